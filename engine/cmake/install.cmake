@@ -1,0 +1,33 @@
+# What `cmake --install` puts where: libraries, headers, packages for CMake and pkg-config, the Lua files, the CLI.
+include(CMakePackageConfigHelpers)
+
+# (The Lua module itself goes with its target in bindings/, because its place decides how it finds the library.)
+set(targets moonshard_shared)
+if(TARGET moonshard_lua)
+  list(APPEND targets moonshard_lua)
+endif()
+install(TARGETS ${targets} EXPORT moonshard
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/engine/include/moonshard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/lua/ DESTINATION ${MOONSHARD_LUA_DIR}
+  FILES_MATCHING PATTERN "*.lua")
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/moonshard)
+install(EXPORT moonshard NAMESPACE moonshard:: FILE moonshardTargets.cmake DESTINATION ${package})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/engine/cmake/moonshardConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/package/moonshardConfig.cmake INSTALL_DESTINATION ${package})
+# Before 1.0 a new minor version may change any interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/moonshardConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/moonshardConfig.cmake
+  ${PROJECT_BINARY_DIR}/package/moonshardConfigVersion.cmake DESTINATION ${package})
+
+set(modules moonshard)
+if(TARGET moonshard_lua)
+  list(APPEND modules moonshard-lua)
+endif()
+foreach(module IN LISTS modules)
+  configure_file(${PROJECT_SOURCE_DIR}/engine/cmake/${module}.pc.in ${PROJECT_BINARY_DIR}/package/${module}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/package/${module}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
