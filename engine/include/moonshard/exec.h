@@ -1,0 +1,222 @@
+/* moonshard/exec.h: the engine and its execution core: streams, tasks, storages, hazards, the stream-ordered pool, events, futures.
+ *
+ * Invariants
+ * - One host thread per engine enqueues. Hazard and pool state belong to that thread: no atomics, no locks.
+ * - A point names work that is already enqueued, so waits look back and can never form a cycle. Sequence numbers of a stream
+ *   start at 1 and grow by one per slot; 0 is "complete". A point is reached when its stream has finished that number.
+ * - A task declares all storages that it reads or writes. Tasks hold plain addresses: memory is handed on in stream order, so a
+ *   storage may be released while tasks that use it are still queued.
+ * - Which block an allocation gets, which waits are inserted, what is live and what is the peak depend on the order of host calls
+ *   only, never on what has already happened on a stream. The sim executor makes the same decisions without data.
+ * - Nothing blocks the host but *_sync, a full ring, an exhausted pool and ms_engine_step_end.
+ * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that wait for it, are skipped, and the
+ *   next host call that looks (any *_sync, ms_engine_check, enqueue) reports the first cause.
+ */
+#ifndef MOONSHARD_EXEC_H
+#define MOONSHARD_EXEC_H
+
+#include "moonshard/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MS_STREAMS_MAX 16      /* streams of an engine */
+#define MS_TASK_ARGS_MAX 448   /* bytes of arguments, kept inside the ring */
+#define MS_TASK_ACCESS_MAX 64  /* storages of one task */
+
+typedef struct ms_engine ms_engine;
+typedef struct ms_stream ms_stream;
+typedef struct ms_storage ms_storage;
+typedef struct ms_event ms_event;
+typedef struct ms_future ms_future;
+typedef struct ms_inflight ms_inflight;
+
+/* ------------------------------------------------------------------------------------------------------------------------- engine */
+
+typedef enum ms_isa { MS_ISA_PORTABLE, MS_ISA_AVX2, MS_ISA_AVX512, MS_ISA_AVX512BF16 } ms_isa;
+
+typedef struct ms_engine_options {
+    const ms_os *os;             /* NULL: ms_os_posix() */
+    const char *device;          /* "cpu" (NULL: this) or "sim": no data, same decisions */
+    uint32_t threads;            /* threads of intra-op work, the stream's own included; 0: the cores this process may use */
+    bool strict;                 /* a missing wait between streams is an error, not inserted */
+    bool pin;                    /* pin intra-op threads to cores */
+    uint64_t seed;
+    uint64_t memory_bytes;       /* the pool's limit; 0: the machine's memory */
+    const char *cpu;             /* cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none */
+    ms_log_function log;
+    void *log_user;
+    ms_log_level log_level;
+} ms_engine_options;
+
+/* options NULL: all defaults. On failure *error (may be NULL) says why and *out is unchanged. The engine belongs to the calling thread. */
+MS_API ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_engine **out);
+/* Waits for all streams, then frees everything; storages, futures and tensors must have been released. engine may be NULL. */
+MS_API void ms_engine_free(ms_engine *engine);
+
+MS_API ms_context *ms_engine_context(ms_engine *engine);                    /* borrowed; its error is the last one */
+MS_API const ms_error *ms_engine_error(const ms_engine *engine);
+MS_API bool ms_engine_is_sim(const ms_engine *engine);
+MS_API bool ms_engine_is_strict(const ms_engine *engine);
+MS_API uint32_t ms_engine_threads(const ms_engine *engine);
+MS_API ms_isa ms_engine_isa(const ms_engine *engine);
+MS_API const char *ms_isa_name(ms_isa isa);
+
+/* The error record of this engine, with the script line of the current call. */
+#define ms_engine_fail(engine, status, ...) ms_fail(ms_engine_context(engine), status, __VA_ARGS__)
+
+/* Where the current call comes from, for tasks, messages and the trace; id of ms_engine_strings. 0: not from a script.
+ * While it is not 0, missing waits are inserted even in strict mode. */
+MS_API void ms_engine_set_script(ms_engine *engine, uint32_t id);
+MS_API uint32_t ms_engine_script(const ms_engine *engine);
+MS_API ms_strings *ms_engine_strings(ms_engine *engine);
+
+/* Random numbers are a function of (seed, step, draw, position). A draw takes the next number of the current step. */
+typedef struct ms_random { uint64_t seed, step, draw; } ms_random;
+MS_API ms_random ms_engine_random(const ms_engine *engine);
+MS_API void ms_engine_set_random(ms_engine *engine, ms_random random);
+MS_API ms_random ms_engine_draw(ms_engine *engine);                         /* the current state; then draw advances by one */
+
+/* Layers above keep one object of theirs here; freed in reverse order of slots before the streams stop. */
+typedef enum ms_engine_slot { MS_SLOT_TENSOR, MS_SLOT_GRAD, MS_SLOT_COMM, MS_SLOT_OPTIM, MS_SLOT_HOOK, MS_SLOT_DDP, MS_SLOT_FSDP, MS_SLOT_IO, MS_SLOT_HOST, MS_SLOTS } ms_engine_slot;
+MS_API void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot);
+MS_API void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object, void (*destroy)(ms_engine *, void *));
+
+/* ---------------------------------------------------------------------------------------------------------------- streams, points */
+
+typedef struct ms_point { uint64_t seq; uint16_t stream; } ms_point;        /* a moment of a stream's timeline; seq 0: complete */
+
+/* The stream of that name, made at first use; the engine owns it. "compute" exists always and is current at first.
+ * MS_ERROR_STATE when MS_STREAMS_MAX are in use. */
+MS_API ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out);
+MS_API ms_stream *ms_engine_current(const ms_engine *engine);               /* what enqueues without naming a stream uses this */
+MS_API ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream);   /* returns the one before */
+MS_API ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index);  /* NULL past the last */
+MS_API const char *ms_stream_name(const ms_stream *stream);
+MS_API uint16_t ms_stream_index(const ms_stream *stream);
+MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
+MS_API ms_point ms_stream_last(const ms_stream *stream);                    /* what was enqueued last */
+MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);         /* the stream waits; error if not enqueued yet */
+MS_API ms_status ms_stream_sync(ms_stream *stream);                         /* blocks; reports the stream's first error */
+MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* blocks */
+MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);      /* an acquire load; never decides anything about memory */
+MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
+MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
+/* Marks the end of a step; blocks until the work of `ahead` steps ago is done. Clears streams' errors if they were reported. */
+MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
+/* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
+MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
+
+/* -------------------------------------------------------------------------------------------------------------------------- tasks */
+
+typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;   /* write includes read-modify-write */
+typedef struct ms_access { ms_storage *storage; uint16_t first_cell, cells; uint8_t mode; } ms_access;
+
+typedef enum ms_task_result { MS_TASK_DONE, MS_TASK_PENDING, MS_TASK_FAILED } ms_task_result;
+typedef struct ms_run ms_run;    /* what a task sees of the thread that runs it */
+typedef ms_task_result (*ms_task_function)(ms_run *run, void *arguments);   /* PENDING: it is called again; arguments keep state */
+
+typedef enum ms_task_kind { MS_KIND_COMPUTE, MS_KIND_COMMUNICATION, MS_KIND_OPTIMIZER, MS_KIND_COPY, MS_KIND_WAIT } ms_task_kind;
+enum { MS_TASK_PUBLISH = 1,      /* other streams will wait for it */
+       MS_TASK_BLOCKING = 2 };   /* may block in foreign code */
+
+typedef struct ms_task {         /* one const object per kernel */
+    const char *name;
+    ms_task_function function;
+    uint16_t args_bytes;         /* at most MS_TASK_ARGS_MAX */
+    uint8_t kind;
+    uint8_t flags;
+} ms_task;
+
+typedef struct ms_task_cost { double flops; uint64_t bytes; } ms_task_cost; /* of this call: multiply-add is 2; bytes read and written */
+
+/* Puts the task behind all else on the stream, after the waits that its accesses need. arguments are copied. Returns before it runs. */
+MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments, const ms_access *accesses,
+                                   uint32_t count, ms_task_cost cost, ms_point *out);
+MS_API double ms_engine_flops(const ms_engine *engine);                     /* sum of the costs enqueued so far */
+
+/* For task functions. */
+MS_API ms_isa ms_run_isa(const ms_run *run);
+/* Runs tile(context, i, thread) for i in 0 .. tiles-1, on this thread and on idle helpers; returns when all are done. The number of
+ * tiles must depend on shapes only. Below two tiles, or while another stream has the helpers, all run here. */
+typedef struct ms_thread ms_thread;
+typedef void (*ms_tile_function)(void *context, uint32_t tile, ms_thread *thread);
+MS_API void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context);
+MS_API ms_thread *ms_run_thread(ms_run *run);
+/* Scratch of this thread, at least that many bytes, aligned to 64; slot 0..3 are apart from each other. NULL: no memory (fail the task). */
+MS_API void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes);
+MS_API uint32_t ms_thread_index(const ms_thread *thread);                   /* unique in the engine, from 0 */
+/* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and script line. */
+MS_API void ms_run_fail(ms_run *run, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
+
+/* ----------------------------------------------------------------------------------------------------------------------- storages */
+
+/* bytes of memory, usable on `stream` at once (64-byte aligned; contents undefined), with one reference. Zero bytes are allowed. */
+MS_API ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out);
+MS_API ms_storage *ms_storage_retain(ms_storage *storage);
+/* At the last reference the memory is free for whatever is enqueued from now on. NULL is allowed. */
+MS_API void ms_storage_release(ms_storage *storage);
+/* Splits into cells, once, before first use; ends are ascending byte offsets, the last is the size. */
+MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t cells);
+/* The cells that bytes [begin, end) lie in. */
+MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first, uint16_t *count);
+MS_API void *ms_storage_data(const ms_storage *storage);                    /* for tasks; in sim an address that must not be used */
+MS_API size_t ms_storage_bytes(const ms_storage *storage);
+MS_API uint32_t ms_storage_references(const ms_storage *storage);
+MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
+/* Counts writes; the tape compares it with what it saved. */
+MS_API uint64_t ms_storage_version(const ms_storage *storage);
+MS_API void ms_storage_touch(ms_storage *storage);
+/* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
+MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
+
+typedef struct ms_memory { uint64_t live, peak, reserved, limit, waits; } ms_memory;   /* waits: stream waits inserted for reuse */
+MS_API ms_memory ms_engine_memory(const ms_engine *engine);
+MS_API void ms_engine_reset_peak(ms_engine *engine);
+/* Calls f before an allocation would pass `bytes` of live memory (the binding collects garbage in it); then doubles the mark if needed. */
+MS_API void ms_engine_on_pressure(ms_engine *engine, void (*f)(void *user, uint64_t live), void *user);
+
+/* --------------------------------------------------------------------------------------------------------------- events, futures */
+
+MS_API ms_status ms_event_record(ms_stream *stream, ms_event **out);        /* all that is enqueued on the stream so far */
+MS_API ms_status ms_event_wait(ms_event *event, ms_stream *stream);
+MS_API ms_point ms_event_point(const ms_event *event);
+MS_API void ms_event_free(ms_event *event);
+
+/* A value of some kind and the point at which it is ready. */
+typedef struct ms_value { void *object; void *(*retain)(void *object); void (*release)(void *object); } ms_value;
+MS_API ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_future **out);   /* retains the object */
+MS_API ms_future *ms_future_retain(ms_future *future);
+MS_API void ms_future_release(ms_future *future);
+MS_API ms_point ms_future_point(const ms_future *future);
+MS_API ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed);   /* the stream waits; the host does not */
+MS_API ms_status ms_future_sync(ms_future *future, void **borrowed);                       /* blocks */
+
+/* At most `count` acquisitions and `bytes` in all between acquire and the release's point: past that the stream waits for the oldest. */
+MS_API ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, uint64_t bytes, ms_inflight **out);
+MS_API void ms_inflight_free(ms_inflight *inflight);
+MS_API ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes);
+MS_API ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t bytes);
+
+/* -------------------------------------------------------------------------------------------------------------------------- trace */
+
+typedef struct ms_trace_record {
+    const char *name;            /* of the task, or "wait" */
+    uint64_t enqueued_ns, started_ns, finished_ns;      /* monotonic; 0: not run (sim, skipped) */
+    uint64_t seq, bytes;
+    double flops;
+    uint32_t script;             /* ms_engine_strings */
+    uint16_t stream;
+    uint8_t kind;                /* ms_task_kind */
+} ms_trace_record;
+
+MS_API ms_status ms_trace_start(ms_engine *engine);                         /* drops what was recorded before */
+MS_API ms_status ms_trace_stop(ms_engine *engine);                          /* blocks; keeps the records */
+MS_API size_t ms_trace_count(const ms_engine *engine);
+MS_API const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index);   /* in order of enqueueing */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,11 @@
+/* moonshard/moonshard.h: everything of the engine, in order of its layers. */
+#ifndef MOONSHARD_H
+#define MOONSHARD_H
+#include "moonshard/base.h"
+#include "moonshard/exec.h"
+#include "moonshard/tensor.h"
+#include "moonshard/ops.h"
+#include "moonshard/grad.h"
+#include "moonshard/optim.h"
+#include "moonshard/io.h"
+#endif

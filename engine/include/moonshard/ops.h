@@ -1,0 +1,97 @@
+/* moonshard/ops.h: the operators, one line each: name, inputs -> outputs, attributes (the member of ms_attributes), and the rule.
+ *
+ * Everywhere: broadcasting goes from the last dimension; operands have one dtype unless said otherwise; f16 and bf16 compute in f32 and
+ * round once; integers compute in 64 bits and wrap to their size; "index" is i64, i32 or u16 and counts from 0; an index outside is an
+ * error of the stream that names the operator, the index and the limit. Sums add in a fixed order that depends on shapes only.
+ */
+#ifndef MOONSHARD_OPS_H
+#define MOONSHARD_OPS_H
+
+#include "moonshard/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* clang-format off */
+#define MS_OPS(O) \
+    /* elementwise.c, one input. In-place twins exist. */ \
+    O(neg) O(exp) O(log) O(sqrt) O(rsqrt) O(square) O(abs) O(sign) \
+    O(relu)            /* gradient 0 at 0 */ \
+    O(gelu)            /* the tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))) */ \
+    O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
+    O(silu) O(tanh) O(sigmoid) \
+    O(pow)             /* scalar.value: exponent */ \
+    O(clamp)           /* scalar.value and high, where has_low and has_high; gradient passes inside and at the bounds */ \
+    O(is_finite)       /* bool */ \
+    /* elementwise.c, with a number (scalar.value) */ \
+    O(add_scalar) O(mul_scalar) O(div_scalar) O(rsub_scalar) /* value - x */ O(rdiv_scalar) /* value / x */ O(maximum_scalar) O(minimum_scalar) \
+    O(eq_scalar) O(ne_scalar) O(lt_scalar) O(le_scalar) O(gt_scalar) O(ge_scalar)          /* bool */ \
+    /* elementwise.c, two inputs */ \
+    O(add) O(sub)      /* a + value * b, a - value * b; scalar.value 0 means 1 (write has_low = true for a true 0) */ \
+    O(mul) O(div) O(maximum) O(minimum)   /* equal elements of maximum and minimum: half of the gradient to each */ \
+    O(swiglu)          /* silu(b) * a, as `x:swiglu(gate)` */ \
+    O(eq) O(ne) O(lt) O(le) O(gt) O(ge)   /* bool */ \
+    /* elementwise.c, three inputs */ \
+    O(lerp)            /* a + c * (b - a); c broadcasts; with two inputs scalar.value is the weight */ \
+    O(addcmul) O(addcdiv)   /* a + value * b * c, a + value * b / c; value as in add */ \
+    O(where)           /* a bool ? b : c */ \
+    O(masked_fill)     /* a, bool mask; scalar.value */ \
+    /* copy.c */ \
+    O(clone)           /* contiguous copy */ \
+    O(contiguous)      /* itself (a view) if it is */ \
+    O(cast)            /* cast.dtype; float to integer truncates; to bool: != 0 */ \
+    O(copy)            /* in place only: inputs[0] = inputs[1] cast and broadcast; gradient to inputs[1] */ \
+    O(fill)            /* in place only: inputs[0] = scalar.value, or inputs[1], a one-element tensor */ \
+    O(cat)             /* dim.a; any number of inputs, equal but for that dimension */ \
+    O(stack)           /* dim.a is the new dimension */ \
+    /* view.c: no tasks, but reshape where it must copy */ \
+    O(view)            /* shape; one size may be -1; refuses where a copy would be needed */ \
+    O(reshape) O(narrow) /* dim a start length */ O(select) /* dim a start */ O(split) /* split.sizes along split.dim: one output each */ \
+    O(transpose) /* dim a b */ O(permute) /* shape.sizes are dimensions */ O(expand) /* shape; -1 keeps; may add leading dimensions */ \
+    O(squeeze) O(unsqueeze) /* dim a */ \
+    /* reduce.c: reduce.all, or reduce.dim with reduce.keep */ \
+    O(sum) O(mean) O(max) O(min)          /* max, min: gradient to the first of equal elements. sum of bool and integers: i64 */ \
+    O(norm)            /* reduce.p: 1, 2, other p > 0, or infinity; in f32; gradient 0 where the norm is 0 */ \
+    O(any) O(every)    /* bool to scalar */ \
+    O(argmax)          /* i64; the lowest of equal ones; NaN wins, as in max */ \
+    O(cumsum)          /* dim.a */ \
+    O(dot)             /* 1-D, 1-D to scalar */ \
+    O(histogram)       /* histogram; i64 [bins]; values outside [low, high] are not counted, high falls in the last bin */ \
+    O(quantile)        /* scalar.value in 0..1; over everything, linear interpolation; no gradient */ \
+    /* select.c */ \
+    O(topk)            /* top: values and i64 indices, sorted; ties: lower index first */ \
+    O(above)           /* 1-D; inputs a, threshold (one element); dim.length = capacity: values, i64 indices, i64 count [1]; in order of position */ \
+    O(gather) O(index_select)             /* index.dim */ \
+    O(scatter)         /* a, index, values: out of place copy of a with values at index along index.dim; no equal indices for a gradient */ \
+    O(scatter_add)     /* equal indices add in order of position */ \
+    /* matmul.c */ \
+    O(matmul)          /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D as in the field's libraries; any strides; float, result of the operands' dtype */ \
+    O(linear)          /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \
+    O(linear_t)        /* the same with weight [in, out] */ \
+    /* norm.c */ \
+    O(layer_norm)      /* x, weight or absent, bias or absent; norm.eps; over the last dimension, biased variance */ \
+    O(rms_norm)        /* x, weight or absent; norm.eps */ \
+    O(add_layer_norm)  /* x, residual, weight, bias: outputs s = x + residual and layer_norm(s) in one pass */ \
+    O(add_rms_norm)    /* x, residual, weight: likewise */ \
+    /* softmax.c */ \
+    O(softmax) O(log_softmax)             /* dim.a */ \
+    O(cross_entropy)   /* logits [..., classes], target index [...]; loss; natural logarithm; in f32 whatever the logits' dtype */ \
+    O(mse_loss)        /* mean of (a - b)^2 over all elements; gradients to both */ \
+    /* attention.c */ \
+    O(attention)       /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; attention; query i sees keys 0 .. s - t + i if causal */ \
+    O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2) */ \
+    /* embedding.c */ \
+    O(embedding)       /* ids index [...], weight [rows, width]: [..., width]; repeated ids add up in the gradient in order of position */ \
+    /* random.c */ \
+    O(uniform) O(normal) O(randint)       /* in place only: inputs[0] filled; random */ \
+    O(dropout)         /* random.a = p, random.random = ms_engine_draw: zero with probability p, else x / (1 - p); the mask is drawn again in backward */
+/* clang-format on */
+
+#define MS_OP_DECLARE(name) extern MS_API const ms_op ms_op_##name;
+MS_OPS(MS_OP_DECLARE)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,105 @@
+/* moonshard/tensor.h: tensors, views, and operators without gradients.
+ *
+ * Invariants
+ * - A tensor is a typed, strided window on a storage. Creating one enqueues nothing and its contents are undefined.
+ * - All work on tensor memory is a task on the engine's current stream. The host never reads or writes tensor memory but through
+ *   ms_tensor_read and ms_tensor_write.
+ * - Dimensions and positions count from 0 in C (from 1 in Lua). Strides are in elements and may be 0 (broadcast); never negative.
+ * - Operators are objects: one const ms_op each, with forward and backward. ms_op_apply runs a forward and records nothing;
+ *   moonshard/grad.h has the same call with a tape.
+ * - How work is cut into tiles depends on shapes only, so results never depend on the number of threads.
+ */
+#ifndef MOONSHARD_TENSOR_H
+#define MOONSHARD_TENSOR_H
+
+#include "moonshard/exec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MS_DIMS_MAX 8
+
+typedef struct ms_tensor ms_tensor;
+typedef struct ms_op ms_op;
+
+typedef enum ms_dtype { MS_F32, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U16, MS_U8, MS_BOOL, MS_DTYPES } ms_dtype;
+MS_API size_t ms_dtype_bytes(ms_dtype dtype);
+MS_API const char *ms_dtype_name(ms_dtype dtype);                           /* "f32" ... */
+MS_API bool ms_dtype_find(const char *name, ms_dtype *out);
+static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; }
+
+/* ------------------------------------------------------------------------------------------------------------------------ tensors */
+
+/* A contiguous tensor on the current stream; MS_ERROR_ARGUMENT for more than MS_DIMS_MAX dimensions, negative sizes or overflow. */
+MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
+/* A window on base's storage: strides in elements; offset in elements from base's first. Everything must lie inside the storage. */
+MS_API ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset, ms_tensor **out);
+/* The same window with no gradient history. */
+MS_API ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out);
+MS_API ms_tensor *ms_tensor_retain(ms_tensor *tensor);
+MS_API void ms_tensor_release(ms_tensor *tensor);                           /* NULL is allowed */
+
+MS_API ms_engine *ms_tensor_engine(const ms_tensor *tensor);
+MS_API ms_dtype ms_tensor_dtype(const ms_tensor *tensor);
+MS_API uint32_t ms_tensor_dims(const ms_tensor *tensor);
+MS_API const int64_t *ms_tensor_shape(const ms_tensor *tensor);             /* borrowed, dims numbers */
+MS_API const int64_t *ms_tensor_strides(const ms_tensor *tensor);
+MS_API int64_t ms_tensor_count(const ms_tensor *tensor);                    /* elements */
+MS_API size_t ms_tensor_bytes(const ms_tensor *tensor);                     /* elements times their size */
+MS_API bool ms_tensor_is_contiguous(const ms_tensor *tensor);
+MS_API ms_storage *ms_tensor_storage(const ms_tensor *tensor);              /* borrowed */
+MS_API int64_t ms_tensor_offset(const ms_tensor *tensor);                   /* elements from the storage's beginning */
+MS_API void *ms_tensor_data(const ms_tensor *tensor);                       /* address of the first element: for tasks only */
+
+/* "[2, 3] f32" into text; returns text. */
+MS_API const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes);
+
+/* Copies row-major host data in, on the current stream; host may be reused at once. bytes must be ms_tensor_bytes. */
+MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes);
+/* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros. */
+MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
+
+/* ---------------------------------------------------------------------------------------------------------------------- operators */
+
+/* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
+typedef union ms_attributes {
+    struct { double value, high; bool has_low, has_high; } scalar;          /* scalar forms (value), clamp (value = low), pow, factors, eps */
+    struct { int32_t dim; bool all, keep; double p; } reduce;               /* all: over everything; p: norm */
+    struct { int32_t a, b; int64_t start, length; } dim;                    /* transpose a b; narrow and select: a; cat, split, cumsum: a */
+    struct { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; } shape;            /* view, reshape, expand; permute: sizes are dimensions */
+    struct { const int64_t *sizes; uint32_t count; int32_t dim; } split;    /* forward only; outputs carry the sizes */
+    struct { double eps; } norm;
+    struct { int64_t ignore_index; int32_t reduction; } loss;               /* reduction: ms_reduction */
+    struct { double scale; bool causal; } attention;                        /* scale 0: 1/sqrt(width) */
+    struct { int64_t first; double base; } rotary;
+    struct { int64_t k; int32_t dim; bool largest; } top;
+    struct { ms_random random; double a, b; } random;                       /* uniform [a, b); normal mean a, deviation b; dropout: p = a */
+    struct { int32_t kind; ms_dtype dtype; } cast;
+    struct { int32_t activation; } linear;                                  /* ms_activation */
+    struct { double low, high; int64_t bins; } histogram;
+    struct { int32_t dim; } index;                                          /* gather, index_select, scatter, scatter_add */
+} ms_attributes;
+
+typedef enum ms_reduction { MS_REDUCE_MEAN, MS_REDUCE_SUM, MS_REDUCE_NONE } ms_reduction;
+typedef enum ms_activation { MS_ACTIVATION_NONE, MS_ACTIVATION_GELU } ms_activation;   /* gelu: the tanh form */
+
+/* Runs forward on the current stream: `inputs` (NULL where optional and absent) to `output_count` new tensors in `outputs`, which the
+ * caller owns. in_place: the result is written into inputs[0], and outputs[0] is another reference to it. attributes may be NULL.
+ * Errors name the operator and the shapes; nothing is changed then. */
+MS_API ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
+                             uint32_t input_count, ms_tensor **outputs, uint32_t output_count);
+MS_API const char *ms_op_name(const ms_op *op);
+MS_API const ms_op *ms_op_find(const char *name);                           /* NULL if there is none */
+MS_API const ms_op *ms_op_at(uint32_t index);                               /* all operators, from 0; NULL past the last */
+
+/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. */
+MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
+MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
+/* Drops casts of weights that were kept for this step. */
+MS_API void ms_engine_drop_casts(ms_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

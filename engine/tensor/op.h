@@ -1,0 +1,90 @@
+/* op.h: what an operator is made of, and what its forward and backward get. For the files of tensor/ and for grad/.
+ *
+ * Invariants
+ * - forward checks everything first (shapes, dtypes, attributes), then makes its outputs, then enqueues. It changes nothing when it fails.
+ * - backward gets gradients of the outputs (NULL where none arrived), and fills results[i] only where needs[i]; each result has the
+ *   shape and dtype of input i. What it makes on the way it releases. It uses ms_op_apply, never the tape.
+ * - What backward needs is saved by forward with ms_op_save, and only if call->record is true.
+ */
+#ifndef MOONSHARD_TENSOR_OP_H
+#define MOONSHARD_TENSOR_OP_H
+
+#include "moonshard/tensor.h"
+
+#define MS_OP_SAVED_MAX 8
+
+typedef struct ms_tensor_info { ms_dtype dtype; uint32_t dims; int64_t shape[MS_DIMS_MAX]; } ms_tensor_info;
+
+typedef struct ms_op_call {
+    ms_engine *engine;
+    const ms_op *op;
+    ms_attributes attributes;           /* forward may write what backward is to find here */
+    ms_tensor *const *inputs;
+    uint32_t input_count;
+    ms_tensor **outputs;                /* filled by forward, in order */
+    uint32_t output_count;
+    ms_tensor *saved[MS_OP_SAVED_MAX];  /* aliases, owned by the call */
+    uint32_t saved_count;
+    bool in_place, record;
+} ms_op_call;
+
+typedef struct ms_op_gradient {
+    ms_engine *engine;
+    const ms_op *op;
+    ms_attributes attributes;
+    ms_tensor *const *saved;
+    uint32_t saved_count;
+    const ms_tensor_info *inputs;       /* what the inputs were */
+    uint32_t input_count;
+    const ms_tensor_info *outputs;
+    ms_tensor *const *gradients;
+    uint32_t output_count;
+    ms_tensor **results;
+    const bool *needs;
+} ms_op_gradient;
+
+enum { MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
+       MS_OP_IN_PLACE = 2,   /* has an in-place twin */
+       MS_OP_NO_GRAD = 4,    /* the result never needs a gradient (comparisons, argmax) */
+       MS_OP_VARIADIC = 8 }; /* any number of inputs from inputs_min on */
+
+struct ms_op {
+    const char *name;
+    ms_status (*forward)(ms_op_call *call);
+    ms_status (*backward)(ms_op_gradient *gradient);    /* NULL with MS_OP_NO_GRAD */
+    uint8_t inputs_min, inputs_max;                     /* those past min may be NULL or absent */
+    uint8_t flags;
+};
+
+/* ------------------------------------------------------------------------------------------------------------ helpers for forward */
+
+/* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must have this dtype and shape). */
+ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **borrowed);
+ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor);         /* does nothing unless call->record */
+/* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs, then what is wrong and what would fit. */
+ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
+/* inputs[i] as a contiguous tensor (itself retained, or a copy): the caller releases it. */
+ms_status ms_op_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
+
+/* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages' versions. */
+ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,
+                            ms_tensor *const *writes, uint32_t write_count, ms_task_cost cost);
+
+/* The shape that a and b broadcast to, or false. */
+bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b, uint32_t *dims, int64_t *shape);
+/* dim, which may be negative (from the end), in 0 .. dims-1; false if it is outside. */
+bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out);
+int64_t ms_shape_count(uint32_t dims, const int64_t *shape);
+bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b);
+
+/* ----------------------------------------------------------------------------------------------------------- helpers for backward */
+
+/* Short forms of ms_op_apply for one output. The result is owned by the caller. */
+ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor **out);
+ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor *b, ms_tensor **out);
+/* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
+ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to, ms_tensor **out);
+/* A new tensor filled with value. */
+ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out);
+
+#endif

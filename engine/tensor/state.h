@@ -1,0 +1,34 @@
+/* state.h: what the tensor layer keeps on an engine, and the tensor itself. For tensor/ and grad/ only.
+ *
+ * A tensor's meta object belongs to the layer above (the tape): it is released with free_meta when the tensor goes.
+ */
+#ifndef MOONSHARD_TENSOR_STATE_H
+#define MOONSHARD_TENSOR_STATE_H
+
+#include "moonshard/tensor.h"
+
+struct ms_tensor {
+    ms_engine *engine;
+    ms_storage *storage;                /* retained */
+    uint32_t references;
+    ms_dtype dtype;
+    uint32_t dims;
+    uint16_t first_cell, cells;         /* of the storage: those that this window may touch */
+    bool contiguous;
+    int64_t count, offset;              /* elements */
+    int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
+    void *meta;                         /* the tape's, or NULL */
+    void (*free_meta)(void *meta);
+    ms_tensor *cast;                    /* this weight in the autocast dtype, kept for the step */
+    uint64_t cast_version;              /* of the storage when it was cast */
+    ms_tensor *next_cast;               /* list of tensors that hold a cast; or the free list */
+};
+
+/* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends or the tensor changes). Caller releases. */
+ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out);
+
+/* Where matmul.c keeps its plans; *slot is NULL at first, freed with ms_gemm_state_free (tensor/cpu/gemm.h). */
+void **ms_engine_gemm_slot(ms_engine *engine);
+void ms_gemm_state_free(ms_engine *engine, void *state);
+
+#endif
