@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define MS_API __attribute__((visibility("default")))
-#define MS_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define MS_PRINTF(string, first) __attribute__((format(printf, string, first)))
 #define MS_VERSION "0.1.0"
 
 /* ------------------------------------------------------------------------------------------------------------- status and errors */

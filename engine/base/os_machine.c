@@ -1,0 +1,90 @@
+/* os_machine.c: cores, memory and processor of this process, by affinity, cgroup (version 2) and /proc. */
+#include "base/os_machine.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+/* Reads the beginning of a small file as text; false if there is none. */
+static bool read_text(const char *path, char *text, size_t bytes)
+{
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return false;
+    ssize_t count = read(descriptor, text, bytes - 1);
+    close(descriptor);
+    if (count < 0) return false;
+    text[count] = '\0';
+    return true;
+}
+
+/* Quota over period, rounded up; "max" is no limit. */
+static void limit_cores(const char *text, ms_machine *machine)
+{
+    unsigned long long quota, period;
+    if (sscanf(text, "%llu %llu", &quota, &period) != 2 || period == 0) return;
+    unsigned long long cores = (quota + period - 1) / period;
+    if (cores >= 1 && cores < machine->cores) machine->cores = (uint32_t)cores;
+}
+
+static void limit_memory(const char *text, ms_machine *machine)
+{
+    unsigned long long bytes;
+    if (sscanf(text, "%llu", &bytes) == 1 && bytes < machine->memory_bytes) machine->memory_bytes = bytes;
+}
+
+/* A limit may stand at any level between this process' group and the root, so all of them are asked. */
+static void limit_by_cgroup(ms_machine *machine)
+{
+    char groups[4096], path[4352], text[64];
+    if (!read_text("/proc/self/cgroup", groups, sizeof groups)) return;
+    char *group = strncmp(groups, "0::", 3) == 0 ? groups : strstr(groups, "\n0::");
+    if (group == NULL) return;
+    group = strchr(group, '/');
+    if (group == NULL) return;
+    group[strcspn(group, "\n")] = '\0';
+    for (;;) {
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+        if (read_text(path, text, sizeof text)) limit_cores(text, machine);
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
+        if (read_text(path, text, sizeof text)) limit_memory(text, machine);
+        char *slash = strrchr(group, '/');
+        if (slash == NULL) break;
+        *slash = '\0';
+    }
+}
+
+static void find_model(ms_machine *machine)
+{
+    char text[4096];
+    snprintf(machine->cpu, sizeof machine->cpu, "unknown");
+    if (!read_text("/proc/cpuinfo", text, sizeof text)) return;
+    const char *line = strstr(text, "model name");
+    const char *name = line != NULL ? strchr(line, ':') : NULL;
+    if (name == NULL) return;
+    name += 1 + strspn(name + 1, " ");
+    snprintf(machine->cpu, sizeof machine->cpu, "%.*s", (int)strcspn(name, "\n"), name);
+}
+
+int ms_os_machine(ms_machine *out)
+{
+    ms_machine machine = { 0 };
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+        machine.cores = (uint32_t)CPU_COUNT(&allowed);
+    } else {
+        /* More processors than the set has bits: the count is still right. */
+        long count = sysconf(_SC_NPROCESSORS_ONLN);
+        machine.cores = count > 0 ? (uint32_t)count : 1;
+    }
+    struct sysinfo system;
+    if (sysinfo(&system) != 0) return -errno;
+    machine.memory_bytes = (uint64_t)system.totalram * system.mem_unit;
+    limit_by_cgroup(&machine);
+    find_model(&machine);
+    *out = machine;
+    return 0;
+}

@@ -1,0 +1,309 @@
+/* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c. */
+#include "base/os_machine.h"
+#include "base/thread.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------------------------------------------------------------- memory */
+
+static void *os_allocate(void *user, size_t bytes, size_t alignment)
+{
+    (void)user;
+    void *pointer = NULL;
+    /* Alignment 16 is malloc's own, which realloc keeps. */
+    if (alignment <= 16) return malloc(bytes != 0 ? bytes : 1);
+    return posix_memalign(&pointer, alignment, bytes != 0 ? bytes : 1) == 0 ? pointer : NULL;
+}
+
+static void *os_reallocate(void *user, void *pointer, size_t bytes)
+{
+    (void)user;
+    return realloc(pointer, bytes != 0 ? bytes : 1);
+}
+
+static void os_release(void *user, void *pointer)
+{
+    (void)user;
+    free(pointer);
+}
+
+static void *os_reserve(void *user, size_t bytes)
+{
+    (void)user;
+    void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return address == MAP_FAILED ? NULL : address;
+}
+
+static int os_commit(void *user, void *address, size_t bytes, bool huge)
+{
+    (void)user;
+    if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) return -errno;
+    /* Only advice: without huge pages all works, a little slower. */
+    if (huge) (void)madvise(address, bytes, MADV_HUGEPAGE);
+    return 0;
+}
+
+static void os_unreserve(void *user, void *address, size_t bytes)
+{
+    (void)user;
+    if (address != NULL) munmap(address, bytes);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- files */
+
+struct ms_file { int descriptor; };
+
+static int os_open(void *user, const char *path, int flags, ms_file **out)
+{
+    (void)user;
+    int mode = O_CLOEXEC;
+    if (flags & MS_FILE_DIRECTORY) mode |= O_RDONLY | O_DIRECTORY;
+    else if (flags & (MS_FILE_WRITE | MS_FILE_APPEND)) mode |= flags & MS_FILE_READ ? O_RDWR : O_WRONLY;
+    else mode |= O_RDONLY;
+    if (flags & MS_FILE_CREATE) mode |= O_CREAT;
+    if (flags & MS_FILE_TRUNCATE) mode |= O_TRUNC;
+    if (flags & MS_FILE_EXCLUSIVE) mode |= O_CREAT | O_EXCL;
+    if (flags & MS_FILE_APPEND) mode |= O_APPEND;   /* Linux then ignores the offset of a write */
+    ms_file *file = malloc(sizeof *file);
+    if (file == NULL) return -ENOMEM;
+    do file->descriptor = open(path, mode, 0666);
+    while (file->descriptor < 0 && errno == EINTR);
+    if (file->descriptor < 0) {
+        int error = errno;
+        free(file);
+        return -error;
+    }
+    *out = file;
+    return 0;
+}
+
+static int64_t os_read(void *user, ms_file *file, void *buffer, size_t bytes, uint64_t offset)
+{
+    (void)user;
+    ssize_t count;
+    do count = pread(file->descriptor, buffer, bytes, (off_t)offset);
+    while (count < 0 && errno == EINTR);
+    return count < 0 ? -errno : count;
+}
+
+static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t bytes, uint64_t offset)
+{
+    (void)user;
+    ssize_t count;
+    do count = pwrite(file->descriptor, buffer, bytes, (off_t)offset);
+    while (count < 0 && errno == EINTR);
+    return count < 0 ? -errno : count;
+}
+
+static int os_sync(void *user, ms_file *file)
+{
+    (void)user;
+    return fsync(file->descriptor) == 0 ? 0 : -errno;
+}
+
+static int os_lock(void *user, ms_file *file)
+{
+    (void)user;
+    return flock(file->descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
+}
+
+static int os_size(void *user, ms_file *file, uint64_t *bytes)
+{
+    (void)user;
+    struct stat what;
+    if (fstat(file->descriptor, &what) != 0) return -errno;
+    *bytes = (uint64_t)what.st_size;
+    return 0;
+}
+
+static void os_close(void *user, ms_file *file)
+{
+    (void)user;
+    if (file == NULL) return;
+    close(file->descriptor);
+    free(file);
+}
+
+static int os_info(void *user, const char *path, ms_file_info *out)
+{
+    (void)user;
+    struct stat what;
+    if (stat(path, &what) != 0) return -errno;
+    out->bytes = (uint64_t)what.st_size;
+    out->modified_ns = (int64_t)what.st_mtim.tv_sec * 1000000000 + what.st_mtim.tv_nsec;
+    out->is_directory = S_ISDIR(what.st_mode);
+    return 0;
+}
+
+static int os_rename(void *user, const char *from, const char *to)
+{
+    (void)user;
+    return rename(from, to) == 0 ? 0 : -errno;
+}
+
+static int os_remove(void *user, const char *path)
+{
+    (void)user;
+    return remove(path) == 0 ? 0 : -errno;
+}
+
+static int os_make_directory(void *user, const char *path)
+{
+    (void)user;
+    return mkdir(path, 0777) == 0 ? 0 : -errno;
+}
+
+static int os_list(void *user, const char *path, void (*entry)(void *to, const char *name), void *to)
+{
+    (void)user;
+    DIR *folder = opendir(path);
+    if (folder == NULL) return -errno;
+    const struct dirent *found;
+    errno = 0;
+    while ((found = readdir(folder)) != NULL) {
+        if (strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0) entry(to, found->d_name);
+        errno = 0;   /* readdir tells its end from a failure by errno alone */
+    }
+    int error = errno;
+    closedir(folder);
+    return -error;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- time */
+
+static uint64_t clock_read(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t os_monotonic_ns(void *user)
+{
+    (void)user;
+    return clock_read(CLOCK_MONOTONIC);
+}
+
+static uint64_t os_realtime_ns(void *user)
+{
+    (void)user;
+    return clock_read(CLOCK_REALTIME);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- threads, process */
+
+struct ms_os_thread {
+    pthread_t thread;
+    void (*run)(void *);
+    void *argument;
+};
+
+static void *thread_main(void *argument)
+{
+    ms_os_thread *self = argument;
+    ms_thread_flush_denormals();
+    self->run(self->argument);
+    return NULL;
+}
+
+/* Signals stay with the host program's threads: a new thread inherits a mask that blocks all. */
+static int os_thread_start(void *user, const char *name, void (*run)(void *), void *argument, ms_os_thread **out)
+{
+    (void)user;
+    ms_os_thread *made = malloc(sizeof *made);
+    if (made == NULL) return -ENOMEM;
+    made->run = run;
+    made->argument = argument;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&made->thread, NULL, thread_main, made);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        free(made);
+        return -error;
+    }
+    char shortened[16];   /* all that the kernel keeps */
+    snprintf(shortened, sizeof shortened, "%s", name);
+    pthread_setname_np(made->thread, shortened);
+    *out = made;
+    return 0;
+}
+
+static void os_thread_join(void *user, ms_os_thread *thread)
+{
+    (void)user;
+    pthread_join(thread->thread, NULL);
+    free(thread);
+}
+
+static int os_thread_pin(void *user, ms_os_thread *thread, uint32_t core)
+{
+    (void)user;
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return -errno;
+    CPU_ZERO(&one);
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        if (!CPU_ISSET(i, &allowed)) continue;
+        if (core-- != 0) continue;
+        CPU_SET(i, &one);
+        return -pthread_setaffinity_np(thread->thread, sizeof one, &one);
+    }
+    return -EINVAL;
+}
+
+static int os_machine(void *user, ms_machine *out)
+{
+    (void)user;
+    return ms_os_machine(out);
+}
+
+static int os_entropy(void *user, void *buffer, size_t bytes)
+{
+    (void)user;
+    for (size_t done = 0; done < bytes;) {
+        ssize_t count = getrandom((char *)buffer + done, bytes - done, 0);
+        if (count < 0 && errno != EINTR) return -errno;
+        if (count > 0) done += (size_t)count;
+    }
+    return 0;
+}
+
+static int64_t os_process_id(void *user)
+{
+    (void)user;
+    return getpid();
+}
+
+static const char *os_environment(void *user, const char *name)
+{
+    (void)user;
+    return getenv(name);
+}
+
+const ms_os *ms_os_posix(void)
+{
+    static const ms_os table = {
+        .allocate = os_allocate, .reallocate = os_reallocate, .release = os_release,
+        .reserve = os_reserve, .commit = os_commit, .unreserve = os_unreserve,
+        .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .close = os_close,
+        .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
+        .monotonic_ns = os_monotonic_ns, .realtime_ns = os_realtime_ns,
+        .thread_start = os_thread_start, .thread_join = os_thread_join, .thread_pin = os_thread_pin,
+        .machine = os_machine, .entropy = os_entropy, .process_id = os_process_id, .environment = os_environment,
+    };
+    return &table;
+}

@@ -1,0 +1,80 @@
+/* status.c: names of statuses, the error record, the log. */
+#include "moonshard/base.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *ms_status_name(ms_status status)
+{
+    static const char *const names[] = {
+        [MS_OK] = "ok", [MS_ERROR_ARGUMENT] = "argument", [MS_ERROR_STATE] = "state", [MS_ERROR_HAZARD] = "hazard",
+        [MS_ERROR_TASK] = "task", [MS_ERROR_MEMORY] = "memory", [MS_ERROR_SCRIPT] = "script", [MS_ERROR_ABORTED] = "aborted",
+        [MS_ERROR_NOT_FOUND] = "not_found", [MS_ERROR_DENIED] = "denied", [MS_ERROR_EXISTS] = "exists",
+        [MS_ERROR_NO_SPACE] = "no_space", [MS_ERROR_CORRUPT] = "corrupt", [MS_ERROR_MISMATCH] = "mismatch",
+        [MS_ERROR_TIMEOUT] = "timeout", [MS_ERROR_UNSUPPORTED] = "unsupported", [MS_ERROR_IO] = "io",
+    };
+    return (unsigned)status < sizeof names / sizeof *names ? names[status] : "unknown";
+}
+
+static void error_clear(ms_error *error)
+{
+    memset(error, 0, sizeof *error);
+    error->rank = -1;
+    error->collective = -1;
+    error->bucket = -1;
+}
+
+void ms_context_init(ms_context *context, const ms_os *os)
+{
+    memset(context, 0, sizeof *context);
+    context->os = os != NULL ? os : ms_os_posix();
+    context->log_level = MS_LOG_WARN;
+    error_clear(&context->error);
+}
+
+ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...)
+{
+    /* An argument may be the old message itself ("checkpoint: <reason>"), so the new one is made beside it. */
+    char message[MS_ERROR_MESSAGE_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    error_clear(&context->error);
+    context->error.status = status;
+    memcpy(context->error.message, message, sizeof message);
+    return status;
+}
+
+static ms_status status_from_errno(int error)
+{
+    switch (error) {
+    case ENOENT: case ENOTDIR: return MS_ERROR_NOT_FOUND;
+    case EACCES: case EPERM: case EROFS: case ETXTBSY: case EWOULDBLOCK: case EBUSY: return MS_ERROR_DENIED;
+    case EEXIST: case ENOTEMPTY: case EISDIR: return MS_ERROR_EXISTS;
+    case ENOSPC: case EDQUOT: case EFBIG: return MS_ERROR_NO_SPACE;
+    case ETIMEDOUT: return MS_ERROR_TIMEOUT;
+    case ENOSYS: case EOPNOTSUPP: return MS_ERROR_UNSUPPORTED;
+    case ENOMEM: return MS_ERROR_MEMORY;
+    default: return MS_ERROR_IO;
+    }
+}
+
+ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, const char *path)
+{
+    int error = errno_negative < 0 ? -errno_negative : EIO;
+    const char *reason = error == EWOULDBLOCK ? "another process uses it" : strerror(error);
+    if (path == NULL) return ms_fail(context, status_from_errno(error), "%s: %s", what, reason);
+    return ms_fail(context, status_from_errno(error), "%s '%s': %s", what, path, reason);
+}
+
+void ms_log(ms_context *context, ms_log_level level, const char *format, ...)
+{
+    if (context->log == NULL || level < context->log_level) return;
+    char message[MS_ERROR_MESSAGE_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    context->log(context->log_user, level, message);
+}

@@ -1,0 +1,78 @@
+/* thread.c: futexes by direct system calls, bells, spinning. */
+#include "base/thread.h"
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns)
+{
+    struct timespec limit = { .tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u) };
+    const struct timespec *timeout = timeout_ns == UINT64_MAX ? NULL : &limit;
+    long result = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout, NULL, 0);
+    return result == 0 || errno != ETIMEDOUT;
+}
+
+void ms_futex_wake(ms_word *word, uint32_t count)
+{
+    int most = count > INT32_MAX ? INT32_MAX : (int)count;
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+}
+
+/* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most doubles the worst wait, and two
+ * threads that spin on one core only keep each other from working. */
+ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper)
+{
+    if (threads > cores) return (ms_spin){ .nanoseconds = 0 };
+    return (ms_spin){ .nanoseconds = helper ? 50000 : 20000 };
+}
+
+void ms_bell_ring(ms_bell *bell)
+{
+    /* Both orders are sequentially consistent, here and in ms_bell_wait: either this thread sees the sleeper, or the sleeper sees
+     * the ring. */
+    atomic_fetch_add_explicit(&bell->rings, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) != 0) ms_futex_wake(&bell->rings, UINT32_MAX);
+}
+
+static uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The clock here only bounds spinning, so it need not be the replaceable one: no result depends on it. */
+static bool spin_until_rung(ms_bell *bell, uint32_t seen, ms_spin spin)
+{
+    uint64_t end = clock_ns() + spin.nanoseconds;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (atomic_load_explicit(&bell->rings, memory_order_acquire) != seen) return true;
+            ms_pause();
+        }
+    } while (clock_ns() < end);
+    return false;
+}
+
+void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
+{
+    if (spin.nanoseconds != 0 && spin_until_rung(bell, seen, spin)) return;
+    atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&bell->rings, memory_order_seq_cst) == seen) ms_futex_wait(&bell->rings, seen, UINT64_MAX);
+    atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+}
+
+void ms_thread_flush_denormals(void)
+{
+#if defined(__x86_64__)
+    enum { DENORMALS_ARE_ZERO = 0x40, FLUSH_TO_ZERO = 0x8000 };
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | DENORMALS_ARE_ZERO | FLUSH_TO_ZERO);
+#elif defined(__aarch64__)
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    control |= (uint64_t)1 << 24;
+    __asm__ volatile("msr fpcr, %0" : : "r"(control));
+#endif
+}
