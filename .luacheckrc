@@ -1,0 +1,10 @@
+-- What luacheck checks our Lua against.
+std = "lua54"
+max_line_length = 140
+cache = false
+exclude_files = { "build" }
+-- A method that has no use for `self`, or a callback for one of its arguments, is written out all the same.
+self = false
+unused_args = false
+files["tests/**/*_spec.lua"] = { std = "+busted" }
+files["tests/spec"] = { std = "+busted" }

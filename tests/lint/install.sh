@@ -1,0 +1,52 @@
+#!/bin/sh
+# Installs a build under another prefix and uses it from there: pkg-config, CMake, a stock interpreter and the CLI.
+#
+#     tests/lint/install.sh BUILD LUA
+set -eu
+build=$1
+lua=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+prefix=$folder/root/opt/moonshard
+unset LUA_PATH LUA_CPATH
+
+# DESTDIR and the prefix of `cmake --install` both differ from what was configured.
+DESTDIR=$folder/root cmake --install "$build" --prefix /opt/moonshard >/dev/null
+libraries=$(dirname "$(find "$prefix" -name moonshard.pc)")
+PKG_CONFIG_PATH=$libraries
+export PKG_CONFIG_PATH
+
+cat >"$folder/host.c" <<'END'
+/* A host that links the engine and opens it in a Lua state of its own. */
+#include <lauxlib.h>
+#include <lualib.h>
+#include <moonshard/moonshard.h>
+#include <moonshard/moonshard_lua.h>
+int main(void)
+{
+    lua_State *L = luaL_newstate();
+    if (!L) return 1;
+    lua_close(L);
+    return ms_status_name(MS_OK) ? 0 : 1;
+}
+END
+cat >"$folder/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(host C)
+find_package(moonshard 0.1 REQUIRED)
+add_executable(host host.c)
+target_link_libraries(host PRIVATE moonshard::moonshard moonshard::lua)
+END
+
+echo "with pkg-config"
+cc "$folder/host.c" -o "$folder/host" $(pkg-config --cflags --libs moonshard-lua) -Wl,-rpath,"${libraries%/pkgconfig}"
+"$folder/host"
+echo "with CMake"
+cmake -S "$folder" -B "$folder/build" -DCMAKE_PREFIX_PATH="$prefix" >"$folder/log" 2>&1 &&
+    cmake --build "$folder/build" >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+"$folder/build/host"
+echo "with $lua"
+LUA_PATH="$prefix/share/lua/5.4/?.lua;$prefix/share/lua/5.4/?/init.lua" LUA_CPATH="$prefix/lib/lua/5.4/?.so" \
+    "$lua" -e 'assert(require "moonshard")'
+echo "with the CLI"
+"$prefix/bin/moonshard" --help >/dev/null
