@@ -49,4 +49,5 @@ set(MS_ISA_FLAGS_avx512 ${MS_ISA_FLAGS_avx2}
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
 set(MS_ISA_FLAGS_avx512bf16 ${MS_ISA_FLAGS_avx512} -mavx512bf16)
 # Contraction to fused multiply-add is wanted here and only here: the kernels state their own order of additions.
-set(MS_ISA_FLAGS_all ${MS_ISA_OPTIMIZATION} -fno-math-errno -fno-trapping-math -ffp-contract=fast)
+# Vectors wider than the registers are passed to inlined functions only, so their calling convention (-Wpsabi) never matters.
+set(MS_ISA_FLAGS_all ${MS_ISA_OPTIMIZATION} -fno-math-errno -fno-trapping-math -ffp-contract=fast -Wno-psabi)

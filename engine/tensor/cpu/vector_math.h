@@ -1,0 +1,189 @@
+/* vector_math.h: exp, log, tanh, erf and friends on 16 lanes of f32, for the files of isa/.
+ *
+ * Every function is a polynomial on a reduced range (minimax coefficients, fitted for this file in 40 digits and rounded to f32) and gives
+ * the same bits on every instruction set unless the compiler contracts multiply and add: a file that needs equal bits turns this off for
+ * itself (see isa/random.c). Errors are the largest found by tests/unit/vector_math.c against f64, with and without contraction.
+ * NaN gives NaN everywhere. C has no vector `?:` before gcc 13, hence ms_v_select.
+ */
+#ifndef MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
+#define MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
+
+#include "tensor/cpu/isa.h"
+
+/* All functions here are inlined, so how vectors would be passed in registers (-Wpsabi) does not matter. */
+#define MS_VECTOR static inline __attribute__((always_inline, unused))
+#define MS_LANES 16
+
+MS_VECTOR ms_v16f ms_v_load(const float *p) { return *(const ms_v16f_any *)p; }
+MS_VECTOR void ms_v_store(float *p, ms_v16f v) { *(ms_v16f_any *)p = v; }
+MS_VECTOR ms_v16f ms_v_splat(float x) { return (ms_v16f){ x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x }; }
+MS_VECTOR ms_v16i ms_v_splat_int(int32_t x) { return (ms_v16i){ x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x }; }
+/* The first n lanes (n <= 16); the others are 0. */
+MS_VECTOR ms_v16f ms_v_load_part(const float *p, size_t n)
+{
+    float lanes[MS_LANES] __attribute__((aligned(64))) = { 0 };
+    for (size_t i = 0; i < n; i++) lanes[i] = p[i];
+    return *(const ms_v16f *)lanes;
+}
+MS_VECTOR void ms_v_store_part(float *p, ms_v16f v, size_t n)
+{
+    for (size_t i = 0; i < n; i++) p[i] = v[i];
+}
+
+/* Lanes of a where mask is all ones, of b where it is 0. */
+MS_VECTOR ms_v16f ms_v_select(ms_v16i mask, ms_v16f a, ms_v16f b)
+{
+    return (ms_v16f)((mask & (ms_v16i)a) | (~mask & (ms_v16i)b));
+}
+MS_VECTOR ms_v16f ms_v_abs(ms_v16f x) { return (ms_v16f)((ms_v16i)x & 0x7fffffff); }
+MS_VECTOR ms_v16f ms_v_copysign(ms_v16f size, ms_v16f sign)
+{
+    return (ms_v16f)(((ms_v16i)size & 0x7fffffff) | ((ms_v16i)sign & INT32_MIN));
+}
+/* The greater; NaN if either is NaN. */
+MS_VECTOR ms_v16f ms_v_max(ms_v16f a, ms_v16f b) { return ms_v_select((a > b) | (a != a), a, b); }
+MS_VECTOR ms_v16f ms_v_min(ms_v16f a, ms_v16f b) { return ms_v_select((a < b) | (a != a), a, b); }
+
+/* Lanes added in a fixed order: pairs 8 apart, 4 apart, 2 apart, neighbours. */
+MS_VECTOR float ms_v_sum(ms_v16f v)
+{
+    float a[8];
+    for (int i = 0; i < 8; i++) a[i] = v[i] + v[i + 8];
+    for (int i = 0; i < 4; i++) a[i] += a[i + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+MS_VECTOR float ms_v_reduce_max(ms_v16f v)
+{
+    float most = v[0];
+    for (int i = 1; i < MS_LANES; i++) most = most > v[i] || most != most ? most : v[i];
+    return most;
+}
+
+/* Correctly rounded; gcc 12 makes vector instructions of the loop. */
+MS_VECTOR ms_v16f ms_v_sqrt(ms_v16f x)
+{
+    ms_v16f y;
+    for (int i = 0; i < MS_LANES; i++) y[i] = __builtin_sqrtf(x[i]);
+    return y;
+}
+
+/* 2^n for n in -126 .. 127. */
+MS_VECTOR ms_v16f ms_v_power_of_two(ms_v16i n) { return (ms_v16f)((n + 127) << 23); }
+
+/* e^x, at most 1.1 ulp; 0 below -104, infinity above 88.73, subnormal results included. */
+MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
+{
+    const float shift = 12582912.0f;   /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
+    x = ms_v_select(x > 100.0f, ms_v_splat(100.0f), x);      /* comparisons with NaN are false, so NaN passes */
+    x = ms_v_select(x < -110.0f, ms_v_splat(-110.0f), x);
+    ms_v16f shifted = x * 1.442695041f + shift;
+    ms_v16f whole = shifted - shift;
+    ms_v16i n = (ms_v16i)shifted - (ms_v16i)ms_v_splat(shift);
+    ms_v16f r = x - whole * 0.693359375f;      /* ln 2 in two parts, the first so short that the product is exact */
+    r = r - whole * -2.12194440e-4f;
+    ms_v16f p = r * 1.381314127e-03f + 8.369418792e-03f;
+    p = p * r + 4.166845605e-02f;
+    p = p * r + 1.666651517e-01f;
+    p = p * r + 4.999999404e-01f;
+    p = (p * r) * r + r + 1.0f;
+    /* Two factors: 2^n alone would overflow or underflow at the ends of the range. */
+    ms_v16i half = n >> 1;
+    return p * ms_v_power_of_two(half) * ms_v_power_of_two(n - half);
+}
+
+/* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
+MS_VECTOR ms_v16f ms_v_log(ms_v16f x)
+{
+    ms_v16i tiny = x < 1.17549435e-38f;        /* subnormals are scaled up first */
+    ms_v16f scaled = ms_v_select(tiny, x * 33554432.0f, x);
+    ms_v16i bits = (ms_v16i)scaled;
+    /* m in [sqrt(1/2), sqrt 2), x = m * 2^e */
+    ms_v16i e = (bits - 0x3f3504f3) >> 23;
+    ms_v16f m = (ms_v16f)(bits - (e << 23)) - 1.0f;
+    e += tiny & -25;
+    ms_v16f k = __builtin_convertvector(e, ms_v16f);
+    ms_v16f s = m * m;
+    ms_v16f p = m * 6.746663153e-02f + -1.167564020e-01f;
+    p = p * m + 1.188814491e-01f;
+    p = p * m + -1.240558922e-01f;
+    p = p * m + 1.421955526e-01f;
+    p = p * m + -1.666799635e-01f;
+    p = p * m + 2.000211924e-01f;
+    p = p * m + -2.500000894e-01f;
+    p = p * m + 3.333331347e-01f;
+    ms_v16f y = p * m * s + k * -2.12194440e-4f;
+    y = y - s * 0.5f;
+    y = (m + y) + k * 0.693359375f;
+    const ms_v16f infinity = ms_v_splat(__builtin_inff());
+    y = ms_v_select(x == infinity, infinity, y);
+    y = ms_v_select(x == 0.0f, -infinity, y);
+    return ms_v_select((x < 0.0f) | (x != x), ms_v_splat(__builtin_nanf("")), y);
+}
+
+/* At most 1.6 ulp; keeps the sign of 0. */
+MS_VECTOR ms_v16f ms_v_tanh(ms_v16f x)
+{
+    ms_v16f a = ms_v_abs(x), s = x * x;
+    ms_v16f p = s * -5.704978015e-03f + 2.063907869e-02f;
+    p = p * s + -5.373971164e-02f;
+    p = p * s + 1.333144158e-01f;
+    p = p * s + -3.333328068e-01f;
+    ms_v16f small = x + x * (s * p);
+    ms_v16f large = 1.0f - 2.0f / (ms_v_exp(a + a) + 1.0f);
+    large = ms_v_select(a > 10.0f, ms_v_splat(1.0f), large);
+    return ms_v_select(x == x, ms_v_copysign(ms_v_select(a < 0.625f, small, large), x), x);
+}
+
+/* At most 1.5 ulp; keeps the sign of 0. */
+MS_VECTOR ms_v16f ms_v_erf(ms_v16f x)
+{
+    ms_v16f a = ms_v_abs(x), s = x * x;
+    ms_v16f p = s * -5.919421674e-04f + 4.979131278e-03f;
+    p = p * s + -2.675703540e-02f;
+    p = p * s + 1.128155217e-01f;
+    p = p * s + -3.761246800e-01f;
+    p = p * s + 1.283791512e-01f;
+    ms_v16f small = x + x * p;
+    /* 1 - exp(-q), q = -log(erfc a) as a polynomial; from 3.95 on the result is 1 */
+    ms_v16f t = ms_v_select(a > 4.0f, ms_v_splat(4.0f), a);
+    ms_v16f q = t * 1.161258479e-05f + -3.266253043e-04f;
+    q = q * t + 3.658019938e-03f;
+    q = q * t + -2.379502729e-02f;
+    q = q * t + 1.062752157e-01f;
+    q = q * t + 6.351280808e-01f;
+    q = q * t + 1.128654242e+00f;
+    ms_v16f large = 1.0f - ms_v_exp(-(q * t));
+    return ms_v_select(x == x, ms_v_copysign(ms_v_select(a < 0.9375f, small, large), x), x);
+}
+
+/* 1 / (1 + e^-x), at most 2.5 ulp down to x = -87; 0 below -88.73, where the true value is subnormal. */
+MS_VECTOR ms_v16f ms_v_sigmoid(ms_v16f x) { return 1.0f / (1.0f + ms_v_exp(-x)); }
+
+/* x^y for x >= 0 as exp(y log x): for norms. Relative error about |y log x| * 6e-8. */
+MS_VECTOR ms_v16f ms_v_pow_positive(ms_v16f x, float y) { return ms_v_exp(ms_v_log(x) * y); }
+
+/* cos and sin of 2 pi u for 0 <= u < 1, absolute error at most 1e-7. */
+MS_VECTOR void ms_v_cos_sin_turns(ms_v16f u, ms_v16f *cosine, ms_v16f *sine)
+{
+    const float shift = 12582912.0f;
+    ms_v16f shifted = u * 4.0f + shift;        /* nearest quarter turn */
+    ms_v16i quarter = (ms_v16i)shifted & 3;
+    ms_v16f r = u - (shifted - shift) * 0.25f; /* exact, within an eighth of a turn */
+    ms_v16f s = r * r;
+    ms_v16f p = s * 4.146989059e+01f + -7.669777679e+01f;
+    p = p * s + 8.160520172e+01f;
+    p = p * s + -4.134170151e+01f;
+    p = (p * s + 6.283185482e+00f) * r;
+    ms_v16f q = s * -2.606452370e+01f + 6.023845673e+01f;
+    q = q * s + -8.545677185e+01f;
+    q = q * s + 6.493939209e+01f;
+    q = q * s + -1.973920822e+01f;
+    q = q * s + 1.0f;
+    ms_v16i swap = (quarter & 1) != 0;
+    ms_v16f c = ms_v_select(swap, p, q), n = ms_v_select(swap, q, p);
+    /* quarter 1: cos = -sin r, sin = cos r; 2: both negative; 3: cos = sin r, sin = -cos r */
+    *cosine = (ms_v16f)((ms_v16i)c ^ (((quarter + 1) & 2) << 30));
+    *sine = (ms_v16f)((ms_v16i)n ^ ((quarter & 2) << 30));
+}
+
+#endif
