@@ -1,10 +1,12 @@
 #!/bin/sh
 # Installs a build under another prefix and uses it from there: pkg-config, CMake, a stock interpreter and the CLI.
 #
-#     tests/lint/install.sh BUILD LUA
+#     tests/lint/install.sh BUILD LUA GENERATOR
 set -eu
 build=$1
 lua=$2
+CMAKE_GENERATOR=$3
+export CMAKE_GENERATOR
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 prefix=$folder/root/opt/moonshard
