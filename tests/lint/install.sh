@@ -35,7 +35,7 @@ END
 cat >"$folder/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.25)
 project(host C)
-find_package(moonshard 0.1 REQUIRED)
+find_package(moonshard REQUIRED)
 add_executable(host host.c)
 target_link_libraries(host PRIVATE moonshard::moonshard moonshard::lua)
 END
