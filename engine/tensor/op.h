@@ -56,6 +56,10 @@ struct ms_op {
     uint8_t flags;
 };
 
+/* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the tape. */
+ms_status ms_op_run(ms_op_call *call);
+void ms_op_drop_saved(ms_op_call *call);
+
 /* ------------------------------------------------------------------------------------------------------------ helpers for forward */
 
 /* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must have this dtype and shape). */

@@ -1,0 +1,145 @@
+/* team.c: helpers that share the tiles of one task at a time, and the scratch memory of threads. */
+#include "exec/cpu/cpu.h"
+
+#define MS_TICKET_OPEN ((uint64_t)1 << 31)
+#define MS_TICKET_JOINED (MS_TICKET_OPEN - 1)
+
+static void take_tiles(ms_team *team, ms_thread *thread)
+{
+    for (;;) {
+        uint32_t tile = atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+        if (tile >= team->tiles) return;
+        team->tile(team->context, tile, thread);
+    }
+}
+
+static void helper_run(void *argument)
+{
+    ms_thread *thread = argument;
+    ms_team *team = ((ms_cpu *)thread->engine->executor_state)->team;
+    uint64_t generation = 0;
+    for (;;) {
+        uint32_t seen = ms_bell_read(&team->idle);
+        if (atomic_load(&team->quit)) return;
+        uint64_t ticket = atomic_load(&team->ticket);
+        if (!(ticket & MS_TICKET_OPEN) || ticket >> 32 == generation) {
+            ms_bell_wait(&team->idle, seen, team->spin);
+            continue;
+        }
+        if (!atomic_compare_exchange_strong(&team->ticket, &ticket, ticket + 1)) continue;
+        generation = ticket >> 32;
+        take_tiles(team, thread);
+        atomic_fetch_add(&team->finished, 1);
+        ms_bell_ring(&team->complete);
+    }
+}
+
+ms_status ms_team_open(ms_engine *engine, ms_team **out)
+{
+    const ms_os *os = engine->context.os;
+    void *memory = NULL, *helpers = NULL, *threads = NULL;
+    uint32_t wanted = engine->threads - 1;
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_team), "helpers", &memory);
+    if (!status) status = ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_thread), "helpers", &helpers);
+    if (!status) status = ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_os_thread *), "helpers", &threads);
+    if (status) {
+        ms_release(&engine->context, memory);
+        ms_release(&engine->context, helpers);
+        return status;
+    }
+    ms_team *team = memory;
+    ms_cpu *cpu = engine->executor_state;
+    ms_machine machine;
+    os->machine(os->user, &machine);
+    team->engine = engine;
+    team->helpers = helpers;
+    team->threads = threads;
+    team->spin = ms_spin_choose(engine->threads, machine.cores, true);
+    cpu->spin = ms_spin_choose(engine->threads, machine.cores, false);
+    cpu->team = team;
+    for (; team->helper_count < wanted; team->helper_count++) {
+        ms_thread *helper = &team->helpers[team->helper_count];
+        helper->engine = engine;
+        helper->index = atomic_fetch_add(&cpu->threads, 1);
+        int failed = os->thread_start(os->user, "ms-helper", helper_run, helper, &team->threads[team->helper_count]);
+        if (failed) {
+            ms_team_close(team);
+            cpu->team = NULL;
+            return ms_fail_os(&engine->context, failed, "cannot start a helper thread", "ms-helper");
+        }
+        if (engine->pin) os->thread_pin(os->user, team->threads[team->helper_count], team->helper_count + 1);
+    }
+    *out = team;
+    return MS_OK;
+}
+
+void ms_team_close(ms_team *team)
+{
+    ms_context *context = &team->engine->context;
+    atomic_store(&team->quit, 1);
+    ms_bell_ring(&team->idle);
+    for (uint32_t i = 0; i < team->helper_count; i++) {
+        context->os->thread_join(context->os->user, team->threads[i]);
+        ms_thread_close(&team->helpers[i]);
+    }
+    ms_release(context, team->helpers);
+    ms_release(context, team->threads);
+    ms_release(context, team);
+}
+
+/* Opens a job, works on it, closes it, and waits for those who joined. */
+static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context, ms_thread *thread)
+{
+    team->tile = tile;
+    team->context = context;
+    team->tiles = tiles;
+    atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->finished, 0, memory_order_relaxed);
+    uint64_t generation = (atomic_load_explicit(&team->ticket, memory_order_relaxed) >> 32) + 1;
+    /* Generation 0 is what helpers start with; skip it when the count wraps. */
+    if ((uint32_t)generation == 0) generation = 1;
+    atomic_store(&team->ticket, generation << 32 | MS_TICKET_OPEN);
+    ms_bell_ring(&team->idle);
+    take_tiles(team, thread);
+    uint32_t joined = (uint32_t)(atomic_fetch_and(&team->ticket, ~MS_TICKET_OPEN) & MS_TICKET_JOINED);
+    for (;;) {
+        uint32_t seen = ms_bell_read(&team->complete);
+        if (atomic_load(&team->finished) == joined) break;
+        ms_bell_wait(&team->complete, seen, team->spin);
+    }
+}
+
+void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context)
+{
+    ms_team *team = ((ms_cpu *)run->engine->executor_state)->team;
+    if (tiles < 2 || team->helper_count == 0 || atomic_exchange(&team->busy, 1)) {
+        for (uint32_t i = 0; i < tiles; i++) tile(context, i, run->thread);
+        return;
+    }
+    run_together(team, tiles, tile, context, run->thread);
+    atomic_store(&team->busy, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ scratch */
+
+void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
+{
+    if (slot >= MS_SCRATCH_SLOTS) return NULL;
+    if (thread->scratch[slot].bytes >= bytes) return thread->scratch[slot].memory;
+    const ms_os *os = thread->engine->context.os;
+    size_t rounded = (bytes + 4095) & ~(size_t)4095;
+    void *memory = os->allocate(os->user, rounded, 64);
+    if (!memory) return NULL;
+    os->release(os->user, thread->scratch[slot].memory);
+    thread->scratch[slot].memory = memory;
+    thread->scratch[slot].bytes = rounded;
+    return memory;
+}
+
+uint32_t ms_thread_index(const ms_thread *thread) { return thread->index; }
+
+void ms_thread_close(ms_thread *thread)
+{
+    const ms_os *os = thread->engine->context.os;
+    for (int i = 0; i < MS_SCRATCH_SLOTS; i++) os->release(os->user, thread->scratch[i].memory);
+}

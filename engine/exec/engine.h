@@ -1,0 +1,192 @@
+/* engine.h: the inside of the engine, its streams, storages and pool. For exec/ only.
+ *
+ * Who touches what
+ * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine but the atomics below.
+ * - Worker threads: the slots between done and head of their stream, their stream's `done`, `failed` and error, their own scratch.
+ * - A slot is written by the host before head passes it, read by the worker until done passes it, and then free again.
+ */
+#ifndef MOONSHARD_EXEC_ENGINE_H
+#define MOONSHARD_EXEC_ENGINE_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "moonshard/exec.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define MS_CANARY 1            /* every task touches a byte of each cell that it declares: see hazard.c */
+#else
+#define MS_CANARY 0
+#endif
+
+#define MS_RING_SLOTS 1024
+#define MS_CLOCK_LOG 64        /* changes of a stream's clock that are remembered */
+#define MS_SPOILED_MAX 4
+#define MS_STEPS_AHEAD_MAX 8
+#define MS_POOL_BINS 192
+
+/* ---------------------------------------------------------------------------------------------------------------------- storages */
+
+typedef struct ms_cell {
+    ms_point writer;                           /* last write */
+    uint64_t reads[MS_STREAMS_MAX];            /* last read by each stream */
+    uint32_t readers;                          /* bit per stream with reads != 0 since the last write */
+} ms_cell;
+
+typedef struct ms_block ms_block;              /* a piece of the arena: pool.c */
+
+struct ms_storage {
+    ms_engine *engine;
+    ms_storage *previous, *next;               /* all live storages; next also links the free list of structs */
+    ms_block *block;
+    char *data;
+    size_t bytes;
+    uint64_t version;
+    uint32_t references;
+    uint32_t script;                           /* who made it */
+    uint32_t cell_count;
+    ms_cell *cells;                            /* &own, or an array */
+    size_t *ends;                              /* NULL with one cell: where each cell ends, in bytes */
+    ms_cell own;
+};
+
+/* ------------------------------------------------------------------------------------------------------------------------ streams */
+
+typedef struct ms_canary { volatile char *byte; uint16_t count; uint8_t mode; } ms_canary;
+
+typedef struct ms_slot {
+    const ms_task *task;                       /* NULL: wait for `wait` */
+    ms_trace_record *record;                   /* NULL unless tracing */
+    ms_point wait;
+    uint32_t script;
+    uint32_t canaries;
+    alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
+#if MS_CANARY
+    ms_canary canary[MS_TASK_ACCESS_MAX];
+#endif
+} ms_slot;
+
+typedef struct ms_clock_change { uint64_t seq; uint64_t clock[MS_STREAMS_MAX]; } ms_clock_change;
+typedef struct ms_interval { uint64_t first, last; } ms_interval;
+
+struct ms_stream {
+    /* host */
+    ms_engine *engine;
+    uint64_t enqueued;                         /* last number handed out */
+    uint64_t clock[MS_STREAMS_MAX];            /* newest number of each stream that this one is after */
+    ms_clock_change log[MS_CLOCK_LOG];         /* ring: how the clock grew */
+    uint32_t log_count;
+    ms_interval spoiled[MS_SPOILED_MAX];       /* numbers that a failure skipped: what they should have written is garbage */
+    uint32_t spoiled_count;
+    uint16_t index;
+    char name[32];
+    ms_slot *ring;
+    void *executor;                            /* the executor's: thread */
+    /* shared with the worker */
+    alignas(128) _Atomic uint64_t head;        /* published by the host */
+    ms_word bell;                              /* changes with every reason to wake the worker */
+    ms_word asleep, quit;
+    alignas(128) _Atomic uint64_t done;        /* finished by the worker */
+    alignas(128) _Atomic uint64_t wake_at;     /* lowest number that a sleeper waits for */
+    ms_word done_bell;
+    alignas(128) ms_word failed;               /* set once, after `error` is complete */
+    uint64_t failed_seq;
+    ms_error error;
+};
+
+/* --------------------------------------------------------------------------------------------------------------------------- pool */
+
+struct ms_block {
+    ms_block *before, *after;                  /* neighbours by address */
+    ms_block *previous, *next;                 /* free list of a bin, or of unused structs */
+    uint64_t offset, size;
+    uint64_t freed;                            /* when, as a count of frees; 0: in use */
+    uint64_t uses[MS_STREAMS_MAX];             /* of its former owners: what must be waited for */
+};
+
+typedef struct ms_pool {
+    char *base;                                /* of the reserved range; in sim a number that is never used */
+    uint64_t reserved, committed, top;         /* bytes: of address space; usable; handed out at least once */
+    uint64_t frees;
+    ms_block *last;                            /* the block at the top of the arena */
+    ms_block *bins[MS_POOL_BINS];
+    ms_block *unused;
+    void **chunks;                             /* of block structs */
+    size_t chunk_count, chunk_capacity;
+    ms_memory stats;
+    uint64_t mark;
+} ms_pool;
+
+/* ------------------------------------------------------------------------------------------------------------------------- engine */
+
+/* What differs between executors. `data`: whether tasks run and memory exists. */
+typedef struct ms_executor {
+    const char *name;
+    bool data;
+    ms_status (*open)(ms_engine *engine);
+    void (*close)(ms_engine *engine);
+    ms_status (*stream_open)(ms_stream *stream);
+    void (*stream_close)(ms_stream *stream);
+    void (*publish)(ms_stream *stream);                        /* head has moved */
+    void (*await)(ms_stream *stream, uint64_t seq);            /* the host blocks until done >= seq */
+} ms_executor;
+
+extern const ms_executor ms_executor_cpu, ms_executor_sim;
+
+struct ms_engine {
+    ms_context context;
+    const ms_executor *executor;
+    void *executor_state;
+    ms_strings *strings;
+    uint32_t script;
+    ms_isa isa;
+    uint32_t threads;
+    bool strict, pin;
+    int sync_forbidden;
+    ms_random random;
+    double flops;
+    ms_stream *streams[MS_STREAMS_MAX];
+    uint16_t stream_count;
+    ms_stream *current;
+    ms_word failed;                            /* some stream has failed */
+    ms_pool pool;
+    ms_storage *storages;                      /* live ones */
+    ms_storage *unused_storages;
+    void **storage_chunks;
+    size_t storage_chunk_count, storage_chunk_capacity;
+    uint64_t step_marks[MS_STEPS_AHEAD_MAX][MS_STREAMS_MAX];
+    uint64_t steps;
+    struct { void *object; void (*destroy)(ms_engine *, void *); } slots[MS_SLOTS];
+    ms_trace_record **trace_chunks;            /* of MS_TRACE_CHUNK records; addresses stay */
+    size_t trace_chunk_count, trace_chunk_capacity, trace_count;
+    bool tracing;
+};
+
+/* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the accesses of task `seq`. */
+ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses, uint32_t count);
+void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
+/* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has been enqueued there). */
+void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);
+void ms_hazard_uses(const ms_storage *storage, uint64_t uses[MS_STREAMS_MAX]);
+
+/* pool.c */
+ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
+void ms_pool_close(ms_engine *engine);
+ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **data);
+void ms_pool_give(ms_engine *engine, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
+
+/* stream.c */
+void ms_streams_report(ms_engine *engine);                     /* drains all, puts the first failure into the context, clears, marks spoiled */
+ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
+
+/* storage.c */
+void ms_storages_close(ms_engine *engine);
+
+/* trace.c */
+ms_trace_record *ms_trace_add(ms_engine *engine);              /* NULL when not tracing or out of memory */
+void ms_trace_close(ms_engine *engine);
+
+static inline uint64_t ms_now(const ms_engine *engine) { return engine->context.os->monotonic_ns(engine->context.os->user); }
+
+#endif

@@ -1,0 +1,303 @@
+/* pool.c: the stream-ordered memory pool: one arena, best fit, reuse decided by recorded waits alone.
+ *
+ * A freed block keeps, for each stream, the last number that used it. It is "covered" for a stream whose clock has passed all of these:
+ * then it can be handed out at once. Order of choice for a request: (1) a covered block, (2) new memory while under the limit,
+ * (3) the block freed longest ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so offsets
+ * and peak are the same in every run, with data or without.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "exec/engine.h"
+
+#define MS_POOL_ALIGN 64u
+#define MS_POOL_SPLIT 512u                     /* a smaller rest stays with the block */
+#define MS_POOL_GROW (32ull << 20)             /* commit in pieces of this size */
+#define MS_POOL_CHUNK 256                      /* block structs allocated together */
+#define MS_POOL_SCAN 64                        /* blocks of a bin that are looked at for the best fit */
+#define MS_PRESSURE_MIN (64ull << 20)
+#define MS_SIM_BASE ((uintptr_t)1 << 40)
+
+/* Four bins for each power of two: every block of a higher bin is larger than every block of a lower one. */
+static uint32_t bin_of(uint64_t size)
+{
+    uint32_t log = 63u - (uint32_t)__builtin_clzll(size | MS_POOL_ALIGN);
+    uint32_t bin = (log - 6u) * 4u + (uint32_t)((size >> (log - 2u)) & 3u);
+    return bin < MS_POOL_BINS ? bin : MS_POOL_BINS - 1u;
+}
+
+ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
+{
+    ms_pool *pool = &engine->pool;
+    const ms_os *os = engine->context.os;
+    pool->stats.limit = limit;
+    pool->mark = MS_PRESSURE_MIN;
+    if (!engine->executor->data) {
+        pool->base = (char *)MS_SIM_BASE;
+        pool->reserved = UINT64_MAX >> 8;
+        return MS_OK;
+    }
+    /* Address space only; where that is rationed, less of it will do. */
+    for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1); bytes >= MS_POOL_GROW; bytes /= 2) {
+        pool->base = os->reserve(os->user, bytes);
+        if (pool->base) {
+            pool->reserved = bytes & ~(MS_POOL_GROW - 1);
+            return MS_OK;
+        }
+    }
+    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v", (unsigned long long)limit);
+}
+
+void ms_pool_close(ms_engine *engine)
+{
+    ms_pool *pool = &engine->pool;
+    const ms_os *os = engine->context.os;
+    if (engine->executor->data && pool->base) os->unreserve(os->user, pool->base, pool->reserved);
+    for (size_t i = 0; i < pool->chunk_count; i++) ms_release(&engine->context, pool->chunks[i]);
+    ms_release(&engine->context, pool->chunks);
+    memset(pool, 0, sizeof *pool);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ block structs */
+
+static ms_status reserve_structs(ms_engine *engine, uint32_t count)
+{
+    ms_pool *pool = &engine->pool;
+    ms_block *block = pool->unused;
+    while (count > 0 && block) { count--; block = block->next; }
+    if (count == 0) return MS_OK;
+    ms_status status = ms_grow(&engine->context, (void **)&pool->chunks, &pool->chunk_capacity, pool->chunk_count + 1, sizeof *pool->chunks);
+    if (status) return status;
+    void *chunk = NULL;
+    status = ms_allocate(&engine->context, MS_POOL_CHUNK * sizeof(ms_block), "memory pool", &chunk);
+    if (status) return status;
+    pool->chunks[pool->chunk_count++] = chunk;
+    for (int i = MS_POOL_CHUNK - 1; i >= 0; i--) {
+        ms_block *unused = (ms_block *)chunk + i;
+        unused->next = pool->unused;
+        pool->unused = unused;
+    }
+    return MS_OK;
+}
+
+static ms_block *struct_take(ms_pool *pool)
+{
+    ms_block *block = pool->unused;
+    pool->unused = block->next;
+    memset(block, 0, sizeof *block);
+    return block;
+}
+
+static void struct_give(ms_pool *pool, ms_block *block)
+{
+    block->next = pool->unused;
+    pool->unused = block;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- free lists */
+
+static void list_add(ms_pool *pool, ms_block *block)
+{
+    ms_block **head = &pool->bins[bin_of(block->size)];
+    block->previous = NULL;
+    block->next = *head;
+    if (*head) (*head)->previous = block;
+    *head = block;
+}
+
+static void list_remove(ms_pool *pool, ms_block *block)
+{
+    if (block->previous) block->previous->next = block->next;
+    else pool->bins[bin_of(block->size)] = block->next;
+    if (block->next) block->next->previous = block->previous;
+}
+
+static bool covered(const ms_stream *stream, const ms_block *block)
+{
+    for (uint32_t i = 0; i < stream->engine->stream_count; i++)
+        if (i != stream->index && block->uses[i] > stream->clock[i]) return false;
+    return true;
+}
+
+/* The smallest covered block of at least `size` among the first of its bin; else one of the next bin that has any. */
+static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint64_t size)
+{
+    for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++) {
+        ms_block *best = NULL;
+        uint32_t scanned = 0;
+        for (ms_block *block = pool->bins[bin]; block && scanned < MS_POOL_SCAN; block = block->next, scanned++)
+            if (block->size >= size && (!best || block->size < best->size || (block->size == best->size && block->offset < best->offset)) && covered(stream, block))
+                best = block;
+        if (best) return best;
+    }
+    return NULL;
+}
+
+static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
+{
+    ms_block *oldest = NULL;
+    for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++)
+        for (ms_block *block = pool->bins[bin]; block; block = block->next)
+            if (block->size >= size && (!oldest || block->freed < oldest->freed)) oldest = block;
+    return oldest;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ taking, giving */
+
+/* New memory at the top of the arena; NULL where the limit or the machine says no. A free block there is used up first. */
+static ms_block *grow(ms_stream *stream, uint64_t size)
+{
+    ms_engine *engine = stream->engine;
+    ms_pool *pool = &engine->pool;
+    ms_block *last = pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
+    if (last && last->size >= size) {          /* beyond what find_covered scanned */
+        list_remove(pool, last);
+        return last;
+    }
+    uint64_t begin = last ? last->offset : pool->top, end = begin + size;
+    if (end > pool->stats.limit || end > pool->reserved) return NULL;
+    if (end > pool->committed) {
+        uint64_t upto = (end + MS_POOL_GROW - 1) & ~(MS_POOL_GROW - 1);
+        if (upto > pool->reserved) upto = pool->reserved;
+        const ms_os *os = engine->context.os;
+        if (engine->executor->data && os->commit(os->user, pool->base + pool->committed, upto - pool->committed, true)) return NULL;
+        pool->committed = upto;
+    }
+    if (last) {
+        list_remove(pool, last);
+        last->size = size;
+    } else {
+        last = struct_take(pool);
+        last->offset = begin;
+        last->size = size;
+        last->before = pool->last;
+        if (pool->last) pool->last->after = last;
+        pool->last = last;
+    }
+    pool->top = end;
+    pool->stats.reserved = pool->top;
+    return last;
+}
+
+static void split(ms_pool *pool, ms_block *block, uint64_t size)
+{
+    if (block->size - size < MS_POOL_SPLIT) return;
+    ms_block *rest = struct_take(pool);
+    rest->offset = block->offset + size;
+    rest->size = block->size - size;
+    rest->freed = block->freed;
+    memcpy(rest->uses, block->uses, sizeof rest->uses);
+    rest->before = block;
+    rest->after = block->after;
+    if (rest->after) rest->after->before = rest;
+    else pool->last = rest;
+    block->after = rest;
+    block->size = size;
+    list_add(pool, rest);
+}
+
+/* Error 8 of the reliability rules: what was asked, what there is, and who holds most of it. */
+static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
+{
+    char owners[512] = "";
+    size_t used = 0;
+    uint32_t told[5] = { 0 };
+    for (int rank = 0; rank < 5; rank++) {
+        uint32_t best = 0;
+        uint64_t most = 0;
+        for (ms_storage *one = engine->storages; one; one = one->next) {
+            bool known = false;
+            for (int i = 0; i < rank; i++) known |= told[i] == one->script + 1;
+            if (known) continue;
+            uint64_t sum = 0;
+            for (ms_storage *other = one; other; other = other->next)
+                if (other->script == one->script) sum += other->bytes;
+            if (sum > most) { most = sum; best = one->script + 1; }
+        }
+        if (!best) break;
+        told[rank] = best;
+        const char *name = ms_strings_get(engine->strings, best - 1);
+        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most >> 20), *name ? name : "the engine");
+        if (wrote < 0 || (size_t)wrote >= sizeof owners - used) break;
+        used += (size_t)wrote;
+    }
+    ms_memory m = engine->pool.stats;
+    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, limit %llu; largest owners: %s",
+                          (unsigned long long)bytes, (unsigned long long)m.live, (unsigned long long)m.peak, (unsigned long long)(m.reserved - m.live),
+                          (unsigned long long)m.limit, owners);
+}
+
+ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **data)
+{
+    ms_engine *engine = stream->engine;
+    ms_pool *pool = &engine->pool;
+    uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
+    if (bytes > pool->reserved) return out_of_memory(engine, bytes);
+    uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
+    if (size == 0) size = MS_POOL_ALIGN;
+    ms_status status = reserve_structs(engine, 2);     /* one for a new block, one for the rest of a split */
+    if (status) return status;
+    ms_block *block = find_covered(pool, stream, size);
+    if (block) list_remove(pool, block);
+    else block = grow(stream, size);
+    if (!block) {
+        block = find_oldest(pool, size);
+        if (!block) return out_of_memory(engine, bytes);
+        list_remove(pool, block);
+        for (uint16_t i = 0; i < engine->stream_count; i++)
+            if (i != stream->index && block->uses[i] > stream->clock[i]) {
+                ms_status waited = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
+                if (waited) { list_add(pool, block); return waited; }
+                pool->stats.waits++;
+            }
+    }
+    split(pool, block, size);
+    block->freed = 0;
+    memset(block->uses, 0, sizeof block->uses);
+    pool->stats.live += bytes;
+    if (pool->stats.live > pool->stats.peak) pool->stats.peak = pool->stats.live;
+    *out = block;
+    *data = pool->base + block->offset;
+    return MS_OK;
+}
+
+static void absorb(ms_pool *pool, ms_block *block, ms_block *other)     /* other is the free neighbour after block */
+{
+    block->size += other->size;
+    block->after = other->after;
+    if (other->after) other->after->before = block;
+    else pool->last = block;
+    for (int i = 0; i < MS_STREAMS_MAX; i++)
+        if (other->uses[i] > block->uses[i]) block->uses[i] = other->uses[i];
+    struct_give(pool, other);
+}
+
+void ms_pool_give(ms_engine *engine, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
+{
+    ms_pool *pool = &engine->pool;
+    memcpy(block->uses, uses, sizeof block->uses);
+    if (block->after && block->after->freed) {
+        list_remove(pool, block->after);
+        absorb(pool, block, block->after);
+    }
+    if (block->before && block->before->freed) {
+        ms_block *before = block->before;
+        list_remove(pool, before);
+        absorb(pool, before, block);
+        block = before;
+    }
+    block->freed = ++pool->frees;
+    list_add(pool, block);
+}
+
+ms_memory ms_engine_memory(const ms_engine *engine) { return engine->pool.stats; }
+
+void ms_engine_reset_peak(ms_engine *engine) { engine->pool.stats.peak = engine->pool.stats.live; }
+
+bool ms_engine_under_pressure(const ms_engine *engine) { return engine->pool.stats.live > engine->pool.mark; }
+
+void ms_engine_relieved(ms_engine *engine)
+{
+    uint64_t mark = engine->pool.stats.live + engine->pool.stats.live / 2;
+    engine->pool.mark = mark > MS_PRESSURE_MIN ? mark : MS_PRESSURE_MIN;
+}

@@ -1,0 +1,229 @@
+/* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has failed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "exec/engine.h"
+
+/* ------------------------------------------------------------------------------------------------------------------------- making */
+
+ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        if (strcmp(engine->streams[i]->name, name) == 0) { *out = engine->streams[i]; return MS_OK; }
+    ms_stream *stream = NULL;
+    if (!*name || strlen(name) >= sizeof stream->name)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "stream name \"%.40s\": 1 to %zu bytes are allowed", name, sizeof stream->name - 1);
+    if (engine->stream_count == MS_STREAMS_MAX)
+        return ms_engine_fail(engine, MS_ERROR_STATE, "stream \"%s\": %d streams are in use already, which is the most; use one of them", name, MS_STREAMS_MAX);
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, (sizeof *stream + 127) & ~(size_t)127, "stream", &memory);
+    if (status) return status;
+    stream = memory;
+    stream->engine = engine;
+    stream->index = engine->stream_count;
+    snprintf(stream->name, sizeof stream->name, "%s", name);
+    atomic_store(&stream->wake_at, UINT64_MAX);
+    status = engine->executor->stream_open(stream);
+    if (status) { ms_release(&engine->context, memory); return status; }
+    engine->streams[engine->stream_count++] = stream;
+    *out = stream;
+    return MS_OK;
+}
+
+ms_stream *ms_engine_current(const ms_engine *engine) { return engine->current; }
+
+ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream)
+{
+    ms_stream *before = engine->current;
+    engine->current = stream;
+    return before;
+}
+
+ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index) { return index < engine->stream_count ? engine->streams[index] : NULL; }
+const char *ms_stream_name(const ms_stream *stream) { return stream->name; }
+uint16_t ms_stream_index(const ms_stream *stream) { return stream->index; }
+ms_engine *ms_stream_engine(const ms_stream *stream) { return stream->engine; }
+ms_point ms_stream_last(const ms_stream *stream) { return (ms_point){ .stream = stream->index, .seq = stream->enqueued }; }
+
+/* --------------------------------------------------------------------------------------------------------------------- enqueueing */
+
+/* The next slot; blocks only while the ring is full, and then only for work that is already enqueued. */
+static ms_slot *reserve(ms_stream *stream)
+{
+    if (!stream->ring) return NULL;
+    uint64_t seq = stream->enqueued + 1;
+    if (seq > MS_RING_SLOTS && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
+        stream->engine->executor->await(stream, seq - MS_RING_SLOTS);
+    return &stream->ring[(seq - 1) % MS_RING_SLOTS];
+}
+
+static void commit(ms_stream *stream)
+{
+    stream->enqueued++;
+    stream->engine->executor->publish(stream);
+}
+
+ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
+{
+    if (of == stream || seq <= stream->clock[of->index]) return MS_OK;
+    ms_engine *engine = stream->engine;
+    ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
+    if (record) {
+        record->name = "wait";
+        record->stream = stream->index;
+        record->seq = stream->enqueued + 1;
+        record->kind = MS_KIND_WAIT;
+        record->script = engine->script;
+    }
+    ms_slot *slot = reserve(stream);
+    if (slot) {
+        slot->task = NULL;
+        slot->record = record;
+        slot->wait = (ms_point){ .stream = of->index, .seq = seq };
+        slot->canaries = 0;
+        slot->script = engine->script;
+    }
+    commit(stream);
+    ms_hazard_merge(stream, of, seq);
+    return MS_OK;
+}
+
+ms_status ms_stream_wait(ms_stream *stream, ms_point point)
+{
+    ms_engine *engine = stream->engine;
+    if (point.seq == 0) return MS_OK;
+    if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "stream \"%s\" was told to wait for work that is not enqueued yet", stream->name);
+    return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
+}
+
+#if MS_CANARY
+static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
+{
+    slot->canaries = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_storage *storage = accesses[i].storage;
+        size_t body = storage->bytes;
+        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell, .count = accesses[i].cells, .mode = accesses[i].mode };
+    }
+}
+#endif
+
+ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments, const ms_access *accesses, uint32_t count,
+                            ms_task_cost cost, ms_point *out)
+{
+    ms_engine *engine = stream->engine;
+    if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
+    if (task->args_bytes > MS_TASK_ARGS_MAX || count > MS_TASK_ACCESS_MAX)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "task %s: %u bytes of arguments and %u storages; at most %d and %d fit", task->name, task->args_bytes, count,
+                              MS_TASK_ARGS_MAX, MS_TASK_ACCESS_MAX);
+    ms_status status = ms_hazard_before(stream, task->name, accesses, count);
+    if (status) return status;
+    ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
+    uint64_t seq = stream->enqueued + 1;
+    if (record)
+        *record = (ms_trace_record){ .name = task->name, .enqueued_ns = ms_now(engine), .seq = seq, .bytes = cost.bytes, .flops = cost.flops, .script = engine->script,
+                                     .stream = stream->index, .kind = task->kind };
+    ms_slot *slot = reserve(stream);
+    if (slot) {
+        slot->task = task;
+        slot->record = record;
+        slot->script = engine->script;
+        slot->canaries = 0;
+        if (task->args_bytes) memcpy(slot->arguments, arguments, task->args_bytes);
+#if MS_CANARY
+        fill_canaries(slot, accesses, count);
+#endif
+    }
+    ms_hazard_after(stream, seq, accesses, count);
+    commit(stream);
+    engine->flops += cost.flops;
+    if (out) *out = (ms_point){ .stream = stream->index, .seq = seq };
+    return MS_OK;
+}
+
+double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
+
+/* ------------------------------------------------------------------------------------------------------------------ errors, syncing */
+
+/* What the failed stream skipped was never written: remembered, so that reading it later is an error. */
+static void mark_spoiled(ms_stream *stream)
+{
+    ms_interval now = { .first = stream->failed_seq, .last = stream->enqueued };
+    if (stream->spoiled_count == MS_SPOILED_MAX) stream->spoiled[MS_SPOILED_MAX - 1].last = now.last;
+    else stream->spoiled[stream->spoiled_count++] = now;
+}
+
+void ms_streams_report(ms_engine *engine)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++) engine->executor->await(engine->streams[i], engine->streams[i]->enqueued);
+    const ms_stream *first = NULL;
+    for (uint16_t i = 0; i < engine->stream_count; i++) {
+        ms_stream *stream = engine->streams[i];
+        if (!atomic_load_explicit(&stream->failed, memory_order_acquire)) continue;
+        /* A stream that only waited for a failed one carries MS_ERROR_ABORTED: the cause is elsewhere. */
+        if (!first || (first->error.status == MS_ERROR_ABORTED && stream->error.status != MS_ERROR_ABORTED)) first = stream;
+        mark_spoiled(stream);
+    }
+    if (first) engine->context.error = first->error;
+    for (uint16_t i = 0; i < engine->stream_count; i++) atomic_store(&engine->streams[i]->failed, 0);
+    atomic_store(&engine->failed, 0);
+}
+
+ms_status ms_engine_check(ms_engine *engine)
+{
+    if (!atomic_load_explicit(&engine->failed, memory_order_acquire)) return MS_OK;
+    ms_streams_report(engine);
+    return engine->context.error.status;
+}
+
+void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
+
+static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
+{
+    if (engine->sync_forbidden > 0)
+        return ms_engine_fail(engine, MS_ERROR_STATE, "this call waits for the device, which hooks and plans may not do: use a metric and lag(), or a future");
+    engine->executor->await(stream, seq);
+    return ms_engine_check(engine);
+}
+
+ms_status ms_stream_sync(ms_stream *stream) { return await(stream->engine, stream, stream->enqueued); }
+
+ms_status ms_point_sync(ms_engine *engine, ms_point point)
+{
+    if (point.seq == 0) return ms_engine_check(engine);
+    if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "the host was told to wait for work that is not enqueued yet");
+    return await(engine, engine->streams[point.stream], point.seq);
+}
+
+bool ms_point_reached(const ms_engine *engine, ms_point point)
+{
+    return point.seq == 0 || atomic_load_explicit(&engine->streams[point.stream]->done, memory_order_acquire) >= point.seq;
+}
+
+ms_status ms_engine_sync(ms_engine *engine)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++) {
+        ms_status status = ms_stream_sync(engine->streams[i]);
+        if (status) return status;
+    }
+    return MS_OK;
+}
+
+ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead)
+{
+    if (ahead >= MS_STEPS_AHEAD_MAX) ahead = MS_STEPS_AHEAD_MAX - 1;
+    uint64_t *marks = engine->step_marks[engine->steps % MS_STEPS_AHEAD_MAX];
+    for (uint16_t i = 0; i < engine->stream_count; i++) marks[i] = engine->streams[i]->enqueued;
+    uint64_t step = engine->steps++;
+    if (step >= ahead) {
+        const uint64_t *before = engine->step_marks[(step - ahead) % MS_STEPS_AHEAD_MAX];
+        for (uint16_t i = 0; i < engine->stream_count; i++)
+            if (before[i]) {
+                ms_status status = ms_point_sync(engine, (ms_point){ .stream = i, .seq = before[i] });
+                if (status) return status;
+            }
+    }
+    return ms_engine_check(engine);
+}

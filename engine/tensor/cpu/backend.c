@@ -1,0 +1,8 @@
+/* backend.c: the table of the CPU's kernels. */
+#include "tensor/backend.h"
+
+#define MS_KERNEL_DECLARE(name) extern __attribute__((weak)) const ms_task ms_cpu_##name;
+MS_KERNELS(MS_KERNEL_DECLARE)
+
+#define MS_KERNEL_ENTRY(name) [MS_KERNEL_##name] = &ms_cpu_##name,
+const ms_backend ms_cpu_backend = { .tasks = { MS_KERNELS(MS_KERNEL_ENTRY) } };
