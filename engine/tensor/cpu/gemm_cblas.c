@@ -1,0 +1,82 @@
+/* gemm_cblas.c: matrix products by any CBLAS, in f32; other dtypes are converted by who calls. */
+#include "tensor/cpu/gemm.h"
+#if defined(MS_WITH_CBLAS)
+#include "tensor/state.h"
+#include <cblas.h>
+#include <dlfcn.h>
+#include <string.h>
+
+struct ms_gemm { int unused; };
+struct ms_gemm_plan { int unused; };
+
+const char *ms_gemm_library(void) { return "CBLAS"; }
+
+/* OpenBLAS starts threads of its own unless told not to; other libraries follow their environment. The setting belongs to the whole
+ * process: there is no other, and two pools of threads on the same cores would be worse for the host too. */
+static void run_alone(void)
+{
+    void (*set_threads)(int);
+    void *symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
+    memcpy(&set_threads, &symbol, sizeof symbol);
+    if (set_threads != NULL) set_threads(1);
+}
+
+ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
+{
+    void **slot = ms_engine_gemm_slot(engine);
+    if (*slot == NULL) {
+        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", slot);
+        if (status != MS_OK) return status;
+        run_alone();
+    }
+    *out = *slot;
+    return MS_OK;
+}
+
+void ms_gemm_state_free(ms_engine *engine, void *state) { ms_release(ms_engine_context(engine), state); }
+
+bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
+{
+    (void)gemm;
+    return in == MS_F32 && out == MS_F32;
+}
+
+ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out)
+{
+    static const ms_gemm_plan plan = { 0 };   /* there is nothing to prepare */
+    (void)gemm;
+    if (shape->m > INT32_MAX || shape->n > INT32_MAX || shape->k > INT32_MAX || shape->a_row > INT32_MAX || shape->b_row > INT32_MAX
+        || shape->c_row > INT32_MAX)
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED, "CBLAS counts rows and columns in 32 bits: build with oneDNN for larger ones");
+    *out = &plan;
+    return MS_OK;
+}
+
+void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
+{
+    (void)gemm;
+    cblas_sgemm(CblasRowMajor, s->a_transposed ? CblasTrans : CblasNoTrans, s->b_transposed ? CblasTrans : CblasNoTrans, (int)s->m,
+                (int)s->n, (int)s->k, 1.0f, a, (int)s->a_row, b, (int)s->b_row, s->accumulate ? 1.0f : 0.0f, c, (int)s->c_row);
+}
+
+bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
+                 const float *bias, void *c)
+{
+    (void)plan;
+    (void)thread;
+    ms_gemm_shape product = *shape;
+    if (bias != NULL) {
+        /* The bias is what the product adds itself to. */
+        for (int64_t i = 0; i < shape->m; i++) {
+            float *row = (float *)c + i * shape->c_row;
+            for (int64_t j = 0; j < shape->n; j++) row[j] = (shape->accumulate ? row[j] : 0.0f) + bias[j];
+        }
+        product.accumulate = true;
+    }
+    ms_gemm_f32(NULL, &product, a, b, c);
+    return true;
+}
+
+#else
+typedef int ms_gemm_cblas_is_not_built;   /* C has no empty files */
+#endif

@@ -1,0 +1,361 @@
+/* gemm_onednn.c: matrix products by oneDNN. The only file that knows it, and the difference between its versions 2 and 3. */
+#include "tensor/cpu/gemm.h"
+#if defined(MS_WITH_ONEDNN)
+#include "tensor/state.h"
+#include <dlfcn.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------------- what differs between 2 and 3 */
+
+/* A description of memory: a struct in version 2, an object in version 3. */
+typedef struct description { dnnl_memory_desc_t value; } description;
+
+#if DNNL_VERSION_MAJOR >= 3
+#define DESCRIPTION(d) ((d)->value)
+static void description_free(description *d) { dnnl_memory_desc_destroy(d->value); }
+static bool description_make(description *d, int dims, const dnnl_dims_t sizes, dnnl_data_type_t type, const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_create_with_strides(&d->value, dims, sizes, type, strides) == dnnl_success;
+}
+static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine, const description *a, const description *b,
+                                 const description *bias, const description *c, const_dnnl_primitive_attr_t attributes)
+{
+    return dnnl_matmul_primitive_desc_create(out, engine, a->value, b->value, bias != NULL ? bias->value : NULL, c->value, attributes);
+}
+static bool append_sum(dnnl_post_ops_t list) { return dnnl_post_ops_append_sum(list, 1.0f, 0, dnnl_data_type_undef) == dnnl_success; }
+static size_t description_bytes(const_dnnl_memory_desc_t d) { return d != NULL ? dnnl_memory_desc_get_size(d) : 0; }
+#else
+#define DESCRIPTION(d) (&(d)->value)
+static void description_free(description *d) { (void)d; }
+static bool description_make(description *d, int dims, const dnnl_dims_t sizes, dnnl_data_type_t type, const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_init_by_strides(&d->value, dims, sizes, type, strides) == dnnl_success;
+}
+static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine, const description *a, const description *b,
+                                 const description *bias, const description *c, const_dnnl_primitive_attr_t attributes)
+{
+    dnnl_matmul_desc_t matmul;
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &a->value, &b->value, bias != NULL ? &bias->value : NULL, &c->value);
+    return status != dnnl_success ? status : dnnl_primitive_desc_create(out, &matmul, attributes, engine, NULL);
+}
+static bool append_sum(dnnl_post_ops_t list) { return dnnl_post_ops_append_sum(list, 1.0f) == dnnl_success; }
+static size_t description_bytes(const dnnl_memory_desc_t *d) { return d != NULL ? dnnl_memory_desc_get_size(d) : 0; }
+#endif
+
+/* -------------------------------------------------------------------------------------------------------------------------- state */
+
+struct ms_gemm_plan {
+    ms_gemm_shape key;
+    const ms_gemm *gemm;
+    dnnl_primitive_t primitive;          /* NULL: dnnl_sgemm does it */
+    size_t scratch_bytes;
+};
+
+struct ms_gemm {
+    dnnl_engine_t engine;
+    /* OpenMP's settings of the calling thread, where oneDNN brings an OpenMP along: it must not start threads of its own. */
+    void (*set_threads)(int);
+    int (*get_threads)(void);
+    bool bf16;
+    ms_gemm_plan **plans;
+    size_t count, capacity;
+    uint32_t *slots;                     /* open addressing by shape; index into plans + 1, or 0 */
+    size_t slot_count;
+};
+
+const char *ms_gemm_library(void)
+{
+#define MS_TEXT2(x) #x
+#define MS_TEXT(x) MS_TEXT2(x)
+    return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(DNNL_VERSION_PATCH);
+}
+
+/* What the processor could do without a cap. */
+static ms_isa best_isa(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bf16")) return MS_ISA_AVX512BF16;
+    if (__builtin_cpu_supports("avx512bw")) return MS_ISA_AVX512;
+    if (__builtin_cpu_supports("avx2")) return MS_ISA_AVX2;
+#endif
+    return MS_ISA_PORTABLE;
+}
+
+/* The user's cap on instruction sets holds for oneDNN too. Its setting belongs to the whole process and can only be made before first
+ * use; so it is touched only when there is a cap, and an engine made later in the same process may find it already decided. */
+static void cap_isa(ms_isa isa)
+{
+    if (isa >= best_isa()) return;
+    dnnl_set_max_cpu_isa(isa == MS_ISA_AVX512 ? dnnl_cpu_isa_avx512_core : isa == MS_ISA_AVX2 ? dnnl_cpu_isa_avx2 : dnnl_cpu_isa_sse41);
+}
+
+ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
+{
+    void **slot = ms_engine_gemm_slot(engine);
+    if (*slot == NULL) {
+        void *made;
+        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
+        if (status != MS_OK) return status;
+        ms_gemm *gemm = made;
+        cap_isa(ms_engine_isa(engine));
+        if (dnnl_engine_create(&gemm->engine, dnnl_cpu, 0) != dnnl_success) {
+            ms_release(ms_engine_context(engine), gemm);
+            return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine", ms_gemm_library());
+        }
+        /* POSIX lets a data pointer from dlsym become a function's; C does not, hence the copy. */
+        void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+        memcpy(&gemm->set_threads, &symbol, sizeof symbol);
+        symbol = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+        memcpy(&gemm->get_threads, &symbol, sizeof symbol);
+        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512;
+        *slot = gemm;
+    }
+    *out = *slot;
+    return MS_OK;
+}
+
+void ms_gemm_state_free(ms_engine *engine, void *state)
+{
+    ms_gemm *gemm = state;
+    if (gemm == NULL) return;
+    ms_context *context = ms_engine_context(engine);
+    for (size_t i = 0; i < gemm->count; i++) {
+        if (gemm->plans[i]->primitive != NULL) dnnl_primitive_destroy(gemm->plans[i]->primitive);
+        ms_release(context, gemm->plans[i]);
+    }
+    ms_release(context, gemm->plans);
+    ms_release(context, gemm->slots);
+    dnnl_engine_destroy(gemm->engine);
+    ms_release(context, gemm);
+}
+
+/* Without AVX-512 oneDNN has no bf16 at all; with it but without the dot product it converts as it goes, as we would. */
+bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
+{
+    if (in == MS_F32) return out == MS_F32;
+    return gemm->bf16 && in == MS_BF16 && (out == MS_BF16 || out == MS_F32);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- plans */
+
+/* Sizes made at run time cost a few percent of speed, and save a plan for each length of a text that grows token by token: so only
+ * shapes of the kind that training repeats get plans of their own. Small f32 products go through dnnl_sgemm, which costs least. */
+typedef enum plan_kind { PLAN_SGEMM, PLAN_EXACT, PLAN_GENERAL } plan_kind;
+
+static plan_kind kind_of(const ms_gemm_shape *s)
+{
+    bool regular = s->m % 16 == 0 && s->n % 16 == 0 && s->k % 16 == 0;
+    double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k;
+    if (s->in == MS_F32 && !s->bias && (flops < 2e6 || !regular)) return PLAN_SGEMM;
+    return regular ? PLAN_EXACT : PLAN_GENERAL;
+}
+
+static dnnl_data_type_t type_of(uint8_t dtype) { return dtype == MS_BF16 ? dnnl_bf16 : dnnl_f32; }
+
+/* rows x columns, stored transposed or not. */
+static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row, bool transposed, dnnl_data_type_t type)
+{
+    dnnl_dims_t sizes = { rows, columns }, strides = { transposed ? 1 : row, transposed ? row : 1 };
+    return description_make(d, 2, sizes, type, strides);
+}
+
+typedef struct descriptions { description a, b, c, bias; } descriptions;
+
+/* The bias is one row. */
+static bool describe(descriptions *d, const ms_gemm_shape *s)
+{
+    return describe_matrix(&d->a, s->m, s->k, s->a_row, s->a_transposed, type_of(s->in))
+        && describe_matrix(&d->b, s->k, s->n, s->b_row, s->b_transposed, type_of(s->in))
+        && describe_matrix(&d->c, s->m, s->n, s->c_row, false, type_of(s->out))
+        && describe_matrix(&d->bias, 1, s->n, s->n, false, dnnl_f32);
+}
+
+static void descriptions_free(descriptions *d)
+{
+    description_free(&d->a);
+    description_free(&d->b);
+    description_free(&d->c);
+    description_free(&d->bias);
+}
+
+static dnnl_status_t make_primitive(ms_gemm *gemm, const ms_gemm_shape *s, ms_gemm_plan *plan)
+{
+    descriptions d = { 0 };
+    dnnl_primitive_attr_t attributes = NULL;
+    dnnl_post_ops_t after = NULL;
+    dnnl_primitive_desc_t made = NULL;
+    dnnl_status_t status = dnnl_invalid_arguments;
+    if (!describe(&d, s)) goto done;
+    if ((status = dnnl_primitive_attr_create(&attributes)) != dnnl_success) goto done;
+    /* Scratch by thread: with the library's own, one primitive in several threads gives wrong results without a word. */
+    if ((status = dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user)) != dnnl_success) goto done;
+    if (s->accumulate) {
+        if ((status = dnnl_post_ops_create(&after)) != dnnl_success) goto done;
+        status = append_sum(after) ? dnnl_primitive_attr_set_post_ops(attributes, after) : dnnl_invalid_arguments;
+        if (status != dnnl_success) goto done;
+    }
+    if ((status = matmul_make(&made, gemm->engine, &d.a, &d.b, s->bias ? &d.bias : NULL, &d.c, attributes)) != dnnl_success) goto done;
+    plan->scratch_bytes = description_bytes(dnnl_primitive_desc_query_md(made, dnnl_query_scratchpad_md, 0));
+    status = dnnl_primitive_create(&plan->primitive, made);
+done:
+    if (made != NULL) dnnl_primitive_desc_destroy(made);
+    if (after != NULL) dnnl_post_ops_destroy(after);
+    if (attributes != NULL) dnnl_primitive_attr_destroy(attributes);
+    descriptions_free(&d);
+    return status;
+}
+
+/* The host thread may use OpenMP for itself: its setting comes back. */
+static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *shape, ms_gemm_plan *plan)
+{
+    int threads = gemm->get_threads != NULL ? gemm->get_threads() : 1;
+    if (gemm->set_threads != NULL) gemm->set_threads(1);
+    dnnl_status_t status = make_primitive(gemm, shape, plan);
+    if (gemm->set_threads != NULL) gemm->set_threads(threads);
+    return status;
+}
+
+/* What plans are told apart by: the sizes only if the plan is for these alone. Zeroed first, so that padding compares equal. */
+static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
+{
+    ms_gemm_shape key;
+    memset(&key, 0, sizeof key);
+    if (kind == PLAN_SGEMM) return key;
+    bool exact = kind == PLAN_EXACT;
+    key.m = exact ? s->m : DNNL_RUNTIME_DIM_VAL;
+    key.n = exact ? s->n : DNNL_RUNTIME_DIM_VAL;
+    key.k = exact ? s->k : DNNL_RUNTIME_DIM_VAL;
+    key.a_row = exact ? s->a_row : DNNL_RUNTIME_DIM_VAL;
+    key.b_row = exact ? s->b_row : DNNL_RUNTIME_DIM_VAL;
+    key.c_row = exact ? s->c_row : DNNL_RUNTIME_DIM_VAL;
+    key.a_transposed = s->a_transposed;
+    key.b_transposed = s->b_transposed;
+    key.accumulate = s->accumulate;
+    key.bias = s->bias;
+    key.in = s->in;
+    key.out = s->out;
+    return key;
+}
+
+/* The slot of this key, or the empty one where it belongs. */
+static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
+{
+    size_t mask = gemm->slot_count - 1, at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
+    while (gemm->slots[at] != 0 && memcmp(&gemm->plans[gemm->slots[at] - 1]->key, key, sizeof *key) != 0) at = (at + 1) & mask;
+    return at;
+}
+
+/* Keeps the table at most half full. */
+static ms_status widen(ms_context *context, ms_gemm *gemm)
+{
+    if (gemm->slot_count != 0 && (gemm->count + 1) * 2 <= gemm->slot_count) return MS_OK;
+    size_t slot_count = gemm->slot_count != 0 ? gemm->slot_count * 2 : 128;
+    void *made;
+    ms_status status = ms_allocate(context, slot_count * sizeof *gemm->slots, "matrix products", &made);
+    if (status != MS_OK) return status;
+    ms_release(context, gemm->slots);
+    gemm->slots = made;
+    gemm->slot_count = slot_count;
+    for (size_t i = 0; i < gemm->count; i++) gemm->slots[find_slot(gemm, &gemm->plans[i]->key)] = (uint32_t)i + 1;
+    return MS_OK;
+}
+
+ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out)
+{
+    ms_context *context = ms_engine_context(engine);
+    plan_kind kind = kind_of(shape);
+    ms_gemm_shape key = key_of(shape, kind);
+    void *plans = gemm->plans, *made = NULL;
+    ms_status status = widen(context, gemm);
+    if (status != MS_OK) return status;
+    size_t at = find_slot(gemm, &key);
+    if (gemm->slots[at] == 0) {
+        status = ms_grow(context, &plans, &gemm->capacity, gemm->count + 1, sizeof *gemm->plans);
+        gemm->plans = plans;
+        if (status == MS_OK) status = ms_allocate(context, sizeof(ms_gemm_plan), "matrix product", &made);
+        if (status != MS_OK) return status;
+        ms_gemm_plan *plan = made;
+        plan->key = key;
+        plan->gemm = gemm;
+        dnnl_status_t result = kind == PLAN_SGEMM ? dnnl_success : make_primitive_alone(gemm, &key, plan);
+        if (result != dnnl_success) {
+            ms_release(context, plan);
+            return ms_engine_fail(engine, result == dnnl_out_of_memory ? MS_ERROR_MEMORY : MS_ERROR_UNSUPPORTED,
+                                  "%s cannot make a product of %lld x %lld x %lld (its status %d)", ms_gemm_library(),
+                                  (long long)shape->m, (long long)shape->n, (long long)shape->k, (int)result);
+        }
+        gemm->plans[gemm->count++] = plan;
+        gemm->slots[at] = (uint32_t)gemm->count;
+    }
+    *out = gemm->plans[gemm->slots[at] - 1];
+    return MS_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- runs */
+
+void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
+{
+    if (gemm->set_threads != NULL) gemm->set_threads(1);
+    /* Fails only for sizes that an operator has refused before. */
+    (void)dnnl_sgemm(s->a_transposed ? 'T' : 'N', s->b_transposed ? 'T' : 'N', s->m, s->n, s->k, 1.0f, a, s->a_row, b, s->b_row,
+                     s->accumulate ? 1.0f : 0.0f, c, s->c_row);
+}
+
+/* A memory object; counts in *made, so that what exists can be destroyed. */
+static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl_engine_t engine, const void *data, int *made)
+{
+    union { const void *read; void *data; } address = { .read = data };
+    if (dnnl_memory_create(&argument->memory, DESCRIPTION(d), engine, address.data) != dnnl_success) return false;
+    argument->arg = name;
+    (*made)++;
+    return true;
+}
+
+/* Objects are made at each call (about 150 ns each): they cannot be shared between threads. */
+static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
+                    const float *bias, void *c)
+{
+    dnnl_engine_t engine = plan->gemm->engine;
+    descriptions d = { 0 };
+    description flat = { 0 };
+    dnnl_exec_arg_t arguments[5];
+    dnnl_stream_t stream = NULL;
+    dnnl_dims_t bytes = { (dnnl_dim_t)plan->scratch_bytes }, one = { 1 };
+    int made = 0;
+    bool done = false;
+    void *scratch = plan->scratch_bytes != 0 ? ms_thread_scratch(thread, MS_GEMM_SCRATCH, plan->scratch_bytes) : NULL;
+    if ((plan->scratch_bytes != 0 && scratch == NULL) || !describe(&d, shape)) goto done;
+    if (!bind(&arguments[made], DNNL_ARG_SRC, &d.a, engine, a, &made)) goto done;
+    if (!bind(&arguments[made], DNNL_ARG_WEIGHTS, &d.b, engine, b, &made)) goto done;
+    if (!bind(&arguments[made], DNNL_ARG_DST, &d.c, engine, c, &made)) goto done;
+    if (bias != NULL && !bind(&arguments[made], DNNL_ARG_BIAS, &d.bias, engine, bias, &made)) goto done;
+    if (scratch != NULL) {
+        if (!description_make(&flat, 1, bytes, dnnl_u8, one)) goto done;
+        if (!bind(&arguments[made], DNNL_ARG_SCRATCHPAD, &flat, engine, scratch, &made)) goto done;
+    }
+    if (dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) != dnnl_success) goto done;
+    done = dnnl_primitive_execute(plan->primitive, stream, made, arguments) == dnnl_success && dnnl_stream_wait(stream) == dnnl_success;
+done:
+    if (stream != NULL) dnnl_stream_destroy(stream);
+    for (int i = 0; i < made; i++) dnnl_memory_destroy(arguments[i].memory);
+    description_free(&flat);
+    descriptions_free(&d);
+    return done;
+}
+
+bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
+                 const float *bias, void *c)
+{
+    if (plan->primitive == NULL) {
+        ms_gemm_f32(plan->gemm, shape, a, b, c);
+        return true;
+    }
+    if (plan->gemm->set_threads != NULL) plan->gemm->set_threads(1);
+    return execute(plan, shape, thread, a, b, bias, c);
+}
+
+#else
+typedef int ms_gemm_onednn_is_not_built;   /* C has no empty files */
+#endif

@@ -1,0 +1,98 @@
+/* row.h: 16 elements of any float dtype as f32 lanes, and back, for the files of isa/.
+ *
+ * A kernel that reads and writes rows works in f32 only and names the dtype at its edges. Conversions give the same bits on every
+ * instruction set: bf16 by integer arithmetic, f16 by the hardware's exact instruction or the same rounding in software.
+ */
+#ifndef MOONSHARD_TENSOR_CPU_ROW_H
+#define MOONSHARD_TENSOR_CPU_ROW_H
+
+#include "moonshard/tensor.h"
+#include "tensor/cpu/vector_math.h"
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+typedef uint16_t ms_v16h __attribute__((vector_size(32)));
+typedef uint16_t ms_v16h_any __attribute__((vector_size(32), aligned(2), may_alias));
+
+MS_VECTOR ms_v16f ms_v_from_bf16(ms_v16h h) { return (ms_v16f)(__builtin_convertvector(h, ms_v16u) << 16); }
+MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
+{
+    ms_v16u bits = (ms_v16u)v;
+    ms_v16u rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    ms_v16u nan = (ms_v16u)(v != v);
+    bits = (nan & (bits | 0x400000u)) | (~nan & rounded);
+    return __builtin_convertvector(bits >> 16, ms_v16h);
+}
+MS_VECTOR ms_v16f ms_v_from_f16(ms_v16h h)
+{
+    ms_v16f v;
+#if defined(__AVX512F__)
+    v = (ms_v16f)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+    union { ms_v16h h; __m128i part[2]; } x = { .h = h };
+    union { ms_v16f v; __m256 part[2]; } y = { .part = { _mm256_cvtph_ps(x.part[0]), _mm256_cvtph_ps(x.part[1]) } };
+    v = y.v;
+#else
+    for (int i = 0; i < MS_LANES; i++) v[i] = ms_float_from_f16(h[i]);
+#endif
+    return v;
+}
+MS_VECTOR ms_v16h ms_v_to_f16(ms_v16f v)
+{
+    ms_v16h h;
+#if defined(__AVX512F__)
+    h = (ms_v16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+    union { ms_v16f v; __m256 part[2]; } x = { .v = v };
+    union { ms_v16h h; __m128i part[2]; } y = { .part = { _mm256_cvtps_ph(x.part[0], _MM_FROUND_TO_NEAREST_INT),
+                                                          _mm256_cvtps_ph(x.part[1], _MM_FROUND_TO_NEAREST_INT) } };
+    h = y.h;
+#else
+    for (int i = 0; i < MS_LANES; i++) h[i] = ms_f16_from_float(v[i]);
+#endif
+    return h;
+}
+
+/* Elements i .. i + 15 of a row. */
+MS_VECTOR ms_v16f ms_row_get(ms_dtype dtype, const void *row, size_t i)
+{
+    if (dtype == MS_F32) return ms_v_load((const float *)row + i);
+    ms_v16h h = *(const ms_v16h_any *)((const uint16_t *)row + i);
+    return dtype == MS_BF16 ? ms_v_from_bf16(h) : ms_v_from_f16(h);
+}
+MS_VECTOR void ms_row_put(ms_dtype dtype, void *row, size_t i, ms_v16f v)
+{
+    if (dtype == MS_F32) ms_v_store((float *)row + i, v);
+    else *(ms_v16h_any *)((uint16_t *)row + i) = dtype == MS_BF16 ? ms_v_to_bf16(v) : ms_v_to_f16(v);
+}
+
+/* The last elements i .. n - 1 of a row, fewer than 16; lanes past them get `rest`. */
+MS_VECTOR ms_v16f ms_row_get_part(ms_dtype dtype, const void *row, size_t i, size_t n, float rest)
+{
+    ms_v16f v = ms_v_splat(rest);
+    for (size_t j = i; j < n; j++) {
+        if (dtype == MS_F32) v[j - i] = ((const float *)row)[j];
+        else if (dtype == MS_BF16) v[j - i] = ms_float_from_bf16(((const uint16_t *)row)[j]);
+        else v[j - i] = ms_float_from_f16(((const uint16_t *)row)[j]);
+    }
+    return v;
+}
+MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms_v16f v)
+{
+    for (size_t j = i; j < n; j++) {
+        if (dtype == MS_F32) ((float *)row)[j] = v[j - i];
+        else if (dtype == MS_BF16) ((uint16_t *)row)[j] = ms_bf16_from_float(v[j - i]);
+        else ((uint16_t *)row)[j] = ms_f16_from_float(v[j - i]);
+    }
+}
+
+/* A function body for each dtype, so that the dtype is a constant inside: `call` uses the constant D. */
+#define MS_ROW_SWITCH(dtype, call) \
+    do { \
+        if ((dtype) == MS_F32) { enum { D = MS_F32 }; call; } \
+        else if ((dtype) == MS_BF16) { enum { D = MS_BF16 }; call; } \
+        else { enum { D = MS_F16 }; call; } \
+    } while (0)
+
+#endif
