@@ -1,0 +1,187 @@
+/* elementwise.c: inner loops of the elementwise kernels, compiled once for each instruction set. */
+#include "tensor/cpu/elementwise.h"
+#include "tensor/cpu/vector_math.h"
+
+#include <math.h>
+
+/* A kernel is its formula in a, b, c (16 lanes each), v = value and h = high. A last part of fewer than 16 elements runs through
+ * the same formula, so that a result does not depend on where its element lies. */
+#define LOOP(load_b, load_c, formula) \
+    const ms_v16f v = ms_v_splat(s->value), h = ms_v_splat(s->high); \
+    (void)v, (void)h, (void)pb, (void)pc; \
+    size_t i = 0; \
+    for (; i + MS_LANES <= n; i += MS_LANES) { \
+        ms_v16f a = ms_v_load(pa + i), b = load_b(pb, i, MS_LANES), c = load_c(pc, i, MS_LANES); \
+        (void)b, (void)c; \
+        ms_v_store(out + i, formula); \
+    } \
+    if (i < n) { \
+        ms_v16f a = ms_v_load_part(pa + i, n - i), b = load_b(pb, i, n - i), c = load_c(pc, i, n - i); \
+        (void)b, (void)c; \
+        ms_v_store_part(out + i, formula, n - i); \
+    }
+#define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
+#define NOTHING(p, i, n) ms_v_splat(0.0f)
+
+#define KERNEL(name, load_b, load_c, formula) \
+    static void f32_##name(float *out, const float *pa, const float *pb, const float *pc, size_t n, const ms_elementwise_scalars *s) \
+    { \
+        LOOP(load_b, load_c, formula) \
+    }
+#define ONE(name, formula) KERNEL(name, NOTHING, NOTHING, formula)
+#define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
+#define THREE(name, formula) KERNEL(name, FETCH, FETCH, formula)
+
+#define GELU_SCALE 0.7978845608f     /* sqrt(2 / pi) */
+#define GELU_CUBE 0.044715f
+
+MS_VECTOR ms_v16f truth(ms_v16i mask) { return (ms_v16f)(mask & (ms_v16i)ms_v_splat(1.0f)); }
+MS_VECTOR ms_v16f keep(ms_v16i mask, ms_v16f x) { return (ms_v16f)(mask & (ms_v16i)x); }
+MS_VECTOR ms_v16f sign(ms_v16f x) { return truth(x > 0.0f) - truth(x < 0.0f); }
+
+/* 0.5 (1 + tanh u) is sigmoid(2u), which keeps its relative accuracy where u is far below 0. */
+MS_VECTOR ms_v16f gelu_gate(ms_v16f x) { return ms_v_sigmoid((2.0f * GELU_SCALE) * (x + GELU_CUBE * x * x * x)); }
+MS_VECTOR ms_v16f gelu_slope(ms_v16f x)
+{
+    /* From |x| = 16 on the slope is 0 or 1; without the bound x^2 would overflow and infinity * 0 be NaN. */
+    x = ms_v_select(x > 16.0f, ms_v_splat(16.0f), x);
+    x = ms_v_select(x < -16.0f, ms_v_splat(-16.0f), x);
+    ms_v16f gate = gelu_gate(x);
+    return gate + gate * (1.0f - gate) * x * (2.0f * GELU_SCALE) * (1.0f + (3.0f * GELU_CUBE) * x * x);
+}
+MS_VECTOR ms_v16f gelu_erf_gate(ms_v16f x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
+MS_VECTOR ms_v16f gelu_erf_slope(ms_v16f x)
+{
+    x = ms_v_select(x > 16.0f, ms_v_splat(16.0f), x);
+    x = ms_v_select(x < -16.0f, ms_v_splat(-16.0f), x);
+    return gelu_erf_gate(x) + x * 0.3989422804f * ms_v_exp(-0.5f * x * x);
+}
+MS_VECTOR ms_v16f silu_slope(ms_v16f x)
+{
+    ms_v16f gate = ms_v_sigmoid(x);
+    return gate * (1.0f + x * (1.0f - gate));
+}
+/* Lane by lane through the C library: powers of any base and exponent are rare, and hard to get right. */
+MS_VECTOR ms_v16f power(ms_v16f x, float y)
+{
+    ms_v16f z;
+    for (int i = 0; i < MS_LANES; i++) z[i] = powf(x[i], y);
+    return z;
+}
+/* Gradient of (sum |x|^p)^(1/p) = y; 0 where x or y is 0. p = 2 needs no power. */
+MS_VECTOR ms_v16f p_norm_slope(ms_v16f x, ms_v16f y, float p)
+{
+    ms_v16f z = p == 2.0f ? x / y : ms_v_copysign(ms_v_pow_positive(ms_v_abs(x) / y, p - 1.0f), x);
+    return keep((x != 0.0f) & (y != 0.0f), z);
+}
+
+ONE(cast, a)
+ONE(neg, -a)
+ONE(exp, ms_v_exp(a))
+ONE(log, ms_v_log(a))
+ONE(sqrt, ms_v_sqrt(a))
+ONE(rsqrt, 1.0f / ms_v_sqrt(a))
+ONE(square, a * a)
+ONE(abs, ms_v_abs(a))
+ONE(sign, sign(a))
+ONE(relu, (ms_v16f)(~(a < 0.0f) & (ms_v16i)a))
+ONE(gelu, a * gelu_gate(a))
+ONE(gelu_erf, a * gelu_erf_gate(a))
+ONE(silu, a * ms_v_sigmoid(a))
+ONE(tanh, ms_v_tanh(a))
+ONE(sigmoid, ms_v_sigmoid(a))
+ONE(pow, power(a, s->value))
+ONE(clamp, ms_v_min(ms_v_max(a, v), h))
+ONE(is_finite, truth(ms_v_abs(a) < __builtin_inff()))
+TWO(add, a + v * b)
+TWO(sub, a - v * b)
+TWO(mul, a * b)
+TWO(div, a / b)
+TWO(scaled_mul, v * (a * b))
+TWO(scaled_div, v * (a / b))
+TWO(maximum, ms_v_max(a, b))
+TWO(minimum, ms_v_min(a, b))
+TWO(swiglu, a * (b * ms_v_sigmoid(b)))
+TWO(eq, truth(a == b))
+TWO(ne, truth(a != b))
+TWO(lt, truth(a < b))
+TWO(le, truth(a <= b))
+TWO(gt, truth(a > b))
+TWO(ge, truth(a >= b))
+THREE(lerp, a + c * (b - a))
+THREE(addcmul, a + v * (b * c))
+THREE(addcdiv, a + v * (b / c))
+THREE(where, ms_v_select(a != 0.0f, b, c))
+TWO(sqrt_backward, 0.5f * b / a)
+TWO(rsqrt_backward, -0.5f * b * (a * a * a))
+TWO(relu_backward, keep(a > 0.0f, b))
+TWO(tanh_backward, b * (1.0f - a * a))
+TWO(sigmoid_backward, b * (a * (1.0f - a)))
+TWO(square_backward, 2.0f * a * b)
+TWO(abs_backward, sign(a) * b)
+TWO(gelu_backward, b * gelu_slope(a))
+TWO(gelu_erf_backward, b * gelu_erf_slope(a))
+TWO(silu_backward, b * silu_slope(a))
+TWO(pow_backward, b * (v * power(a, s->value - 1.0f)))
+TWO(clamp_backward, keep((a >= v) & (a <= h), b))
+THREE(div_backward, -v * a * (b / c) / c)
+THREE(maximum_backward, keep(a > b, c) + keep(a == b, 0.5f * c))
+THREE(minimum_backward, keep(a < b, c) + keep(a == b, 0.5f * c))
+THREE(swiglu_backward, c * a * silu_slope(b))
+TWO(lerp_backward, a - a * b)
+THREE(difference_mul, c * (b - a))
+THREE(p_norm_backward, c * p_norm_slope(a, b, s->value))
+
+/* Integers: sums and products wrap, which unsigned arithmetic does in C. */
+#define WHOLE(name, formula) \
+    static void i64_##name(int64_t *out, const int64_t *pa, const int64_t *pb, const int64_t *pc, size_t n, const ms_elementwise_scalars *s) \
+    { \
+        const int64_t v = s->whole_value, h = s->whole_high; \
+        (void)v, (void)h, (void)pb, (void)pc; \
+        for (size_t i = 0; i < n; i++) out[i] = (int64_t)(formula); \
+    }
+#define A pa[i]
+#define B pb[i]
+#define C pc[i]
+#define U(x) ((uint64_t)(x))
+
+static inline uint64_t whole_power(int64_t base, int64_t exponent)
+{
+    uint64_t power_of_base = (uint64_t)base, result = 1;
+    for (uint64_t e = (uint64_t)exponent; e != 0; e >>= 1, power_of_base *= power_of_base)
+        if (e & 1) result *= power_of_base;
+    return result;
+}
+
+WHOLE(cast, A)
+WHOLE(neg, -U(A))
+WHOLE(square, U(A) * U(A))
+WHOLE(abs, A < 0 ? -U(A) : U(A))
+WHOLE(sign, (A > 0) - (A < 0))
+WHOLE(relu, A > 0 ? A : 0)
+WHOLE(pow, whole_power(A, v))
+WHOLE(clamp, A < v ? v : A > h ? h : A)
+WHOLE(is_finite, A == A)
+WHOLE(add, U(A) + U(v) * U(B))
+WHOLE(sub, U(A) - U(v) * U(B))
+WHOLE(mul, U(A) * U(B))
+WHOLE(maximum, A > B ? A : B)
+WHOLE(minimum, A < B ? A : B)
+WHOLE(eq, A == B)
+WHOLE(ne, A != B)
+WHOLE(lt, A < B)
+WHOLE(le, A <= B)
+WHOLE(gt, A > B)
+WHOLE(ge, A >= B)
+WHOLE(addcmul, U(A) + U(v) * U(B) * U(C))
+WHOLE(where, A != 0 ? B : C)
+
+#define F32_ENTRY(name) [MS_KERNEL_##name] = f32_##name,
+#define I64_ENTRY(name) [MS_KERNEL_##name] = i64_##name,
+
+const ms_elementwise_kernels MS_ISA_NAME(ms_elementwise_kernels) = {
+    .f32 = { MS_ELEMENTWISE_KERNELS(F32_ENTRY) },
+    .i64 = { I64_ENTRY(cast) I64_ENTRY(neg) I64_ENTRY(square) I64_ENTRY(abs) I64_ENTRY(sign) I64_ENTRY(relu) I64_ENTRY(pow) I64_ENTRY(clamp)
+             I64_ENTRY(is_finite) I64_ENTRY(add) I64_ENTRY(sub) I64_ENTRY(mul) I64_ENTRY(maximum) I64_ENTRY(minimum) I64_ENTRY(eq) I64_ENTRY(ne)
+             I64_ENTRY(lt) I64_ENTRY(le) I64_ENTRY(gt) I64_ENTRY(ge) I64_ENTRY(addcmul) I64_ENTRY(where) },
+};

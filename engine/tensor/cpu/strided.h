@@ -1,0 +1,80 @@
+/* strided.h: walking a strided loop in chunks, and how work is cut into tiles. For the task files of cpu/. */
+#ifndef MOONSHARD_TENSOR_CPU_STRIDED_H
+#define MOONSHARD_TENSOR_CPU_STRIDED_H
+
+#include "tensor/loop.h"
+
+#include <string.h>
+
+/* Below this many bytes in all, waking a helper costs more than it saves. */
+#define MS_TILES_MIN_BYTES (256 * 1024)
+#define MS_TILE_ELEMENTS (64 * 1024)
+#define MS_CHUNK 512                /* elements staged at once: a few of these buffers stay in the first-level cache */
+
+/* The number of tiles depends on sizes only, so that results never depend on threads. */
+static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
+{
+    if (bytes < MS_TILES_MIN_BYTES || elements < 8) return elements > 0;
+    int64_t tiles = (elements + MS_TILE_ELEMENTS - 1) / MS_TILE_ELEMENTS;
+    return tiles < 8 ? 8 : tiles > 65536 ? 65536 : (uint32_t)tiles;
+}
+
+/* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line of f32. */
+static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t index)
+{
+    if (index >= tiles) return elements;
+    int64_t each = (elements / tiles + 63) / 64 * 64, begin = each * index;
+    return begin < elements ? begin : elements;
+}
+
+/* A position in a loop: coordinates, and each operand's offset in elements. */
+typedef struct ms_cursor { int64_t at[MS_DIMS_MAX], offset[MS_LOOP_OPERANDS]; } ms_cursor;
+
+static inline void ms_cursor_set(const ms_loop *loop, int64_t position, ms_cursor *cursor)
+{
+    memset(cursor, 0, sizeof *cursor);
+    for (uint32_t d = loop->dims; d-- > 0;) {
+        cursor->at[d] = position % loop->shape[d];
+        position /= loop->shape[d];
+        for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) cursor->offset[k] += cursor->at[d] * loop->strides[k][d];
+    }
+}
+
+/* Elements left in the current innermost row. */
+static inline int64_t ms_cursor_row(const ms_loop *loop, const ms_cursor *cursor)
+{
+    return loop->shape[loop->dims - 1] - cursor->at[loop->dims - 1];
+}
+
+/* Moves on by count elements of the row; at its end to the next row. */
+static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int64_t count)
+{
+    uint32_t d = loop->dims - 1;
+    cursor->at[d] += count;
+    for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) cursor->offset[k] += count * loop->strides[k][d];
+    while (cursor->at[d] == loop->shape[d] && d > 0) {
+        for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++)
+            cursor->offset[k] += loop->strides[k][d - 1] - loop->shape[d] * loop->strides[k][d];
+        cursor->at[d] = 0;
+        cursor->at[--d]++;
+    }
+}
+
+/* n elements of `size` bytes (1, 2, 4 or 8), steps in elements. */
+static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t n, size_t size)
+{
+#define MS_COPY_AS(type) \
+    { \
+        type *out = to; \
+        const type *in = from; \
+        for (int64_t i = 0; i < n; i++) out[i * to_step] = in[i * from_step]; \
+    }
+    if (to_step == 1 && from_step == 1) memmove(to, from, (size_t)n * size);
+    else if (size == 4) MS_COPY_AS(uint32_t)
+    else if (size == 2) MS_COPY_AS(uint16_t)
+    else if (size == 8) MS_COPY_AS(uint64_t)
+    else MS_COPY_AS(uint8_t)
+#undef MS_COPY_AS
+}
+
+#endif

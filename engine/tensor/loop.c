@@ -1,0 +1,79 @@
+/* loop.c: collapsing nests of strided loops. */
+#include "tensor/loop.h"
+
+#include <string.h>
+
+void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int64_t *strides)
+{
+    memset(loop, 0, sizeof *loop);
+    loop->dims = dims;
+    for (uint32_t d = 0; d < dims; d++) {
+        loop->shape[d] = shape[d];
+        loop->strides[0][d] = strides[d];
+    }
+}
+
+void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape, const int64_t *strides)
+{
+    for (uint32_t d = 0; d < dims; d++)
+        loop->strides[index][loop->dims - dims + d] = shape[d] == 1 ? 0 : strides[d];
+}
+
+static void loop_swap(ms_loop *loop, uint32_t a, uint32_t b)
+{
+    int64_t size = loop->shape[a];
+    loop->shape[a] = loop->shape[b];
+    loop->shape[b] = size;
+    for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) {
+        int64_t stride = loop->strides[k][a];
+        loop->strides[k][a] = loop->strides[k][b];
+        loop->strides[k][b] = stride;
+    }
+}
+
+/* Dimension `from` takes the place of `to`. */
+static void loop_move(ms_loop *loop, uint32_t to, uint32_t from)
+{
+    loop->shape[to] = loop->shape[from];
+    for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) loop->strides[k][to] = loop->strides[k][from];
+}
+
+/* Whether all operands step over dimension d exactly as if it and the next one, d + 1, were one. */
+static bool loop_joins(const ms_loop *loop, uint32_t operands, uint32_t d, uint32_t next)
+{
+    for (uint32_t k = 0; k < operands; k++)
+        if (loop->strides[k][d] != loop->strides[k][next] * loop->shape[next]) return false;
+    return true;
+}
+
+void ms_loop_collapse(ms_loop *loop, uint32_t operands)
+{
+    uint32_t dims = 0;
+    for (uint32_t d = 0; d < loop->dims; d++)
+        if (loop->shape[d] != 1) loop_move(loop, dims++, d);
+    /* Insertion sort, stable, so that a contiguous result keeps its order. */
+    for (uint32_t d = 1; d < dims; d++)
+        for (uint32_t i = d; i > 0 && loop->strides[0][i - 1] < loop->strides[0][i]; i--) loop_swap(loop, i - 1, i);
+    uint32_t last = 0;
+    for (uint32_t d = 1; d < dims; d++) {
+        if (loop_joins(loop, operands, last, d)) {
+            int64_t size = loop->shape[last];
+            loop_move(loop, last, d);
+            loop->shape[last] *= size;
+        } else {
+            loop_move(loop, ++last, d);
+        }
+    }
+    if (dims == 0) {
+        loop->shape[0] = 1;
+        for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) loop->strides[k][0] = 1;
+    }
+    loop->dims = dims == 0 ? 1 : last + 1;
+}
+
+int64_t ms_loop_count(const ms_loop *loop)
+{
+    int64_t count = 1;
+    for (uint32_t d = 0; d < loop->dims; d++) count *= loop->shape[d];
+    return count;
+}
