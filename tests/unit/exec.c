@@ -1,0 +1,538 @@
+/* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution core. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <time.h>
+
+#include "fault_os.h"
+#include "moonshard/exec.h"
+
+static ms_engine *make_engine(const char *device, bool strict, uint32_t threads)
+{
+    ms_engine_options options = { .device = device, .strict = strict, .threads = threads };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+static ms_stream *stream_of(ms_engine *engine, const char *name)
+{
+    ms_stream *stream = NULL;
+    assert_int_equal(ms_engine_stream(engine, name, &stream), MS_OK);
+    return stream;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- small tasks */
+
+typedef struct gate { _Atomic int open; } gate;
+typedef struct add_args { int64_t *to; const int64_t *from; int64_t value; gate *wait, *opens; } add_args;
+
+/* *to = *from + value (or *to + value), after the gate opens; PENDING until then, so nothing sleeps. */
+static ms_task_result add_run(ms_run *run, void *arguments)
+{
+    (void)run;
+    add_args *args = arguments;
+    if (args->wait && !atomic_load(&args->wait->open)) return MS_TASK_PENDING;
+    *args->to = (args->from ? *args->from : *args->to) + args->value;
+    if (args->opens) atomic_store(&args->opens->open, 1);
+    return MS_TASK_DONE;
+}
+
+static ms_task_result fail_run(ms_run *run, void *arguments)
+{
+    (void)arguments;
+    ms_run_fail(run, MS_ERROR_ARGUMENT, "index 7 outside 0..3");
+    return MS_TASK_FAILED;
+}
+
+static const ms_task add_task = { .name = "add", .function = add_run, .args_bytes = sizeof(add_args) };
+static const ms_task fail_task = { .name = "bad_gather", .function = fail_run };
+
+static ms_access whole(ms_storage *storage, uint8_t mode) { return (ms_access){ .storage = storage, .cells = 1, .mode = mode }; }
+
+static ms_status add(ms_stream *stream, ms_storage *to, ms_storage *from, int64_t value, gate *wait)
+{
+    add_args args = { .to = ms_storage_data(to), .from = from ? ms_storage_data(from) : NULL, .value = value, .wait = wait };
+    ms_access accesses[2] = { whole(to, MS_WRITE) };
+    if (from) accesses[1] = whole(from, MS_READ);
+    return ms_stream_enqueue(stream, &add_task, &args, accesses, from ? 2 : 1, (ms_task_cost){ .flops = 1, .bytes = 8 }, NULL);
+}
+
+static int64_t value_of(ms_engine *engine, ms_storage *storage)
+{
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    return *(int64_t *)ms_storage_data(storage);
+}
+
+static ms_storage *cell_of(ms_stream *stream, size_t bytes)
+{
+    ms_storage *storage = NULL;
+    assert_int_equal(ms_storage_new(stream, bytes, &storage), MS_OK);
+    return storage;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- streams */
+
+static void enqueue_returns_before_the_task_runs(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *compute = ms_engine_current(engine);
+    ms_storage *cell = cell_of(compute, 8);
+    gate closed = { 0 };
+    add_args set = { .to = ms_storage_data(cell), .value = 5, .wait = &closed };
+    *(int64_t *)ms_storage_data(cell) = 0;
+    ms_access access = whole(cell, MS_WRITE);
+    ms_point point;
+    assert_int_equal(ms_stream_enqueue(compute, &add_task, &set, &access, 1, (ms_task_cost){ 0 }, &point), MS_OK);
+    assert_false(ms_point_reached(engine, point));     /* it cannot be done: its gate is closed */
+    atomic_store(&closed.open, 1);
+    assert_int_equal(ms_point_sync(engine, point), MS_OK);
+    assert_int_equal(value_of(engine, cell), 5);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+static void a_stream_keeps_order_past_its_ring(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *compute = ms_engine_current(engine);
+    ms_storage *cell = cell_of(compute, 8);
+    *(int64_t *)ms_storage_data(cell) = 0;
+    for (int i = 0; i < 5000; i++) assert_int_equal(add(compute, cell, NULL, 1, NULL), MS_OK);
+    assert_int_equal(value_of(engine, cell), 5000);
+    assert_true(ms_engine_flops(engine) == 5000);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+static void streams_run_side_by_side(void **state)
+{
+    (void)state;
+    /* The first stream's task waits for a gate that a later task of the other stream opens: only streams that overlap can finish. */
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *x = cell_of(a, 8), *y = cell_of(b, 8);
+    gate *first = calloc(1, sizeof *first);
+    *(int64_t *)ms_storage_data(x) = *(int64_t *)ms_storage_data(y) = 0;
+    assert_int_equal(add(a, x, NULL, 1, first), MS_OK);
+    add_args open = { .to = ms_storage_data(y), .value = 1, .opens = first };
+    ms_access access = whole(y, MS_WRITE);
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &open, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(value_of(engine, x), 1);
+    free(first);
+    ms_storage_release(x);
+    ms_storage_release(y);
+    ms_engine_free(engine);
+}
+
+static void hazards_order_streams(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 2);
+    ms_stream *streams[3] = { ms_engine_current(engine), stream_of(engine, "one"), stream_of(engine, "two") };
+    ms_storage *cells[4];
+    int64_t model[4];
+    uint64_t draw = 12345;
+    for (int i = 0; i < 4; i++) {
+        cells[i] = cell_of(streams[0], 8);
+        model[i] = i;
+        add_args set = { .to = ms_storage_data(cells[i]), .from = &model[i], .value = 0 };
+        ms_access access = whole(cells[i], MS_WRITE);
+        assert_int_equal(ms_stream_enqueue(streams[0], &add_task, &set, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    }
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    /* A random program on random streams gives what the same program gives in order. */
+    for (int i = 0; i < 3000; i++) {
+        draw = draw * 6364136223846793005u + 1442695040888963407u;
+        int to = (int)(draw >> 33) & 3, from = (int)(draw >> 40) & 3, on = (int)((draw >> 50) % 3);
+        if (to == from) { assert_int_equal(add(streams[on], cells[to], NULL, i, NULL), MS_OK); model[to] += i; }
+        else { assert_int_equal(add(streams[on], cells[to], cells[from], i, NULL), MS_OK); model[to] = model[from] + i; }
+    }
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(value_of(engine, cells[i]), model[i]);
+        ms_storage_release(cells[i]);
+    }
+    ms_engine_free(engine);
+}
+
+static void strict_mode_names_a_missing_wait(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", true, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side"), *c = stream_of(engine, "third");
+    ms_storage *cell = cell_of(a, 8);
+    assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
+    assert_int_equal(add(b, cell, NULL, 1, NULL), MS_ERROR_HAZARD);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "\"side\""));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "\"compute\""));
+    ms_event *event = NULL;
+    assert_int_equal(ms_event_record(a, &event), MS_OK);
+    assert_int_equal(ms_event_wait(event, b), MS_OK);
+    assert_int_equal(add(b, cell, NULL, 1, NULL), MS_OK);
+    ms_event *second = NULL;
+    assert_int_equal(ms_event_record(b, &second), MS_OK);
+    assert_int_equal(ms_event_wait(second, c), MS_OK);     /* c is after a too, through b */
+    assert_int_equal(add(c, cell, NULL, 1, NULL), MS_OK);
+    ms_engine_set_script(engine, 1);                       /* a script's call gets its wait */
+    assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
+    ms_event_free(event);
+    ms_event_free(second);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+static void cells_of_one_storage_do_not_wait_for_each_other(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", true, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *cell = cell_of(a, 300);
+    const size_t bad[] = { 100, 200 }, ends[] = { 100, 300 };
+    assert_int_equal(ms_storage_split(cell, bad, 2), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_storage_split(cell, ends, 2), MS_OK);
+    uint16_t first, count;
+    ms_storage_cells(cell, 0, 100, &first, &count);
+    assert_int_equal(first, 0);
+    assert_int_equal(count, 1);
+    ms_storage_cells(cell, 99, 101, &first, &count);
+    assert_int_equal(count, 2);
+    ms_storage_cells(cell, 100, 300, &first, &count);
+    assert_int_equal(first, 1);
+    assert_int_equal(count, 1);
+    add_args args = { .to = ms_storage_data(cell), .value = 1 };
+    ms_access low = { .storage = cell, .first_cell = 0, .cells = 1, .mode = MS_WRITE }, high = { .storage = cell, .first_cell = 1, .cells = 1, .mode = MS_WRITE };
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    args.to += 16;
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &high, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL), MS_ERROR_HAZARD);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ errors */
+
+static void a_failed_task_is_reported_with_its_reason(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *cell = cell_of(a, 8), *other = cell_of(a, 8);
+    ms_access access = whole(cell, MS_WRITE);
+    uint32_t script = 0;
+    assert_int_equal(ms_strings_add(ms_engine_strings(engine), "train.lua:12", 12, &script), MS_OK);
+    assert_int_equal(add(a, other, NULL, 0, NULL), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_engine_set_script(engine, script);
+    assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    ms_engine_set_script(engine, 0);
+    ms_status later = add(b, other, cell, 1, NULL);        /* refused at once, or skipped because what it waits for failed */
+    assert_true(later == MS_OK || later == MS_ERROR_ARGUMENT);
+    if (later == MS_OK) assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
+    assert_string_equal(ms_engine_error(engine)->operation, "bad_gather");
+    assert_string_equal(ms_engine_error(engine)->message, "index 7 outside 0..3, enqueued at train.lua:12");
+    /* What was not written stays unusable; other memory can be used again. */
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &(add_args){ .to = ms_storage_data(cell) }, &(ms_access){ .storage = cell, .cells = 1, .mode = MS_READ }, 1,
+                                       (ms_task_cost){ 0 }, NULL), MS_ERROR_TASK);
+    ms_storage *fresh = cell_of(a, 8);
+    assert_int_equal(add(a, fresh, NULL, 1, NULL), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_storage_release(fresh);
+    ms_storage_release(cell);
+    ms_storage_release(other);
+    ms_engine_free(engine);
+}
+
+static void waiting_for_the_future_is_an_error(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine);
+    assert_int_equal(ms_stream_wait(a, (ms_point){ .stream = 0, .seq = 1 }), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_point_sync(engine, (ms_point){ .stream = 3, .seq = 1 }), MS_ERROR_ARGUMENT);
+    ms_engine_forbid_sync(engine, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_STATE);
+    ms_engine_forbid_sync(engine, -1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_engine_free(engine);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- pool */
+
+/* The same program of allocations on two streams; returns a hash of all decisions. */
+static uint64_t allocation_program(ms_engine *engine)
+{
+    ms_stream *streams[2] = { ms_engine_current(engine), stream_of(engine, "side") };
+    ms_storage *held[40] = { 0 };
+    uint64_t hash = 0, draw = 99;
+    char *base = NULL;
+    for (int i = 0; i < 4000; i++) {
+        draw = draw * 6364136223846793005u + 1442695040888963407u;
+        int at = (int)((draw >> 33) % 40), on = (int)(draw >> 60) & 1;
+        size_t bytes = (size_t)1 << ((draw >> 40) % 18);
+        ms_storage_release(held[at]);
+        held[at] = cell_of(streams[on], bytes < 8 ? 8 : bytes);
+        if (!base) base = ms_storage_data(held[at]);
+        uint64_t facts[2] = { (uint64_t)((char *)ms_storage_data(held[at]) - base), ms_engine_memory(engine).peak };
+        hash = ms_hash(facts, sizeof facts, hash);
+        assert_int_equal(add(streams[on], held[at], held[(at + 1) % 40] && held[(at + 1) % 40] != held[at] ? held[(at + 1) % 40] : NULL, 0, NULL), MS_OK);
+    }
+    for (int i = 0; i < 40; i++) ms_storage_release(held[i]);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_memory memory = ms_engine_memory(engine);
+    assert_int_equal(memory.live, 0);
+    return ms_hash(&memory, sizeof memory.live * 3, hash);
+}
+
+static void addresses_and_peak_are_the_same_in_every_run_and_in_sim(void **state)
+{
+    (void)state;
+    uint64_t hashes[3];
+    for (int i = 0; i < 3; i++) {
+        ms_engine *engine = make_engine(i == 2 ? "sim" : "cpu", false, 1);
+        hashes[i] = allocation_program(engine);
+        ms_engine_free(engine);
+    }
+    assert_int_equal(hashes[0], hashes[1]);
+    assert_int_equal(hashes[0], hashes[2]);
+}
+
+static void freed_memory_is_reused_in_stream_order(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *first = cell_of(a, 1 << 20);
+    void *address = ms_storage_data(first);
+    assert_int_equal(add(a, first, NULL, 1, NULL), MS_OK);
+    ms_storage_release(first);
+    ms_storage *foreign = cell_of(b, 1 << 20);             /* b is not after a's use: new memory while there is room */
+    assert_ptr_not_equal(ms_storage_data(foreign), address);
+    ms_storage *second = cell_of(a, 1 << 20);              /* a is after its own use */
+    assert_ptr_equal(ms_storage_data(second), address);
+    assert_int_equal(ms_engine_memory(engine).live, 2 << 20);
+    ms_storage_release(foreign);
+    ms_storage_release(second);
+    ms_engine_free(engine);
+}
+
+static void over_the_limit_a_foreign_block_is_handed_over_with_a_wait(void **state)
+{
+    (void)state;
+    ms_engine_options options = { .device = "cpu", .threads = 1, .memory_bytes = 64 << 20 };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *first = cell_of(a, 48 << 20);
+    gate *closed = calloc(1, sizeof *closed);
+    assert_int_equal(add(a, first, NULL, 1, closed), MS_OK);
+    ms_storage_release(first);
+    ms_storage *second = cell_of(b, 48 << 20);
+    assert_int_equal(ms_engine_memory(engine).waits, 1);
+    assert_int_equal(add(b, second, NULL, 1, NULL), MS_OK);
+    assert_false(ms_point_reached(engine, ms_stream_last(b)));   /* b waits for a's task, whose gate is closed */
+    ms_storage *third = NULL;
+    assert_int_equal(ms_storage_new(a, 48 << 20, &third), MS_ERROR_MEMORY);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "live 50331648"));
+    assert_null(third);
+    atomic_store(&closed->open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    free(closed);
+    ms_storage_release(second);
+    ms_engine_free(engine);
+}
+
+/* ----------------------------------------------------------------------------------------------------- limits, steps, tiles, idle */
+
+static void in_flight_limits_make_the_stream_wait(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_inflight *limit = NULL;
+    assert_int_equal(ms_inflight_new(engine, "gathers", 2, 100, &limit), MS_OK);
+    assert_int_equal(ms_inflight_acquire(limit, b, 101), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_inflight_acquire(limit, b, 60), MS_OK);
+    assert_int_equal(ms_inflight_acquire(limit, b, 60), MS_ERROR_STATE);     /* nothing was released that it could wait for */
+    ms_storage *cell = cell_of(a, 8);
+    gate *closed = calloc(1, sizeof *closed);
+    assert_int_equal(add(a, cell, NULL, 1, closed), MS_OK);
+    assert_int_equal(ms_inflight_release(limit, ms_stream_last(a), 60), MS_OK);
+    assert_int_equal(ms_inflight_acquire(limit, b, 40), MS_OK);              /* fits beside it */
+    assert_int_equal(ms_stream_last(b).seq, 0);
+    assert_int_equal(ms_inflight_release(limit, (ms_point){ 0 }, 40), MS_OK);
+    assert_int_equal(ms_inflight_acquire(limit, b, 80), MS_OK);              /* waits for a */
+    assert_false(ms_point_reached(engine, ms_stream_last(b)));
+    atomic_store(&closed->open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_int_equal(ms_inflight_release(limit, (ms_point){ 0 }, 81), MS_ERROR_STATE);
+    ms_inflight_free(limit);
+    free(closed);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+static void mark_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    atomic_fetch_add((_Atomic int *)context + tile, 1);
+}
+
+typedef struct tiles_args { _Atomic int *counts; uint32_t tiles; } tiles_args;
+
+static ms_task_result tiles_run(ms_run *run, void *arguments)
+{
+    tiles_args *args = arguments;
+    ms_run_tiles(run, args->tiles, mark_tile, (void *)args->counts);
+    return MS_TASK_DONE;
+}
+
+static void every_tile_runs_once(void **state)
+{
+    (void)state;
+    static const ms_task task = { .name = "tiles", .function = tiles_run, .args_bytes = sizeof(tiles_args) };
+    for (uint32_t threads = 1; threads <= 4; threads++) {
+        ms_engine *engine = make_engine("cpu", false, threads);
+        ms_stream *streams[2] = { ms_engine_current(engine), stream_of(engine, "side") };
+        _Atomic int *counts = calloc(64, sizeof *counts);
+        for (int i = 0; i < 2000; i++)
+            assert_int_equal(ms_stream_enqueue(streams[i & 1], &task, &(tiles_args){ counts, (uint32_t)i % 64 + 1 }, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+        assert_int_equal(ms_engine_sync(engine), MS_OK);
+        for (int tile = 0; tile < 64; tile++) {
+            int expected = 0;
+            for (int i = 0; i < 2000; i++) expected += i % 64 >= tile;
+            assert_int_equal(counts[tile], expected);
+        }
+        free((void *)counts);
+        ms_engine_free(engine);
+    }
+}
+
+static void an_idle_engine_uses_no_processor(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 2);
+    ms_storage *cell = cell_of(ms_engine_current(engine), 8);
+    assert_int_equal(add(ms_engine_current(engine), cell, NULL, 1, NULL), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    /* 200 ms of waiting for nothing: spinning threads would burn at least that much; ours spin 0.05 ms at most. */
+    const struct timespec pause = { .tv_nsec = 200000000 };
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    nanosleep(&pause, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used_ms = (double)(after.tv_sec - before.tv_sec) * 1e3 + (double)(after.tv_nsec - before.tv_nsec) / 1e6;
+    assert_true(used_ms < 20);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+static void traces_hold_times_in_order(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+    ms_storage *cell = cell_of(a, 8);
+    assert_int_equal(ms_trace_start(engine), MS_OK);
+    assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
+    assert_int_equal(add(b, cell, NULL, 1, NULL), MS_OK);
+    assert_int_equal(ms_trace_stop(engine), MS_OK);
+    assert_int_equal(ms_trace_count(engine), 3);           /* add, wait, add */
+    const ms_trace_record *first = ms_trace_get(engine, 0), *wait = ms_trace_get(engine, 1), *second = ms_trace_get(engine, 2);
+    assert_string_equal(first->name, "add");
+    assert_int_equal(wait->kind, MS_KIND_WAIT);
+    assert_true(first->enqueued_ns <= first->started_ns && first->started_ns <= first->finished_ns);
+    assert_true(second->started_ns >= first->finished_ns);
+    assert_int_equal(second->stream, ms_stream_index(b));
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
+
+/* A program over every call of exec.h that can fail; the first failure is passed on. */
+static ms_status program(const ms_os *os, ms_engine **engine)
+{
+    ms_engine_options options = { .os = os, .threads = 2 };
+    ms_error error;
+    ms_status status = ms_engine_new(&options, &error, engine);
+    if (status) {
+        assert_int_not_equal(error.message[0], 0);
+        return status;
+    }
+    ms_stream *a = ms_engine_current(*engine), *b = NULL;
+    ms_storage *one = NULL, *two = NULL;
+    ms_event *event = NULL;
+    ms_future *future = NULL;
+    ms_inflight *limit = NULL;
+    const size_t ends[] = { 4, 64 };
+    uint64_t before = ms_engine_memory(*engine).live;
+    status = ms_engine_stream(*engine, "side", &b);
+    if (!status) status = ms_storage_new(a, 64, &one);
+    if (!status) status = ms_storage_new(b, 64 << 20, &two);
+    if (!status) status = ms_storage_split(one, ends, 2);
+    if (!status) status = ms_trace_start(*engine);
+    if (!status) status = add(a, two, NULL, 1, NULL);
+    if (!status) status = add(b, two, NULL, 1, NULL);
+    if (!status) status = ms_trace_stop(*engine);
+    if (!status) status = ms_event_record(a, &event);
+    if (!status) status = ms_future_new(*engine, (ms_value){ 0 }, ms_stream_last(a), &future);
+    if (!status) status = ms_inflight_new(*engine, "limit", 2, 64, &limit);
+    if (!status) status = ms_inflight_acquire(limit, a, 1);
+    if (!status) status = ms_inflight_release(limit, ms_stream_last(a), 1);
+    if (!status) status = ms_engine_sync(*engine);
+    ms_inflight_free(limit);
+    ms_future_release(future);
+    ms_event_free(event);
+    ms_storage_release(one);
+    ms_storage_release(two);
+    assert_int_equal(ms_engine_memory(*engine).live, before);
+    return status;
+}
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    for (int forever = 0; forever < 2; forever++)
+        for (long n = 1;; n++) {
+            fault_os fault;
+            fault_os_init(&fault);
+            atomic_store(&fault.fail_at, n);
+            atomic_store(&fault.forever, forever);
+            ms_engine *engine = NULL;
+            ms_status status = program(&fault.table, &engine);
+            bool reached = atomic_load(&fault.calls) >= n;
+            ms_engine_free(engine);
+            assert_int_equal(atomic_load(&fault.live), 0);
+            if (!reached) { assert_int_equal(status, MS_OK); break; }
+            assert_true(n < 1000);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(enqueue_returns_before_the_task_runs),
+        cmocka_unit_test(a_stream_keeps_order_past_its_ring),
+        cmocka_unit_test(streams_run_side_by_side),
+        cmocka_unit_test(hazards_order_streams),
+        cmocka_unit_test(strict_mode_names_a_missing_wait),
+        cmocka_unit_test(cells_of_one_storage_do_not_wait_for_each_other),
+        cmocka_unit_test(a_failed_task_is_reported_with_its_reason),
+        cmocka_unit_test(waiting_for_the_future_is_an_error),
+        cmocka_unit_test(addresses_and_peak_are_the_same_in_every_run_and_in_sim),
+        cmocka_unit_test(freed_memory_is_reused_in_stream_order),
+        cmocka_unit_test(over_the_limit_a_foreign_block_is_handed_over_with_a_wait),
+        cmocka_unit_test(in_flight_limits_make_the_stream_wait),
+        cmocka_unit_test(every_tile_runs_once),
+        cmocka_unit_test(an_idle_engine_uses_no_processor),
+        cmocka_unit_test(traces_hold_times_in_order),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
