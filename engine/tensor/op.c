@@ -155,7 +155,7 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
     return status;
 }
 
-ms_status ms_op_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     if (tensor->contiguous) { *out = ms_tensor_retain(tensor); return MS_OK; }
     return ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);

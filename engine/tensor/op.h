@@ -68,7 +68,7 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor);         /* does nothi
 /* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs, then what is wrong and what would fit. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
 /* inputs[i] as a contiguous tensor (itself retained, or a copy): the caller releases it. */
-ms_status ms_op_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
+ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
 
 /* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages' versions. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,

@@ -317,7 +317,7 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     if (bytes != ms_tensor_bytes(tensor))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "read: %zu bytes are asked, the tensor has %zu", bytes, ms_tensor_bytes(tensor));
     ms_tensor *whole = NULL;
-    ms_status status = ms_op_contiguous(engine, tensor, &whole);
+    ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
     if (status) return status;
     ms_point writers[MS_STREAMS_MAX];
     size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
