@@ -1,0 +1,524 @@
+/* matmul.c: products of matrices: matmul, linear and linear_t, with gradients. The products themselves are gemm.h's. */
+#include "tensor/matmul.h"
+
+#include <string.h>
+
+#include "moonshard/ops.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
+
+/* --------------------------------------------------------------------------------------------------------------------- the kernel */
+
+/* Into how many tiles work of this size is cut. Few, large products are best: with two halves a core that is stolen for a moment holds
+ * up the other, and more than four cost some percent on two cores; large work is cut further for the sake of larger machines. */
+static uint32_t tiles_for(double flops)
+{
+    return flops < 2e6 ? 1 : flops < 2.5e9 ? 2 : flops < 4e10 ? 4 : flops < 4e11 ? 8 : 16;
+}
+
+/* A matrix that a library can read: inner stride 1 either way round. */
+static bool layout_of(const ms_tensor *t, bool *transposed, int64_t *row)
+{
+    int64_t rows = t->shape[t->dims - 2], columns = t->shape[t->dims - 1];
+    int64_t down = t->strides[t->dims - 2], across = t->strides[t->dims - 1];
+    if ((across == 1 || columns == 1) && (down >= columns || rows == 1)) {
+        *transposed = false;
+        *row = rows == 1 ? columns : down;
+        return true;
+    }
+    *transposed = true;
+    *row = columns == 1 ? rows : across;
+    return (down == 1 || rows == 1) && (across >= rows || columns == 1);
+}
+
+static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+{
+    bool transposed;
+    int64_t row;
+    if (!layout_of(tensor, &transposed, &row)) return ms_op_as_contiguous(engine, tensor, out);
+    *out = ms_tensor_retain(tensor);
+    return MS_OK;
+}
+
+/* The leading dimensions, those of size 1 dropped and neighbours joined where all three operands walk them as one. */
+static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_tensor *b, const ms_tensor *c)
+{
+    args->batches = 1;
+    for (uint32_t d = 0; d + 2 < c->dims; d++) {
+        int64_t size = c->shape[d];
+        args->batches *= size;
+        if (size == 1) continue;
+        int64_t sa = a->shape[d] == 1 ? 0 : a->strides[d], sb = b->shape[d] == 1 ? 0 : b->strides[d], sc = c->strides[d];
+        uint32_t last = args->batch_dims - 1;
+        bool follows = args->batch_dims > 0 && args->a_batch[last] == sa * size && args->b_batch[last] == sb * size && args->c_batch[last] == sc * size;
+        if (!follows) args->batch_shape[last = args->batch_dims++] = 1;
+        args->batch_shape[last] *= size;
+        args->a_batch[last] = sa;
+        args->b_batch[last] = sb;
+        args->c_batch[last] = sc;
+    }
+}
+
+/* Cuts the work by its shape alone: whole batches first, then rows, or columns where there are few rows. Never k. */
+static void cut(ms_matmul_args *args, double flops)
+{
+    int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
+    args->groups = (uint32_t)(args->batches < tiles ? args->batches : tiles);
+    int64_t wanted = tiles / args->groups;
+    args->split_columns = m < 32 * wanted && n > m;
+    int64_t whole = args->split_columns ? n : m, part = ((whole + wanted - 1) / wanted + 15) / 16 * 16;
+    if (part > whole) part = whole;
+    args->parts = (uint32_t)((whole + part - 1) / part);
+    args->last = whole - (int64_t)(args->parts - 1) * part;
+    if (args->split_columns) args->shape.n = part;
+    else args->shape.m = part;
+}
+
+static ms_status make_plans(ms_engine *engine, ms_gemm *gemm, ms_matmul_args *args)
+{
+    if (args->shape.k == 0 || !ms_gemm_supports(gemm, args->shape.in, args->shape.out)) return MS_OK;
+    ms_status status = ms_gemm_prepare(engine, gemm, &args->shape, &args->plan);
+    if (status) return status;
+    ms_gemm_shape last = args->shape;
+    if (args->split_columns) last.n = args->last;
+    else last.m = args->last;
+    return ms_gemm_prepare(engine, gemm, &last, &args->last_plan);
+}
+
+static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias, ms_tensor *out)
+{
+    ms_matmul_args args = { .a = ms_tensor_data(a), .b = ms_tensor_data(b), .c = ms_tensor_data(out), .bias = bias ? ms_tensor_data(bias) : NULL };
+    ms_gemm_shape *shape = &args.shape;
+    shape->m = out->shape[out->dims - 2];
+    shape->n = out->shape[out->dims - 1];
+    shape->k = a->shape[a->dims - 1];
+    layout_of(a, &shape->a_transposed, &shape->a_row);
+    layout_of(b, &shape->b_transposed, &shape->b_row);
+    shape->c_row = shape->m > 1 ? out->strides[out->dims - 2] : shape->n;
+    shape->in = (uint8_t)a->dtype;
+    shape->out = (uint8_t)out->dtype;
+    shape->bias = bias != NULL;
+    describe_batches(&args, a, b, out);
+    double flops = 2.0 * (double)out->count * (double)shape->k;
+    cut(&args, flops);
+    if (!ms_engine_is_sim(engine)) {
+        ms_gemm *gemm = NULL;
+        ms_status status = ms_gemm_get(engine, &gemm);
+        if (!status) status = make_plans(engine, gemm, &args);
+        if (status) return status;
+        args.gemm = gemm;
+    }
+    ms_tensor *reads[] = { a, b, bias };
+    ms_task_cost cost = { .flops = flops, .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 3, &out, 1, cost);
+}
+
+ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias, ms_tensor *out)
+{
+    if (out->count == 0) return MS_OK;
+    ms_tensor *left = NULL, *right = NULL, *wide = NULL;
+    ms_status status = readable(engine, a, &left);
+    if (!status) status = readable(engine, b, &right);
+    if (!status && bias) status = ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide);
+    if (!status) status = enqueue(engine, left, right, wide, out);
+    ms_tensor_release(left);
+    ms_tensor_release(right);
+    ms_tensor_release(wide);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- views */
+
+/* [..., rows, columns] as its transpose. */
+static ms_status swapped(ms_tensor *tensor, ms_tensor **out)
+{
+    int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
+    uint32_t last = tensor->dims - 1;
+    memcpy(shape, tensor->shape, sizeof shape);
+    memcpy(strides, tensor->strides, sizeof strides);
+    shape[last] = tensor->shape[last - 1];
+    shape[last - 1] = tensor->shape[last];
+    strides[last] = tensor->strides[last - 1];
+    strides[last - 1] = tensor->strides[last];
+    return ms_tensor_window(tensor, tensor->dims, shape, strides, 0, out);
+}
+
+/* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory, else a copy. */
+static ms_status flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+{
+    uint32_t last = tensor->dims - 1;
+    int64_t width = tensor->shape[last], rows = ms_shape_count(last, tensor->shape), step = 0, expected = 0;
+    bool regular = true;
+    for (uint32_t d = last; d-- > 0;) {
+        if (tensor->shape[d] == 1) continue;
+        if (step == 0) step = tensor->strides[d];
+        else if (tensor->strides[d] != expected) regular = false;
+        expected = tensor->strides[d] * tensor->shape[d];
+    }
+    if (rows > 1 && step == 0) regular = false;     /* an expanded dimension */
+    ms_tensor *source = NULL;
+    ms_status status = regular ? (source = ms_tensor_retain(tensor), MS_OK) : ms_op_as_contiguous(engine, tensor, &source);
+    if (status) return status;
+    int64_t shape[2] = { rows, width }, strides[2] = { regular && rows > 1 ? step : width, tensor->strides[last] };
+    if (!regular) strides[1] = 1;
+    status = ms_tensor_window(source, 2, shape, strides, 0, out);
+    ms_tensor_release(source);
+    return status;
+}
+
+/* A vector as a matrix of one row (or one column), and leading dimensions of size 1 up to `dims`. */
+static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_tensor **out)
+{
+    int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
+    uint32_t have = tensor->dims == 1 ? 2 : tensor->dims;
+    for (uint32_t d = 0; d < dims - have; d++) {
+        shape[d] = 1;
+        strides[d] = 0;
+    }
+    int64_t *s = shape + (dims - have), *t = strides + (dims - have);
+    if (tensor->dims == 1) {
+        s[column ? 0 : 1] = tensor->shape[0];
+        t[column ? 0 : 1] = tensor->strides[0];
+        s[column ? 1 : 0] = 1;
+        t[column ? 1 : 0] = 0;
+    } else {
+        memcpy(s, tensor->shape, have * sizeof *s);
+        memcpy(t, tensor->strides, have * sizeof *t);
+    }
+    return ms_tensor_window(tensor, dims, shape, strides, 0, out);
+}
+
+/* A new contiguous tensor's memory under another shape of as many elements. */
+static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape, ms_tensor **out)
+{
+    int64_t strides[MS_DIMS_MAX], stride = 1;
+    for (uint32_t d = dims; d-- > 0;) {
+        strides[d] = stride;
+        stride *= shape[d] > 1 ? shape[d] : 1;
+    }
+    return ms_tensor_window(tensor, dims, shape, strides, 0, out);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- matmul */
+
+/* What a product of these shapes is: all as matrices with `dims` dimensions, and the shape of the result. */
+typedef struct product {
+    uint32_t dims, out_dims;
+    int64_t full[MS_DIMS_MAX];          /* [batch ..., m, n] */
+    int64_t out[MS_DIMS_MAX];           /* the same without what a vector has not */
+} product;
+
+static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
+{
+    int64_t am[2] = { a->dims > 1 ? a->shape[a->dims - 2] : 1, a->shape[a->dims - 1] };
+    int64_t bm[2] = { b->dims > 1 ? b->shape[b->dims - 2] : b->shape[0], b->dims > 1 ? b->shape[b->dims - 1] : 1 };
+    uint32_t batch = 0;
+    if (am[1] != bm[0]) return false;
+    if (!ms_shape_broadcast(a->dims > 1 ? a->dims - 2 : 0, a->shape, b->dims > 1 ? b->dims - 2 : 0, b->shape, &batch, p->full)) return false;
+    p->full[batch] = am[0];
+    p->full[batch + 1] = bm[1];
+    p->dims = batch + 2;
+    memcpy(p->out, p->full, batch * sizeof *p->out);
+    p->out_dims = batch;
+    if (a->dims > 1) p->out[p->out_dims++] = am[0];
+    if (b->dims > 1) p->out[p->out_dims++] = bm[1];
+    return true;
+}
+
+static ms_tensor_info info_of(const ms_tensor *tensor)
+{
+    ms_tensor_info info = { .dtype = tensor->dtype, .dims = tensor->dims };
+    memcpy(info.shape, tensor->shape, sizeof info.shape);
+    return info;
+}
+
+/* a b into the contiguous out of shape [batch ..., m, n], all of them with as many dimensions. */
+static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out)
+{
+    /* One matrix on the right for all batches: the batches are only more rows. */
+    bool shared = ms_shape_count(b->dims - 2, b->shape) == 1;
+    if (!shared || out->dims == 2) return ms_matmul_into(engine, a, b, NULL, out);
+    ms_tensor *rows = NULL, *right = NULL, *flat = NULL;
+    bool whole = ms_shape_equal(a->dims - 2, a->shape, out->dims - 2, out->shape);
+    if (!whole) return ms_matmul_into(engine, a, b, NULL, out);
+    ms_status status = flattened(engine, a, &rows);
+    if (!status) status = ms_tensor_window(b, 2, b->shape + b->dims - 2, b->strides + b->dims - 2, 0, &right);
+    if (!status) status = flattened(engine, out, &flat);
+    if (!status) status = ms_matmul_into(engine, rows, right, NULL, flat);
+    ms_tensor_release(rows);
+    ms_tensor_release(right);
+    ms_tensor_release(flat);
+    return status;
+}
+
+/* The dtype that a product of these operands computes in. */
+static ms_dtype compute_dtype(ms_engine *engine, ms_dtype dtype)
+{
+    return dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
+}
+
+static ms_status matmul_check(const ms_op_call *call, product *p)
+{
+    const ms_tensor *a = call->inputs[0], *b = call->inputs[1];
+    if (!ms_dtype_is_float(a->dtype) || a->dtype != b->dtype) return ms_op_refuse(call, "both must have the same float dtype");
+    if (a->dims == 0 || b->dims == 0) return ms_op_refuse(call, "a number has no rows and columns: use mul");
+    ms_tensor_info ai = info_of(a), bi = info_of(b);
+    if (product_of(&ai, &bi, p)) return MS_OK;
+    int64_t k = a->shape[a->dims - 1], rows = b->shape[b->dims > 1 ? b->dims - 2 : 0];
+    if (k != rows) return ms_op_refuse(call, "the last dimension of the first (%lld) must equal the second to last of the second (%lld)", (long long)k, (long long)rows);
+    return ms_op_refuse(call, "the dimensions before the last two do not broadcast");
+}
+
+static ms_status matmul_forward(ms_op_call *call)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *cast[2] = { NULL }, *matrix[2] = { NULL }, *out = NULL, *full = NULL;
+    product p = { 0 };
+    ms_status status = matmul_check(call, &p);
+    if (status) return status;
+    ms_dtype dtype = call->inputs[0]->dtype, compute = compute_dtype(engine, dtype);
+    for (int i = 0; i < 2 && !status; i++) {
+        status = ms_tensor_cast_cached(engine, call->inputs[i], compute, false, &cast[i]);
+        if (!status) status = as_matrices(cast[i], p.dims, i == 1, &matrix[i]);
+    }
+    if (!status) status = ms_op_output(call, 0, dtype, p.out_dims, p.out, &out);
+    if (!status) status = reshaped(out, p.dims, p.full, &full);
+    if (!status) status = multiply(engine, matrix[0], matrix[1], full);
+    for (int i = 0; i < 2 && !status; i++) status = ms_op_save(call, cast[i]);
+    for (int i = 0; i < 2; i++) {
+        ms_tensor_release(matrix[i]);
+        ms_tensor_release(cast[i]);
+    }
+    ms_tensor_release(full);
+    return status;
+}
+
+/* Sums what broadcasting repeated, and takes the shape of the input. Releases `whole`. */
+static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_tensor_info *input, const ms_tensor *matrix, ms_tensor **out)
+{
+    ms_tensor_info as_matrix = info_of(matrix);
+    ms_tensor *summed = NULL;
+    ms_status status = ms_op_sum_to(engine, whole, &as_matrix, &summed);
+    ms_tensor_release(whole);
+    if (status) return status;
+    status = reshaped(summed, input->dims, input->shape, out);
+    ms_tensor_release(summed);
+    return status;
+}
+
+/* Gradient of the left operand: g b^T. */
+static ms_status left_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g, ms_tensor *a, ms_tensor *b)
+{
+    ms_tensor *b_swapped = NULL, *whole = NULL;
+    int64_t shape[MS_DIMS_MAX];
+    memcpy(shape, p->full, sizeof shape);
+    shape[p->dims - 1] = a->shape[a->dims - 1];
+    ms_status status = swapped(b, &b_swapped);
+    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, p->dims, shape, &whole);
+    if (!status) status = multiply(gradient->engine, g, b_swapped, whole);
+    ms_tensor_release(b_swapped);
+    if (status) ms_tensor_release(whole);
+    else status = finish_gradient(gradient->engine, whole, &gradient->inputs[0], a, &gradient->results[0]);
+    return status;
+}
+
+/* Gradient of the right operand: a^T g; if one matrix served all batches, their rows are one long sum. */
+static ms_status right_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g, ms_tensor *a, ms_tensor *b)
+{
+    ms_engine *engine = gradient->engine;
+    ms_tensor *a_swapped = NULL, *whole = NULL, *a_rows = NULL, *g_rows = NULL;
+    int64_t shape[MS_DIMS_MAX];
+    bool fold = ms_shape_count(b->dims - 2, b->shape) == 1 && ms_shape_equal(a->dims - 2, a->shape, p->dims - 2, p->full);
+    uint32_t dims = fold ? 2 : p->dims;
+    memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);
+    shape[dims - 2] = b->shape[b->dims - 2];
+    ms_status status = fold ? flattened(engine, a, &a_rows) : (a_rows = ms_tensor_retain(a), MS_OK);
+    if (!status) status = fold ? flattened(engine, g, &g_rows) : (g_rows = ms_tensor_retain(g), MS_OK);
+    if (!status) status = swapped(a_rows, &a_swapped);
+    if (!status) status = ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
+    if (!status) status = ms_matmul_into(engine, a_swapped, g_rows, NULL, whole);
+    if (status) ms_tensor_release(whole);
+    else if (fold) {
+        status = reshaped(whole, gradient->inputs[1].dims, gradient->inputs[1].shape, &gradient->results[1]);
+        ms_tensor_release(whole);
+    } else status = finish_gradient(engine, whole, &gradient->inputs[1], b, &gradient->results[1]);
+    ms_tensor_release(a_rows);
+    ms_tensor_release(g_rows);
+    ms_tensor_release(a_swapped);
+    return status;
+}
+
+/* The incoming gradient, contiguous, in the dtype of the saved operands. */
+static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_tensor **out)
+{
+    ms_tensor *cast = NULL;
+    ms_status status = ms_tensor_cast_cached(gradient->engine, gradient->gradients[0], dtype, false, &cast);
+    if (status) return status;
+    status = ms_op_as_contiguous(gradient->engine, cast, out);
+    ms_tensor_release(cast);
+    return status;
+}
+
+static ms_status matmul_backward(ms_op_gradient *gradient)
+{
+    ms_tensor *g = NULL, *full = NULL, *a = NULL, *b = NULL;
+    product p = { 0 };
+    product_of(&gradient->inputs[0], &gradient->inputs[1], &p);
+    ms_status status = incoming(gradient, gradient->saved[0]->dtype, &g);
+    if (!status) status = reshaped(g, p.dims, p.full, &full);
+    if (!status) status = as_matrices(gradient->saved[0], p.dims, false, &a);
+    if (!status) status = as_matrices(gradient->saved[1], p.dims, true, &b);
+    if (!status && gradient->needs[0]) status = left_gradient(gradient, &p, full, a, b);
+    if (!status && gradient->needs[1]) status = right_gradient(gradient, &p, full, a, b);
+    ms_tensor_release(g);
+    ms_tensor_release(full);
+    ms_tensor_release(a);
+    ms_tensor_release(b);
+    return status;
+}
+
+const ms_op ms_op_matmul = { .name = "matmul", .forward = matmul_forward, .backward = matmul_backward, .inputs_min = 2, .inputs_max = 2 };
+
+/* ------------------------------------------------------------------------------------------------------------------------- linear */
+
+static ms_tensor *bias_of(const ms_op_call *call) { return call->input_count > 2 ? call->inputs[2] : NULL; }
+
+static ms_status linear_check(const ms_op_call *call, int64_t *width)
+{
+    const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
+    bool turned = call->op == &ms_op_linear_t;
+    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype)) return ms_op_refuse(call, "all must have the same float dtype");
+    if (x->dims == 0 || w->dims != 2) return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
+    int64_t in = w->shape[turned ? 0 : 1];
+    *width = w->shape[turned ? 1 : 0];
+    if (x->shape[x->dims - 1] != in)
+        return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld", (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]", (long long)in);
+    if (bias && (bias->dims != 1 || bias->shape[0] != *width)) return ms_op_refuse(call, "the bias must have shape [%lld]", (long long)*width);
+    if (call->attributes.linear.activation != MS_ACTIVATION_NONE && call->attributes.linear.activation != MS_ACTIVATION_GELU)
+        return ms_op_refuse(call, "there is no activation %d", call->attributes.linear.activation);
+    return MS_OK;
+}
+
+/* The weight as [in, out], whichever way it is stored. */
+static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **out)
+{
+    if (op == &ms_op_linear) return swapped(weight, out);
+    *out = ms_tensor_retain(weight);
+    return MS_OK;
+}
+
+/* The gradient needs what went into the activation; without a gradient the activation works in place. */
+static ms_status activate(ms_op_call *call, ms_tensor *before)
+{
+    ms_status status = ms_op_save(call, before);
+    if (!status) status = ms_op_apply(call->engine, &ms_op_gelu, NULL, !call->record, &before, 1, call->outputs, 1);
+    return status;
+}
+
+static ms_status linear_forward(ms_op_call *call)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL, *flat = NULL;
+    int64_t width = 0, shape[MS_DIMS_MAX];
+    ms_status status = linear_check(call, &width);
+    if (status) return status;
+    ms_dtype dtype = call->inputs[0]->dtype, compute = compute_dtype(engine, dtype);
+    uint32_t dims = call->inputs[0]->dims;
+    memcpy(shape, call->inputs[0]->shape, sizeof shape);
+    shape[dims - 1] = width;
+    status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
+    if (!status) status = ms_tensor_cast_cached(engine, call->inputs[1], compute, true, &w);
+    if (!status) status = flattened(engine, x, &rows);
+    if (!status) status = weight_matrix(call->op, w, &matrix);
+    if (!status) status = ms_tensor_new(engine, dtype, dims, shape, &out);
+    if (!status) status = flattened(engine, out, &flat);
+    if (!status) status = ms_matmul_into(engine, rows, matrix, bias_of(call), flat);
+    if (!status) status = ms_op_save(call, x);
+    if (!status) status = ms_op_save(call, w);
+    if (!status && call->attributes.linear.activation == MS_ACTIVATION_GELU) status = activate(call, out);
+    else if (!status) call->outputs[0] = ms_tensor_retain(out);
+    ms_tensor_release(x);
+    ms_tensor_release(w);
+    ms_tensor_release(rows);
+    ms_tensor_release(matrix);
+    ms_tensor_release(flat);
+    ms_tensor_release(out);
+    return status;
+}
+
+/* Through the activation: what it saves is its input. */
+static ms_status activation_gradient(const ms_op_gradient *gradient, ms_tensor **out)
+{
+    bool needs = true;
+    ms_op_gradient inner = *gradient;
+    memset(&inner.attributes, 0, sizeof inner.attributes);
+    inner.op = &ms_op_gelu;
+    inner.saved = gradient->saved + 2;
+    inner.saved_count = 1;
+    inner.inputs = gradient->outputs;
+    inner.input_count = 1;
+    inner.results = out;
+    inner.needs = &needs;
+    return ms_op_gelu.backward(&inner);
+}
+
+static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
+{
+    ms_tensor *turned = NULL, *made = NULL;
+    bool stored = gradient->op == &ms_op_linear_t;   /* [in, out] = x^T g, else [out, in] = g^T x */
+    ms_status status = swapped(stored ? rows : g, &turned);
+    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[1].dtype, 2, gradient->inputs[1].shape, &made);
+    if (!status) status = ms_matmul_into(gradient->engine, turned, stored ? g : rows, NULL, made);
+    ms_tensor_release(turned);
+    if (status) ms_tensor_release(made);
+    else gradient->results[1] = made;
+    return status;
+}
+
+static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
+{
+    ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
+    ms_status status = weight_matrix(gradient->op, weight, &matrix);
+    if (!status) status = swapped(matrix, &back);
+    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
+    if (!status) status = flattened(gradient->engine, made, &flat);
+    if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
+    ms_tensor_release(matrix);
+    ms_tensor_release(back);
+    ms_tensor_release(flat);
+    if (status) ms_tensor_release(made);
+    else gradient->results[0] = made;
+    return status;
+}
+
+static ms_status bias_gradient(const ms_op_gradient *gradient, ms_tensor *g)
+{
+    ms_tensor *flat = NULL;
+    ms_attributes attributes = { .reduce = { .dim = 0 } };
+    ms_status status = flattened(gradient->engine, g, &flat);
+    if (!status) status = ms_op_unary(gradient->engine, &ms_op_sum, &attributes, flat, &gradient->results[2]);
+    ms_tensor_release(flat);
+    return status;
+}
+
+static ms_status linear_backward(ms_op_gradient *gradient)
+{
+    ms_engine *engine = gradient->engine;
+    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *wide = NULL, *g = NULL, *flat = NULL, *rows = NULL;
+    bool activated = gradient->attributes.linear.activation == MS_ACTIVATION_GELU;
+    ms_status status = activated ? activation_gradient(gradient, &wide) : (wide = ms_tensor_retain(gradient->gradients[0]), MS_OK);
+    if (!status && gradient->input_count > 2 && gradient->needs[2]) status = bias_gradient(gradient, wide);
+    if (!status) status = ms_tensor_cast_cached(engine, wide, x->dtype, false, &g);
+    if (!status) status = flattened(engine, g, &flat);
+    if (!status) status = flattened(engine, x, &rows);
+    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, flat);
+    if (!status && gradient->needs[0]) status = input_gradient(gradient, w, flat);
+    ms_tensor_release(wide);
+    ms_tensor_release(g);
+    ms_tensor_release(flat);
+    ms_tensor_release(rows);
+    return status;
+}
+
+const ms_op ms_op_linear = { .name = "linear", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };
+const ms_op ms_op_linear_t = { .name = "linear_t", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };
