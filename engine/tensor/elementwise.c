@@ -1,0 +1,368 @@
+/* elementwise.c: the elementwise operators: a table of what each computes, saves and passes back, and the two functions that read it. */
+#include "tensor/elementwise.h"
+
+#include "moonshard/ops.h"
+#include "tensor/op.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------------------- calling a kernel */
+
+/* First and last byte of a tensor in its storage. */
+static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
+{
+    int64_t size = (int64_t)ms_dtype_bytes(ms_tensor_dtype(tensor)), end = 0;
+    for (uint32_t d = 0; d < ms_tensor_dims(tensor); d++) end += (ms_tensor_shape(tensor)[d] - 1) * ms_tensor_strides(tensor)[d];
+    *first = ms_tensor_offset(tensor) * size;
+    *last = *first + (end + 1) * size - 1;
+}
+
+static bool same_window(const ms_tensor *a, const ms_tensor *b)
+{
+    uint32_t dims = ms_tensor_dims(a);
+    if (ms_tensor_dtype(a) != ms_tensor_dtype(b) || ms_tensor_offset(a) != ms_tensor_offset(b)) return false;
+    if (!ms_shape_equal(dims, ms_tensor_shape(a), ms_tensor_dims(b), ms_tensor_shape(b))) return false;
+    for (uint32_t d = 0; d < dims; d++)
+        if (ms_tensor_shape(a)[d] > 1 && ms_tensor_strides(a)[d] != ms_tensor_strides(b)[d]) return false;
+    return true;
+}
+
+/* Whether writing `out` position by position would change what other positions of `in` still have to give. */
+static bool overlaps(const ms_tensor *out, const ms_tensor *in)
+{
+    if (ms_tensor_storage(out) != ms_tensor_storage(in) || ms_tensor_count(out) == 0 || ms_tensor_count(in) == 0) return false;
+    if (same_window(out, in)) return false;
+    int64_t out_first, out_last, in_first, in_last;
+    span_of(out, &out_first, &out_last);
+    span_of(in, &in_first, &in_last);
+    return out_first <= in_last && in_first <= out_last;
+}
+
+/* Arguments and cost of a call whose operands do not overlap the result. */
+static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out, ms_elementwise_args *args, ms_task_cost *cost)
+{
+    memset(args, 0, sizeof *args);
+    args->kernel = (uint8_t)call->kernel;
+    args->operands = (uint8_t)call->count;
+    args->value = call->value;
+    args->high = call->high;
+    args->out = ms_tensor_data(out);
+    args->out_dtype = (uint8_t)ms_tensor_dtype(out);
+    args->integers = !ms_dtype_is_float(ms_tensor_dtype(out));
+    cost->bytes = ms_tensor_bytes(out);
+    cost->flops = (double)ms_tensor_count(out);
+    ms_loop_begin(&args->loop, ms_tensor_dims(out), ms_tensor_shape(out), ms_tensor_strides(out));
+    for (uint32_t k = 0; k < call->count; k++) {
+        const ms_tensor *operand = operands[k];
+        if (operand == NULL) {
+            args->in_dtype[k] = MS_NUMBER;
+            args->number = call->operands[k].number;
+            continue;
+        }
+        args->in[k] = ms_tensor_data(operand);
+        args->in_dtype[k] = (uint8_t)ms_tensor_dtype(operand);
+        args->integers = args->integers && !ms_dtype_is_float(ms_tensor_dtype(operand));
+        cost->bytes += ms_tensor_bytes(operand);
+        ms_loop_set(&args->loop, k + 1, ms_tensor_dims(operand), ms_tensor_shape(operand), ms_tensor_strides(operand));
+    }
+    ms_loop_collapse(&args->loop, call->count + 1);
+}
+
+ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out)
+{
+    if (ms_tensor_count(out) == 0) return MS_OK;
+    ms_tensor *operands[3] = { NULL, NULL, NULL }, *copies[3] = { NULL, NULL, NULL };
+    ms_status status = MS_OK;
+    for (uint32_t k = 0; k < call->count && status == MS_OK; k++) {
+        operands[k] = call->operands[k].tensor;
+        if (operands[k] == NULL || !overlaps(out, operands[k])) continue;
+        status = ms_op_unary(engine, &ms_op_clone, NULL, operands[k], &copies[k]);
+        operands[k] = copies[k];
+    }
+    if (status == MS_OK) {
+        ms_elementwise_args args;
+        ms_task_cost cost;
+        fill_arguments(call, operands, out, &args, &cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands, call->count, &out, 1, cost);
+    }
+    for (uint32_t k = 0; k < 3; k++) ms_tensor_release(copies[k]);
+    return status;
+}
+
+ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+{
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
+    if (status == MS_OK) status = ms_elementwise_into(engine, call, made);
+    if (status == MS_OK) *out = made;
+    else ms_tensor_release(made);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- the table */
+
+/* Operands of forward and backward kernels. */
+enum { NONE, IN0, IN1, IN2,         /* inputs; an absent third one is the number */
+       G,                           /* the gradient that enters */
+       S0, S1, S2,                  /* what forward saved, in the order of inputs, then the result; an absent third one is the number */
+       N,                           /* the number: scalar.value */
+       ZERO };
+
+enum { SAVE0 = 1, SAVE1 = 2, SAVE2 = 4, SAVE_RESULT = 8 };
+
+enum { WHOLE = 1,        /* works on integers */
+       TRUTH = 2,        /* works on bool */
+       TO_BOOL = 4,      /* the result is bool */
+       FACTOR = 8,       /* scalar.value is a factor: 0 means 1 unless has_low */
+       BOUNDS = 16,      /* scalar.value and high, where has_low and has_high */
+       USES_NUMBER = 32, /* scalar.value is an operand or an exponent */
+       MASK0 = 64, MASK1 = 128 };   /* input 0 or 1 is a bool mask, not one of the operands that share a dtype */
+
+typedef struct gradient_part { uint8_t kernel, operands[3]; } gradient_part;
+
+typedef struct elementwise_rule {
+    uint8_t kernel, operands[3], flags, save;
+    gradient_part backward[3];               /* of each input; MS_KERNEL_cast of G passes the gradient on as it is */
+} elementwise_rule;
+
+#define PASS { MS_KERNEL_cast, { G } }
+#define BACK(kernel, ...) { MS_KERNEL_##kernel, { __VA_ARGS__ } }
+
+static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule);
+static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule);
+
+#define OP(name, least, most, op_flags, backward_function, ...) \
+    static const elementwise_rule rule_##name = { __VA_ARGS__ }; \
+    static ms_status forward_##name(ms_op_call *call) { return run_forward(call, &rule_##name); } \
+    const ms_op ms_op_##name = { #name, forward_##name, backward_function, least, most, op_flags };
+/* With a gradient, and an in-place twin. */
+#define SMOOTH(name, least, most, ...) \
+    static ms_status backward_##name(ms_op_gradient *gradient); \
+    OP(name, least, most, MS_OP_IN_PLACE, backward_##name, __VA_ARGS__) \
+    static ms_status backward_##name(ms_op_gradient *gradient) { return run_backward(gradient, &rule_##name); }
+/* To bool, of two tensors and of a tensor and a number. */
+#define COMPARE(name, more) \
+    OP(name, 2, 2, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, IN1 }, WHOLE | TO_BOOL | (more), 0, { { 0 } }) \
+    OP(name##_scalar, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, N }, WHOLE | TO_BOOL | USES_NUMBER | (more), 0, { { 0 } })
+
+SMOOTH(neg, 1, 1, MS_KERNEL_neg, { IN0 }, WHOLE, 0, { BACK(neg, G) })
+SMOOTH(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
+SMOOTH(log, 1, 1, MS_KERNEL_log, { IN0 }, 0, SAVE0, { BACK(div, G, S0) })
+SMOOTH(sqrt, 1, 1, MS_KERNEL_sqrt, { IN0 }, 0, SAVE_RESULT, { BACK(sqrt_backward, S0, G) })
+SMOOTH(rsqrt, 1, 1, MS_KERNEL_rsqrt, { IN0 }, 0, SAVE_RESULT, { BACK(rsqrt_backward, S0, G) })
+SMOOTH(square, 1, 1, MS_KERNEL_square, { IN0 }, WHOLE, SAVE0, { BACK(square_backward, S0, G) })
+SMOOTH(abs, 1, 1, MS_KERNEL_abs, { IN0 }, WHOLE, SAVE0, { BACK(abs_backward, S0, G) })
+SMOOTH(sign, 1, 1, MS_KERNEL_sign, { IN0 }, WHOLE, 0, { BACK(mul, G, ZERO) })
+SMOOTH(relu, 1, 1, MS_KERNEL_relu, { IN0 }, WHOLE, SAVE_RESULT, { BACK(relu_backward, S0, G) })
+SMOOTH(gelu, 1, 1, MS_KERNEL_gelu, { IN0 }, 0, SAVE0, { BACK(gelu_backward, S0, G) })
+SMOOTH(gelu_erf, 1, 1, MS_KERNEL_gelu_erf, { IN0 }, 0, SAVE0, { BACK(gelu_erf_backward, S0, G) })
+SMOOTH(silu, 1, 1, MS_KERNEL_silu, { IN0 }, 0, SAVE0, { BACK(silu_backward, S0, G) })
+SMOOTH(tanh, 1, 1, MS_KERNEL_tanh, { IN0 }, 0, SAVE_RESULT, { BACK(tanh_backward, S0, G) })
+SMOOTH(sigmoid, 1, 1, MS_KERNEL_sigmoid, { IN0 }, 0, SAVE_RESULT, { BACK(sigmoid_backward, S0, G) })
+SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0, { BACK(clamp_backward, S0, G) })
+OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0, { { 0 } })
+
+SMOOTH(add_scalar, 1, 1, MS_KERNEL_add, { IN0, N }, WHOLE | USES_NUMBER, 0, { PASS })
+SMOOTH(mul_scalar, 1, 1, MS_KERNEL_mul, { IN0, N }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, N) })
+SMOOTH(div_scalar, 1, 1, MS_KERNEL_div, { IN0, N }, USES_NUMBER, 0, { BACK(div, G, N) })
+SMOOTH(rsub_scalar, 1, 1, MS_KERNEL_sub, { N, IN0 }, WHOLE | USES_NUMBER, 0, { BACK(neg, G) })
+SMOOTH(rdiv_scalar, 1, 1, MS_KERNEL_div, { N, IN0 }, USES_NUMBER, SAVE0, { BACK(div_backward, G, N, S0) })
+SMOOTH(maximum_scalar, 1, 1, MS_KERNEL_maximum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0, { BACK(maximum_backward, S0, N, G) })
+SMOOTH(minimum_scalar, 1, 1, MS_KERNEL_minimum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0, { BACK(minimum_backward, S0, N, G) })
+
+SMOOTH(add, 2, 2, MS_KERNEL_add, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(add, ZERO, G) })
+SMOOTH(sub, 2, 2, MS_KERNEL_sub, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(sub, ZERO, G) })
+SMOOTH(mul, 2, 2, MS_KERNEL_mul, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(mul, G, S1), BACK(mul, G, S0) })
+SMOOTH(div, 2, 2, MS_KERNEL_div, { IN0, IN1 }, 0, SAVE0 | SAVE1, { BACK(div, G, S1), BACK(div_backward, G, S0, S1) })
+SMOOTH(maximum, 2, 2, MS_KERNEL_maximum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(maximum_backward, S0, S1, G), BACK(maximum_backward, S1, S0, G) })
+SMOOTH(minimum, 2, 2, MS_KERNEL_minimum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(minimum_backward, S0, S1, G), BACK(minimum_backward, S1, S0, G) })
+SMOOTH(swiglu, 2, 2, MS_KERNEL_swiglu, { IN0, IN1 }, 0, SAVE0 | SAVE1, { BACK(swiglu, G, S1), BACK(swiglu_backward, S0, S1, G) })
+COMPARE(eq, TRUTH)
+COMPARE(ne, TRUTH)
+COMPARE(lt, 0)
+COMPARE(le, 0)
+COMPARE(gt, 0)
+COMPARE(ge, 0)
+
+SMOOTH(lerp, 2, 3, MS_KERNEL_lerp, { IN0, IN1, IN2 }, USES_NUMBER, SAVE0 | SAVE1 | SAVE2,
+       { BACK(lerp_backward, G, S2), BACK(mul, G, S2), BACK(difference_mul, S0, S1, G) })
+SMOOTH(addcmul, 3, 3, MS_KERNEL_addcmul, { IN0, IN1, IN2 }, WHOLE | FACTOR, SAVE1 | SAVE2, { PASS, BACK(scaled_mul, G, S1), BACK(scaled_mul, G, S0) })
+SMOOTH(addcdiv, 3, 3, MS_KERNEL_addcdiv, { IN0, IN1, IN2 }, FACTOR, SAVE1 | SAVE2, { PASS, BACK(scaled_div, G, S1), BACK(div_backward, G, S0, S1) })
+/* The in-place form of where would write into the mask, so there is none. */
+static ms_status backward_where(ms_op_gradient *gradient);
+OP(where, 3, 3, 0, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 }, WHOLE | TRUTH | MASK0, SAVE0, { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
+static ms_status backward_where(ms_op_gradient *gradient) { return run_backward(gradient, &rule_where); }
+SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK1 | USES_NUMBER, SAVE1, { BACK(where, S0, ZERO, G) })
+
+/* x^2 and x^1 have kernels of their own; the derivative of x^0 is 0 even at 0. */
+static const elementwise_rule rule_power = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(pow_backward, S0, G) } };
+static const elementwise_rule rule_power_two = { MS_KERNEL_square, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(square_backward, S0, G) } };
+static const elementwise_rule rule_power_one = { MS_KERNEL_cast, { IN0 }, WHOLE | USES_NUMBER, 0, { PASS } };
+static const elementwise_rule rule_power_zero = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, ZERO) } };
+static const elementwise_rule *power_rule(double exponent)
+{
+    return exponent == 2 ? &rule_power_two : exponent == 1 ? &rule_power_one : exponent == 0 ? &rule_power_zero : &rule_power;
+}
+static ms_status forward_pow(ms_op_call *call) { return run_forward(call, power_rule(call->attributes.scalar.value)); }
+static ms_status backward_pow(ms_op_gradient *gradient) { return run_backward(gradient, power_rule(gradient->attributes.scalar.value)); }
+const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE };
+
+/* ------------------------------------------------------------------------------------------------------------------------- forward */
+
+/* The dtype that the operands share. A tensor of one element may be of another float dtype: it stands for a number. */
+static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
+{
+    const ms_tensor *main_input = NULL;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        const ms_tensor *input = call->inputs[i];
+        if (input == NULL) continue;
+        ms_dtype dtype = ms_tensor_dtype(input);
+        if ((i == 0 && (rule->flags & MASK0)) || (i == 1 && (rule->flags & MASK1))) {
+            if (dtype != MS_BOOL) return ms_op_refuse(call, "the mask must be bool: compare first (for example with ne)");
+            continue;
+        }
+        if (main_input == NULL) main_input = input;
+        if (ms_tensor_dtype(main_input) == dtype) continue;
+        bool floats = ms_dtype_is_float(dtype) && ms_dtype_is_float(ms_tensor_dtype(main_input));
+        if (!floats || (ms_tensor_count(input) != 1 && ms_tensor_count(main_input) != 1))
+            return ms_op_refuse(call, "the dtypes differ: cast one of them");
+        /* In place, the target keeps its dtype. */
+        if (ms_tensor_count(input) != 1 && !call->in_place) main_input = input;
+    }
+    *out = ms_tensor_dtype(main_input);
+    return MS_OK;
+}
+
+static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *rule, ms_dtype dtype)
+{
+    if (dtype == MS_BOOL && !(rule->flags & TRUTH)) return ms_op_refuse(call, "it does not work on bool: cast to a number first");
+    if (ms_dtype_is_float(dtype) || dtype == MS_BOOL) return MS_OK;
+    if (!(rule->flags & WHOLE)) return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
+    double value = call->attributes.scalar.value, high = call->attributes.scalar.high;
+    bool whole = true;
+    if (rule->flags & (USES_NUMBER | FACTOR)) whole = value == floor(value) && isfinite(value);
+    if (rule->flags & BOUNDS) whole = (!call->attributes.scalar.has_low || value == floor(value)) && (!call->attributes.scalar.has_high || high == floor(high));
+    if (!whole) return ms_op_refuse(call, "%g is not a whole number: cast the tensor to f32 first", value == floor(value) && isfinite(value) ? high : value);
+    if (rule->kernel == MS_KERNEL_pow && value < 0) return ms_op_refuse(call, "the exponent of an integer cannot be %g: cast the tensor to f32 first", value);
+    return MS_OK;
+}
+
+static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *shape)
+{
+    *dims = 0;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        const ms_tensor *input = call->inputs[i];
+        if (input != NULL && !ms_shape_broadcast(*dims, shape, ms_tensor_dims(input), ms_tensor_shape(input), dims, shape))
+            return ms_op_refuse(call, "these shapes do not broadcast: counted from the last dimension, sizes must be equal or 1");
+    }
+    return MS_OK;
+}
+
+/* Saves input i. What the result will overwrite is copied, and *copy is the caller's to release. */
+static ms_status save_input(ms_op_call *call, uint32_t i, ms_tensor **copy)
+{
+    ms_tensor *input = call->inputs[i];
+    if (call->in_place && ms_tensor_storage(input) == ms_tensor_storage(call->inputs[0])) {
+        ms_status status = ms_op_unary(call->engine, &ms_op_clone, NULL, input, copy);
+        if (status != MS_OK) return status;
+        input = *copy;
+    }
+    return ms_op_save(call, input);
+}
+
+static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
+{
+    if (!call->record) return MS_OK;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        if (!(rule->save & (1u << i)) || call->inputs[i] == NULL) continue;
+        ms_tensor *copy = NULL;
+        ms_status status = save_input(call, i, &copy);
+        ms_tensor_release(copy);
+        if (status != MS_OK) return status;
+    }
+    return MS_OK;
+}
+
+static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
+{
+    if ((rule->flags & FACTOR) && attributes->scalar.value == 0 && !attributes->scalar.has_low) attributes->scalar.value = 1;
+    if ((rule->flags & BOUNDS) && !attributes->scalar.has_low) attributes->scalar.value = -INFINITY;
+    if ((rule->flags & BOUNDS) && !attributes->scalar.has_high) attributes->scalar.high = INFINITY;
+}
+
+static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
+{
+    ms_dtype dtype = MS_F32;
+    uint32_t dims = 0;
+    int64_t shape[MS_DIMS_MAX];
+    ms_tensor *out = NULL;
+    normalize(&call->attributes, rule);
+    ms_status status = common_dtype(call, rule, &dtype);
+    if (status == MS_OK) status = check_numbers(call, rule, dtype);
+    if (status == MS_OK) status = common_shape(call, &dims, shape);
+    if (status == MS_OK) status = ms_op_output(call, 0, rule->flags & TO_BOOL ? MS_BOOL : dtype, dims, shape, &out);
+    if (status == MS_OK) status = save_inputs(call, rule);
+    if (status != MS_OK) return status;
+
+    double number = call->attributes.scalar.value;
+    /* add and sub are kernels with a factor: with a number in place of an operand, it is 1. */
+    bool is_operand = (rule->flags & USES_NUMBER) && rule->kernel != MS_KERNEL_pow;
+    ms_elementwise run = { .kernel = (ms_kernel)rule->kernel, .value = is_operand ? 1 : number, .high = call->attributes.scalar.high };
+    for (; run.count < 3 && rule->operands[run.count] != NONE; run.count++) {
+        uint32_t which = rule->operands[run.count];
+        bool tensor = which != N && which - IN0 < call->input_count;
+        run.operands[run.count] = (ms_operand){ .tensor = tensor ? call->inputs[which - IN0] : NULL, .number = number };
+    }
+    status = ms_elementwise_into(call->engine, &run, out);
+    if (status == MS_OK && (rule->save & SAVE_RESULT)) status = ms_op_save(call, out);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ backward */
+
+/* The gradient of one input, in the shape and dtype of the result. */
+static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule, const gradient_part *part, ms_tensor **out)
+{
+    double number = gradient->attributes.scalar.value;
+    bool scaled = rule->flags & (FACTOR | BOUNDS) || part->kernel == MS_KERNEL_pow_backward;
+    ms_elementwise run = { .kernel = (ms_kernel)part->kernel, .value = scaled ? number : 1, .high = gradient->attributes.scalar.high };
+    bool pass = run.kernel == MS_KERNEL_cast || (run.kernel == MS_KERNEL_add && number == 1);
+    if (pass) {
+        *out = ms_tensor_retain(gradient->gradients[0]);
+        return MS_OK;
+    }
+    for (; run.count < 3 && part->operands[run.count] != NONE; run.count++) {
+        uint32_t which = part->operands[run.count];
+        ms_operand *operand = &run.operands[run.count];
+        operand->number = which == ZERO ? 0 : number;
+        if (which == G) operand->tensor = gradient->gradients[0];
+        else if (which >= S0 && which <= S2 && which - S0 < gradient->saved_count) operand->tensor = gradient->saved[which - S0];
+    }
+    return ms_elementwise_new(gradient->engine, &run, gradient->outputs[0].dtype, gradient->outputs[0].dims, gradient->outputs[0].shape, out);
+}
+
+static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule)
+{
+    if (gradient->gradients[0] == NULL) return MS_OK;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < gradient->input_count && status == MS_OK; i++) {
+        if (!gradient->needs[i]) continue;
+        ms_tensor *full = NULL, *summed = NULL;
+        status = backward_part(gradient, rule, &rule->backward[i], &full);
+        if (status == MS_OK) status = ms_op_sum_to(gradient->engine, full, &gradient->inputs[i], &summed);
+        if (status == MS_OK && ms_tensor_dtype(summed) != gradient->inputs[i].dtype) {
+            ms_attributes to = { .cast = { .dtype = gradient->inputs[i].dtype } };
+            status = ms_op_unary(gradient->engine, &ms_op_cast, &to, summed, &gradient->results[i]);
+        } else if (status == MS_OK) {
+            gradient->results[i] = ms_tensor_retain(summed);
+        }
+        ms_tensor_release(summed);
+        ms_tensor_release(full);
+    }
+    for (uint32_t i = 0; i < gradient->input_count && status != MS_OK; i++) {
+        ms_tensor_release(gradient->results[i]);
+        gradient->results[i] = NULL;
+    }
+    return status;
+}
