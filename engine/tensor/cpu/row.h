@@ -90,9 +90,9 @@ MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms
 /* A function body for each dtype, so that the dtype is a constant inside: `call` uses the constant D. */
 #define MS_ROW_SWITCH(dtype, call) \
     do { \
-        if ((dtype) == MS_F32) { enum { D = MS_F32 }; call; } \
-        else if ((dtype) == MS_BF16) { enum { D = MS_BF16 }; call; } \
-        else { enum { D = MS_F16 }; call; } \
+        if ((dtype) == MS_F32) { const ms_dtype D = MS_F32; call; } \
+        else if ((dtype) == MS_BF16) { const ms_dtype D = MS_BF16; call; } \
+        else { const ms_dtype D = MS_F16; call; } \
     } while (0)
 
 #endif

@@ -1,0 +1,170 @@
+/* norm.c: rows through layer norm and RMS norm, forward and backward. A row is read three times, but from memory only once. */
+#include "tensor/cpu/norm.h"
+#include "tensor/cpu/row.h"
+
+/* Lane i of a part of `width`: whether it is inside. */
+MS_VECTOR ms_v16f inside(ms_v16f v, size_t lanes)
+{
+    for (size_t i = lanes; i < MS_LANES; i++) v[i] = 0.0f;
+    return v;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ forward */
+
+/* s = x + residual, rounded to its dtype as it is stored, because that is what the norm and its gradient see. Returns the sum of s. */
+MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, const char *residual, char *sum)
+{
+    size_t width = (size_t)a->width, i = 0;
+    ms_v16f total = ms_v_splat(0.0f);
+    for (; i + MS_LANES <= width; i += MS_LANES) {
+        ms_v16f v = ms_row_get(D, x, i);
+        if (residual != NULL) {
+            ms_row_put(D, sum, i, v + ms_row_get(D, residual, i));
+            v = ms_row_get(D, sum, i);
+        }
+        total += v;
+    }
+    if (i < width) {
+        ms_v16f v = ms_row_get_part(D, x, i, width, 0.0f);
+        if (residual != NULL) {
+            ms_row_put_part(D, sum, i, width, v + ms_row_get_part(D, residual, i, width, 0.0f));
+            v = ms_row_get_part(D, sum, i, width, 0.0f);
+        }
+        total += v;
+    }
+    return ms_v_sum(total);
+}
+
+MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float mean)
+{
+    size_t i = 0;
+    ms_v16f total = ms_v_splat(0.0f);
+    for (; i + MS_LANES <= width; i += MS_LANES) {
+        ms_v16f v = ms_row_get(D, s, i) - mean;
+        total += v * v;
+    }
+    if (i < width) {
+        ms_v16f v = inside(ms_row_get_part(D, s, i, width, 0.0f) - mean, width - i);
+        total += v * v;
+    }
+    return ms_v_sum(total);
+}
+
+MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y, float mean, float scale)
+{
+    size_t width = (size_t)a->width, i = 0;
+    for (; i + MS_LANES <= width; i += MS_LANES) {
+        ms_v16f v = (ms_row_get(D, s, i) - mean) * scale;
+        if (a->weight != NULL) v *= ms_row_get(D, a->weight, i);
+        if (a->bias != NULL) v += ms_row_get(D, a->bias, i);
+        ms_row_put(D, y, i, v);
+    }
+    if (i < width) {
+        ms_v16f v = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        if (a->weight != NULL) v *= ms_row_get_part(D, a->weight, i, width, 0.0f);
+        if (a->bias != NULL) v += ms_row_get_part(D, a->bias, i, width, 0.0f);
+        ms_row_put_part(D, y, i, width, v);
+    }
+}
+
+MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t begin, int64_t end)
+{
+    size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
+    for (int64_t row = begin; row < end; row++) {
+        size_t at = (size_t)row * bytes;
+        const char *x = (const char *)a->x + at, *s = x, *residual = NULL;
+        char *sum = NULL;
+        if (a->residual != NULL) {
+            residual = (const char *)a->residual + at;
+            s = sum = (char *)a->sum + at;
+        }
+        float total = a->centered || residual != NULL ? row_sum(D, a, x, residual, sum) : 0.0f;
+        float mean = a->centered ? total / (float)a->width : 0.0f;
+        float variance = row_squares(D, s, (size_t)a->width, mean) / (float)a->width;
+        float scale = 1.0f / __builtin_sqrtf(variance + (float)a->eps);
+        row_write(D, a, s, (char *)a->y + at, mean, scale);
+        if (a->mean != NULL) a->mean[row] = mean;
+        if (a->scale != NULL) a->scale[row] = scale;
+    }
+}
+
+static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
+{
+    MS_ROW_SWITCH(args->dtype, forward_rows(D, args, begin, end));
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- backward */
+
+/* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row, and what the row adds to the
+ * gradients of weight and bias. */
+typedef struct row_sums { ms_v16f g, gh; } row_sums;
+
+MS_VECTOR void add_sums(row_sums *sums, ms_v16f gradient, ms_v16f h, ms_v16f weight)
+{
+    ms_v16f g = gradient * weight;
+    sums->g += g;
+    sums->gh += g * h;
+}
+
+MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s, const void *gradient, float mean, float scale,
+                           float *dweight, float *dbias)
+{
+    size_t width = (size_t)a->width, i = 0;
+    row_sums sums = { ms_v_splat(0.0f), ms_v_splat(0.0f) };
+    for (; i + MS_LANES <= width; i += MS_LANES) {
+        ms_v16f d = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
+        if (dweight != NULL) ms_v_store(dweight + i, ms_v_load(dweight + i) + d * h);
+        if (dbias != NULL) ms_v_store(dbias + i, ms_v_load(dbias + i) + d);
+        add_sums(&sums, d, h, a->weight != NULL ? ms_row_get(D, a->weight, i) : ms_v_splat(1.0f));
+    }
+    if (i < width) {
+        ms_v16f d = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        if (dweight != NULL) ms_v_store_part(dweight + i, ms_v_load_part(dweight + i, width - i) + d * h, width - i);
+        if (dbias != NULL) ms_v_store_part(dbias + i, ms_v_load_part(dbias + i, width - i) + d, width - i);
+        add_sums(&sums, d, h, a->weight != NULL ? ms_row_get_part(D, a->weight, i, width, 0.0f) : ms_v_splat(1.0f));
+    }
+    return sums;
+}
+
+/* dx = scale * (g - mean of g - h * mean of g h); without centering the mean of g does not come in. */
+MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s, const void *gradient, const void *add, void *dx,
+                         float mean, float scale, float g_mean, float gh_mean)
+{
+    size_t width = (size_t)a->width, i = 0;
+    for (; i + MS_LANES <= width; i += MS_LANES) {
+        ms_v16f g = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
+        if (a->weight != NULL) g *= ms_row_get(D, a->weight, i);
+        ms_v16f v = (g - g_mean - h * gh_mean) * scale;
+        if (add != NULL) v += ms_row_get(D, add, i);
+        ms_row_put(D, dx, i, v);
+    }
+    if (i < width) {
+        ms_v16f g = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        if (a->weight != NULL) g *= ms_row_get_part(D, a->weight, i, width, 0.0f);
+        ms_v16f v = (g - g_mean - h * gh_mean) * scale;
+        if (add != NULL) v += ms_row_get_part(D, add, i, width, 0.0f);
+        ms_row_put_part(D, dx, i, width, v);
+    }
+}
+
+MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, int64_t begin, int64_t end, float *dweight, float *dbias)
+{
+    size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
+    for (int64_t row = begin; row < end; row++) {
+        size_t at = (size_t)row * bytes;
+        const char *s = (const char *)a->s + at, *gradient = (const char *)a->gradient + at;
+        float mean = a->centered ? a->mean[row] : 0.0f, scale = a->scale[row];
+        row_sums sums = sum_row(D, a, s, gradient, mean, scale, dweight, dbias);
+        if (a->dx == NULL) continue;
+        float g_mean = a->centered ? ms_v_sum(sums.g) / (float)a->width : 0.0f, gh_mean = ms_v_sum(sums.gh) / (float)a->width;
+        const char *add = a->sum_gradient != NULL ? (const char *)a->sum_gradient + at : NULL;
+        write_row(D, a, s, gradient, add, (char *)a->dx + at, mean, scale, g_mean, gh_mean);
+    }
+}
+
+static void backward(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight, float *dbias)
+{
+    MS_ROW_SWITCH(args->dtype, backward_rows(D, args, begin, end, dweight, dbias));
+}
+
+const ms_norm_kernels MS_ISA_NAME(ms_norm_kernels) = { .forward = forward, .backward = backward };
