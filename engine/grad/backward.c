@@ -1,0 +1,333 @@
+/* backward.c: from roots to leaves, latest node first, without recursion. */
+#include <string.h>
+
+#include "grad/tape.h"
+
+typedef struct ms_pass {                       /* one backward */
+    ms_engine *engine;
+    uint64_t visit;
+    bool retain;
+    ms_node **stack;                           /* nodes to look at; later all nodes that take part */
+    size_t stack_count, stack_capacity;
+    ms_node **ready;                           /* heap, latest first */
+    size_t ready_count, ready_capacity;
+    ms_node **seen;
+    size_t seen_count, seen_capacity;
+} ms_pass;
+
+static const char *name_of(const ms_node *node)
+{
+    return node->op ? node->op->name : node->function ? node->function->name : "a leaf";
+}
+
+static const char *line_of(const ms_node *node, uint32_t script)
+{
+    const char *line = ms_strings_get(ms_engine_strings(node->engine), script);
+    return *line ? line : "the engine";
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- checking */
+
+static ms_status check_node(const ms_node *node)
+{
+    if (node->used)
+        return ms_engine_fail(node->engine, MS_ERROR_STATE, "backward: the graph of %s (made at %s) was freed by the backward at %s: pass retain_graph = true there to go through it again",
+                              name_of(node), line_of(node, node->script), line_of(node, node->freed_script));
+    for (uint32_t i = 0; i < node->saved_count; i++) {
+        const ms_saved *saved = &node->saved[i];
+        uint64_t now = ms_storage_version(saved->tensor->storage);
+        char shape[160];
+        if (now != saved->version)
+            return ms_engine_fail(node->engine, MS_ERROR_STATE, "backward: %s (at %s) saved a tensor %s that was written in place since (version %llu, now %llu): use the form without _ there",
+                                  name_of(node), line_of(node, node->script), ms_tensor_describe(saved->tensor, shape, sizeof shape),
+                                  (unsigned long long)saved->version, (unsigned long long)now);
+    }
+    return MS_OK;
+}
+
+static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity, ms_node *node)
+{
+    ms_status status = ms_grow(ms_engine_context(pass->engine), (void **)items, capacity, *count + 1, sizeof **items);
+    if (!status) (*items)[(*count)++] = node;
+    return status;
+}
+
+/* Marks a node as part of this pass at its first sight. */
+static ms_status see(ms_pass *pass, ms_node *node)
+{
+    if (node->visit == pass->visit) return MS_OK;
+    ms_status status = check_node(node);
+    if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
+    if (!status) status = push(pass, &pass->stack, &pass->stack_count, &pass->stack_capacity, node);
+    if (status) return status;
+    node->visit = pass->visit;
+    node->pending = 0;
+    node->references++;                        /* hooks may drop tensors while this runs */
+    return MS_OK;
+}
+
+/* Finds all nodes below the roots and counts the edges into each. */
+static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ms_status status = see(pass, roots[i]);
+        if (status) return status;
+    }
+    while (pass->stack_count > 0) {
+        ms_node *node = pass->stack[--pass->stack_count];
+        for (uint32_t i = 0; i < node->input_count; i++) {
+            if (!node->edges[i].node) continue;
+            ms_status status = see(pass, node->edges[i].node);
+            if (status) return status;
+            node->edges[i].node->pending++;
+        }
+    }
+    return MS_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- heap */
+
+/* Latest first; accumulators share the greatest order and go in order of arrival at the top. */
+static ms_status heap_push(ms_pass *pass, ms_node *node)
+{
+    ms_status status = push(pass, &pass->ready, &pass->ready_count, &pass->ready_capacity, node);
+    if (status) return status;
+    size_t at = pass->ready_count - 1;
+    while (at > 0 && pass->ready[(at - 1) / 2]->order < pass->ready[at]->order) {
+        ms_node *parent = pass->ready[(at - 1) / 2];
+        pass->ready[(at - 1) / 2] = pass->ready[at];
+        pass->ready[at] = parent;
+        at = (at - 1) / 2;
+    }
+    return MS_OK;
+}
+
+static ms_node *heap_pop(ms_pass *pass)
+{
+    ms_node *top = pass->ready[0];
+    pass->ready[0] = pass->ready[--pass->ready_count];
+    for (size_t at = 0;;) {
+        size_t best = at, left = 2 * at + 1;
+        if (left < pass->ready_count && pass->ready[left]->order > pass->ready[best]->order) best = left;
+        if (left + 1 < pass->ready_count && pass->ready[left + 1]->order > pass->ready[best]->order) best = left + 1;
+        if (best == at) return top;
+        ms_node *moved = pass->ready[at];
+        pass->ready[at] = pass->ready[best];
+        pass->ready[best] = moved;
+        at = best;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ adding gradients */
+
+/* Whether nobody else can see this tensor's memory, so that it may be written or kept. */
+static bool is_exclusive(const ms_tensor *tensor)
+{
+    return tensor->references == 1 && ms_storage_references(tensor->storage) == 1 && tensor->contiguous && tensor->offset == 0 &&
+           ms_storage_bytes(tensor->storage) == ms_tensor_bytes(tensor);
+}
+
+/* *slot += gradient; takes over the gradient, also when it fails. */
+static ms_status add_to(ms_engine *engine, ms_tensor **slot, ms_tensor *gradient)
+{
+    if (!*slot) { *slot = gradient; return MS_OK; }
+    ms_tensor *inputs[] = { *slot, gradient }, *sum = NULL;
+    bool swap = !is_exclusive(*slot) && is_exclusive(gradient);       /* a + b is b + a, bit for bit */
+    if (swap) { inputs[0] = gradient; inputs[1] = *slot; }
+    ms_status status = ms_op_apply(engine, &ms_op_add, NULL, is_exclusive(inputs[0]), inputs, 2, &sum, 1);
+    if (!status) {
+        ms_tensor *before = *slot;
+        *slot = sum;
+        ms_tensor_release(before);
+    }
+    ms_tensor_release(gradient);
+    return status;
+}
+
+static ms_status call_hooks(ms_engine *engine, const ms_hook *hooks, uint32_t output, ms_tensor **gradient)
+{
+    for (const ms_hook *hook = hooks, *next; hook; hook = next) {
+        next = hook->next;                     /* a hook may remove itself */
+        if (!hook->gradient || hook->output != output) continue;
+        ms_tensor *replacement = NULL;
+        ms_status status = hook->gradient(hook->user, *gradient, &replacement);
+        if (status) { ms_tensor_release(replacement); return status; }
+        if (!replacement) continue;
+        char got[160], want[160];
+        if (replacement->dtype != (*gradient)->dtype || !ms_shape_equal(replacement->dims, replacement->shape, (*gradient)->dims, (*gradient)->shape)) {
+            status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "on_grad: the hook returned %s for a gradient %s", ms_tensor_describe(replacement, got, sizeof got),
+                                    ms_tensor_describe(*gradient, want, sizeof want));
+            ms_tensor_release(replacement);
+            return status;
+        }
+        ms_tensor_release(*gradient);
+        *gradient = replacement;
+    }
+    return MS_OK;
+}
+
+static ms_status run_accumulator(ms_node *node)
+{
+    ms_engine *engine = node->engine;
+    ms_tensor *leaf = node->leaf, *gradient = node->gradients[0];
+    ms_meta *meta = leaf->meta;
+    node->gradients[0] = NULL;
+    if (!gradient) return MS_OK;
+    ms_status status = call_hooks(engine, meta->hooks, 0, &gradient);
+    if (!status && !meta->grad && !is_exclusive(gradient)) {
+        ms_tensor *copy = NULL;
+        status = ms_op_unary(engine, &ms_op_clone, NULL, gradient, &copy);
+        ms_tensor_release(gradient);
+        gradient = copy;
+    }
+    if (status) { ms_tensor_release(gradient); return status; }
+    if (!meta->grad) {
+        meta->grad = gradient;
+    } else {                                   /* in place: buckets and scripts may hold this very tensor */
+        ms_tensor *inputs[] = { meta->grad, gradient }, *sum = NULL;
+        status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &sum, 1);
+        ms_tensor_release(sum);
+        ms_tensor_release(gradient);
+    }
+    for (const ms_hook *hook = meta->hooks, *next; hook && !status; hook = next) {
+        next = hook->next;
+        if (hook->accumulated) status = hook->accumulated(hook->user, leaf);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ running */
+
+static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs)
+{
+    if (node->function) return node->function->backward(node->user, node->gradients, results, needs);
+    ms_tensor *saved[MS_OP_SAVED_MAX];
+    for (uint32_t i = 0; i < node->saved_count; i++) saved[i] = node->saved[i].tensor;
+    ms_op_gradient gradient = { .engine = node->engine, .op = node->op, .attributes = node->attributes, .saved = saved, .saved_count = node->saved_count,
+                                .inputs = node->inputs, .input_count = node->input_count, .outputs = node->outputs, .gradients = node->gradients,
+                                .output_count = node->output_count, .results = results, .needs = needs };
+    return node->op->backward(&gradient);
+}
+
+/* Hands the results on; takes them over. */
+static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < node->input_count; i++) {
+        ms_edge edge = node->edges[i];
+        if (!edge.node) continue;
+        if (status) ms_tensor_release(results[i]);
+        else if (results[i]) status = add_to(pass->engine, &edge.node->gradients[edge.output], results[i]);
+        if (!status && --edge.node->pending == 0) status = heap_push(pass, edge.node);
+    }
+    return status;
+}
+
+static ms_status run_node(ms_pass *pass, ms_node *node)
+{
+    ms_engine *engine = pass->engine;
+    uint32_t script = ms_engine_script(engine);
+    if (script && node->script) ms_engine_set_script(engine, node->script);
+    ms_status status = MS_OK;
+    bool any = false;
+    ms_tensor *few[MS_NODE_INPUTS] = { NULL }, **results = few;
+    bool few_needs[MS_NODE_INPUTS], *needs = few_needs;
+    void *memory = NULL;
+    if (node->leaf) { status = run_accumulator(node); goto done; }
+    for (uint32_t i = 0; i < node->output_count && !status; i++) {
+        any |= node->gradients[i] != NULL;
+        if (node->gradients[i] && node->hooks) status = call_hooks(engine, node->hooks, i, &node->gradients[i]);
+    }
+    if (!status && node->input_count > MS_NODE_INPUTS) {
+        status = ms_allocate(ms_engine_context(engine), node->input_count * (sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
+        results = memory;
+        needs = (bool *)((char *)memory + node->input_count * sizeof(ms_tensor *));
+    }
+    if (status) goto done;
+    for (uint32_t i = 0; i < node->input_count; i++) needs[i] = node->edges[i].node != NULL;
+    /* A node that no gradient reached still lets its inputs know that nothing will come. */
+    if (any) status = run_backward(node, results, needs);
+    for (uint32_t i = 0; i < node->output_count; i++) {
+        ms_tensor_release(node->gradients[i]);
+        node->gradients[i] = NULL;
+    }
+    if (!pass->retain) {
+        ms_node_drop_saved(node);
+        node->used = true;
+        node->freed_script = script;
+    }
+    if (status) for (uint32_t i = 0; i < node->input_count; i++) ms_tensor_release(results[i]);
+    else status = deliver(pass, node, results);
+done:
+    ms_release(ms_engine_context(engine), memory);
+    ms_engine_set_script(engine, script);
+    return status;
+}
+
+/* The gradient that enters at a root, owned. */
+static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **out)
+{
+    char have[160], want[160];
+    if (!ms_tensor_requires_grad(root))
+        return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT, "backward: this tensor has no graph: nothing that it was computed from requires a gradient (what is computed from gradients has none either: gradients of gradients are not supported)");
+    if (!given) {
+        if (root->count != 1)
+            return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT, "backward: the tensor is %s; pass { gradient = t } of that shape, or reduce it to one element", ms_tensor_describe(root, have, sizeof have));
+        return ms_op_full(root->engine, root->dtype, root->dims, root->shape, 1.0, out);
+    }
+    if (given->dtype != root->dtype || !ms_shape_equal(given->dims, given->shape, root->dims, root->shape))
+        return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT, "backward: the gradient is %s, the tensor %s", ms_tensor_describe(given, have, sizeof have),
+                              ms_tensor_describe(root, want, sizeof want));
+    return ms_tensor_alias(given, out);
+}
+
+static void pass_close(ms_pass *pass)
+{
+    ms_context *context = ms_engine_context(pass->engine);
+    for (size_t i = 0; i < pass->seen_count; i++) {
+        ms_node *node = pass->seen[i];
+        for (uint32_t o = 0; o < node->output_count; o++) {
+            ms_tensor_release(node->gradients[o]);
+            node->gradients[o] = NULL;
+        }
+        ms_node_release(node);
+    }
+    ms_release(context, pass->stack);
+    ms_release(context, pass->ready);
+    ms_release(context, pass->seen);
+}
+
+static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
+{
+    ms_node *nodes[MS_RECOMPUTE_OUTPUTS];
+    for (uint32_t i = 0; i < count; i++) nodes[i] = edges[i].node;
+    ms_status status = discover(pass, nodes, count);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        ms_tensor *gradient = NULL;
+        status = root_gradient(roots[i], gradients ? gradients[i] : NULL, &gradient);
+        if (!status) status = add_to(pass->engine, &nodes[i]->gradients[edges[i].output], gradient);
+    }
+    for (size_t i = 0; i < pass->seen_count && !status; i++)
+        if (pass->seen[i]->pending == 0) status = heap_push(pass, pass->seen[i]);
+    while (!status && pass->ready_count > 0) status = run_node(pass, heap_pop(pass));
+    return status;
+}
+
+ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph)
+{
+    ms_tape *tape = NULL;
+    ms_edge edges[MS_RECOMPUTE_OUTPUTS] = { { 0 } };
+    ms_status status = ms_tape_of(engine, &tape);
+    if (status) return status;
+    if (count == 0 || count > MS_RECOMPUTE_OUTPUTS) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "backward: 1 to %d tensors, not %u", MS_RECOMPUTE_OUTPUTS, count);
+    for (uint32_t i = 0; i < count; i++)
+        if (!ms_tensor_requires_grad(roots[i])) { ms_tensor *unused = NULL; return root_gradient(roots[i], NULL, &unused); }
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_edge_of(roots[i], &edges[i]);
+    ms_pass pass = { .engine = engine, .visit = ++tape->visits, .retain = retain_graph };
+    bool recording = ms_engine_set_recording(engine, false);
+    if (!status) status = run_pass(&pass, roots, gradients, edges, count);
+    ms_engine_set_recording(engine, recording);
+    pass_close(&pass);
+    for (uint32_t i = 0; i < count; i++) ms_node_release(edges[i].node);
+    return status;
+}

@@ -1,0 +1,323 @@
+/* node.c: nodes, metas and hooks of the tape: making, holding, freeing. */
+#include <string.h>
+
+#include "grad/tape.h"
+
+#define MS_TAPE_CHUNK 64
+
+static void tape_free(ms_engine *engine, void *object)
+{
+    ms_tape *tape = object;
+    ms_context *context = ms_engine_context(engine);
+    for (size_t i = 0; i < tape->chunk_count; i++) ms_release(context, tape->chunks[i]);
+    ms_release(context, tape->chunks);
+    ms_release(context, tape);
+}
+
+ms_status ms_tape_of(ms_engine *engine, ms_tape **out)
+{
+    ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    if (!tape) {
+        void *memory = NULL;
+        ms_status status = ms_allocate(ms_engine_context(engine), sizeof *tape, "tape", &memory);
+        if (status) return status;
+        tape = memory;
+        ms_engine_set(engine, MS_SLOT_GRAD, tape, tape_free);
+    }
+    *out = tape;
+    return MS_OK;
+}
+
+static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, void **out)
+{
+    ms_status status = ms_grow(context, (void **)&tape->chunks, &tape->chunk_capacity, tape->chunk_count + 1, sizeof *tape->chunks);
+    if (!status) status = ms_allocate(context, bytes, "tape", out);
+    if (!status) tape->chunks[tape->chunk_count++] = *out;
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- nodes */
+
+static ms_status node_take(ms_engine *engine, ms_node **out)
+{
+    ms_tape *tape = NULL;
+    ms_status status = ms_tape_of(engine, &tape);
+    if (status) return status;
+    if (!tape->unused_nodes) {
+        void *chunk = NULL;
+        status = chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_node), &chunk);
+        if (status) return status;
+        for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
+            ms_node *unused = (ms_node *)chunk + i;
+            unused->next = tape->unused_nodes;
+            tape->unused_nodes = unused;
+        }
+    }
+    ms_node *node = tape->unused_nodes;
+    tape->unused_nodes = node->next;
+    /* The arrays at the end are filled by whoever uses them. */
+    memset(node, 0, offsetof(ms_node, own_edges));
+    node->engine = engine;
+    node->order = ++tape->orders;
+    node->references = 1;
+    *out = node;
+    return MS_OK;
+}
+
+static void node_give(ms_node *node)
+{
+    ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
+    node->next = tape->unused_nodes;
+    tape->unused_nodes = node;
+}
+
+ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out)
+{
+    ms_node *node = NULL;
+    ms_status status = node_take(engine, &node);
+    if (status) return status;
+    if (inputs <= MS_NODE_INPUTS && outputs <= MS_NODE_OUTPUTS) {
+        node->edges = node->own_edges;
+        node->inputs = node->own_infos;
+        node->outputs = node->own_infos + MS_NODE_INPUTS;
+        node->gradients = node->own_gradients;
+    } else {
+        size_t edges = inputs * sizeof(ms_edge), infos = ((size_t)inputs + outputs) * sizeof(ms_tensor_info), gradients = outputs * sizeof(ms_tensor *);
+        status = ms_allocate(ms_engine_context(engine), edges + infos + gradients, "tape", &node->many);
+        if (status) { node_give(node); return status; }
+        char *memory = node->many;
+        node->edges = (ms_edge *)(void *)memory;
+        node->inputs = (ms_tensor_info *)(void *)(memory + edges);
+        node->outputs = node->inputs + inputs;
+        node->gradients = (ms_tensor **)(void *)(memory + edges + infos);
+    }
+    memset(node->edges, 0, inputs * sizeof(ms_edge));
+    memset(node->gradients, 0, outputs * sizeof(ms_tensor *));
+    node->input_count = inputs;
+    node->output_count = outputs;
+    node->script = ms_engine_script(engine);
+    *out = node;
+    return MS_OK;
+}
+
+void ms_node_drop_saved(ms_node *node)
+{
+    for (uint32_t i = 0; i < node->saved_count; i++) ms_tensor_release(node->saved[i].tensor);
+    node->saved_count = 0;
+    if (node->function && node->user) {
+        node->function->free(node->user);
+        node->user = NULL;
+    }
+}
+
+void ms_hooks_free(ms_context *context, ms_hook *hooks)
+{
+    while (hooks) {
+        ms_hook *next = hooks->next;
+        if (hooks->free_user) hooks->free_user(hooks->user);
+        ms_release(context, hooks);
+        hooks = next;
+    }
+}
+
+/* Frees one node; the nodes of its edges that nobody holds any more go onto the list. */
+static void node_free(ms_node *node, ms_node **list)
+{
+    for (uint32_t i = 0; i < node->input_count; i++) {
+        ms_node *input = node->edges[i].node;
+        if (!input || --input->references > 0) continue;
+        input->next = *list;
+        *list = input;
+    }
+    ms_node_drop_saved(node);
+    for (uint32_t i = 0; i < node->output_count; i++) ms_tensor_release(node->gradients[i]);
+    ms_context *context = ms_engine_context(node->engine);
+    ms_hooks_free(context, node->hooks);
+    if (node->leaf) {
+        ((ms_meta *)node->leaf->meta)->accumulator = NULL;
+        ms_tensor_release(node->leaf);
+    }
+    ms_release(context, node->many);
+    node_give(node);
+}
+
+void ms_node_release(ms_node *node)
+{
+    if (!node || --node->references > 0) return;
+    ms_node *list = node;
+    node->next = NULL;
+    while (list) {
+        ms_node *now = list;
+        list = now->next;
+        node_free(now, &list);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- metas */
+
+static void meta_free(void *object)
+{
+    ms_meta *meta = object;
+    ms_engine *engine = meta->engine;
+    ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    ms_node_release(meta->node);
+    ms_tensor_release(meta->grad);
+    ms_hooks_free(ms_engine_context(engine), meta->hooks);
+    meta->next = tape->unused_metas;
+    tape->unused_metas = meta;
+}
+
+ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
+{
+    if (tensor->meta) { *out = tensor->meta; return MS_OK; }
+    ms_tape *tape = NULL;
+    ms_status status = ms_tape_of(tensor->engine, &tape);
+    if (status) return status;
+    if (!tape->unused_metas) {
+        void *chunk = NULL;
+        status = chunk_new(tape, ms_engine_context(tensor->engine), MS_TAPE_CHUNK * sizeof(ms_meta), &chunk);
+        if (status) return status;
+        for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
+            ms_meta *unused = (ms_meta *)chunk + i;
+            unused->next = tape->unused_metas;
+            tape->unused_metas = unused;
+        }
+    }
+    ms_meta *meta = tape->unused_metas;
+    tape->unused_metas = meta->next;
+    *meta = (ms_meta){ .engine = tensor->engine };
+    tensor->meta = meta;
+    tensor->free_meta = meta_free;
+    *out = meta;
+    return MS_OK;
+}
+
+ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
+{
+    ms_meta *meta = tensor ? tensor->meta : NULL;
+    *edge = (ms_edge){ 0 };
+    if (!meta) return MS_OK;
+    if (meta->node) {
+        meta->node->references++;
+        *edge = (ms_edge){ .node = meta->node, .output = meta->output };
+        return MS_OK;
+    }
+    if (!meta->requires_grad) return MS_OK;
+    if (meta->accumulator) {
+        meta->accumulator->references++;
+    } else {
+        ms_node *node = NULL;
+        ms_status status = ms_node_new(tensor->engine, 0, 1, &node);
+        if (status) return status;
+        node->leaf = ms_tensor_retain(tensor);
+        node->order = UINT64_MAX;              /* runs as soon as its gradient is complete */
+        node->outputs[0] = (ms_tensor_info){ .dtype = tensor->dtype, .dims = tensor->dims };
+        memcpy(node->outputs[0].shape, tensor->shape, sizeof tensor->shape);
+        meta->accumulator = node;
+    }
+    edge->node = meta->accumulator;
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ what users may ask */
+
+bool ms_engine_set_recording(ms_engine *engine, bool on)
+{
+    ms_tape *tape = NULL;
+    if (ms_tape_of(engine, &tape)) return true;
+    bool before = !tape->paused;
+    tape->paused = !on;
+    return before;
+}
+
+bool ms_engine_is_recording(const ms_engine *engine)
+{
+    const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    return !tape || !tape->paused;
+}
+
+bool ms_tensor_requires_grad(const ms_tensor *tensor)
+{
+    const ms_meta *meta = tensor->meta;
+    return meta && (meta->node || meta->requires_grad);
+}
+
+bool ms_tensor_is_leaf(const ms_tensor *tensor) { return !tensor->meta || !((const ms_meta *)tensor->meta)->node; }
+
+ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
+{
+    if (!ms_tensor_is_leaf(tensor))
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "requires_grad_: only a leaf can be told; this tensor is the result of %s (use detach)",
+                              ((ms_meta *)tensor->meta)->node->op ? ((ms_meta *)tensor->meta)->node->op->name : "a recorded function");
+    if (yes && !ms_dtype_is_float(tensor->dtype))
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "requires_grad_: a tensor of %s has no gradient; use a float dtype", ms_dtype_name(tensor->dtype));
+    if (!yes && !tensor->meta) return MS_OK;
+    ms_meta *meta = NULL;
+    ms_status status = ms_meta_of(tensor, &meta);
+    if (!status) meta->requires_grad = yes;
+    return status;
+}
+
+ms_tensor *ms_tensor_grad(const ms_tensor *tensor) { return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL; }
+
+ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
+{
+    char have[160], want[160];
+    if (gradient && (gradient->dtype != tensor->dtype || !ms_shape_equal(gradient->dims, gradient->shape, tensor->dims, tensor->shape)))
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "set_grad: the gradient is %s, the tensor %s", ms_tensor_describe(gradient, have, sizeof have),
+                              ms_tensor_describe(tensor, want, sizeof want));
+    if (!gradient && !tensor->meta) return MS_OK;
+    ms_meta *meta = NULL;
+    ms_status status = ms_meta_of(tensor, &meta);
+    if (status) return status;
+    ms_tensor *before = meta->grad;
+    meta->grad = gradient ? ms_tensor_retain(gradient) : NULL;
+    ms_tensor_release(before);
+    return MS_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- hooks */
+
+static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
+{
+    ms_engine *engine = tensor->engine;
+    ms_meta *meta = NULL;
+    void *memory = NULL;
+    ms_status status = ms_meta_of(tensor, &meta);
+    if (!status && !ms_tensor_requires_grad(tensor))
+        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "on_grad: this tensor needs no gradient; call requires_grad_ first");
+    if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_hook), "gradient hook", &memory);
+    if (status) return status;
+    ms_hook *made = memory, **last = meta->node ? &meta->node->hooks : &meta->hooks;
+    *made = hook;
+    made->id = *id = ++((ms_tape *)ms_engine_get(engine, MS_SLOT_GRAD))->hook_ids;
+    made->output = meta->output;
+    while (*last) last = &(*last)->next;       /* they run in order of registration */
+    *last = made;
+    return MS_OK;
+}
+
+ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user, void (*free_user)(void *), uint64_t *id)
+{
+    return hook_add(tensor, (ms_hook){ .gradient = f, .user = user, .free_user = free_user }, id);
+}
+
+ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user, void (*free_user)(void *), uint64_t *id)
+{
+    if (!ms_tensor_is_leaf(leaf)) return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "on_grad_ready: only a leaf's gradient is added up");
+    return hook_add(leaf, (ms_hook){ .accumulated = f, .user = user, .free_user = free_user }, id);
+}
+
+void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id)
+{
+    ms_meta *meta = tensor->meta;
+    if (!meta) return;
+    for (ms_hook **link = meta->node ? &meta->node->hooks : &meta->hooks; *link; link = &(*link)->next)
+        if ((*link)->id == id) {
+            ms_hook *gone = *link;
+            *link = gone->next;
+            gone->next = NULL;
+            ms_hooks_free(ms_engine_context(tensor->engine), gone);
+            return;
+        }
+}

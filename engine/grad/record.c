@@ -1,0 +1,121 @@
+/* record.c: running an operator and writing its node. */
+#include <string.h>
+
+#include "grad/tape.h"
+
+static void describe(ms_tensor_info *info, const ms_tensor *tensor)
+{
+    *info = (ms_tensor_info){ 0 };
+    if (!tensor) return;
+    info->dtype = tensor->dtype;
+    info->dims = tensor->dims;
+    memcpy(info->shape, tensor->shape, sizeof info->shape);
+}
+
+/* An output's history from now on; a tensor written in place had another before. */
+static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
+{
+    ms_meta *meta = tensor->meta;
+    ms_node *before = meta->node;
+    node->references++;
+    meta->node = node;
+    meta->output = output;
+    ms_node_release(before);
+}
+
+static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_tensor *target)
+{
+    const ms_meta *meta = target->meta;
+    if (!meta) return MS_OK;
+    if (meta->requires_grad && !meta->node)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s_: this leaf requires a gradient and cannot be written in place while that is recorded: use ms.no_grad, or the form without _", op->name);
+    if (meta->node && meta->node->op && (meta->node->op->flags & MS_OP_VIEW))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s_: this is a view of a tensor whose gradient is recorded, and a write to it would not reach that record: use the form without _", op->name);
+    return MS_OK;
+}
+
+/* The node with its edges, before anything runs, so that running out of memory changes nothing. */
+static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, uint32_t output_count, ms_node **out)
+{
+    ms_node *node = NULL;
+    ms_status status = ms_node_new(engine, input_count, output_count, &node);
+    for (uint32_t i = 0; i < input_count && !status; i++) {
+        describe(&node->inputs[i], inputs[i]);
+        status = ms_edge_of(inputs[i], &node->edges[i]);
+    }
+    if (status) ms_node_release(node);
+    else *out = node;
+    return status;
+}
+
+static bool any_requires_grad(ms_tensor *const *inputs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (inputs[i] && ms_tensor_requires_grad(inputs[i])) return true;
+    return false;
+}
+
+static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t count)
+{
+    ms_meta *meta = NULL;
+    for (uint32_t i = 0; i < count; i++) {     /* first what can fail */
+        ms_status status = ms_dtype_is_float(outputs[i]->dtype) ? ms_meta_of(outputs[i], &meta) : MS_OK;
+        if (status) return status;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        describe(&node->outputs[i], outputs[i]);
+        if (ms_dtype_is_float(outputs[i]->dtype)) attach(outputs[i], node, i);
+    }
+    return MS_OK;
+}
+
+ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
+                   uint32_t input_count, ms_tensor **outputs, uint32_t output_count)
+{
+    if (!ms_engine_is_recording(engine) || (op->flags & MS_OP_NO_GRAD) || !any_requires_grad(inputs, input_count))
+        return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
+    ms_op_call call = { .engine = engine, .op = op, .inputs = inputs, .input_count = input_count, .outputs = outputs, .output_count = output_count,
+                        .in_place = in_place, .record = true };
+    if (attributes) call.attributes = *attributes;
+    ms_node *node = NULL;
+    ms_meta *meta = NULL;
+    ms_status status = in_place && input_count > 0 && inputs[0] ? check_in_place(engine, op, inputs[0]) : MS_OK;
+    if (!status && in_place && input_count > 0 && inputs[0]) status = ms_meta_of(inputs[0], &meta);
+    if (!status) status = prepare(engine, inputs, input_count, output_count, &node);
+    if (!status) status = ms_op_run(&call);
+    if (status) {
+        ms_node_release(node);
+        return status;
+    }
+    node->op = op;
+    node->attributes = call.attributes;
+    node->saved_count = call.saved_count;
+    for (uint32_t i = 0; i < call.saved_count; i++)
+        node->saved[i] = (ms_saved){ .tensor = call.saved[i], .version = ms_storage_version(call.saved[i]->storage) };
+    status = attach_all(node, outputs, output_count);
+    if (status)
+        for (uint32_t i = 0; i < output_count; i++) {
+            ms_tensor_release(outputs[i]);
+            outputs[i] = NULL;
+        }
+    ms_node_release(node);
+    return status;
+}
+
+ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool always, ms_tensor *const *inputs, uint32_t input_count,
+                    ms_tensor *const *outputs, uint32_t output_count)
+{
+    if (!ms_engine_is_recording(engine) || (!always && !any_requires_grad(inputs, input_count))) {
+        f->free(user);
+        return MS_OK;
+    }
+    ms_node *node = NULL;
+    ms_status status = prepare(engine, inputs, input_count, output_count, &node);
+    if (!status) status = attach_all(node, outputs, output_count);
+    if (!status) {
+        node->function = f;
+        node->user = user;
+    }
+    ms_node_release(node);
+    return status;
+}

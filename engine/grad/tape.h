@@ -1,0 +1,88 @@
+/* tape.h: the inside of the tape. For grad/ only.
+ *
+ * Who holds whom: a tensor's meta holds the node that made it; a node holds the nodes of its inputs through edges; a leaf's accumulator
+ * node holds the leaf, and the leaf's meta knows its accumulator without holding it. So nothing forms a cycle.
+ */
+#ifndef MOONSHARD_GRAD_TAPE_H
+#define MOONSHARD_GRAD_TAPE_H
+
+#include "moonshard/grad.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
+
+typedef struct ms_node ms_node;
+
+typedef struct ms_hook {                       /* on one output of a node, or on a leaf */
+    struct ms_hook *next;
+    uint64_t id;
+    uint32_t output;
+    ms_gradient_function gradient;
+    ms_accumulated_function accumulated;
+    void *user;
+    void (*free_user)(void *);
+} ms_hook;
+
+typedef struct ms_edge { ms_node *node; uint32_t output; } ms_edge;   /* node NULL: no gradient is needed there */
+typedef struct ms_saved { ms_tensor *tensor; uint64_t version; } ms_saved;
+
+#define MS_NODE_INPUTS 4
+#define MS_NODE_OUTPUTS 3
+
+struct ms_node {
+    ms_engine *engine;
+    const ms_op *op;                           /* operator, or NULL */
+    const ms_function *function;               /* or this, with user */
+    void *user;
+    ms_tensor *leaf;                           /* or this: an accumulator (retained) */
+    uint64_t order;
+    uint32_t references, script, freed_script, saved_count;
+    uint32_t input_count, output_count;
+    bool used;                                 /* backward has freed what it needs */
+    ms_edge *edges;                            /* input_count; the own array unless there are many */
+    ms_tensor_info *inputs, *outputs;
+    ms_tensor **gradients;                     /* output_count: those that have arrived in this backward */
+    ms_saved saved[MS_OP_SAVED_MAX];
+    ms_attributes attributes;
+    ms_hook *hooks;
+    uint64_t visit;                            /* the backward that has seen it */
+    uint32_t pending;                          /* edges into it that have not delivered yet */
+    ms_node *next;                             /* list of nodes to be freed, or of unused ones */
+    void *many;                                /* memory of the arrays where they do not fit */
+    ms_edge own_edges[MS_NODE_INPUTS];
+    ms_tensor_info own_infos[MS_NODE_INPUTS + MS_NODE_OUTPUTS];
+    ms_tensor *own_gradients[MS_NODE_OUTPUTS];
+};
+
+typedef struct ms_meta {
+    bool requires_grad;                        /* of a leaf */
+    uint32_t output;                           /* of node */
+    ms_node *node;                             /* retained; NULL for leaves */
+    ms_node *accumulator;                      /* not retained */
+    ms_tensor *grad;
+    ms_hook *hooks;                            /* of a leaf */
+    ms_engine *engine;
+    struct ms_meta *next;                      /* unused ones */
+} ms_meta;
+
+typedef struct ms_tape {
+    bool paused;                               /* recording is off */
+    uint64_t orders, visits, hook_ids;
+    ms_node *unused_nodes;
+    ms_meta *unused_metas;
+    void **chunks;                             /* memory of nodes and metas */
+    size_t chunk_count, chunk_capacity;
+} ms_tape;
+
+ms_status ms_tape_of(ms_engine *engine, ms_tape **out);
+
+/* A node with room for its arrays and one reference. */
+ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out);
+void ms_node_release(ms_node *node);           /* frees what follows from it without recursion */
+void ms_node_drop_saved(ms_node *node);
+/* The meta of a tensor, made if there is none. */
+ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out);
+/* Where the gradient of this tensor goes: fills edge with a retained node, or NULL if it needs none. */
+ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge);
+void ms_hooks_free(ms_context *context, ms_hook *hooks);
+
+#endif

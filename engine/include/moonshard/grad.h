@@ -1,0 +1,73 @@
+/* moonshard/grad.h: the tape: operators that remember how their result came about, and backward.
+ *
+ * Invariants
+ * - ms_apply is ms_op_apply plus a node for each call whose result needs a gradient. Nodes are dropped with their last tensor; neither
+ *   that nor backward recurses, so graphs may be of any depth.
+ * - backward visits nodes in reverse order of their making; a parameter's gradient is complete before its hooks run, once a backward.
+ *   The order of additions is fixed by the graph, so gradients repeat bit for bit.
+ * - What forward saved must be what backward reads: a saved tensor that was written since is an error that names it, before anything runs.
+ * - Without retain_graph backward frees what it has used, node by node; a second backward through it is an error that names both lines.
+ * - Backward records nothing: gradients of gradients are not supported, and asking for one is an error.
+ */
+#ifndef MOONSHARD_GRAD_H
+#define MOONSHARD_GRAD_H
+
+#include "moonshard/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* As ms_op_apply, and recorded if recording is on and a float input requires a gradient. In place: not on a leaf that requires one, and
+ * not on a view that has a history. */
+MS_API ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
+                          uint32_t input_count, ms_tensor **outputs, uint32_t output_count);
+
+/* Recording is on at first; returns what it was. */
+MS_API bool ms_engine_set_recording(ms_engine *engine, bool on);
+MS_API bool ms_engine_is_recording(const ms_engine *engine);
+
+MS_API bool ms_tensor_requires_grad(const ms_tensor *tensor);
+MS_API bool ms_tensor_is_leaf(const ms_tensor *tensor);                     /* made by no recorded operator */
+/* Float leaves only. */
+MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes);
+MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor);                  /* borrowed, or NULL */
+/* NULL removes it; else it must have the leaf's shape and dtype. Retained. */
+MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
+
+/* Adds gradients of the roots' leaves to their grad, on the current stream. gradients[i] NULL: 1, for a root of one element. */
+MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph);
+
+/* Called with the whole gradient of `tensor` in a backward, before it is used further; may put an owned replacement of the same shape and
+ * dtype into *replacement. For a leaf: before it is added up. */
+typedef ms_status (*ms_gradient_function)(void *user, ms_tensor *gradient, ms_tensor **replacement);
+/* Called after the leaf's gradient was added up. */
+typedef ms_status (*ms_accumulated_function)(void *user, ms_tensor *leaf);
+/* free (may be NULL) is called with user when the hook is removed or its graph goes. ids are unique in an engine, from 1. */
+MS_API ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user, void (*free_user)(void *), uint64_t *id);
+MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user, void (*free_user)(void *), uint64_t *id);
+/* Nothing happens if it is gone already. */
+MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
+
+/* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient) where needs[i]. */
+typedef struct ms_function {
+    const char *name;
+    ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor **results, const bool *needs);
+    void (*free)(void *user);
+} ms_function;
+/* Makes `outputs` (tensors without history) depend on `inputs` through f; takes over user when it succeeds. Records nothing (and frees user)
+ * if recording is off. `always`: even if no input requires a gradient. */
+MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool always, ms_tensor *const *inputs, uint32_t input_count,
+                           ms_tensor *const *outputs, uint32_t output_count);
+
+/* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without a tape and again in backward, with the
+ * same random numbers; nothing in between is kept. user is freed with the graph. */
+#define MS_RECOMPUTE_OUTPUTS 8
+typedef ms_status (*ms_recompute_function)(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count);
+MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*free_user)(void *), ms_tensor *const *inputs,
+                              uint32_t input_count, ms_tensor **outputs, uint32_t *output_count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
