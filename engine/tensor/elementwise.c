@@ -2,42 +2,13 @@
 #include "tensor/elementwise.h"
 
 #include "moonshard/ops.h"
+#include "tensor/copy.h"
 #include "tensor/op.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---------------------------------------------------------------------------------------------------------------- calling a kernel */
-
-/* First and last byte of a tensor in its storage. */
-static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
-{
-    int64_t size = (int64_t)ms_dtype_bytes(ms_tensor_dtype(tensor)), end = 0;
-    for (uint32_t d = 0; d < ms_tensor_dims(tensor); d++) end += (ms_tensor_shape(tensor)[d] - 1) * ms_tensor_strides(tensor)[d];
-    *first = ms_tensor_offset(tensor) * size;
-    *last = *first + (end + 1) * size - 1;
-}
-
-static bool same_window(const ms_tensor *a, const ms_tensor *b)
-{
-    uint32_t dims = ms_tensor_dims(a);
-    if (ms_tensor_dtype(a) != ms_tensor_dtype(b) || ms_tensor_offset(a) != ms_tensor_offset(b)) return false;
-    if (!ms_shape_equal(dims, ms_tensor_shape(a), ms_tensor_dims(b), ms_tensor_shape(b))) return false;
-    for (uint32_t d = 0; d < dims; d++)
-        if (ms_tensor_shape(a)[d] > 1 && ms_tensor_strides(a)[d] != ms_tensor_strides(b)[d]) return false;
-    return true;
-}
-
-/* Whether writing `out` position by position would change what other positions of `in` still have to give. */
-static bool overlaps(const ms_tensor *out, const ms_tensor *in)
-{
-    if (ms_tensor_storage(out) != ms_tensor_storage(in) || ms_tensor_count(out) == 0 || ms_tensor_count(in) == 0) return false;
-    if (same_window(out, in)) return false;
-    int64_t out_first, out_last, in_first, in_last;
-    span_of(out, &out_first, &out_last);
-    span_of(in, &in_first, &in_last);
-    return out_first <= in_last && in_first <= out_last;
-}
 
 /* Arguments and cost of a call whose operands do not overlap the result. */
 static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out, ms_elementwise_args *args, ms_task_cost *cost)
@@ -76,7 +47,7 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
     ms_status status = MS_OK;
     for (uint32_t k = 0; k < call->count && status == MS_OK; k++) {
         operands[k] = call->operands[k].tensor;
-        if (operands[k] == NULL || !overlaps(out, operands[k])) continue;
+        if (operands[k] == NULL || !ms_tensor_overlaps(out, operands[k])) continue;
         status = ms_op_unary(engine, &ms_op_clone, NULL, operands[k], &copies[k]);
         operands[k] = copies[k];
     }

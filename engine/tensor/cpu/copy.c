@@ -1,0 +1,168 @@
+/* copy.c: tasks that copy and fill strided memory, element by element, row by row or in transposed blocks. */
+#include "tensor/copy.h"
+#include "tensor/backend.h"
+#include "tensor/cpu/strided.h"
+
+#define BLOCK 16        /* side of a transposed block: 16 rows of one cache line of f32 */
+
+typedef struct copy_work {
+    const ms_copy_args *args;
+    int64_t count;
+    uint32_t tiles;
+    int32_t down;       /* the dimension along which the source is contiguous, if that is not the innermost; else -1 */
+} copy_work;
+
+/* ------------------------------------------------------------------------------------------------------------------- row by row */
+
+static void row_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    (void)thread;
+    const copy_work *work = context;
+    const ms_copy_args *args = work->args;
+    const ms_loop *loop = &args->loop;
+    uint32_t inner = loop->dims - 1;
+    int64_t at = ms_tile_begin(work->count, work->tiles, index), end = ms_tile_begin(work->count, work->tiles, index + 1), size = args->size;
+    ms_cursor cursor;
+    ms_cursor_set(loop, at, &cursor);
+    while (at < end) {
+        int64_t n = ms_cursor_row(loop, &cursor);
+        if (n > end - at) n = end - at;
+        ms_copy_strided((char *)args->to + cursor.offset[0] * size, loop->strides[0][inner], (const char *)args->from + cursor.offset[1] * size,
+                        loop->strides[1][inner], n, args->size);
+        ms_cursor_advance(loop, &cursor, n);
+        at += n;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- transposed */
+
+/* to[r * to_row + c] = from[r + c * from_column]: through a block in the first-level cache, so that both sides are walked along lines. */
+#define TRANSPOSE(type, name) \
+    static void name(type *to, int64_t to_row, const type *from, int64_t from_column, int64_t rows, int64_t columns) \
+    { \
+        type block[BLOCK][BLOCK]; \
+        for (int64_t c = 0; c < columns; c += BLOCK) { \
+            int64_t width = columns - c < BLOCK ? columns - c : BLOCK; \
+            for (int64_t i = 0; i < width; i++) memcpy(block[i], from + (c + i) * from_column, (size_t)rows * sizeof(type)); \
+            for (int64_t r = 0; r < rows; r++) \
+                for (int64_t i = 0; i < width; i++) to[r * to_row + c + i] = block[i][r]; \
+        } \
+    }
+TRANSPOSE(uint8_t, transpose_1)
+TRANSPOSE(uint16_t, transpose_2)
+TRANSPOSE(uint32_t, transpose_4)
+TRANSPOSE(uint64_t, transpose_8)
+
+/* A strip: BLOCK rows at one position of the outer dimensions, which are all but `down` and the innermost. */
+static void strip(const copy_work *work, int64_t index)
+{
+    const ms_copy_args *args = work->args;
+    const ms_loop *loop = &args->loop;
+    uint32_t inner = loop->dims - 1, down = (uint32_t)work->down;
+    int64_t strips = (loop->shape[down] + BLOCK - 1) / BLOCK, size = args->size;
+    int64_t row = index % strips * BLOCK, outer = index / strips;
+    int64_t to_offset = row * loop->strides[0][down], from_offset = row;
+    for (uint32_t d = inner; d-- > 0;) {
+        if (d == down) continue;
+        int64_t at = outer % loop->shape[d];
+        outer /= loop->shape[d];
+        to_offset += at * loop->strides[0][d];
+        from_offset += at * loop->strides[1][d];
+    }
+    int64_t rows = loop->shape[down] - row < BLOCK ? loop->shape[down] - row : BLOCK;
+    void *to = (char *)args->to + to_offset * size;
+    const void *from = (const char *)args->from + from_offset * size;
+    int64_t to_row = loop->strides[0][down], column = loop->strides[1][inner], columns = loop->shape[inner];
+    if (size == 4) transpose_4(to, to_row, from, column, rows, columns);
+    else if (size == 2) transpose_2(to, to_row, from, column, rows, columns);
+    else if (size == 8) transpose_8(to, to_row, from, column, rows, columns);
+    else transpose_1(to, to_row, from, column, rows, columns);
+}
+
+static int64_t strips_of(const copy_work *work)
+{
+    const ms_loop *loop = &work->args->loop;
+    int64_t rows = loop->shape[work->down], columns = loop->shape[loop->dims - 1];
+    return work->count / (rows * columns) * ((rows + BLOCK - 1) / BLOCK);
+}
+
+static void transpose_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    (void)thread;
+    const copy_work *work = context;
+    int64_t strips = strips_of(work), begin = strips * index / work->tiles, end = strips * (index + 1) / work->tiles;
+    for (int64_t i = begin; i < end; i++) strip(work, i);
+}
+
+/* Blocks pay where the target is contiguous along the innermost dimension and the source along another one. */
+static int32_t transposed_dimension(const ms_loop *loop)
+{
+    uint32_t inner = loop->dims - 1;
+    if (loop->strides[0][inner] != 1 || loop->strides[1][inner] <= 1 || loop->shape[inner] < 4) return -1;
+    for (uint32_t d = 0; d < inner; d++)
+        if (loop->strides[1][d] == 1 && loop->shape[d] >= 4) return (int32_t)d;
+    return -1;
+}
+
+static ms_task_result copy_run(ms_run *run, void *arguments)
+{
+    const ms_copy_args *args = arguments;
+    copy_work work = { .args = args, .count = ms_loop_count(&args->loop), .down = transposed_dimension(&args->loop) };
+    work.tiles = ms_tiles(work.count, (uint64_t)work.count * args->size * 2);
+    if (work.down >= 0) {
+        int64_t strips = strips_of(&work);
+        if (strips < work.tiles) work.tiles = (uint32_t)strips;
+    }
+    ms_run_tiles(run, work.tiles, work.down >= 0 ? transpose_tile : row_tile, &work);
+    return MS_TASK_DONE;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ filling */
+
+typedef struct fill_work { const ms_fill_args *args; int64_t count; uint32_t tiles; } fill_work;
+
+static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_t n)
+{
+#define FILL_AS(type) \
+    { \
+        type *out = to, value = (type)bits; \
+        if (step == 1) for (int64_t i = 0; i < n; i++) out[i] = value; \
+        else for (int64_t i = 0; i < n; i++) out[i * step] = value; \
+    }
+    if (bits == 0 && step == 1) memset(to, 0, (size_t)n * size);
+    else if (size == 4) FILL_AS(uint32_t)
+    else if (size == 2) FILL_AS(uint16_t)
+    else if (size == 8) FILL_AS(uint64_t)
+    else FILL_AS(uint8_t)
+#undef FILL_AS
+}
+
+static void fill_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    (void)thread;
+    const fill_work *work = context;
+    const ms_fill_args *args = work->args;
+    const ms_loop *loop = &args->loop;
+    int64_t at = ms_tile_begin(work->count, work->tiles, index), end = ms_tile_begin(work->count, work->tiles, index + 1);
+    ms_cursor cursor;
+    ms_cursor_set(loop, at, &cursor);
+    while (at < end) {
+        int64_t n = ms_cursor_row(loop, &cursor);
+        if (n > end - at) n = end - at;
+        fill_row((char *)args->to + cursor.offset[0] * args->size, loop->strides[0][loop->dims - 1], args->bits, args->size, n);
+        ms_cursor_advance(loop, &cursor, n);
+        at += n;
+    }
+}
+
+static ms_task_result fill_run(ms_run *run, void *arguments)
+{
+    const ms_fill_args *args = arguments;
+    fill_work work = { .args = args, .count = ms_loop_count(&args->loop) };
+    work.tiles = ms_tiles(work.count, (uint64_t)work.count * args->size);
+    ms_run_tiles(run, work.tiles, fill_tile, &work);
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_copy = { "copy", copy_run, sizeof(ms_copy_args), MS_KIND_COPY, 0 };
+const ms_task ms_cpu_fill = { "fill", fill_run, sizeof(ms_fill_args), MS_KIND_COMPUTE, 0 };
