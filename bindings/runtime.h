@@ -1,0 +1,151 @@
+/* runtime.h: what every binding uses: the runtime of one Lua state, tensor handles, arguments, errors, calls into Lua.
+ *
+ * Rules of every bound function
+ * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls, which never touch Lua; (3) push results.
+ *   Whatever is owned across a call that may raise lies in a userdata that was made, empty, before.
+ * - The runtime is upvalue 1 of every bound function. One Lua state belongs to one host thread.
+ * - Only call.c calls Lua functions. A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again by the
+ *   bound function that had called the engine.
+ * - __gc never blocks, enqueues or fails: it hands the tensor to the runtime's list of dropped ones. Those are released at fixed points
+ *   only (ms_lua_collect, the end of their step), so what is free when does not depend on the collector's pace.
+ * - User text reaches messages only as an argument of %s.
+ */
+#ifndef MOONSHARD_BINDINGS_RUNTIME_H
+#define MOONSHARD_BINDINGS_RUNTIME_H
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <pthread.h>
+
+#include "moonshard/grad.h"
+
+#define MS_HANDLE_MAGIC 0x4d53544eu
+#define MS_TENSOR_TYPE "ms.Tensor"
+
+typedef struct ms_runtime ms_runtime;
+
+/* A Lua tensor. tensor is NULL once it was released: by its step's end, or because its owner took it back. */
+typedef struct ms_handle {
+    uint32_t magic;
+    bool kept;                                 /* survives the end of its step */
+    bool parameter;
+    const char *gone;                          /* static text: why tensor is NULL */
+    ms_tensor *tensor;
+    ms_runtime *runtime;
+    uint64_t step;                             /* serial number of the step that made it; 0: outside */
+    uint32_t script;                           /* line that made it */
+    struct ms_handle *previous, *next;         /* handles of the current step */
+} ms_handle;
+
+typedef struct ms_dropped { ms_tensor *tensor; uint64_t step; } ms_dropped;
+
+struct ms_runtime {
+    ms_context context;                        /* for what happens before there is an engine */
+    ms_engine *engine;                         /* NULL until first use */
+    ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
+    char device_text[16], cpu_text[16];
+    pthread_t owner;
+    uint64_t step_serial;                      /* of the current step, 0 outside */
+    uint64_t step_count;                       /* serials handed out */
+    int64_t step;                              /* number of the current or last step */
+    uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
+    ms_handle *step_handles;
+    ms_dropped *dropped;
+    size_t dropped_count, dropped_capacity, handle_count;
+    uint64_t live_at_collect;                  /* bytes, after the last ms_lua_collect */
+    size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
+    char library_prefix[512];
+    bool closed;
+};
+
+/* ------------------------------------------------------------------------------------------------------------------- entering */
+
+/* The runtime of a bound function; raises from a foreign thread. */
+ms_runtime *ms_lua_runtime(lua_State *L);
+/* Starts the engine if needed, collects under memory pressure, notes the script line. First call of every function that uses the engine. */
+ms_engine *ms_lua_enter(lua_State *L);
+/* A full collection, and release of all dropped tensors: a fixed point. */
+void ms_lua_collect(lua_State *L, ms_runtime *runtime);
+/* The same if live memory grew by more than `bytes` since the last one. */
+void ms_lua_collect_after(lua_State *L, ms_runtime *runtime, uint64_t bytes);
+/* Raises "<what> inside a hook ..." while hooks run. */
+void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
+
+/* --------------------------------------------------------------------------------------------------------------------- errors */
+
+/* Raises the engine's last error if status is not MS_OK, with the user's line in front; a callback's error as it was. */
+void ms_lua_ok(lua_State *L, ms_status status);
+/* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's mistakes are raised. */
+int ms_lua_failed(lua_State *L, const ms_error *error);
+/* Raises with the user's line (the first one outside the library) in front. */
+int ms_lua_error(lua_State *L, const char *format, ...) MS_PRINTF(2, 3);
+/* The user's line "file:12" into text. */
+void ms_lua_line(lua_State *L, char *text, size_t bytes);
+
+/* ------------------------------------------------------------------------------------------------------------------ arguments */
+
+ms_handle *ms_lua_handle(lua_State *L, int index);                       /* raises unless it is a live tensor */
+ms_tensor *ms_lua_tensor(lua_State *L, int index);
+ms_tensor *ms_lua_optional_tensor(lua_State *L, int index);              /* NULL for nil or none */
+bool ms_lua_is_tensor(lua_State *L, int index);
+/* An integer in low .. high; `what` names it in the error. */
+int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what);
+/* A dimension from 1 or from the end, as 0-based; dims of the tensor. */
+int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims);
+ms_dtype ms_lua_dtype(lua_State *L, int index);
+/* One of a NULL-ended list; raises and names the nearest. */
+int ms_lua_choice(lua_State *L, int index, const char *const choices[], const char *what);
+/* Raises if the table has a string key outside the NULL-ended list, and names the nearest. */
+void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const char *what);
+/* Field of an options table (nil or none: fallback). */
+double ms_lua_field_number(lua_State *L, int table, const char *name, double fallback);
+int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback, int64_t low, int64_t high);
+bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback);
+/* A list of integers on the stack at index (a table, or the arguments from index to the top) into sizes; returns the count. */
+uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what);
+/* The name of `names` nearest to `given`, or NULL if none is near. */
+const char *ms_lua_nearest(const char *given, const char *const names[]);
+/* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them alive). */
+ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
+
+/* -------------------------------------------------------------------------------------------------------------------- results */
+
+/* Pushes an empty handle; fill it in phase 3 with ms_handle_fill, which takes the reference over and cannot fail. */
+ms_handle *ms_lua_new_handle(lua_State *L);
+void ms_handle_fill(ms_handle *handle, ms_tensor *owned);
+/* Marks it as kept: it outlives its step. */
+void ms_handle_keep(ms_handle *handle);
+void ms_handle_drop(ms_handle *handle, const char *why);                 /* releases now; why: static text */
+
+/* -------------------------------------------------------------------------------------------------------------- calls into Lua */
+
+/* Calls the function below its `arguments` on the stack, protected and with a traceback. On MS_ERROR_SCRIPT the stack is as before the
+ * function was pushed, the error is kept for ms_lua_ok, and the engine's error has its first line. */
+ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results);
+
+/* A Lua function that the engine holds: keeps it in the registry until freed. Pushed with ms_callback_push. */
+typedef struct ms_callback { lua_State *L; ms_runtime *runtime; int reference; } ms_callback;
+ms_callback *ms_callback_new(lua_State *L, int index);                   /* raises on out of memory */
+void ms_callback_free(void *callback);
+void ms_callback_push(const ms_callback *callback);
+
+/* ------------------------------------------------------------------------------------------------------------ parts of the module */
+
+/* Each adds its functions to the module table on top of the stack; the runtime is at index `runtime`. */
+void ms_open_tensor(lua_State *L, int runtime);
+void ms_open_make(lua_State *L, int runtime);
+void ms_open_operators(lua_State *L, int runtime);
+void ms_open_grad(lua_State *L, int runtime);
+void ms_open_engine(lua_State *L, int runtime);
+void ms_open_stream(lua_State *L, int runtime);
+void ms_open_optim(lua_State *L, int runtime);
+void ms_open_io(lua_State *L, int runtime);
+/* Registers functions with the runtime as their upvalue in the table on top. */
+void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions);
+/* Makes a metatable with locked __metatable, methods under __index, and the runtime as upvalue; leaves the methods table on the stack. */
+void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods, const luaL_Reg *methods);
+
+/* The module's open function, for package.preload and require "moonshard.core". */
+int luaopen_moonshard_core(lua_State *L);
+
+#endif
