@@ -41,6 +41,7 @@ typedef struct ms_op_gradient {
     uint32_t output_count;
     ms_tensor **results;
     const bool *needs;
+    bool last;                          /* the graph is freed behind this call: memory that only `saved` refers to may be written over */
 } ms_op_gradient;
 
 enum { MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
