@@ -34,7 +34,7 @@
     /* select.h      */ K(gather) K(scatter) K(scatter_add) K(topk) K(above) K(quantile) \
     /* matmul.h      */ K(matmul) \
     /* norm.h        */ K(norm_forward) K(norm_backward) \
-    /* softmax.h     */ K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) \
+    /* softmax.h     */ K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) K(mse_backward) \
     /* attention.h   */ K(attention_forward) K(attention_backward) K(rotary) \
     /* embedding.h   */ K(embedding) K(embedding_backward) \
     /* tensor.c      */ K(host_write)

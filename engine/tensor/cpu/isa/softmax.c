@@ -1,0 +1,222 @@
+/* softmax.c: rows through softmax, log-softmax, cross entropy and squared error. */
+#include "tensor/cpu/softmax.h"
+#include "tensor/cpu/row.h"
+
+#define LEAST (-__builtin_inff())
+
+/* ------------------------------------------------------------------------------------------------------------------- parts of a row */
+
+MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
+{
+    size_t i = 0;
+    ms_v16f most = ms_v_splat(LEAST);
+    for (; i + MS_LANES <= n; i += MS_LANES) most = ms_v_max(ms_row_get(D, row, i), most);
+    if (i < n) most = ms_v_max(ms_row_get_part(D, row, i, n, LEAST), most);
+    return ms_v_reduce_max(most);
+}
+
+/* Four sums side by side, so that one addition need not wait for the one before. */
+MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
+{
+    size_t i = 0;
+    ms_v16f total[4] = { ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f) };
+    for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)
+        for (size_t k = 0; k < 4; k++) total[k] += ms_v_exp(ms_row_get(D, row, i + k * MS_LANES) - most);
+    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_exp(ms_row_get(D, row, i) - most);
+    if (i < n) total[1] += ms_v_exp(ms_row_get_part(D, row, i, n, LEAST) - most);
+    return ms_v_sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+MS_VECTOR float one_log(float x) { return ms_v_log(ms_v_splat(x))[0]; }
+
+/* out = exp(row - shift) * factor, or row - shift */
+MS_VECTOR ms_v16f spread_lanes(ms_v16f v, float shift, float factor, bool logarithm)
+{
+    return logarithm ? v - shift : ms_v_exp(v - shift) * factor;
+}
+
+MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor, bool logarithm, void *out)
+{
+    size_t i = 0;
+    for (; i + MS_LANES <= n; i += MS_LANES) ms_row_put(D, out, i, spread_lanes(ms_row_get(D, row, i), shift, factor, logarithm));
+    if (i < n) ms_row_put_part(D, out, i, n, spread_lanes(ms_row_get_part(D, row, i, n, LEAST), shift, factor, logarithm));
+}
+
+/* -------------------------------------------------------------------------------------------------------- softmax, last dimension */
+
+MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
+{
+    size_t n = (size_t)a->n;
+    float most = row_max(D, x, n);
+    float total = row_exp_sum(D, x, n, most);
+    if (a->logarithm) row_spread(D, x, n, most + one_log(total), 1.0f, true, y);
+    else row_spread(D, x, n, most, 1.0f / total, false, y);
+}
+
+/* Sum over the row of gradient (log-softmax) or gradient * y (softmax). */
+MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n, bool logarithm)
+{
+    size_t i = 0;
+    ms_v16f total = ms_v_splat(0.0f);
+    for (; i + MS_LANES <= n; i += MS_LANES) total += logarithm ? ms_row_get(D, g, i) : ms_row_get(D, g, i) * ms_row_get(D, y, i);
+    if (i < n) {
+        ms_v16f v = ms_row_get_part(D, g, i, n, 0.0f);
+        total += logarithm ? v : v * ms_row_get_part(D, y, i, n, 0.0f);
+    }
+    return ms_v_sum(total);
+}
+
+/* softmax: y (g - sum); log-softmax: g - exp(y) sum */
+MS_VECTOR ms_v16f backward_lanes(ms_v16f y, ms_v16f g, ms_v16f total, bool logarithm)
+{
+    return logarithm ? g - ms_v_exp(y) * total : y * (g - total);
+}
+
+MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx)
+{
+    size_t n = (size_t)a->n, i = 0;
+    ms_v16f total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
+    for (; i + MS_LANES <= n; i += MS_LANES) ms_row_put(D, dx, i, backward_lanes(ms_row_get(D, y, i), ms_row_get(D, g, i), total, a->logarithm));
+    if (i < n) ms_row_put_part(D, dx, i, n, backward_lanes(ms_row_get_part(D, y, i, n, 0.0f), ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
+}
+
+/* ------------------------------------------------------------------------------------------------------- softmax, other dimensions */
+
+/* 16 neighbouring columns at once, each a softmax of its own; fewer at the end of a row. */
+MS_VECTOR ms_v16f column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
+{
+    size_t i = row * inner + lane;
+    return lane + MS_LANES <= inner ? ms_row_get(D, at, i) : ms_row_get_part(D, at, i, row * inner + inner, 0.0f);
+}
+MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, size_t inner, ms_v16f v)
+{
+    size_t i = row * inner + lane;
+    if (lane + MS_LANES <= inner) ms_row_put(D, at, i, v);
+    else ms_row_put_part(D, at, i, row * inner + inner, v);
+}
+
+MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y, size_t lane)
+{
+    size_t n = (size_t)a->n, inner = (size_t)a->inner;
+    ms_v16f most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
+    for (size_t i = 0; i < n; i++) most = ms_v_max(column_get(D, x, i, lane, inner), most);
+    for (size_t i = 0; i < n; i++) total += ms_v_exp(column_get(D, x, i, lane, inner) - most);
+    ms_v16f shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
+    for (size_t i = 0; i < n; i++) {
+        ms_v16f v = column_get(D, x, i, lane, inner) - shift;
+        column_put(D, y, i, lane, inner, a->logarithm ? v : ms_v_exp(v) * factor);
+    }
+}
+
+MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx, size_t lane)
+{
+    size_t n = (size_t)a->n, inner = (size_t)a->inner;
+    ms_v16f total = ms_v_splat(0.0f);
+    for (size_t i = 0; i < n; i++) {
+        ms_v16f v = column_get(D, g, i, lane, inner);
+        total += a->logarithm ? v : v * column_get(D, y, i, lane, inner);
+    }
+    for (size_t i = 0; i < n; i++)
+        column_put(D, dx, i, lane, inner, backward_lanes(column_get(D, y, i, lane, inner), column_get(D, g, i, lane, inner), total, a->logarithm));
+}
+
+MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
+{
+    size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
+    for (int64_t outer = begin; outer < end; outer++) {
+        const char *x = (const char *)a->x + (size_t)outer * bytes;
+        char *y = (char *)a->y + (size_t)outer * bytes;
+        if (a->inner == 1) forward_row(D, a, x, y);
+        else for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES) forward_columns(D, a, x, y, lane);
+    }
+}
+
+MS_VECTOR void backward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
+{
+    size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
+    for (int64_t outer = begin; outer < end; outer++) {
+        size_t at = (size_t)outer * bytes;
+        const char *y = (const char *)a->x + at, *g = (const char *)a->gradient + at;
+        char *dx = (char *)a->y + at;
+        if (a->inner == 1) backward_row(D, a, y, g, dx);
+        else for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES) backward_columns(D, a, y, g, dx, lane);
+    }
+}
+
+static void forward(const ms_softmax_args *args, int64_t begin, int64_t end)
+{
+    MS_ROW_SWITCH(args->dtype, forward_all(D, args, begin, end));
+}
+
+static void backward(const ms_softmax_args *args, int64_t begin, int64_t end)
+{
+    MS_ROW_SWITCH(args->dtype, backward_all(D, args, begin, end));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ cross entropy */
+
+MS_VECTOR float log_sum_row(const ms_dtype D, const void *row, size_t n)
+{
+    float most = row_max(D, row, n);
+    return most + one_log(row_exp_sum(D, row, n, most));
+}
+
+static float log_sum(ms_dtype dtype, const void *row, int64_t n)
+{
+    float result = 0.0f;
+    MS_ROW_SWITCH(dtype, result = log_sum_row(D, row, (size_t)n));
+    return result;
+}
+
+static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, float factor, void *out)
+{
+    MS_ROW_SWITCH(dtype, row_spread(D, row, (size_t)n, shift, factor, false, out));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ squared error */
+
+MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size_t n)
+{
+    size_t i = 0;
+    ms_v16f total = ms_v_splat(0.0f);
+    for (; i + MS_LANES <= n; i += MS_LANES) {
+        ms_v16f v = ms_row_get(D, a, i) - ms_row_get(D, b, i);
+        total += v * v;
+    }
+    if (i < n) {
+        ms_v16f v = ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f);
+        total += v * v;
+    }
+    return ms_v_sum(total);
+}
+
+static float squares(ms_dtype dtype, const void *a, const void *b, int64_t n)
+{
+    float result = 0.0f;
+    MS_ROW_SWITCH(dtype, result = squares_row(D, a, b, (size_t)n));
+    return result;
+}
+
+MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, size_t n, float factor, void *da, void *db)
+{
+    size_t i = 0;
+    for (; i + MS_LANES <= n; i += MS_LANES) {
+        ms_v16f v = (ms_row_get(D, a, i) - ms_row_get(D, b, i)) * factor;
+        if (da != NULL) ms_row_put(D, da, i, v);
+        if (db != NULL) ms_row_put(D, db, i, -v);
+    }
+    if (i < n) {
+        ms_v16f v = (ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f)) * factor;
+        if (da != NULL) ms_row_put_part(D, da, i, n, v);
+        if (db != NULL) ms_row_put_part(D, db, i, n, -v);
+    }
+}
+
+static void difference(ms_dtype dtype, const void *a, const void *b, int64_t n, float factor, void *da, void *db)
+{
+    MS_ROW_SWITCH(dtype, difference_row(D, a, b, (size_t)n, factor, da, db));
+}
+
+const ms_softmax_kernels MS_ISA_NAME(ms_softmax_kernels) = {
+    .forward = forward, .backward = backward, .log_sum = log_sum, .spread = spread, .squares = squares, .difference = difference,
+};
