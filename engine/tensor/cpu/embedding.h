@@ -1,0 +1,15 @@
+/* embedding.h: the inner loop of the embedding's gradient. */
+#ifndef MOONSHARD_TENSOR_CPU_EMBEDDING_H
+#define MOONSHARD_TENSOR_CPU_EMBEDDING_H
+
+#include "moonshard/tensor.h"
+#include "tensor/cpu/isa.h"
+
+typedef struct ms_embedding_kernels {
+    /* to[i] += from[i] */
+    void (*add)(float *to, ms_dtype dtype, const void *from, int64_t n);
+} ms_embedding_kernels;
+
+MS_ISA_TABLE(ms_embedding_kernels, ms_embedding_kernels)
+
+#endif

@@ -1,0 +1,16 @@
+/* embedding.h: rows of a table by their numbers: arguments of the kernels. */
+#ifndef MOONSHARD_TENSOR_EMBEDDING_H
+#define MOONSHARD_TENSOR_EMBEDDING_H
+
+#include "tensor/backend.h"
+
+/* ids [count]; table [rows, width] and values [count, width], contiguous, one float dtype. Forward: values from table; backward: table is
+ * the gradient of the table, values that of the result. */
+typedef struct ms_embedding_args {
+    const void *ids;
+    void *table, *values;
+    int64_t count, rows, width;
+    uint8_t ids_dtype, dtype;
+} ms_embedding_args;
+
+#endif
