@@ -53,6 +53,7 @@ struct ms_runtime {
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
     uint64_t live_at_collect;                  /* bytes, after the last ms_lua_collect */
+    int64_t callbacks;                         /* numbers handed out */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
     bool closed;
@@ -123,11 +124,12 @@ void ms_handle_drop(ms_handle *handle, const char *why);                 /* rele
  * function was pushed, the error is kept for ms_lua_ok, and the engine's error has its first line. */
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results);
 
-/* A Lua function that the engine holds: keeps it in the registry until freed. Pushed with ms_callback_push. */
-typedef struct ms_callback { lua_State *L; ms_runtime *runtime; int reference; } ms_callback;
-ms_callback *ms_callback_new(lua_State *L, int index);                   /* raises on out of memory */
+/* A Lua function that the engine calls. anchor: stack index of a userdata (with a user value) whose life it shares, so that a function that
+ * refers to it is no leak; 0: it lives until freed. */
+typedef struct ms_callback { lua_State *L; ms_runtime *runtime; int reference; int64_t number; } ms_callback;
+ms_callback *ms_callback_new(lua_State *L, int index, int anchor);       /* raises on out of memory */
 void ms_callback_free(void *callback);
-void ms_callback_push(const ms_callback *callback);
+bool ms_callback_push(const ms_callback *callback);                      /* false, nothing pushed: its anchor is gone */
 
 /* ------------------------------------------------------------------------------------------------------------ parts of the module */
 

@@ -253,6 +253,8 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     }
     if (!pass->retain) {
         ms_node_drop_saved(node);
+        ms_hooks_free(ms_engine_context(engine), node->hooks);
+        node->hooks = NULL;
         node->used = true;
         node->freed_script = script;
     }

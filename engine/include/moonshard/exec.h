@@ -24,6 +24,7 @@ extern "C" {
 #define MS_STREAMS_MAX 16      /* streams of an engine */
 #define MS_TASK_ARGS_MAX 448   /* bytes of arguments, kept inside the ring */
 #define MS_TASK_ACCESS_MAX 64  /* storages of one task */
+#define MS_CELLS_MAX 64        /* cells of a storage */
 
 typedef struct ms_engine ms_engine;
 typedef struct ms_stream ms_stream;
@@ -174,8 +175,10 @@ MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size
 typedef struct ms_memory { uint64_t live, peak, reserved, limit, waits; } ms_memory;   /* waits: stream waits inserted for reuse */
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine);
-/* Calls f before an allocation would pass `bytes` of live memory (the binding collects garbage in it); then doubles the mark if needed. */
-MS_API void ms_engine_on_pressure(ms_engine *engine, void (*f)(void *user, uint64_t live), void *user);
+/* Whether live memory has passed a mark, so that a host with garbage collection should collect and drop its handles now; relieved moves
+ * the mark to half above what is live then (64 MiB at least). Both depend on the order of host calls only. */
+MS_API bool ms_engine_under_pressure(const ms_engine *engine);
+MS_API void ms_engine_relieved(ms_engine *engine);
 
 /* --------------------------------------------------------------------------------------------------------------- events, futures */
 

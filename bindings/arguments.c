@@ -1,0 +1,194 @@
+/* arguments.c: reading and checking what Lua passes, with errors that name the nearest right thing. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+/* ----------------------------------------------------------------------------------------------------------------------- tensors */
+
+bool ms_lua_is_tensor(lua_State *L, int index)
+{
+    const ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
+    return handle && handle->magic == MS_HANDLE_MAGIC;
+}
+
+ms_handle *ms_lua_handle(lua_State *L, int index)
+{
+    ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
+    if (!handle || handle->magic != MS_HANDLE_MAGIC) luaL_typeerror(L, index, "ms.Tensor");
+    if (!handle->tensor) {
+        const char *line = handle->script ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script) : "";
+        ms_lua_error(L, "the tensor made at %s %s", *line ? line : "an unknown line", handle->gone ? handle->gone : "was closed");
+    }
+    return handle;
+}
+
+ms_tensor *ms_lua_tensor(lua_State *L, int index) { return ms_lua_handle(L, index)->tensor; }
+
+ms_tensor *ms_lua_optional_tensor(lua_State *L, int index) { return lua_isnoneornil(L, index) ? NULL : ms_lua_tensor(L, index); }
+
+ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
+{
+    index = lua_absindex(L, index);
+    luaL_checktype(L, index, LUA_TTABLE);
+    lua_Unsigned n = lua_rawlen(L, index);
+    luaL_argcheck(L, n > 0 && n < UINT32_MAX, index, "a list of one or more tensors expected");
+    ms_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
+    for (lua_Unsigned i = 0; i < n; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        if (!ms_lua_is_tensor(L, -1)) ms_lua_error(L, "item %d of the list is %s, not a tensor", (int)i + 1, luaL_typename(L, -1));
+        tensors[i] = ms_lua_tensor(L, -1);
+        lua_pop(L, 1);
+    }
+    *count = (uint32_t)n;
+    return tensors;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- numbers */
+
+int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what)
+{
+    int ok = 0;
+    lua_Integer value = lua_tointegerx(L, index, &ok);
+    if (!ok || lua_type(L, index) != LUA_TNUMBER)
+        ms_lua_error(L, "%s must be an integer, not %s", what, lua_type(L, index) == LUA_TNUMBER ? "a number with a fraction" : luaL_typename(L, index));
+    if (value < low || value > high)
+        ms_lua_error(L, "%s is %lld; %lld to %lld are allowed", what, (long long)value, (long long)low, (long long)high);
+    return value;
+}
+
+int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
+{
+    int64_t dim = ms_lua_integer(L, index, INT32_MIN, INT32_MAX, "a dimension");
+    if (dim == 0 || dim > (int64_t)dims || dim < -(int64_t)dims)
+        ms_lua_error(L, "dimension %lld of a tensor with %u: they count from 1, or from -1 at the end", (long long)dim, dims);
+    return (int32_t)(dim > 0 ? dim - 1 : dim + (int64_t)dims);
+}
+
+uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
+{
+    bool table = lua_istable(L, index);
+    int64_t count = table ? (int64_t)lua_rawlen(L, index) : lua_gettop(L) - index + 1;
+    if (count > MS_DIMS_MAX) ms_lua_error(L, "%s: %lld sizes are given, a tensor has at most %d dimensions", what, (long long)count, MS_DIMS_MAX);
+    for (int64_t i = 0; i < count; i++) {
+        if (table) lua_rawgeti(L, index, i + 1);
+        else lua_pushvalue(L, index + (int)i);
+        sizes[i] = ms_lua_integer(L, -1, -1, INT64_MAX, what);
+        lua_pop(L, 1);
+    }
+    return count > 0 ? (uint32_t)count : 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- names */
+
+/* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names. */
+static int distance(const char *a, const char *b)
+{
+    enum { LONGEST = 40 };
+    int rows[3][LONGEST + 1], n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (int j = 0; j <= m; j++) rows[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
+        now[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = before[j - 1] + (a[i - 1] != b[j - 1]);
+            if (before[j] + 1 < best) best = before[j] + 1;
+            if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two[j - 2] + 1 < best) best = two[j - 2] + 1;
+            now[j] = best;
+        }
+    }
+    return rows[n % 3][m];
+}
+
+const char *ms_lua_nearest(const char *given, const char *const names[])
+{
+    const char *best = NULL;
+    int least = (int)strlen(given) / 2 + 2;
+    for (int i = 0; names[i]; i++) {
+        int d = distance(given, names[i]);
+        if (d < least) { least = d; best = names[i]; }
+    }
+    return best;
+}
+
+/* Raises "unknown <what> 'x': did you mean 'y'?", or the whole list. */
+static int refuse_name(lua_State *L, const char *what, const char *given, const char *const names[])
+{
+    const char *nearest = ms_lua_nearest(given, names);
+    if (nearest) return ms_lua_error(L, "unknown %s '%.60s': did you mean '%s'?", what, given, nearest);
+    luaL_Buffer buffer;
+    luaL_buffinit(L, &buffer);
+    for (int i = 0; names[i]; i++) {
+        if (i) luaL_addstring(&buffer, ", ");
+        luaL_addstring(&buffer, names[i]);
+    }
+    luaL_pushresult(&buffer);
+    return ms_lua_error(L, "unknown %s '%.60s': known are %s", what, given, lua_tostring(L, -1));
+}
+
+int ms_lua_choice(lua_State *L, int index, const char *const choices[], const char *what)
+{
+    if (lua_type(L, index) != LUA_TSTRING) ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
+    const char *given = lua_tostring(L, index);
+    for (int i = 0; choices[i]; i++)
+        if (strcmp(given, choices[i]) == 0) return i;
+    return refuse_name(L, what, given, choices);
+}
+
+ms_dtype ms_lua_dtype(lua_State *L, int index)
+{
+    static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32", "u16", "u8", "bool", NULL };
+    ms_dtype dtype = MS_F32;
+    ms_dtype_find(names[ms_lua_choice(L, index, names, "dtype")], &dtype);
+    return dtype;
+}
+
+void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const char *what)
+{
+    if (lua_isnoneornil(L, index)) return;
+    index = lua_absindex(L, index);
+    luaL_checktype(L, index, LUA_TTABLE);
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        if (lua_type(L, -2) != LUA_TSTRING) continue;
+        const char *given = lua_tostring(L, -2);
+        int i = 0;
+        while (names[i] && strcmp(names[i], given) != 0) i++;
+        if (!names[i]) refuse_name(L, what, given, names);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ fields */
+
+static int field(lua_State *L, int table, const char *name)
+{
+    if (lua_isnoneornil(L, table)) { lua_pushnil(L); return LUA_TNIL; }
+    return lua_getfield(L, table, name);
+}
+
+double ms_lua_field_number(lua_State *L, int table, const char *name, double fallback)
+{
+    int type = field(L, table, name);
+    if (type != LUA_TNIL && type != LUA_TNUMBER) ms_lua_error(L, "option %s must be a number, not %s", name, luaL_typename(L, -1));
+    double value = type == LUA_TNIL ? fallback : lua_tonumber(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback, int64_t low, int64_t high)
+{
+    int64_t value = field(L, table, name) == LUA_TNIL ? fallback : ms_lua_integer(L, -1, low, high, name);
+    lua_pop(L, 1);
+    return value;
+}
+
+bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback)
+{
+    int type = field(L, table, name);
+    if (type != LUA_TNIL && type != LUA_TBOOLEAN) ms_lua_error(L, "option %s must be a boolean, not %s", name, luaL_typename(L, -1));
+    bool value = type == LUA_TNIL ? fallback : lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return value;
+}

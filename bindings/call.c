@@ -1,0 +1,150 @@
+/* call.c: the only place that calls Lua functions, and the way of errors between Lua and the engine. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+static const char error_key = 0;               /* registry: the error object of the last failed call */
+
+static int add_traceback(lua_State *L)
+{
+    /* Only strings get one: other values are somebody's error objects and must arrive as they are. */
+    if (lua_type(L, 1) != LUA_TSTRING) {
+        if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING) return 1;
+        lua_settop(L, 1);
+        return 1;
+    }
+    luaL_traceback(L, L, lua_tostring(L, 1), 1);
+    return 1;
+}
+
+ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results)
+{
+    int function = lua_gettop(L) - arguments;
+    if (!lua_checkstack(L, 8)) {
+        lua_settop(L, function - 1);
+        return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
+    }
+    lua_pushcfunction(L, add_traceback);
+    lua_insert(L, function);
+    int failed = lua_pcall(L, arguments, results, function);
+    if (!failed) { lua_remove(L, function); return MS_OK; }
+    ms_context *context = runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
+    const char *message = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
+    ms_fail(context, MS_ERROR_SCRIPT, "%.*s", message ? (int)strcspn(message, "\n") : 64, message ? message : "a callback raised an error that is not a string");
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
+    lua_settop(L, function - 1);
+    return MS_ERROR_SCRIPT;
+}
+
+int ms_lua_error(lua_State *L, const char *format, ...)
+{
+    char line[160], text[MS_ERROR_MESSAGE_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    ms_lua_line(L, line, sizeof line);
+    return luaL_error(L, "%s%s%s", line, *line ? ": " : "", text);
+}
+
+void ms_lua_ok(lua_State *L, ms_status status)
+{
+    if (status == MS_OK) return;
+    if (status == MS_ERROR_SCRIPT && lua_rawgetp(L, LUA_REGISTRYINDEX, &error_key) != LUA_TNIL) {
+        lua_pushnil(L);
+        lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
+        lua_error(L);
+    }
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_lua_error(L, "%s", runtime->engine ? ms_engine_error(runtime->engine)->message : runtime->context.error.message);
+}
+
+int ms_lua_failed(lua_State *L, const ms_error *error)
+{
+    if (error->status < MS_ERROR_NOT_FOUND) return ms_lua_error(L, "%s", error->message);
+    lua_pushnil(L);
+    lua_pushstring(L, error->message);
+    lua_pushstring(L, ms_status_name(error->status));
+    return 3;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- callbacks */
+
+static const char weak_key = 0;                /* registry: number -> function, weak values */
+
+static void push_weak_table(lua_State *L)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &weak_key) == LUA_TTABLE) return;
+    lua_pop(L, 1);
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "v");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &weak_key);
+}
+
+/* Keeps the function at `index` alive with the userdata at `anchor`: in a table that is its first user value. */
+static void keep_with(lua_State *L, int anchor, int index)
+{
+    anchor = lua_absindex(L, anchor);
+    index = lua_absindex(L, index);
+    if (lua_getiuservalue(L, anchor, 1) != LUA_TTABLE) {
+        lua_pop(L, 1);
+        lua_newtable(L);
+        lua_pushvalue(L, -1);
+        lua_setiuservalue(L, anchor, 1);
+    }
+    lua_pushvalue(L, index);
+    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+    lua_pop(L, 1);
+}
+
+ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    luaL_checktype(L, index, LUA_TFUNCTION);
+    index = lua_absindex(L, index);
+    if (anchor) keep_with(L, anchor, index);
+    push_weak_table(L);
+    lua_pushvalue(L, index);
+    int64_t number = ++runtime->callbacks;
+    lua_rawseti(L, -2, number);
+    lua_pop(L, 1);
+    int reference = LUA_NOREF;
+    if (!anchor) {
+        lua_pushvalue(L, index);
+        reference = luaL_ref(L, LUA_REGISTRYINDEX);
+    }
+    void *memory = NULL;
+    if (ms_allocate(&runtime->context, sizeof(ms_callback), "a callback", &memory)) {
+        luaL_unref(L, LUA_REGISTRYINDEX, reference);
+        luaL_error(L, "%s", runtime->context.error.message);
+    }
+    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
+    lua_State *main = lua_tothread(L, -1);     /* a coroutine may be gone when the engine calls */
+    lua_pop(L, 1);
+    ms_callback *callback = memory;
+    *callback = (ms_callback){ .L = main, .runtime = runtime, .reference = reference, .number = number };
+    return callback;
+}
+
+void ms_callback_free(void *object)
+{
+    ms_callback *callback = object;
+    /* While the state closes, the registry goes with it. */
+    if (!callback->runtime->closed) luaL_unref(callback->L, LUA_REGISTRYINDEX, callback->reference);
+    ms_release(&callback->runtime->context, callback);
+}
+
+bool ms_callback_push(const ms_callback *callback)
+{
+    push_weak_table(callback->L);
+    bool there = lua_rawgeti(callback->L, -1, callback->number) == LUA_TFUNCTION;
+    lua_remove(callback->L, -2);
+    if (!there) lua_pop(callback->L, 1);
+    return there;
+}

@@ -1,0 +1,285 @@
+/* make.c: making tensors: from values, filled, random, joined. */
+#include <math.h>
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+/* What a shape table says. */
+typedef struct shape_options { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; ms_dtype dtype; bool requires_grad; } shape_options;
+
+static const char *const shape_keys[] = { "dtype", "device", "group", "requires_grad", NULL };
+static const char *const random_keys[] = { "dtype", "device", "group", "requires_grad", "seed", "per_rank", "std", "low", "high", NULL };
+
+static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback, shape_options *out)
+{
+    luaL_checktype(L, index, LUA_TTABLE);
+    ms_lua_known_keys(L, index, keys, "option");
+    *out = (shape_options){ .dtype = fallback };
+    out->dims = ms_lua_sizes(L, index, out->sizes, "a size");
+    for (uint32_t d = 0; d < out->dims; d++)
+        if (out->sizes[d] < 0) ms_lua_error(L, "size %lld of dimension %u: sizes are 0 or more", (long long)out->sizes[d], d + 1);
+    if (lua_getfield(L, index, "dtype") != LUA_TNIL) out->dtype = ms_lua_dtype(L, -1);
+    lua_pop(L, 1);
+    if (lua_getfield(L, index, "device") != LUA_TNIL) {
+        const char *device = luaL_checkstring(L, -1);
+        const char *own = ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu";
+        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0) ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
+    }
+    lua_pop(L, 1);
+    out->requires_grad = ms_lua_field_boolean(L, index, "requires_grad", false);
+}
+
+/* Makes a tensor, fills it in place with an operator (NULL: leaves it), and pushes it. */
+static int make(lua_State *L, const shape_options *shape, const ms_op *op, const ms_attributes *attributes)
+{
+    ms_engine *engine = ms_lua_runtime(L)->engine;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL, *result = NULL;
+    ms_status status = ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, &made);
+    if (!status && op) status = ms_op_apply(engine, op, attributes, true, &made, 1, &result, 1);
+    ms_tensor_release(result);
+    if (!status && shape->requires_grad) status = ms_tensor_set_requires_grad(made, true);
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+static int empty(lua_State *L)
+{
+    shape_options shape;
+    ms_lua_enter(L);
+    read_shape(L, 1, shape_keys, MS_F32, &shape);
+    return make(L, &shape, NULL, NULL);
+}
+
+static int filled(lua_State *L, int index, double value)
+{
+    shape_options shape;
+    ms_lua_enter(L);
+    read_shape(L, index, shape_keys, MS_F32, &shape);
+    ms_attributes attributes = { .scalar = { .value = value } };
+    return make(L, &shape, &ms_op_fill, &attributes);
+}
+
+static int zeros(lua_State *L) { return filled(L, 1, 0); }
+static int ones(lua_State *L) { return filled(L, 1, 1); }
+
+static int full(lua_State *L)
+{
+    double value = luaL_checknumber(L, 1);
+    return filled(L, 2, value);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------- random ones */
+
+static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool normal)
+{
+    shape_options shape;
+    ms_engine *engine = ms_lua_enter(L);
+    read_shape(L, 1, random_keys, fallback, &shape);
+    double low = ms_lua_field_number(L, 1, "low", 0), high = ms_lua_field_number(L, 1, "high", 1), std = ms_lua_field_number(L, 1, "std", 1);
+    if (!normal && !(low < high)) return ms_lua_error(L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
+    ms_attributes attributes = { .random = { .a = normal ? 0 : low, .b = normal ? std : high } };
+    bool seeded = lua_getfield(L, 1, "seed") != LUA_TNIL;
+    /* An own seed is a sequence of its own: the same numbers wherever and whenever it is asked. */
+    if (seeded) attributes.random.random = (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
+    else attributes.random.random = ms_engine_draw(engine);
+    lua_pop(L, 1);
+    return make(L, &shape, op, &attributes);
+}
+
+static int uniform(lua_State *L) { return random_tensor(L, &ms_op_uniform, MS_F32, false); }
+static int normal(lua_State *L) { return random_tensor(L, &ms_op_normal, MS_F32, true); }
+
+static int randint(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    if (lua_getfield(L, 1, "high") == LUA_TNIL) return ms_lua_error(L, "randint: give high, which is not reached (low is 0 unless given)");
+    lua_pop(L, 1);
+    return random_tensor(L, &ms_op_randint, MS_I64, false);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------- from values */
+
+typedef struct nested { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; bool integers, booleans, numbers; } nested;
+
+static void measure(lua_State *L, int index, uint32_t depth, nested *out)
+{
+    index = lua_absindex(L, index);
+    luaL_checkstack(L, 4, "nested lists");
+    if (!lua_istable(L, index)) {
+        if (out->dims == UINT32_MAX) out->dims = depth;
+        if (out->dims != depth) ms_lua_error(L, "tensor: the lists are not equally deep");
+        if (lua_isboolean(L, index)) out->booleans = true;
+        else if (lua_type(L, index) != LUA_TNUMBER) ms_lua_error(L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed", luaL_typename(L, index));
+        else { out->numbers = true; out->integers &= lua_isinteger(L, index); }
+        return;
+    }
+    if (depth >= MS_DIMS_MAX) ms_lua_error(L, "tensor: lists are nested more than %d deep", MS_DIMS_MAX);
+    int64_t n = (int64_t)lua_rawlen(L, index);
+    if (out->sizes[depth] < 0) out->sizes[depth] = n;
+    if (out->sizes[depth] != n) ms_lua_error(L, "tensor: lists of dimension %u have %lld and %lld items; they must be equally long", depth + 1, (long long)out->sizes[depth], (long long)n);
+    if (n == 0 && out->dims == UINT32_MAX) out->dims = depth + 1;
+    for (int64_t i = 1; i <= n; i++) {
+        lua_rawgeti(L, index, i);
+        measure(L, -1, depth + 1, out);
+        lua_pop(L, 1);
+    }
+}
+
+static void store(ms_dtype dtype, void *data, int64_t at, double number, int64_t integer)
+{
+    switch (dtype) {
+    case MS_F32: ((float *)data)[at] = (float)number; break;
+    case MS_F16: ((uint16_t *)data)[at] = ms_f16_from_float((float)number); break;
+    case MS_BF16: ((uint16_t *)data)[at] = ms_bf16_from_float((float)number); break;
+    case MS_I64: ((int64_t *)data)[at] = integer; break;
+    case MS_I32: ((int32_t *)data)[at] = (int32_t)integer; break;
+    case MS_U16: ((uint16_t *)data)[at] = (uint16_t)integer; break;
+    case MS_U8: ((uint8_t *)data)[at] = (uint8_t)integer; break;
+    default: ((uint8_t *)data)[at] = number != 0; break;
+    }
+}
+
+static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
+{
+    index = lua_absindex(L, index);
+    if (lua_istable(L, index)) {
+        int64_t n = (int64_t)lua_rawlen(L, index);
+        for (int64_t i = 1; i <= n; i++) {
+            lua_rawgeti(L, index, i);
+            at = collect_values(L, -1, dtype, data, at);
+            lua_pop(L, 1);
+        }
+        return at;
+    }
+    if (lua_isboolean(L, index)) {
+        store(dtype, data, at, lua_toboolean(L, index), lua_toboolean(L, index));
+    } else {
+        int exact = 0;
+        int64_t integer = lua_tointegerx(L, index, &exact);
+        if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL) ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index), ms_dtype_name(dtype));
+        store(dtype, data, at, lua_tonumber(L, index), integer);
+    }
+    return at + 1;
+}
+
+static int tensor(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    nested shape = { .dims = UINT32_MAX, .integers = true };
+    for (int d = 0; d < MS_DIMS_MAX; d++) shape.sizes[d] = -1;
+    luaL_checkany(L, 1);
+    measure(L, 1, 0, &shape);
+    if (shape.booleans && shape.numbers) return ms_lua_error(L, "tensor: numbers and booleans are mixed");
+    ms_dtype dtype = shape.booleans ? MS_BOOL : shape.numbers && shape.integers ? MS_I64 : MS_F32;
+    if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
+    int64_t count = 1;
+    for (uint32_t d = 0; d < shape.dims; d++) count *= shape.sizes[d];
+    size_t bytes = (size_t)count * ms_dtype_bytes(dtype);
+    void *data = lua_newuserdatauv(L, bytes + 1, 0);
+    collect_values(L, 1, dtype, data, 0);
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(engine, dtype, shape.dims, shape.sizes, &made);
+    if (!status && bytes) status = ms_tensor_write(made, data, bytes);
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+static int arange(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2), step = luaL_optnumber(L, 3, 1);
+    bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnoneornil(L, 3) || lua_isinteger(L, 3));
+    if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step)) return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", first, last, step);
+    double steps = floor((last - first) / step + 1e-9);
+    if (steps > 1e9) return ms_lua_error(L, "arange: %g elements are too many", steps + 1);
+    int64_t count = steps < 0 ? 0 : (int64_t)steps + 1;
+    void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
+    for (int64_t i = 0; i < count; i++) {
+        if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * (lua_isnoneornil(L, 3) ? 1 : lua_tointeger(L, 3));
+        else ((float *)data)[i] = (float)(first + (double)i * step);
+    }
+    ms_dtype dtype = integers ? MS_I64 : MS_F32;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(engine, dtype, 1, &count, &made);
+    if (!status && count) status = ms_tensor_write(made, data, (size_t)count * ms_dtype_bytes(dtype));
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ joining */
+
+static int join(lua_State *L, const ms_op *op, uint32_t extra)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
+    ms_attributes attributes = { 0 };
+    if (!lua_isnoneornil(L, 2)) attributes.dim.a = ms_lua_dim(L, 2, ms_tensor_dims(tensors[0]) + extra);
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *out = NULL;
+    ms_lua_ok(L, ms_apply(engine, op, &attributes, false, tensors, count, &out, 1));
+    ms_handle_fill(handle, out);
+    return 1;
+}
+
+static int cat(lua_State *L) { return join(L, &ms_op_cat, 0); }
+static int stack(lua_State *L) { return join(L, &ms_op_stack, 1); }
+
+/* pack(list): one 1-D tensor with all values, and views of it in the original shapes. */
+static int pack(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
+    ms_dtype dtype = ms_tensor_dtype(tensors[0]);
+    int64_t total = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (ms_tensor_dtype(tensors[i]) != dtype)
+            return ms_lua_error(L, "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype", ms_dtype_name(dtype), i + 1, ms_dtype_name(ms_tensor_dtype(tensors[i])));
+        total += ms_tensor_count(tensors[i]);
+    }
+    ms_handle *whole = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    ms_lua_ok(L, ms_tensor_new(engine, dtype, 1, &total, &made));
+    ms_handle_fill(whole, made);
+    lua_createtable(L, (int)count, 0);
+    int64_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_tensor *from = tensors[i];
+        int64_t strides[MS_DIMS_MAX], stride = 1;
+        for (int d = (int)ms_tensor_dims(from) - 1; d >= 0; d--) {
+            strides[d] = stride;
+            stride *= ms_tensor_shape(from)[d];
+        }
+        ms_handle *part = ms_lua_new_handle(L);
+        ms_tensor *view = NULL, *result = NULL;
+        ms_status status = ms_tensor_window(made, ms_tensor_dims(from), ms_tensor_shape(from), strides, at, &view);
+        if (!status) {
+            ms_tensor *inputs[] = { view, tensors[i] };
+            status = ms_op_apply(engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1);
+        }
+        ms_tensor_release(result);
+        if (status) ms_tensor_release(view);
+        ms_lua_ok(L, status);
+        ms_handle_fill(part, view);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+        at += ms_tensor_count(from);
+    }
+    return 2;
+}
+
+static const luaL_Reg functions[] = {
+    { "empty", empty }, { "zeros", zeros }, { "ones", ones }, { "full", full }, { "rand", uniform }, { "randn", normal }, { "randint", randint },
+    { "tensor", tensor }, { "arange", arange }, { "cat", cat }, { "stack", stack }, { "pack", pack }, { NULL, NULL },
+};
+
+void ms_open_make(lua_State *L, int runtime) { ms_lua_register(L, runtime, functions); }

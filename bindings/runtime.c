@@ -1,0 +1,308 @@
+/* runtime.c: the runtime of one Lua state: its engine, its tensor handles, and the fixed points at which memory comes back. */
+#include "bindings/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------------------------- entering */
+
+ms_runtime *ms_lua_runtime(lua_State *L)
+{
+    ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
+    if (!pthread_equal(runtime->owner, pthread_self()))
+        luaL_error(L, "moonshard was called from another thread than the one that opened it: one Lua state belongs to one thread");
+    if (runtime->closed) luaL_error(L, "moonshard was closed with its Lua state");
+    return runtime;
+}
+
+static bool is_library(const ms_runtime *runtime, const char *source)
+{
+    return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
+}
+
+/* The first Lua frame outside the library; else the first Lua frame. */
+static bool user_frame(lua_State *L, const ms_runtime *runtime, lua_Debug *out)
+{
+    lua_Debug frame;
+    bool found = false;
+    for (int level = 1; level < 24 && lua_getstack(L, level, &frame); level++) {
+        lua_getinfo(L, "Sl", &frame);
+        if (frame.currentline <= 0) continue;
+        bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
+        if (!library) { *out = frame; return true; }
+        if (!found) { *out = frame; found = true; }
+    }
+    return found;
+}
+
+void ms_lua_line(lua_State *L, char *text, size_t bytes)
+{
+    lua_Debug frame;
+    text[0] = 0;
+    if (user_frame(L, ms_lua_runtime(L), &frame)) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
+}
+
+static void start_engine(lua_State *L, ms_runtime *runtime)
+{
+    ms_error error;
+    if (ms_engine_new(&runtime->settings, &error, &runtime->engine)) luaL_error(L, "moonshard could not start: %s", error.message);
+}
+
+ms_engine *ms_lua_enter(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (!runtime->engine) start_engine(L, runtime);
+    if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
+    char line[160];
+    uint32_t id = 0;
+    ms_lua_line(L, line, sizeof line);
+    if (!*line || ms_strings_add(ms_engine_strings(runtime->engine), line, strlen(line), &id)) id = 0;
+    ms_engine_set_script(runtime->engine, id);
+    return runtime->engine;
+}
+
+static void release_dropped(ms_runtime *runtime, uint64_t step)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < runtime->dropped_count; i++)
+        if (step == 0 || runtime->dropped[i].step == step) ms_tensor_release(runtime->dropped[i].tensor);
+        else runtime->dropped[kept++] = runtime->dropped[i];
+    runtime->dropped_count = kept;
+}
+
+void ms_lua_collect(lua_State *L, ms_runtime *runtime)
+{
+    lua_gc(L, LUA_GCCOLLECT);
+    release_dropped(runtime, 0);
+    runtime->live_at_collect = ms_engine_memory(runtime->engine).live;
+    ms_engine_relieved(runtime->engine);
+}
+
+void ms_lua_collect_after(lua_State *L, ms_runtime *runtime, uint64_t bytes)
+{
+    if (runtime->engine && ms_engine_memory(runtime->engine).live > runtime->live_at_collect + bytes) ms_lua_collect(L, runtime);
+}
+
+void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
+{
+    if (ms_lua_runtime(L)->hook_depth > 0) ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- handles */
+
+static int handle_gc(lua_State *L)
+{
+    ms_handle *handle = lua_touserdata(L, 1);
+    if (!handle || handle->magic != MS_HANDLE_MAGIC) return 0;
+    ms_runtime *runtime = handle->runtime;
+    handle->magic = 0;
+    runtime->handle_count--;
+    if (!handle->tensor) return 0;
+    if (handle->previous) handle->previous->next = handle->next;
+    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
+    if (handle->next) handle->next->previous = handle->previous;
+    /* There is room for every handle that lives: ms_lua_new_handle made it. */
+    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step };
+    handle->tensor = NULL;
+    return 0;
+}
+
+ms_handle *ms_lua_new_handle(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (ms_grow(&runtime->context, (void **)&runtime->dropped, &runtime->dropped_capacity, runtime->dropped_count + runtime->handle_count + 1, sizeof *runtime->dropped))
+        luaL_error(L, "%s", runtime->context.error.message);
+    ms_handle *handle = lua_newuserdatauv(L, sizeof *handle, 1);
+    memset(handle, 0, sizeof *handle);
+    handle->magic = MS_HANDLE_MAGIC;
+    handle->runtime = runtime;
+    handle->gone = "was never filled";
+    runtime->handle_count++;
+    luaL_setmetatable(L, MS_TENSOR_TYPE);
+    return handle;
+}
+
+static void unlink_handle(ms_handle *handle)
+{
+    ms_runtime *runtime = handle->runtime;
+    if (handle->previous) handle->previous->next = handle->next;
+    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
+    if (handle->next) handle->next->previous = handle->previous;
+    handle->previous = handle->next = NULL;
+}
+
+void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
+{
+    ms_runtime *runtime = handle->runtime;
+    handle->tensor = owned;
+    handle->gone = NULL;
+    handle->step = runtime->step_serial;
+    handle->script = ms_engine_script(runtime->engine);
+    if (!handle->step) return;
+    handle->next = runtime->step_handles;
+    if (handle->next) handle->next->previous = handle;
+    runtime->step_handles = handle;
+}
+
+void ms_handle_keep(ms_handle *handle)
+{
+    if (handle->step && !handle->kept) unlink_handle(handle);
+    handle->kept = true;
+}
+
+void ms_handle_drop(ms_handle *handle, const char *why)
+{
+    if (!handle->tensor) return;
+    if (handle->step && !handle->kept) unlink_handle(handle);
+    ms_tensor *tensor = handle->tensor;
+    handle->tensor = NULL;
+    handle->gone = why;
+    ms_tensor_release(tensor);
+}
+
+/* Everything that was made in the step and not kept goes, whoever still holds a handle. */
+static void release_step(ms_runtime *runtime)
+{
+    while (runtime->step_handles) {
+        ms_handle *handle = runtime->step_handles;
+        unlink_handle(handle);
+        ms_tensor *tensor = handle->tensor;
+        handle->tensor = NULL;
+        handle->gone = "was released when its step ended; call keep() on what is to live longer";
+        ms_tensor_release(tensor);
+    }
+    release_dropped(runtime, runtime->step_serial);
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- steps */
+
+/* core.step_begin(step) */
+static int step_begin(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    int64_t step = ms_lua_integer(L, 1, 0, INT64_MAX, "step");
+    ms_lua_refuse_in_hook(L, "ms.steps", "steps are begun by the training loop");
+    if (runtime->step_serial) return ms_lua_error(L, "ms.steps: a step is running already; steps cannot be nested");
+    runtime->step_serial = ++runtime->step_count;
+    runtime->step = step;
+    ms_random random = ms_engine_random(engine);
+    ms_engine_set_random(engine, (ms_random){ .seed = random.seed, .step = (uint64_t)step + 1, .draw = 0 });
+    return 0;
+}
+
+/* core.step_end(): releases what the step made; the host waits for the step before the last. */
+static int step_end(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (!runtime->step_serial) return 0;
+    release_step(runtime);
+    runtime->step_serial = 0;
+    ms_engine_drop_casts(engine);
+    ms_lua_ok(L, ms_engine_step_end(engine, 2));
+    return 0;
+}
+
+static int step_number(lua_State *L)
+{
+    lua_pushinteger(L, ms_lua_runtime(L)->step);
+    lua_pushboolean(L, ms_lua_runtime(L)->step_serial != 0);
+    return 2;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ opening and closing */
+
+static int runtime_gc(lua_State *L)
+{
+    ms_runtime *runtime = lua_touserdata(L, 1);
+    if (runtime->closed) return 0;
+    runtime->closed = true;
+    release_dropped(runtime, 0);
+    ms_engine_free(runtime->engine);
+    runtime->engine = NULL;
+    ms_release(&runtime->context, runtime->dropped);
+    return 0;
+}
+
+void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
+{
+    lua_pushvalue(L, runtime);
+    luaL_setfuncs(L, functions, 1);
+}
+
+void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods, const luaL_Reg *methods)
+{
+    luaL_newmetatable(L, name);
+    if (metamethods) ms_lua_register(L, runtime, metamethods);
+    lua_pushliteral(L, "locked");
+    lua_setfield(L, -2, "__metatable");
+    lua_newtable(L);
+    if (methods) ms_lua_register(L, runtime, methods);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -3, "__index");
+    lua_remove(L, -2);
+}
+
+/* core.set_library(prefix): chunk names that begin with it belong to the library. */
+static int set_library(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    size_t bytes;
+    const char *prefix = luaL_checklstring(L, 1, &bytes);
+    if (bytes >= sizeof runtime->library_prefix) bytes = 0;
+    memcpy(runtime->library_prefix, prefix, bytes);
+    runtime->library_prefix_bytes = bytes;
+    return 0;
+}
+
+static const luaL_Reg functions[] = {
+    { "step_begin", step_begin },
+    { "step_end", step_end },
+    { "step", step_number },
+    { "set_library", set_library },
+    { NULL, NULL },
+};
+
+static int open_module(lua_State *L)
+{
+    ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
+    memset(runtime, 0, sizeof *runtime);
+    runtime->owner = pthread_self();
+    ms_context_init(&runtime->context, NULL);
+    runtime->settings.pin = false;
+    int at = lua_gettop(L);
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, runtime_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, at);
+    /* Handles' __gc needs no upvalue; it must work while the state closes. */
+    luaL_newmetatable(L, MS_TENSOR_TYPE);
+    lua_pushcfunction(L, handle_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_pushcfunction(L, handle_gc);
+    lua_setfield(L, -2, "__close");
+    lua_pop(L, 1);
+    lua_newtable(L);
+    ms_lua_register(L, at, functions);
+    ms_open_engine(L, at);
+    ms_open_tensor(L, at);
+    ms_open_make(L, at);
+    ms_open_operators(L, at);
+    ms_open_grad(L, at);
+    ms_open_stream(L, at);
+    ms_open_optim(L, at);
+    ms_open_io(L, at);
+    return 1;
+}
+
+MS_API int luaopen_moonshard_core(lua_State *L)
+{
+    static const char key = 0;                 /* its address names the module in the registry: opening twice gives the same one */
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key) == LUA_TTABLE) return 1;
+    lua_pop(L, 1);
+    open_module(L);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
+    return 1;
+}

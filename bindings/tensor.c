@@ -1,0 +1,284 @@
+/* tensor.c: the tensor handle: what it is, its values, and Lua's own operators on it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+/* -------------------------------------------------------------------------------------------------------------------- what it is */
+
+static int shape(lua_State *L)
+{
+    const ms_tensor *t = ms_lua_tensor(L, 1);
+    lua_createtable(L, (int)ms_tensor_dims(t), 0);
+    for (uint32_t d = 0; d < ms_tensor_dims(t); d++) {
+        lua_pushinteger(L, ms_tensor_shape(t)[d]);
+        lua_rawseti(L, -2, (lua_Integer)d + 1);
+    }
+    return 1;
+}
+
+static int size(lua_State *L)
+{
+    const ms_tensor *t = ms_lua_tensor(L, 1);
+    lua_pushinteger(L, ms_tensor_shape(t)[ms_lua_dim(L, 2, ms_tensor_dims(t))]);
+    return 1;
+}
+
+static int dim(lua_State *L) { lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1))); return 1; }
+static int numel(lua_State *L) { lua_pushinteger(L, ms_tensor_count(ms_lua_tensor(L, 1))); return 1; }
+static int dtype(lua_State *L) { lua_pushstring(L, ms_dtype_name(ms_tensor_dtype(ms_lua_tensor(L, 1)))); return 1; }
+static int is_contiguous(lua_State *L) { lua_pushboolean(L, ms_tensor_is_contiguous(ms_lua_tensor(L, 1))); return 1; }
+
+static int device(lua_State *L)
+{
+    ms_lua_tensor(L, 1);
+    lua_pushstring(L, ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu");
+    return 1;
+}
+
+static int length(lua_State *L)
+{
+    const ms_tensor *t = ms_lua_tensor(L, 1);
+    if (ms_tensor_dims(t) == 0) return ms_lua_error(L, "#: a scalar has no first dimension");
+    lua_pushinteger(L, ms_tensor_shape(t)[0]);
+    return 1;
+}
+
+static int to_string(lua_State *L)
+{
+    const ms_handle *handle = luaL_checkudata(L, 1, MS_TENSOR_TYPE);
+    char text[200];
+    if (handle->tensor) lua_pushfstring(L, "tensor %s", ms_tensor_describe(handle->tensor, text, sizeof text));
+    else lua_pushliteral(L, "tensor (released)");
+    return 1;
+}
+
+static int keep(lua_State *L)
+{
+    ms_handle_keep(ms_lua_handle(L, 1));
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* core.is_tensor(value) */
+static int is_tensor(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    lua_pushboolean(L, ms_lua_is_tensor(L, 1));
+    return 1;
+}
+
+/* core.mark_parameter(t): keeps it and makes is_parameter true. */
+static int mark_parameter(lua_State *L)
+{
+    ms_handle *handle = ms_lua_handle(L, 1);
+    ms_handle_keep(handle);
+    handle->parameter = true;
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int is_parameter(lua_State *L)
+{
+    const ms_handle *handle = luaL_testudata(L, 1, MS_TENSOR_TYPE);
+    lua_pushboolean(L, handle && handle->parameter);
+    return 1;
+}
+
+/* core.same_memory(a, b): whether both look at the same storage. */
+static int same_memory(lua_State *L)
+{
+    lua_pushboolean(L, ms_tensor_storage(ms_lua_tensor(L, 1)) == ms_tensor_storage(ms_lua_tensor(L, 2)));
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- values */
+
+static void push_element(lua_State *L, ms_dtype type, const void *data, int64_t i)
+{
+    switch (type) {
+    case MS_F32: lua_pushnumber(L, (double)((const float *)data)[i]); break;
+    case MS_F16: lua_pushnumber(L, (double)ms_float_from_f16(((const uint16_t *)data)[i])); break;
+    case MS_BF16: lua_pushnumber(L, (double)ms_float_from_bf16(((const uint16_t *)data)[i])); break;
+    case MS_I64: lua_pushinteger(L, ((const int64_t *)data)[i]); break;
+    case MS_I32: lua_pushinteger(L, ((const int32_t *)data)[i]); break;
+    case MS_U16: lua_pushinteger(L, ((const uint16_t *)data)[i]); break;
+    case MS_U8: lua_pushinteger(L, ((const uint8_t *)data)[i]); break;
+    default: lua_pushboolean(L, ((const uint8_t *)data)[i] != 0); break;
+    }
+}
+
+/* Reads all values into a userdata on the stack; blocks. */
+static const void *read_values(lua_State *L, ms_tensor *t)
+{
+    void *data = lua_newuserdatauv(L, ms_tensor_bytes(t) + 1, 0);
+    ms_lua_ok(L, ms_tensor_read(t, data, ms_tensor_bytes(t)));
+    return data;
+}
+
+static int item(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_refuse_in_hook(L, "item", "use a metric and lag()");
+    if (ms_tensor_count(t) != 1) {
+        char text[200];
+        return ms_lua_error(L, "item: the tensor is %s; it must have one element", ms_tensor_describe(t, text, sizeof text));
+    }
+    ms_lua_enter(L);
+    uint64_t value = 0;
+    ms_lua_ok(L, ms_tensor_read(t, &value, ms_tensor_bytes(t)));
+    push_element(L, ms_tensor_dtype(t), &value, 0);
+    return 1;
+}
+
+static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, uint32_t d, int64_t at)
+{
+    if (d == ms_tensor_dims(t)) {
+        push_element(L, ms_tensor_dtype(t), data, at);
+        return at + 1;
+    }
+    int64_t n = ms_tensor_shape(t)[d];
+    luaL_checkstack(L, 4, "to_table");
+    lua_createtable(L, (int)n, 0);
+    for (int64_t i = 0; i < n; i++) {
+        at = push_nested(L, t, data, d + 1, at);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return at;
+}
+
+static int to_table(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_refuse_in_hook(L, "to_table", "use a metric and lag()");
+    if (ms_tensor_count(t) > 1000000) return ms_lua_error(L, "to_table: %lld elements; at most a million: narrow or reduce it first", (long long)ms_tensor_count(t));
+    ms_lua_enter(L);
+    push_nested(L, t, read_values(L, t), 0, 0);
+    return 1;
+}
+
+/* core.bytes(t): the values as a string, row-major, little-endian; blocks. */
+static int bytes(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_refuse_in_hook(L, "reading a tensor", "use a metric and lag()");
+    ms_lua_enter(L);
+    const void *data = read_values(L, t);
+    lua_pushlstring(L, data, ms_tensor_bytes(t));
+    return 1;
+}
+
+static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
+{
+    char text[40];
+    if (ms_dtype_is_float(type)) {
+        float value = type == MS_F32 ? ((const float *)data)[i] : type == MS_F16 ? ms_float_from_f16(((const uint16_t *)data)[i]) : ms_float_from_bf16(((const uint16_t *)data)[i]);
+        snprintf(text, sizeof text, "%.5g", (double)value);
+    } else if (type == MS_BOOL) {
+        snprintf(text, sizeof text, "%s", ((const uint8_t *)data)[i] ? "true" : "false");
+    } else {
+        long long value = type == MS_I64 ? (long long)((const int64_t *)data)[i] : type == MS_I32 ? ((const int32_t *)data)[i] : type == MS_U16 ? ((const uint16_t *)data)[i] : ((const uint8_t *)data)[i];
+        snprintf(text, sizeof text, "%lld", value);
+    }
+    luaL_addstring(buffer, text);
+}
+
+enum { SHOWN = 6 };    /* elements of a dimension before it is abridged */
+
+static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *data, uint32_t d, int64_t at, int64_t stride)
+{
+    if (d == ms_tensor_dims(t)) { show_element(buffer, ms_tensor_dtype(t), data, at); return; }
+    int64_t n = ms_tensor_shape(t)[d];
+    stride = n ? stride / n : 0;
+    luaL_addchar(buffer, '[');
+    for (int64_t i = 0; i < n; i++) {
+        if (i) luaL_addstring(buffer, d + 1 == ms_tensor_dims(t) ? ", " : ",\n ");
+        if (n > SHOWN && i == SHOWN / 2) {
+            luaL_addstring(buffer, d + 1 == ms_tensor_dims(t) ? "..., " : "...,\n ");
+            i = n - SHOWN / 2;
+        }
+        show_nested(buffer, t, data, d + 1, at + i * stride, stride);
+    }
+    luaL_addchar(buffer, ']');
+}
+
+static int show(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_refuse_in_hook(L, "show", "use a metric and lag()");
+    ms_lua_enter(L);
+    const void *data = read_values(L, t);
+    char text[200];
+    luaL_Buffer buffer;
+    luaL_buffinit(L, &buffer);
+    luaL_addstring(&buffer, ms_tensor_describe(t, text, sizeof text));
+    luaL_addchar(&buffer, '\n');
+    show_nested(&buffer, t, data, 0, 0, ms_tensor_count(t));
+    luaL_pushresult(&buffer);
+    return 1;
+}
+
+/* core.write(t, string): copies the values in, row-major. */
+static int write_values(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    size_t given;
+    const char *data = luaL_checklstring(L, 2, &given);
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_tensor_write(t, data, given));
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ opening */
+
+/* t[i] selects along the first dimension; other keys are methods. */
+static int index_value(lua_State *L)
+{
+    if (lua_type(L, 2) != LUA_TNUMBER) {
+        lua_pushvalue(L, 2);
+        lua_rawget(L, lua_upvalueindex(2));
+        return 1;
+    }
+    lua_getfield(L, lua_upvalueindex(2), "select");
+    lua_pushvalue(L, 1);
+    lua_pushinteger(L, 1);
+    lua_pushvalue(L, 2);
+    lua_call(L, 3, 1);
+    return 1;
+}
+
+static int refuse_newindex(lua_State *L)
+{
+    return ms_lua_error(L, "a tensor has no fields to assign; write values with t[i]:copy_(x) or t[i]:fill_(x)");
+}
+
+static const luaL_Reg methods[] = {
+    { "shape", shape }, { "size", size }, { "dim", dim }, { "numel", numel }, { "dtype", dtype }, { "device", device },
+    { "is_contiguous", is_contiguous }, { "item", item }, { "to_table", to_table }, { "show", show }, { "keep", keep }, { NULL, NULL },
+};
+
+static const luaL_Reg metamethods[] = { { "__len", length }, { "__tostring", to_string }, { "__newindex", refuse_newindex }, { NULL, NULL } };
+
+static const luaL_Reg functions[] = {
+    { "is_tensor", is_tensor }, { "mark_parameter", mark_parameter }, { "is_parameter", is_parameter }, { "same_memory", same_memory },
+    { "bytes", bytes }, { "write", write_values }, { NULL, NULL },
+};
+
+void ms_open_tensor(lua_State *L, int runtime)
+{
+    ms_lua_register(L, runtime, functions);
+    luaL_getmetatable(L, MS_TENSOR_TYPE);
+    ms_lua_register(L, runtime, metamethods);
+    lua_pushliteral(L, "locked");
+    lua_setfield(L, -2, "__metatable");
+    lua_newtable(L);
+    ms_lua_register(L, runtime, methods);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -4, "tensor_methods");     /* the library adds to them */
+    lua_pushvalue(L, runtime);
+    lua_pushvalue(L, -2);
+    lua_pushcclosure(L, index_value, 2);
+    lua_setfield(L, -3, "__index");
+    lua_pop(L, 2);
+}
