@@ -377,18 +377,18 @@ static void in_flight_limits_make_the_stream_wait(void **state)
     ms_engine_free(engine);
 }
 
+typedef struct tiles_args { _Atomic int *counts; uint32_t tiles; } tiles_args;
+
 static void mark_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
-    atomic_fetch_add((_Atomic int *)context + tile, 1);
+    atomic_fetch_add(&((tiles_args *)context)->counts[tile], 1);
 }
-
-typedef struct tiles_args { _Atomic int *counts; uint32_t tiles; } tiles_args;
 
 static ms_task_result tiles_run(ms_run *run, void *arguments)
 {
     tiles_args *args = arguments;
-    ms_run_tiles(run, args->tiles, mark_tile, (void *)args->counts);
+    ms_run_tiles(run, args->tiles, mark_tile, args);
     return MS_TASK_DONE;
 }
 
@@ -399,7 +399,8 @@ static void every_tile_runs_once(void **state)
     for (uint32_t threads = 1; threads <= 4; threads++) {
         ms_engine *engine = make_engine("cpu", false, threads);
         ms_stream *streams[2] = { ms_engine_current(engine), stream_of(engine, "side") };
-        _Atomic int *counts = calloc(64, sizeof *counts);
+        _Atomic int counts[64];
+        for (int tile = 0; tile < 64; tile++) atomic_init(&counts[tile], 0);
         for (int i = 0; i < 2000; i++)
             assert_int_equal(ms_stream_enqueue(streams[i & 1], &task, &(tiles_args){ counts, (uint32_t)i % 64 + 1 }, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
         assert_int_equal(ms_engine_sync(engine), MS_OK);
@@ -408,7 +409,6 @@ static void every_tile_runs_once(void **state)
             for (int i = 0; i < 2000; i++) expected += i % 64 >= tile;
             assert_int_equal(counts[tile], expected);
         }
-        free((void *)counts);
         ms_engine_free(engine);
     }
 }
