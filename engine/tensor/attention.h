@@ -1,0 +1,36 @@
+/* attention.h: attention and rotary embedding: arguments of the kernels.
+ *
+ * Tensors are [batch, heads, time, width] windows of any strides but 1 in the last dimension. What is made here lies in memory as
+ * [batch, time, heads, width], so that heads join again into [batch, time, heads * width] without a copy.
+ */
+#ifndef MOONSHARD_TENSOR_ATTENTION_H
+#define MOONSHARD_TENSOR_ATTENTION_H
+
+#include "tensor/backend.h"
+#include "tensor/cpu/gemm.h"
+
+/* The first element, and elements from one batch, head, moment to the next. */
+typedef struct ms_heads { void *data; int64_t batch, head, time; } ms_heads;
+
+/* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 .. keys - queries + i. */
+typedef struct ms_attention_args {
+    ms_heads q, k, v, out;
+    ms_heads dout, dq, dk, dv;          /* backward */
+    float *log_sum;                     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or NULL */
+    const ms_gemm *gemm;
+    int64_t batches, heads, groups, queries, keys, width;
+    double scale;
+    uint8_t dtype;
+    bool causal;
+} ms_attention_args;
+
+/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width); backward turns back. */
+typedef struct ms_rotary_args {
+    ms_heads x, y;
+    int64_t batches, heads, times, width, first;
+    double base;
+    uint8_t dtype;
+    bool back;
+} ms_rotary_args;
+
+#endif
