@@ -1,0 +1,104 @@
+/* random.c: tasks that draw numbers and drop elements. */
+#include "tensor/cpu/random.h"
+#include "tensor/backend.h"
+#include "tensor/cpu/convert.h"
+#include "tensor/cpu/strided.h"
+
+typedef struct random_work {
+    const ms_random_args *args;
+    const ms_random_kernels *kernels;
+    const ms_convert_kernels *convert;
+    uint32_t tiles;
+} random_work;
+
+/* Range / 2^64 of a 64-bit draw; its two halves are the same lane of two draws that differ in the counter's highest bit. */
+static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, int64_t *out)
+{
+    uint64_t high = ms_random_high(args->random);
+    uint32_t first[4], second[4];
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)(position + i);
+        if (i == 0 || at % 4 == 0) {
+            ms_philox(args->random.seed, high, at / 4, first);
+            ms_philox(args->random.seed, high ^ 1ull << 63, at / 4, second);
+        }
+        uint64_t bits = (uint64_t)second[at % 4] << 32 | first[at % 4];
+        /* The upper half of the 128-bit product, from its four partial products. */
+        uint64_t ah = bits >> 32, al = bits & 0xffffffffu, bh = args->range >> 32, bl = args->range & 0xffffffffu;
+        uint64_t middle = ah * bl + (al * bl >> 32), cross = (middle & 0xffffffffu) + al * bh;
+        out[i] = (int64_t)((uint64_t)args->first + ah * bh + (middle >> 32) + (cross >> 32));
+    }
+}
+
+static void random_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    (void)thread;
+    const random_work *work = context;
+    const ms_random_args *args = work->args;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    int64_t end = ms_tile_begin(args->count, work->tiles, index + 1);
+    for (int64_t at = ms_tile_begin(args->count, work->tiles, index), n; at < end; at += n) {
+        union { float real[MS_CHUNK]; int64_t whole[MS_CHUNK]; } drawn;
+        n = end - at < MS_CHUNK ? end - at : MS_CHUNK;
+        char *to = (char *)args->out + at * (int64_t)ms_dtype_bytes(dtype);
+        float *real = dtype == MS_F32 ? (float *)(void *)to : drawn.real;
+        if (args->kind == MS_RANDOM_INTEGER) {
+            draw_whole(args, at, n, drawn.whole);
+            work->convert->from_i64[dtype](to, drawn.whole, (size_t)n);
+            continue;
+        }
+        (args->kind == MS_RANDOM_UNIFORM ? work->kernels->uniform : work->kernels->normal)(real, (size_t)n, (uint64_t)at, args);
+        if (dtype != MS_F32) work->convert->from_f32[dtype](to, real, (size_t)n);
+    }
+}
+
+static ms_task_result random_run(ms_run *run, void *arguments)
+{
+    const ms_random_args *args = arguments;
+    random_work work = { args, ms_random_kernels_for(ms_run_isa(run)), ms_convert_kernels_for(ms_run_isa(run)), 0 };
+    /* A draw costs several times what writing it does: work on small tensors is shared earlier. */
+    work.tiles = ms_tiles(args->count, (uint64_t)args->count * 16);
+    ms_run_tiles(run, work.tiles, random_tile, &work);
+    return MS_TASK_DONE;
+}
+
+typedef struct dropout_work {
+    const ms_dropout_args *args;
+    const ms_random_kernels *kernels;
+    const ms_convert_kernels *convert;
+    uint32_t tiles;
+} dropout_work;
+
+static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    (void)thread;
+    const dropout_work *work = context;
+    const ms_dropout_args *args = work->args;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    int64_t end = ms_tile_begin(args->count, work->tiles, index + 1), size = (int64_t)ms_dtype_bytes(dtype);
+    for (int64_t at = ms_tile_begin(args->count, work->tiles, index), n; at < end; at += n) {
+        float stage[MS_CHUNK];
+        const char *from = (const char *)args->in + at * size;
+        char *to = (char *)args->out + at * size;
+        n = end - at < MS_CHUNK ? end - at : MS_CHUNK;
+        if (dtype == MS_F32) {
+            work->kernels->dropout((float *)(void *)to, (const float *)(const void *)from, (size_t)n, (uint64_t)at, args);
+            continue;
+        }
+        work->convert->to_f32[dtype](stage, from, (size_t)n);
+        work->kernels->dropout(stage, stage, (size_t)n, (uint64_t)at, args);
+        work->convert->from_f32[dtype](to, stage, (size_t)n);
+    }
+}
+
+static ms_task_result dropout_run(ms_run *run, void *arguments)
+{
+    const ms_dropout_args *args = arguments;
+    dropout_work work = { args, ms_random_kernels_for(ms_run_isa(run)), ms_convert_kernels_for(ms_run_isa(run)), 0 };
+    work.tiles = ms_tiles(args->count, (uint64_t)args->count * 16);
+    ms_run_tiles(run, work.tiles, dropout_tile, &work);
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_random = { "random", random_run, sizeof(ms_random_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_dropout = { "dropout", dropout_run, sizeof(ms_dropout_args), MS_KIND_COMPUTE, 0 };

@@ -1,0 +1,363 @@
+/* select.c: tasks that gather, scatter and choose. What one position gets is always done by one thread, in order of position. */
+#include "tensor/select.h"
+#include "tensor/backend.h"
+#include "tensor/cpu/convert.h"
+#include "tensor/cpu/strided.h"
+
+#include <math.h>
+
+#define BLOCK 1024
+
+static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
+{
+    uint32_t tiles = ms_tiles(elements, bytes);
+    if (tiles == 0) tiles = 1;
+    return units < tiles ? (uint32_t)(units > 0 ? units : 1) : tiles;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- gather and scatter */
+
+typedef struct select_work {
+    const ms_select_args *args;
+    int64_t units, width;
+    uint32_t tiles;
+    bool add;
+    int outside;               /* set by any tile that meets an index outside */
+} select_work;
+
+static int64_t index_at(const ms_select_args *args, int64_t outer, int64_t k, int64_t inner)
+{
+    int64_t at = outer * args->index_strides[0] + k * args->index_strides[1] + inner * args->index_strides[2];
+    if (args->index_dtype == MS_I64) return ((const int64_t *)args->index)[at];
+    if (args->index_dtype == MS_I32) return ((const int32_t *)args->index)[at];
+    return ((const uint16_t *)args->index)[at];
+}
+
+static bool usable(select_work *work, int64_t index)
+{
+    if (index >= 0 && index < work->args->rows.n) return true;
+    __atomic_store_n(&work->outside, 1, __ATOMIC_RELAXED);
+    return false;
+}
+
+/* The first index outside, found again in order, so that the message does not depend on threads. */
+static ms_task_result select_result(ms_run *run, const select_work *work)
+{
+    const ms_select_args *args = work->args;
+    if (!work->outside) return MS_TASK_DONE;
+    for (int64_t o = 0; o < args->rows.outer; o++)
+        for (int64_t k = 0; k < args->k; k++)
+            for (int64_t i = 0; i < args->rows.inner; i++) {
+                int64_t index = index_at(args, o, k, i);
+                if (index >= 0 && index < args->rows.n) continue;
+                ms_run_fail(run, MS_ERROR_ARGUMENT, "%s: index %lld outside 0..%lld", args->name, (long long)index, (long long)args->rows.n - 1);
+                return MS_TASK_FAILED;
+            }
+    return MS_TASK_DONE;
+}
+
+static void copy_one(void *to, const void *from, size_t size)
+{
+    if (size == 4) *(uint32_t *)to = *(const uint32_t *)from;
+    else if (size == 2) *(uint16_t *)to = *(const uint16_t *)from;
+    else if (size == 8) *(uint64_t *)to = *(const uint64_t *)from;
+    else *(uint8_t *)to = *(const uint8_t *)from;
+}
+
+/* Units are (outer, k). Whole rows are copied at once where all of a row has one index. */
+static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    select_work *work = context;
+    const ms_select_args *args = work->args;
+    const ms_rows *rows = &args->rows;
+    size_t size = ms_dtype_bytes((ms_dtype)args->dtype);
+    int64_t bytes = (int64_t)size;
+    bool row_index = args->index_strides[2] == 0 || rows->inner == 1;
+    for (int64_t unit = work->units * tile / work->tiles; unit < work->units * (tile + 1) / work->tiles; unit++) {
+        int64_t outer = unit / args->k, k = unit % args->k;
+        char *to = (char *)args->small + (outer * args->small_strides[0] + k * args->small_strides[1]) * bytes;
+        const char *from = (const char *)args->whole + outer * rows->outer_stride * bytes;
+        if (row_index) {
+            int64_t index = index_at(args, outer, k, 0);
+            if (usable(work, index)) ms_copy_strided(to, args->small_strides[2], from + index * rows->stride * bytes, rows->inner_stride, rows->inner, size);
+            continue;
+        }
+        for (int64_t i = 0; i < rows->inner; i++) {
+            int64_t index = index_at(args, outer, k, i);
+            if (usable(work, index)) copy_one(to + i * args->small_strides[2] * bytes, from + (index * rows->stride + i * rows->inner_stride) * bytes, size);
+        }
+    }
+}
+
+static void add_one(ms_dtype dtype, void *to, const void *from)
+{
+    switch (dtype) {
+    case MS_F32: *(float *)to += *(const float *)from; break;
+    case MS_I64: *(uint64_t *)to += *(const uint64_t *)from; break;
+    case MS_I32: *(uint32_t *)to += *(const uint32_t *)from; break;
+    case MS_U16: *(uint16_t *)to = (uint16_t)(*(uint16_t *)to + *(const uint16_t *)from); break;
+    default: *(uint8_t *)to = (uint8_t)(*(uint8_t *)to + *(const uint8_t *)from); break;
+    }
+}
+
+/* Units are (outer, some columns): no two of them write to the same place. */
+static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    select_work *work = context;
+    const ms_select_args *args = work->args;
+    const ms_rows *rows = &args->rows;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    int64_t size = (int64_t)ms_dtype_bytes(dtype), strips = (rows->inner + work->width - 1) / work->width;
+    for (int64_t unit = work->units * tile / work->tiles; unit < work->units * (tile + 1) / work->tiles; unit++) {
+        int64_t outer = unit / strips, begin = unit % strips * work->width, end = begin + work->width < rows->inner ? begin + work->width : rows->inner;
+        for (int64_t k = 0; k < args->k; k++)
+            for (int64_t i = begin; i < end; i++) {
+                int64_t index = index_at(args, outer, k, i);
+                if (!usable(work, index)) continue;
+                char *to = (char *)args->whole + (outer * rows->outer_stride + index * rows->stride + i * rows->inner_stride) * size;
+                const char *from = (const char *)args->small + (outer * args->small_strides[0] + k * args->small_strides[1] + i * args->small_strides[2]) * size;
+                if (work->add) add_one(dtype, to, from);
+                else copy_one(to, from, (size_t)size);
+            }
+    }
+}
+
+static ms_task_result select_run(ms_run *run, const ms_select_args *args, bool scatter, bool add)
+{
+    const ms_rows *rows = &args->rows;
+    int64_t elements = rows->outer * args->k * rows->inner;
+    select_work work = { .args = args, .add = add, .width = 256 };
+    work.units = scatter ? rows->outer * ((rows->inner + work.width - 1) / work.width) : rows->outer * args->k;
+    work.tiles = unit_tiles(work.units, elements, (uint64_t)elements * (ms_dtype_bytes((ms_dtype)args->dtype) + 8));
+    ms_run_tiles(run, work.tiles, scatter ? scatter_tile : gather_tile, &work);
+    return select_result(run, &work);
+}
+
+static ms_task_result gather_run(ms_run *run, void *arguments) { return select_run(run, arguments, false, false); }
+static ms_task_result scatter_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, false); }
+static ms_task_result scatter_add_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, true); }
+
+/* ---------------------------------------------------------------------------------------------------------------------------- topk */
+
+typedef struct candidate { int64_t key, index; } candidate;
+typedef struct topk_work { const ms_topk_args *args; const ms_convert_kernels *convert; int64_t rows; uint32_t tiles; int no_memory; } topk_work;
+
+/* Integers in the order of the numbers; both zeros are equal, NaN is above all. */
+static int64_t order_of(float x)
+{
+    if (x != x) return INT64_MAX;
+    if (x == 0) return 0;
+    int32_t bits = (int32_t)ms_bits_from_float(x);
+    return bits < 0 ? -(int64_t)(bits & 0x7fffffff) : bits;
+}
+
+/* Whether a comes after b in the result: lower key, or the same and further back. */
+static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
+
+/* The worst of the heap is at its root; puts it right from `at` on. */
+static void sift(candidate *heap, int64_t count, int64_t at)
+{
+    candidate moved = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && worse(heap[child + 1], heap[child])) child++;
+        if (!worse(heap[child], moved)) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
+{
+    if (*count < k) {
+        heap[(*count)++] = one;
+        if (*count == k) for (int64_t i = k / 2; i-- > 0;) sift(heap, k, i);
+    } else if (worse(heap[0], one)) {
+        heap[0] = one;
+        sift(heap, k, 0);
+    }
+}
+
+static void topk_row(const topk_work *work, int64_t row, candidate *heap)
+{
+    const ms_topk_args *args = work->args;
+    const ms_rows *rows = &args->rows;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    size_t size = ms_dtype_bytes(dtype);
+    bool real = ms_dtype_is_float(dtype);
+    int64_t outer = row / rows->inner, inner = row % rows->inner, count = 0;
+    const char *from = (const char *)args->in + (outer * rows->outer_stride + inner * rows->inner_stride) * (int64_t)size;
+    for (int64_t at = 0; at < rows->n; at += BLOCK) {
+        uint64_t raw[BLOCK];
+        union { float real[BLOCK]; int64_t whole[BLOCK]; } block;
+        int64_t n = rows->n - at < BLOCK ? rows->n - at : BLOCK;
+        ms_copy_strided(raw, 1, from + at * rows->stride * (int64_t)size, rows->stride, n, size);
+        if (real) work->convert->to_f32[dtype](block.real, raw, (size_t)n);
+        else work->convert->to_i64[dtype](block.whole, raw, (size_t)n);
+        for (int64_t i = 0; i < n; i++) {
+            int64_t key = real ? order_of(block.real[i]) : block.whole[i];
+            /* ~key turns the order round without overflow. */
+            offer(heap, args->k, &count, (candidate){ args->largest ? key : ~key, at + i });
+        }
+    }
+    /* Taking the worst away again and again leaves the best in front. */
+    for (int64_t left = args->k - 1; left > 0; left--) {
+        candidate worst = heap[0];
+        heap[0] = heap[left];
+        heap[left] = worst;
+        sift(heap, left, 0);
+    }
+    for (int64_t i = 0; i < args->k; i++) {
+        int64_t to = (outer * args->k + i) * rows->inner + inner;
+        args->indices[to] = heap[i].index;
+        copy_one((char *)args->values + to * (int64_t)size, from + heap[i].index * rows->stride * (int64_t)size, size);
+    }
+}
+
+static void topk_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    topk_work *work = context;
+    candidate *heap = ms_thread_scratch(thread, 1, (size_t)work->args->k * sizeof *heap);
+    if (heap == NULL) {
+        __atomic_store_n(&work->no_memory, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    for (int64_t row = work->rows * tile / work->tiles; row < work->rows * (tile + 1) / work->tiles; row++) topk_row(work, row, heap);
+}
+
+static ms_task_result topk_run(ms_run *run, void *arguments)
+{
+    const ms_topk_args *args = arguments;
+    topk_work work = { args, ms_convert_kernels_for(ms_run_isa(run)), args->rows.outer * args->rows.inner, 0, 0 };
+    work.tiles = unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * 8);
+    ms_run_tiles(run, work.tiles, topk_tile, &work);
+    if (!work.no_memory) return MS_TASK_DONE;
+    ms_run_fail(run, MS_ERROR_MEMORY, "topk: no memory for %lld candidates", (long long)args->k);
+    return MS_TASK_FAILED;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- above */
+
+typedef struct above_work { const ms_above_args *args; const ms_convert_kernels *convert; int64_t *counts; float threshold; uint32_t tiles; bool write; } above_work;
+
+/* First pass: counts per tile. Second: counts hold where each tile's results begin. */
+static void above_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    const above_work *work = context;
+    const ms_above_args *args = work->args;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    size_t size = ms_dtype_bytes(dtype);
+    int64_t end = ms_tile_begin(args->count, work->tiles, tile + 1), to = work->write ? work->counts[tile] : 0;
+    for (int64_t at = ms_tile_begin(args->count, work->tiles, tile); at < end; at += BLOCK) {
+        uint64_t raw[BLOCK];
+        float x[BLOCK];
+        int64_t n = end - at < BLOCK ? end - at : BLOCK;
+        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size, args->stride, n, size);
+        work->convert->to_f32[dtype](x, raw, (size_t)n);
+        for (int64_t i = 0; i < n; i++) {
+            if (!(fabsf(x[i]) > work->threshold)) continue;
+            if (work->write && to < args->capacity) {
+                args->indices[to] = at + i;
+                copy_one((char *)args->values + to * (int64_t)size, (const char *)raw + i * (int64_t)size, size);
+            }
+            to++;
+        }
+    }
+    if (!work->write) work->counts[tile] = to;
+}
+
+static ms_task_result above_run(ms_run *run, void *arguments)
+{
+    const ms_above_args *args = arguments;
+    above_work work = { .args = args, .convert = ms_convert_kernels_for(ms_run_isa(run)), .tiles = ms_tiles(args->count, (uint64_t)args->count * 4) };
+    size_t size = ms_dtype_bytes((ms_dtype)args->dtype);
+    int64_t total = 0;
+    if (work.tiles == 0) work.tiles = 1;
+    work.counts = ms_thread_scratch(ms_run_thread(run), 0, work.tiles * sizeof *work.counts);
+    if (work.counts == NULL) {
+        ms_run_fail(run, MS_ERROR_MEMORY, "above: no memory for counting");
+        return MS_TASK_FAILED;
+    }
+    work.convert->to_f32[args->threshold_dtype](&work.threshold, args->threshold, 1);
+    ms_run_tiles(run, work.tiles, above_tile, &work);
+    for (uint32_t tile = 0; tile < work.tiles; tile++) {
+        int64_t here = work.counts[tile];
+        work.counts[tile] = total;
+        total += here;
+    }
+    work.write = true;
+    ms_run_tiles(run, work.tiles, above_tile, &work);
+    if (total > args->capacity) total = args->capacity;
+    memset((char *)args->values + (size_t)total * size, 0, (size_t)(args->capacity - total) * size);
+    memset(args->indices + total, 0, (size_t)(args->capacity - total) * sizeof *args->indices);
+    *args->found = total;
+    return MS_TASK_DONE;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- quantile */
+
+/* The k-th smallest of x, which is reordered so that nothing greater stands before it. No NaN. */
+static float select_kth(float *x, int64_t n, int64_t k)
+{
+    int64_t low = 0, high = n - 1;
+    while (low < high) {
+        /* The median of three as pivot: ordered input is common. */
+        float a = x[low], b = x[low + (high - low) / 2], c = x[high], pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (x[i] < pivot) i++;
+            while (x[j] > pivot) j--;
+            if (i > j) break;
+            float swap = x[i];
+            x[i++] = x[j];
+            x[j--] = swap;
+        }
+        if (k <= j) high = j;
+        else if (k >= i) low = i;
+        else break;
+    }
+    return x[k];
+}
+
+static ms_task_result quantile_run(ms_run *run, void *arguments)
+{
+    const ms_quantile_args *args = arguments;
+    const ms_convert_kernels *convert = ms_convert_kernels_for(ms_run_isa(run));
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    size_t size = ms_dtype_bytes(dtype);
+    float *x = ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->count * sizeof *x), result = NAN;
+    bool nan = false;
+    if (x == NULL) {
+        ms_run_fail(run, MS_ERROR_MEMORY, "quantile: no memory for %lld numbers", (long long)args->count);
+        return MS_TASK_FAILED;
+    }
+    for (int64_t at = 0; at < args->count; at += BLOCK) {
+        uint64_t raw[BLOCK];
+        int64_t n = args->count - at < BLOCK ? args->count - at : BLOCK;
+        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size, args->stride, n, size);
+        convert->to_f32[dtype](x + at, raw, (size_t)n);
+        for (int64_t i = at; i < at + n; i++) nan = nan || x[i] != x[i];
+    }
+    if (!nan) {
+        double position = args->q * (double)(args->count - 1);
+        int64_t k = (int64_t)position;
+        double low = select_kth(x, args->count, k), high = low;
+        if (k + 1 < args->count) {
+            high = x[k + 1];       /* the least of those behind */
+            for (int64_t i = k + 2; i < args->count; i++) high = x[i] < high ? x[i] : high;
+        }
+        double share = position - (double)k;
+        result = (float)(share == 0 ? low : low + (high - low) * share);
+    }
+    convert->from_f32[dtype](args->out, &result, 1);
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_gather = { "gather", gather_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_scatter = { "scatter", scatter_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_scatter_add = { "scatter_add", scatter_add_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_topk = { "topk", topk_run, sizeof(ms_topk_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_above = { "above", above_run, sizeof(ms_above_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_quantile = { "quantile", quantile_run, sizeof(ms_quantile_args), MS_KIND_COMPUTE, 0 };
