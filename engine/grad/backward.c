@@ -198,14 +198,14 @@ static ms_status run_accumulator(ms_node *node)
 
 /* ------------------------------------------------------------------------------------------------------------------------ running */
 
-static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs)
+static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs, bool last)
 {
     if (node->function) return node->function->backward(node->user, node->gradients, results, needs);
     ms_tensor *saved[MS_OP_SAVED_MAX];
     for (uint32_t i = 0; i < node->saved_count; i++) saved[i] = node->saved[i].tensor;
     ms_op_gradient gradient = { .engine = node->engine, .op = node->op, .attributes = node->attributes, .saved = saved, .saved_count = node->saved_count,
                                 .inputs = node->inputs, .input_count = node->input_count, .outputs = node->outputs, .gradients = node->gradients,
-                                .output_count = node->output_count, .results = results, .needs = needs };
+                                .output_count = node->output_count, .results = results, .needs = needs, .last = last };
     return node->op->backward(&gradient);
 }
 
@@ -246,7 +246,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (status) goto done;
     for (uint32_t i = 0; i < node->input_count; i++) needs[i] = node->edges[i].node != NULL;
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
-    if (any) status = run_backward(node, results, needs);
+    if (any) status = run_backward(node, results, needs, !pass->retain);
     for (uint32_t i = 0; i < node->output_count; i++) {
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;

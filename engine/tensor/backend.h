@@ -37,7 +37,7 @@
     /* softmax.h     */ K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) K(mse_backward) \
     /* attention.h   */ K(attention_forward) K(attention_backward) K(rotary) \
     /* embedding.h   */ K(embedding) K(embedding_backward) \
-    /* tensor.c      */ K(host_write)
+    /* tensor.c      */ K(host_write) K(host_read)
 
 #define MS_KERNEL_ENUM(name) MS_KERNEL_##name,
 typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;

@@ -37,7 +37,7 @@ typedef struct ms_tensor_state {
     ms_dtype autocast;
     void *gemm;
     ms_staged *staged;
-    size_t staged_count, staged_capacity;
+    size_t staged_count, staged_capacity, readbacks;
 } ms_tensor_state;
 
 static void state_free(ms_engine *engine, void *object)
@@ -281,7 +281,7 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
         memcpy(args.data, host, bytes);
     } else if (!ms_engine_is_sim(engine)) {
         release_staged(engine, state);
-        ms_status status = ms_grow(context, (void **)&state->staged, &state->staged_capacity, state->staged_count + 1, sizeof *state->staged);
+        ms_status status = ms_grow(context, (void **)&state->staged, &state->staged_capacity, state->staged_count + state->readbacks + 1, sizeof *state->staged);
         if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
         if (status) return status;
         memcpy(buffer, host, bytes);
@@ -330,6 +330,71 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     }
     ms_tensor_release(whole);
     return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- readback */
+
+/* Freed when both the host has let go and the copy is done: the staged list keeps it until then. */
+struct ms_readback { ms_engine *engine; ms_point ready; ms_dtype dtype; _Alignas(8) unsigned char value[8]; };
+
+typedef struct ms_host_read_args { const void *from; ms_readback *to; uint32_t bytes; } ms_host_read_args;
+
+static ms_task_result host_read_run(ms_run *run, void *arguments)
+{
+    (void)run;
+    const ms_host_read_args *args = arguments;
+    memcpy(args->to->value, args->from, args->bytes);
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_host_read = { .name = "read", .function = host_read_run, .args_bytes = sizeof(ms_host_read_args), .kind = MS_KIND_COPY };
+
+ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
+{
+    ms_engine *engine = tensor->engine;
+    if (tensor->count < 1) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "readback: the tensor is empty");
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    void *memory = NULL;
+    /* Room in the list of what is freed later: ms_readback_free cannot fail. */
+    ms_status status = ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity, state->staged_count + state->readbacks + 1, sizeof *state->staged);
+    if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
+    if (status) return status;
+    ms_readback *readback = memory;
+    *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
+    ms_host_read_args args = { .from = ms_tensor_data(tensor), .to = readback, .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args, &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
+    if (status) { ms_release(ms_engine_context(engine), memory); return status; }
+    readback->ready = ms_stream_last(ms_engine_current(engine));
+    state->readbacks++;
+    *out = readback;
+    return MS_OK;
+}
+
+ms_status ms_readback_number(ms_readback *readback, double *out)
+{
+    ms_status status = ms_point_sync(readback->engine, readback->ready);
+    if (status) return status;
+    const void *value = readback->value;
+    switch (readback->dtype) {
+    case MS_F32: *out = (double)*(const float *)value; break;
+    case MS_F16: *out = (double)ms_float_from_f16(*(const uint16_t *)value); break;
+    case MS_BF16: *out = (double)ms_float_from_bf16(*(const uint16_t *)value); break;
+    case MS_I64: *out = (double)*(const int64_t *)value; break;
+    case MS_I32: *out = *(const int32_t *)value; break;
+    case MS_U16: *out = *(const uint16_t *)value; break;
+    default: *out = *(const uint8_t *)value; break;
+    }
+    return MS_OK;
+}
+
+void ms_readback_free(ms_readback *readback)
+{
+    if (!readback) return;
+    ms_engine *engine = readback->engine;
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    state->readbacks--;
+    if (ms_point_reached(engine, readback->ready)) ms_release(ms_engine_context(engine), readback);
+    else state->staged[state->staged_count++] = (ms_staged){ .point = readback->ready, .buffer = readback };
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ autocast */

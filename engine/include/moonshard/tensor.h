@@ -60,6 +60,14 @@ MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t byt
 /* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros. */
 MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
 
+/* A copy of a tensor's first element on its way to the host: enqueued now, read later. */
+typedef struct ms_readback ms_readback;
+MS_API ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out);
+/* Blocks only until the copy is done. */
+MS_API ms_status ms_readback_number(ms_readback *readback, double *out);
+/* Never blocks: the memory goes when the copy is done. NULL is allowed. */
+MS_API void ms_readback_free(ms_readback *readback);
+
 /* ---------------------------------------------------------------------------------------------------------------------- operators */
 
 /* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
@@ -96,6 +104,9 @@ MS_API const ms_op *ms_op_at(uint32_t index);                               /* a
 /* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
+/* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
+MS_API const char *ms_engine_blas(void);
+
 /* Drops casts of weights that were kept for this step. */
 MS_API void ms_engine_drop_casts(ms_engine *engine);
 

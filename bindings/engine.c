@@ -1,0 +1,197 @@
+/* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine has. */
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+/* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes= }: settings for the engine that starts at first use. */
+static int configure(lua_State *L)
+{
+    static const char *const keys[] = { "device", "threads", "strict", "seed", "pin", "cpu", "memory_bytes", NULL };
+    ms_runtime *runtime = ms_lua_runtime(L);
+    luaL_checktype(L, 1, LUA_TTABLE);
+    ms_lua_known_keys(L, 1, keys, "option of init");
+    if (runtime->engine) return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");
+    ms_engine_options settings = runtime->settings;
+    settings.threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", settings.threads, 0, 1024);
+    settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
+    settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
+    settings.seed = (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
+    settings.memory_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
+    struct { const char *name; char *text; size_t bytes; const char **setting; } texts[] = {
+        { "device", runtime->device_text, sizeof runtime->device_text, &settings.device },
+        { "cpu", runtime->cpu_text, sizeof runtime->cpu_text, &settings.cpu },
+    };
+    for (int i = 0; i < 2; i++) {
+        if (lua_getfield(L, 1, texts[i].name) != LUA_TNIL) {
+            size_t bytes;
+            const char *given = luaL_checklstring(L, -1, &bytes);
+            if (bytes >= texts[i].bytes) return ms_lua_error(L, "%s '%.40s...' is unknown", texts[i].name, given);
+            memcpy(texts[i].text, given, bytes + 1);
+            *texts[i].setting = texts[i].text;
+        }
+        lua_pop(L, 1);
+    }
+    runtime->settings = settings;
+    return 0;
+}
+
+static int memory(lua_State *L)
+{
+    ms_memory m = ms_engine_memory(ms_lua_enter(L));
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, (lua_Integer)m.live);
+    lua_setfield(L, -2, "live");
+    lua_pushinteger(L, (lua_Integer)m.peak);
+    lua_setfield(L, -2, "peak");
+    lua_pushinteger(L, (lua_Integer)m.reserved);
+    lua_setfield(L, -2, "reserved");
+    return 1;
+}
+
+static int reset_peak(lua_State *L)
+{
+    ms_engine_reset_peak(ms_lua_enter(L));
+    return 0;
+}
+
+/* core.collect(): a full collection now; a fixed point. */
+static int collect(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_collect(L, ms_lua_runtime(L));
+    return 0;
+}
+
+static int synchronize(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "synchronize", "hooks only enqueue");
+    ms_lua_ok(L, ms_engine_sync(ms_lua_enter(L)));
+    return 0;
+}
+
+static int seed(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_random random = ms_engine_random(engine);
+    random.seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed");
+    random.draw = 0;
+    ms_engine_set_random(engine, random);
+    return 0;
+}
+
+/* core.random_state() -> seed, step, draw;  core.set_random_state(seed, step, draw) */
+static int random_state(lua_State *L)
+{
+    ms_random random = ms_engine_random(ms_lua_enter(L));
+    lua_pushinteger(L, (lua_Integer)random.seed);
+    lua_pushinteger(L, (lua_Integer)random.step);
+    lua_pushinteger(L, (lua_Integer)random.draw);
+    return 3;
+}
+
+static int set_random_state(lua_State *L)
+{
+    ms_random random = { .seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed"), .step = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "step"),
+                         .draw = (uint64_t)ms_lua_integer(L, 3, 0, INT64_MAX, "draw") };
+    ms_engine_set_random(ms_lua_enter(L), random);
+    return 0;
+}
+
+/* core.flops() -> cost of all that was enqueued so far */
+static int flops(lua_State *L)
+{
+    lua_pushnumber(L, ms_engine_flops(ms_lua_enter(L)));
+    return 1;
+}
+
+static int info(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    const ms_os *os = ms_os_posix();
+    ms_machine machine = { .cores = 0 };
+    int failed = os->machine(os->user, &machine);
+    if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
+    lua_createtable(L, 0, 12);
+    lua_pushstring(L, machine.cpu);
+    lua_setfield(L, -2, "cpu");
+    lua_pushinteger(L, machine.cores);
+    lua_setfield(L, -2, "cores");
+    lua_pushinteger(L, ms_engine_threads(engine));
+    lua_setfield(L, -2, "threads");
+    lua_pushinteger(L, (lua_Integer)machine.memory_bytes);
+    lua_setfield(L, -2, "memory_bytes");
+    lua_pushstring(L, ms_isa_name(ms_engine_isa(engine)));
+    lua_setfield(L, -2, "kernels");
+    lua_pushstring(L, ms_engine_blas());
+    lua_setfield(L, -2, "blas");
+    lua_pushstring(L, ms_engine_is_sim(engine) ? "sim" : "cpu");
+    lua_setfield(L, -2, "device");
+    lua_createtable(L, 1, 0);
+    lua_pushstring(L, "cpu");
+    lua_rawseti(L, -2, 1);
+    lua_setfield(L, -2, "devices");
+    lua_pushboolean(L, false);
+    lua_setfield(L, -2, "mpi");
+    lua_pushboolean(L, false);
+    lua_setfield(L, -2, "nccl");
+    lua_pushstring(L, LUA_RELEASE);
+    lua_setfield(L, -2, "lua");
+    lua_pushstring(L, MS_VERSION);
+    lua_setfield(L, -2, "version");
+    return 1;
+}
+
+static int is_sim(lua_State *L)
+{
+    lua_pushboolean(L, ms_engine_is_sim(ms_lua_enter(L)));
+    return 1;
+}
+
+/* core.in_hook() */
+static int in_hook(lua_State *L)
+{
+    lua_pushboolean(L, ms_lua_runtime(L)->hook_depth > 0);
+    return 1;
+}
+
+/* core.line(): the user's line, for messages of the library. */
+static int line(lua_State *L)
+{
+    char text[160];
+    ms_lua_line(L, text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
+/* core.raise(message): raises with the user's line in front. */
+static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
+
+/* core.nearest(given, names) -> the most similar name, or nil */
+static int nearest(lua_State *L)
+{
+    const char *given = luaL_checkstring(L, 1);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_Integer count = (lua_Integer)lua_rawlen(L, 2);
+    const char **names = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *names, 0);
+    luaL_checkstack(L, (int)count + 2, "names");
+    for (lua_Integer i = 0; i < count; i++) {
+        lua_rawgeti(L, 2, i + 1);              /* the table keeps the strings alive */
+        names[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1);
+    }
+    names[count] = NULL;
+    lua_pushstring(L, ms_lua_nearest(given, names));
+    return 1;
+}
+
+void ms_open_engine(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = {
+        { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "synchronize", synchronize },
+        { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
+        { "is_sim", is_sim }, { "in_hook", in_hook }, { "line", line }, { "raise", raise }, { "nearest", nearest }, { NULL, NULL },
+    };
+    ms_lua_register(L, runtime, functions);
+    lua_pushstring(L, MS_VERSION);
+    lua_setfield(L, -2, "version");
+}

@@ -1,0 +1,333 @@
+/* grad.c: gradients in Lua: backward, hooks, scopes, recomputation. */
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+/* Growth of live memory after which backward and the end of no_grad collect first. */
+#define MS_COLLECT_BYTES (16u << 20)
+
+static int requires_grad(lua_State *L)
+{
+    lua_pushboolean(L, ms_tensor_requires_grad(ms_lua_tensor(L, 1)));
+    return 1;
+}
+
+static int set_requires_grad(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_tensor_set_requires_grad(ms_lua_tensor(L, 1), lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int detach(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1), *out = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_tensor_alias(t, &out));
+    ms_handle_fill(handle, out);
+    return 1;
+}
+
+static int grad(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *gradient = ms_tensor_grad(ms_lua_tensor(L, 1));
+    if (!gradient) { lua_pushnil(L); return 1; }
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_handle_fill(handle, ms_tensor_retain(gradient));
+    ms_handle_keep(handle);
+    return 1;
+}
+
+static int set_grad(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), ms_lua_optional_tensor(L, 2)));
+    return 0;
+}
+
+static int backward(lua_State *L)
+{
+    static const char *const keys[] = { "gradient", "retain_graph", NULL };
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_lua_refuse_in_hook(L, "backward", "a hook only enqueues work on the gradient that it gets");
+    ms_engine *engine = ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1), *gradient = NULL;
+    ms_lua_known_keys(L, 2, keys, "option of backward");
+    if (!lua_isnoneornil(L, 2)) {
+        if (lua_getfield(L, 2, "gradient") != LUA_TNIL) gradient = ms_lua_tensor(L, -1);
+        lua_pop(L, 1);
+    }
+    bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
+    /* What the forward pass dropped is not needed any more: without it backward can write where it was. */
+    ms_lua_collect_after(L, runtime, MS_COLLECT_BYTES);
+    ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- hooks */
+
+/* Calls f(gradient) and takes a tensor that it returns. */
+static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    ms_callback *callback = user;
+    lua_State *L = callback->L;
+    ms_runtime *runtime = callback->runtime;
+    if (!lua_checkstack(L, 10)) return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
+    if (!ms_callback_push(callback)) return MS_OK;
+    lua_pushlightuserdata(L, gradient);
+    runtime->hook_depth++;
+    ms_status status = ms_lua_call(L, runtime, 1, 1);
+    runtime->hook_depth--;
+    if (status) return status;
+    ms_handle *returned = luaL_testudata(L, -1, MS_TENSOR_TYPE);
+    if (returned && returned->tensor && returned->tensor != gradient) *replacement = ms_tensor_retain(returned->tensor);
+    else if (!returned && !lua_isnil(L, -1)) status = ms_engine_fail(runtime->engine, MS_ERROR_ARGUMENT, "on_grad: the hook returned %s; a tensor or nothing is expected", luaL_typename(L, -1));
+    lua_pop(L, 1);
+    return status;
+}
+
+/* The function that the engine calls for a hook: upvalue 2 is the user's; makes a handle of the borrowed gradient, which ends with the call. */
+static int call_with_gradient(lua_State *L)
+{
+    ms_tensor *gradient = lua_touserdata(L, 1);
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_handle_fill(handle, ms_tensor_retain(gradient));
+    lua_pushvalue(L, lua_upvalueindex(2));
+    lua_pushvalue(L, -2);
+    lua_call(L, 1, 1);
+    if (lua_touserdata(L, -1) != handle) ms_handle_drop(handle, "was only valid inside its gradient hook; clone it to keep its values");
+    return 1;
+}
+
+/* Removes a hook: upvalue 2 is the tensor, 3 the id. */
+static int remove_hook(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_handle *handle = luaL_testudata(L, lua_upvalueindex(2), MS_TENSOR_TYPE);
+    if (runtime->engine && handle && handle->tensor) ms_tensor_remove_hook(handle->tensor, (uint64_t)lua_tointeger(L, lua_upvalueindex(3)));
+    return 0;
+}
+
+static int push_remover(lua_State *L, uint64_t id)
+{
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_pushinteger(L, (lua_Integer)id);
+    lua_pushcclosure(L, remove_hook, 3);
+    return 1;
+}
+
+static int on_grad(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    ms_lua_refuse_in_hook(L, "on_grad", "register hooks outside");
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 2);
+    lua_pushcclosure(L, call_with_gradient, 2);
+    ms_callback *callback = ms_callback_new(L, -1, ms_tensor_is_leaf(t) ? 1 : 0);
+    uint64_t id = 0;
+    ms_status status = ms_tensor_on_gradient(t, gradient_hook, callback, ms_callback_free, &id);
+    if (status) ms_callback_free(callback);
+    ms_lua_ok(L, status);
+    return push_remover(L, id);
+}
+
+static ms_status accumulated_hook(void *user, ms_tensor *leaf)
+{
+    (void)leaf;
+    ms_callback *callback = user;
+    lua_State *L = callback->L;
+    if (!lua_checkstack(L, 10)) return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
+    if (!ms_callback_push(callback)) return MS_OK;
+    callback->runtime->hook_depth++;
+    ms_status status = ms_lua_call(L, callback->runtime, 0, 0);
+    callback->runtime->hook_depth--;
+    return status;
+}
+
+/* Upvalue 2: the user's function; 3: the parameter. They refer to each other, and both live with the parameter. */
+static int call_with_parameter(lua_State *L)
+{
+    lua_pushvalue(L, lua_upvalueindex(2));
+    lua_pushvalue(L, lua_upvalueindex(3));
+    lua_call(L, 1, 0);
+    return 0;
+}
+
+static int on_grad_ready(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    ms_lua_refuse_in_hook(L, "on_grad_ready", "register hooks outside");
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 2);
+    lua_pushvalue(L, 1);
+    lua_pushcclosure(L, call_with_parameter, 3);
+    ms_callback *callback = ms_callback_new(L, -1, 1);
+    uint64_t id = 0;
+    ms_status status = ms_tensor_on_accumulated(t, accumulated_hook, callback, ms_callback_free, &id);
+    if (status) ms_callback_free(callback);
+    ms_lua_ok(L, status);
+    return push_remover(L, id);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- scopes */
+
+/* Calls the function at 1 with nothing and leaves its results; an error is raised again by ms_lua_ok after the caller has cleaned up. */
+static ms_status call_scope(lua_State *L, int function)
+{
+    lua_pushvalue(L, function);
+    return ms_lua_call(L, ms_lua_runtime(L), 0, LUA_MULTRET);
+}
+
+static int no_grad(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    ms_engine *engine = ms_lua_enter(L);
+    bool before = ms_engine_set_recording(engine, false);
+    ms_status status = call_scope(L, 1);
+    ms_engine_set_recording(engine, before);
+    ms_lua_ok(L, status);
+    ms_lua_collect_after(L, ms_lua_runtime(L), MS_COLLECT_BYTES);
+    return lua_gettop(L) - 1;
+}
+
+static int autocast(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_dtype dtype = ms_lua_dtype(L, 1);
+    if (dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_F32) return ms_lua_error(L, "autocast: \"bf16\" or \"f16\" is expected (\"f32\" turns it off inside)");
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    ms_dtype before = ms_engine_autocast(engine);
+    ms_engine_set_autocast(engine, dtype);
+    ms_status status = call_scope(L, 2);
+    ms_engine_set_autocast(engine, before);
+    ms_lua_ok(L, status);
+    return lua_gettop(L) - 2;
+}
+
+static int is_recording(lua_State *L)
+{
+    lua_pushboolean(L, ms_engine_is_recording(ms_lua_enter(L)));
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- recomputation */
+
+/* What recompute keeps: the function, and its arguments with tensors replaced by the engine's aliases at each run. */
+typedef struct recomputed { ms_callback *callback; uint32_t inputs; } recomputed;
+
+static void recomputed_free(void *object)
+{
+    recomputed *kept = object;
+    ms_context *context = &kept->callback->runtime->context;
+    ms_callback_free(kept->callback);
+    ms_release(context, kept);
+}
+
+typedef struct recompute_io { ms_tensor *const *inputs; uint32_t input_count; ms_tensor **outputs; uint32_t count; } recompute_io;
+
+/* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. */
+static int run_recomputed(lua_State *L)
+{
+    recompute_io *io = lua_touserdata(L, 1);
+    int count = (int)lua_tointeger(L, lua_upvalueindex(4)), used = 0;
+    luaL_checkstack(L, count + 8, "recompute");
+    lua_pushvalue(L, lua_upvalueindex(2));
+    for (int i = 1; i <= count; i++) {
+        if (lua_rawgeti(L, lua_upvalueindex(3), i) == LUA_TTABLE) {      /* any other value, boxed */
+            lua_rawgeti(L, -1, 1);
+            lua_remove(L, -2);
+            continue;
+        }
+        lua_pop(L, 1);                          /* false marks a tensor */
+        ms_handle *handle = ms_lua_new_handle(L);
+        ms_handle_fill(handle, ms_tensor_retain(io->inputs[used++]));
+    }
+    int base = lua_gettop(L) - count;
+    lua_call(L, count, LUA_MULTRET);
+    int results = lua_gettop(L) - base + 1;
+    if (results < 1 || results > MS_RECOMPUTE_OUTPUTS) return ms_lua_error(L, "recompute: the function returned %d values; 1 to %d tensors are expected", results, MS_RECOMPUTE_OUTPUTS);
+    for (int i = 0; i < results; i++) ms_lua_tensor(L, base + i);
+    for (int i = 0; i < results; i++) io->outputs[i] = ms_tensor_retain(ms_lua_tensor(L, base + i));
+    io->count = (uint32_t)results;
+    return 0;
+}
+
+static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count)
+{
+    recomputed *kept = user;
+    lua_State *L = kept->callback->L;
+    recompute_io io = { .inputs = inputs, .input_count = input_count, .outputs = outputs };
+    if (!lua_checkstack(L, 10) || !ms_callback_push(kept->callback))
+        return ms_engine_fail(kept->callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a recomputed function");
+    lua_pushlightuserdata(L, &io);
+    ms_status status = ms_lua_call(L, kept->callback->runtime, 1, 0);
+    if (!status) *count = io.count;
+    return status;
+}
+
+static int recompute(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    ms_engine *engine = ms_lua_enter(L);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    int count = lua_gettop(L) - 1;
+    ms_tensor **inputs = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *inputs, 0);
+    uint32_t tensors = 0;
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_createtable(L, count, 0);
+    for (int i = 1; i <= count; i++) {
+        if (ms_lua_is_tensor(L, i + 1)) {
+            inputs[tensors++] = ms_lua_tensor(L, i + 1);
+            lua_pushboolean(L, false);
+        } else {
+            lua_createtable(L, 1, 0);
+            lua_pushvalue(L, i + 1);
+            lua_rawseti(L, -2, 1);
+        }
+        lua_rawseti(L, -2, i);
+    }
+    lua_pushinteger(L, count);
+    lua_pushcclosure(L, run_recomputed, 4);
+    ms_handle *handles[MS_RECOMPUTE_OUTPUTS];
+    int function = lua_gettop(L);
+    luaL_checkstack(L, MS_RECOMPUTE_OUTPUTS + 8, "recompute");
+    for (int i = 0; i < MS_RECOMPUTE_OUTPUTS; i++) handles[i] = ms_lua_new_handle(L);
+    ms_callback *callback = ms_callback_new(L, function, 0);
+    void *memory = NULL;
+    if (ms_allocate(&runtime->context, sizeof(recomputed), "recompute", &memory)) {
+        ms_callback_free(callback);
+        return ms_lua_error(L, "%s", runtime->context.error.message);
+    }
+    recomputed *kept = memory;
+    *kept = (recomputed){ .callback = callback, .inputs = tensors };
+    ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
+    uint32_t made = 0;
+    ms_status status = ms_recompute(engine, recompute_call, kept, recomputed_free, inputs, tensors, outputs, &made);
+    if (status) recomputed_free(kept);
+    ms_lua_ok(L, status);
+    for (uint32_t i = 0; i < made; i++) ms_handle_fill(handles[i], outputs[i]);
+    lua_settop(L, function + (int)made);
+    return (int)made;
+}
+
+void ms_open_grad(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "requires_grad", requires_grad }, { "requires_grad_", set_requires_grad }, { "detach", detach }, { "grad", grad },
+                                        { "set_grad", set_grad }, { "backward", backward }, { "on_grad", on_grad }, { "on_grad_ready", on_grad_ready }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+    lua_getfield(L, -1, "tensor_methods");
+    ms_lua_register(L, runtime, methods);
+    lua_pop(L, 1);
+}

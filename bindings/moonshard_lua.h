@@ -1,0 +1,28 @@
+/* moonshard/moonshard_lua.h: Moonshard in a host's own Lua state, and recipes run by a host. Link with moonshard::lua.
+ *
+ * Each Lua state has an engine of its own, which starts at first use and ends with the state. A state belongs to one thread; a process may
+ * hold any number of them, each in a thread of its own.
+ */
+#ifndef MOONSHARD_LUA_H
+#define MOONSHARD_LUA_H
+
+#include <lua.h>
+
+#include "moonshard/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes `require "moonshard"` work in L: adds the library's Lua folder to package.path and the C part to package.preload. Changes nothing
+ * else. library: the folder that holds moonshard/init.lua; NULL: where it was installed with this library. Raises Lua errors. */
+MS_API void ms_lua_open(lua_State *L, const char *library);
+
+/* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value options. Returns the exit code of the
+ * command line (0: done); when it is not 0 and error is not NULL, error->message says why. Prints nothing unless the recipe does. */
+MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments, const char *library, ms_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,200 @@
+/* stream.c: streams, futures, probes and traces in Lua. */
+#include <stdio.h>
+#include <string.h>
+
+#include "bindings/runtime.h"
+
+#define MS_STREAM_TYPE "ms.Stream"
+#define MS_PROBE_TYPE "ms.Probe"
+
+/* ------------------------------------------------------------------------------------------------------------------------ streams */
+
+typedef struct stream_box { ms_stream *stream; } stream_box;   /* the engine owns the stream */
+
+static int push_stream(lua_State *L, ms_stream *stream)
+{
+    stream_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    box->stream = stream;
+    luaL_setmetatable(L, MS_STREAM_TYPE);
+    return 1;
+}
+
+static ms_stream *check_stream(lua_State *L, int index) { return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream; }
+
+/* core.stream(name?) -> the current stream, or the one of that name */
+static int stream(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_stream *found = ms_engine_current(engine);
+    if (!lua_isnoneornil(L, 1)) ms_lua_ok(L, ms_engine_stream(engine, luaL_checkstring(L, 1), &found));
+    return push_stream(L, found);
+}
+
+static int stream_name(lua_State *L)
+{
+    lua_pushstring(L, ms_stream_name(check_stream(L, 1)));
+    return 1;
+}
+
+static int stream_run(lua_State *L)
+{
+    ms_stream *target = check_stream(L, 1);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    ms_engine *engine = ms_lua_enter(L);
+    ms_stream *before = ms_engine_set_current(engine, target);
+    lua_pushvalue(L, 2);
+    ms_status status = ms_lua_call(L, ms_lua_runtime(L), 0, LUA_MULTRET);
+    ms_engine_set_current(engine, before);
+    ms_lua_ok(L, status);
+    return lua_gettop(L) - 2;
+}
+
+static int stream_sync(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "stream:sync", "hooks only enqueue");
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_stream_sync(check_stream(L, 1)));
+    return 0;
+}
+
+static int stream_equal(lua_State *L)
+{
+    lua_pushboolean(L, check_stream(L, 1) == check_stream(L, 2));
+    return 1;
+}
+
+/* stream:_point() -> stream index, number: the moment after all that is enqueued on it. stream:_wait(index, number) waits for one. */
+static int stream_point(lua_State *L)
+{
+    ms_point point = ms_stream_last(check_stream(L, 1));
+    lua_pushinteger(L, point.stream);
+    lua_pushinteger(L, (lua_Integer)point.seq);
+    return 2;
+}
+
+static int stream_wait(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 2, 0, MS_STREAMS_MAX - 1, "stream"), .seq = (uint64_t)ms_lua_integer(L, 3, 0, INT64_MAX, "number") };
+    ms_lua_ok(L, ms_stream_wait(check_stream(L, 1), point));
+    return 0;
+}
+
+/* core.point_sync(index, number): blocks. */
+static int point_sync(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "sync", "use value(), which lets the stream wait, or and_then");
+    ms_engine *engine = ms_lua_enter(L);
+    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"), .seq = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "number") };
+    ms_lua_ok(L, ms_point_sync(engine, point));
+    return 0;
+}
+
+/* core.hook_enter(), core.hook_leave(): callbacks of futures are hooks. */
+static int hook_enter(lua_State *L) { ms_lua_runtime(L)->hook_depth++; return 0; }
+
+static int hook_leave(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (runtime->hook_depth > 0) runtime->hook_depth--;
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- probes */
+
+/* A value on its way to the host: copied behind all that is enqueued, read later without waiting for what came after. */
+typedef struct probe_box { ms_readback *readback; } probe_box;
+
+static int probe_gc(lua_State *L)
+{
+    probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
+    ms_readback *readback = box->readback;
+    box->readback = NULL;
+    ms_readback_free(readback);
+    return 0;
+}
+
+/* core.probe(t) -> probe; t has one element, a float or an integer */
+static int probe(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_enter(L);
+    if (ms_tensor_count(t) != 1) {
+        char text[200];
+        return ms_lua_error(L, "a metric's value must have one element, not %s", ms_tensor_describe(t, text, sizeof text));
+    }
+    probe_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    box->readback = NULL;
+    luaL_setmetatable(L, MS_PROBE_TYPE);
+    ms_lua_ok(L, ms_tensor_readback(t, &box->readback));
+    return 1;
+}
+
+/* probe:value() -> number; waits only if the device is not there yet. */
+static int probe_value(lua_State *L)
+{
+    probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
+    ms_lua_enter(L);
+    if (!box->readback) return ms_lua_error(L, "the probe was closed");
+    double value = 0;
+    ms_lua_ok(L, ms_readback_number(box->readback, &value));
+    lua_pushnumber(L, value);
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- traces */
+
+static int trace_start(lua_State *L)
+{
+    ms_lua_ok(L, ms_trace_start(ms_lua_enter(L)));
+    return 0;
+}
+
+/* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops, script } */
+static int trace_stop(lua_State *L)
+{
+    static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
+    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_ok(L, ms_trace_stop(engine));
+    size_t count = ms_trace_count(engine);
+    lua_createtable(L, (int)count, 0);
+    for (size_t i = 0; i < count; i++) {
+        const ms_trace_record *record = ms_trace_get(engine, i);
+        lua_createtable(L, 0, 9);
+        lua_pushstring(L, record->name);
+        lua_setfield(L, -2, "name");
+        lua_pushstring(L, ms_stream_name(ms_engine_stream_at(engine, record->stream)));
+        lua_setfield(L, -2, "stream");
+        lua_pushstring(L, kinds[record->kind]);
+        lua_setfield(L, -2, "kind");
+        lua_pushinteger(L, (lua_Integer)record->enqueued_ns);
+        lua_setfield(L, -2, "enqueued_ns");
+        lua_pushinteger(L, (lua_Integer)record->started_ns);
+        lua_setfield(L, -2, "start_ns");
+        lua_pushinteger(L, (lua_Integer)record->finished_ns);
+        lua_setfield(L, -2, "end_ns");
+        lua_pushinteger(L, (lua_Integer)record->bytes);
+        lua_setfield(L, -2, "bytes");
+        lua_pushnumber(L, record->flops);
+        lua_setfield(L, -2, "flops");
+        lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->script));
+        lua_setfield(L, -2, "script");
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+void ms_open_stream(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "probe", probe },
+                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { NULL, NULL } };
+    static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
+    static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
+    static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } }, probe_events[] = { { "__gc", probe_gc }, { "__close", probe_gc }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+    ms_lua_type(L, runtime, MS_STREAM_TYPE, stream_events, stream_methods);
+    lua_setfield(L, -2, "stream_methods");     /* the library adds wait(future) */
+    ms_lua_type(L, runtime, MS_PROBE_TYPE, probe_events, probe_methods);
+    lua_pop(L, 1);
+}
