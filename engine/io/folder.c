@@ -1,0 +1,182 @@
+/* folder.c: folders and names: made, listed, removed and synced; the texts of paths. */
+#include "io/path.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+ms_status ms_bytes_new(ms_context *context, size_t bytes, const char *what, void **out)
+{
+    void *data = context->os->allocate(context->os->user, bytes != 0 ? bytes : 1, 64);
+    if (data == NULL) return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    *out = data;
+    return MS_OK;
+}
+
+static ms_status join(ms_context *context, const char *a, const char *between, const char *b, char **out)
+{
+    size_t first = strlen(a), middle = strlen(between), last = strlen(b) + 1;
+    char *text = NULL;
+    ms_status status = ms_bytes_new(context, first + middle + last, "a path", (void **)&text);
+    if (status) return status;
+    memcpy(text, a, first);
+    memcpy(text + first, between, middle);
+    memcpy(text + first + middle, b, last);
+    *out = text;
+    return MS_OK;
+}
+
+ms_status ms_text_join(ms_context *context, const char *a, const char *b, char **out) { return join(context, a, "", b, out); }
+
+ms_status ms_path_join(ms_context *context, const char *folder, const char *name, char **out)
+{
+    size_t length = strlen(folder);
+    return join(context, folder, length > 0 && folder[length - 1] == '/' ? "" : "/", name, out);
+}
+
+/* Bytes of the well-formed character at text, 0 if there is none: neither overlong forms nor surrogates nor beyond U+10FFFF. */
+static size_t character_bytes(const unsigned char *text)
+{
+    static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+    size_t bytes = text[0] < 0x80 ? 1 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : text[0] >= 0xc0 ? 2 : 0;
+    if (bytes <= 1) return bytes;
+    uint32_t code = text[0] & (0xffu >> (bytes + 1));
+    for (size_t i = 1; i < bytes; i++) {
+        if ((text[i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (text[i] & 0x3fu);
+    }
+    if (text[0] >= 0xf8 || code < least[bytes] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return 0;
+    return bytes;
+}
+
+bool ms_text_is_name(const char *text, size_t longest)
+{
+    size_t length = strlen(text);
+    if (length > longest) return false;
+    const unsigned char *at = (const unsigned char *)text;
+    while (*at) {
+        size_t bytes = *at < 0x20 || *at == 0x7f ? 0 : character_bytes(at);
+        if (bytes == 0) return false;
+        at += bytes;
+    }
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- names */
+
+ms_status ms_names_add(ms_context *context, ms_names *names, const char *name)
+{
+    ms_status status = ms_grow(context, (void **)&names->items, &names->capacity, names->count + 1, sizeof *names->items);
+    if (!status) status = ms_text_join(context, name, "", &names->items[names->count]);
+    if (!status) names->count++;
+    return status;
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+void ms_names_sort(ms_names *names)
+{
+    if (names->count > 1) qsort(names->items, names->count, sizeof *names->items, compare_names);
+}
+
+void ms_names_free(ms_context *context, ms_names *names)
+{
+    for (size_t i = 0; i < names->count; i++) ms_release(context, names->items[i]);
+    ms_release(context, names->items);
+    *names = (ms_names){ 0 };
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ folders */
+
+ms_status ms_folder_make(ms_context *context, const char *path)
+{
+    const ms_os *os = context->os;
+    char *part = NULL;
+    int error = 0;
+    ms_status status = ms_text_join(context, path, "", &part);
+    if (status) return status;
+    for (char *end = part; !status && *end;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        char kept = *end;
+        *end = 0;
+        ms_file_info info;
+        error = os->make_directory(os->user, part);
+        /* Whatever the reason of a refusal (an existing parent may be read-only), a folder that is there is all that is wanted. */
+        if (error && (os->info(os->user, part, &info) != 0 || !info.is_directory)) status = ms_fail_os(context, error, "cannot make the folder", part);
+        *end = kept;
+    }
+    ms_release(context, part);
+    return status;
+}
+
+typedef struct ms_listing { ms_context *context; ms_names names; ms_status status; } ms_listing;
+
+static void add_entry(void *to, const char *name)
+{
+    ms_listing *listing = to;
+    if (!listing->status) listing->status = ms_names_add(listing->context, &listing->names, name);
+}
+
+ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out)
+{
+    ms_listing listing = { .context = context };
+    int error = context->os->list(context->os->user, path, add_entry, &listing);
+    ms_status status = listing.status;
+    if (error) status = ms_fail_os(context, error, "cannot list the folder", path);
+    if (!status) status = ms_grow(context, (void **)&out->items, &out->capacity, out->count + listing.names.count, sizeof *out->items);
+    if (!status) {
+        ms_names_sort(&listing.names);
+        for (size_t i = 0; i < listing.names.count; i++) out->items[out->count++] = listing.names.items[i];
+        listing.names.count = 0;     /* handed over */
+    }
+    ms_names_free(context, &listing.names);
+    return status;
+}
+
+ms_status ms_folder_remove(ms_context *context, const char *path)
+{
+    const ms_os *os = context->os;
+    ms_names names = { 0 };
+    ms_status status = ms_folder_list(context, path, &names);
+    for (size_t i = 0; i < names.count && !status; i++) {
+        char *file = NULL;
+        status = ms_path_join(context, path, names.items[i], &file);
+        int error = status ? 0 : os->remove(os->user, file);
+        if (error) status = ms_fail_os(context, error, "cannot remove", file);
+        ms_release(context, file);
+    }
+    int error = status ? 0 : os->remove(os->user, path);
+    if (error) status = ms_fail_os(context, error, "cannot remove", path);
+    ms_names_free(context, &names);
+    return status;
+}
+
+ms_status ms_folder_sync(ms_context *context, const char *path)
+{
+    ms_file *folder = NULL;
+    ms_status status = ms_file_open(context, path, MS_FILE_DIRECTORY, &folder);
+    if (status) return status;
+    int error = context->os->sync(context->os->user, folder);
+    ms_file_close(context, folder);
+    return error ? ms_fail_os(context, error, "cannot sync the folder", path) : MS_OK;
+}
+
+ms_status ms_folder_sync_of(ms_context *context, const char *path)
+{
+    char *folder = NULL;
+    ms_status status = ms_text_join(context, path, "", &folder);
+    if (status) return status;
+    char *slash = strrchr(folder, '/');
+    if (slash == folder) slash[1] = 0;
+    else if (slash) *slash = 0;
+    status = ms_folder_sync(context, slash ? folder : ".");
+    ms_release(context, folder);
+    return status;
+}
+
+ms_status ms_folder_rename(ms_context *context, const char *from, const char *to)
+{
+    int error = context->os->rename(context->os->user, from, to);
+    if (error) return ms_fail_os(context, error, "cannot rename to", to);
+    return ms_folder_sync_of(context, to);
+}
