@@ -217,7 +217,7 @@ static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, 
     if (backward) ms_run_tiles(run, (uint32_t)(args->batches * args->groups), backward_tile, &j);
     else ms_run_tiles(run, (uint32_t)(args->batches * args->heads * j.chunks), forward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the scratch space of %lld keys of width %lld", (long long)args->keys, (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY, "attention: no memory for the scratch space of %lld keys of width %lld", (long long)args->keys, (long long)args->width);
     return MS_TASK_FAILED;
 }
 

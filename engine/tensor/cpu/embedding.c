@@ -55,7 +55,7 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
     ms_run_tiles(run, j.tiles, forward_tile, &j);
     int64_t bad = atomic_load(&j.bad);
     if (bad == INT64_MAX) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_TASK, "the id at position %lld is %lld, but the weight has %lld rows, counted from 0", (long long)bad,
+    ms_run_fail(run, MS_ERROR_ARGUMENT, "embedding: the id at position %lld is %lld, but the weight has %lld rows, counted from 0", (long long)bad,
                 (long long)id_at(args, bad), (long long)args->rows);
     return MS_TASK_FAILED;
 }
@@ -102,7 +102,7 @@ static ms_task_result backward_run(ms_run *run, void *arguments)
               .tiles = tiles_for(args->rows, args->width) };
     ms_run_tiles(run, j.tiles, backward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "no memory for sums of rows of %lld numbers", (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY, "embedding: no memory for sums of rows of %lld numbers", (long long)args->width);
     return MS_TASK_FAILED;
 }
 

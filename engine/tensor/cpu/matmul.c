@@ -120,7 +120,7 @@ static ms_task_result matmul_run(ms_run *run, void *arguments)
     job j = { .args = args, .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     ms_run_tiles(run, args->groups * args->parts, tile, &j);
     if (!atomic_load(&j.failed)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the scratch space of a product [%lld, %lld] x [%lld, %lld]", (long long)args->shape.m,
+    ms_run_fail(run, MS_ERROR_MEMORY, "matmul: no memory for the scratch space of a product [%lld, %lld] x [%lld, %lld]", (long long)args->shape.m,
                 (long long)args->shape.k, (long long)args->shape.k, (long long)args->shape.n);
     return MS_TASK_FAILED;
 }

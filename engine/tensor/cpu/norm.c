@@ -65,7 +65,7 @@ static ms_task_result backward_run(ms_run *run, void *arguments)
     job j = { .args = args, .kernels = ms_norm_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->width) };
     j.partial = ms_thread_scratch(ms_run_thread(run), 0, (size_t)j.tiles * 2 * (size_t)args->width * sizeof(float));
     if (j.partial == NULL) {
-        ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the sums of %u tiles of %lld numbers", j.tiles, (long long)args->width);
+        ms_run_fail(run, MS_ERROR_MEMORY, "norm: no memory for the sums of %u tiles of %lld numbers", j.tiles, (long long)args->width);
         return MS_TASK_FAILED;
     }
     ms_run_tiles(run, j.tiles, backward_tile, &j);

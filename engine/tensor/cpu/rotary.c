@@ -73,7 +73,7 @@ static ms_task_result rotary_run(ms_run *run, void *arguments)
     job j = { .args = args, .kernels = ms_attention_kernels_for(ms_run_isa(run)), .tiles = (uint32_t)(tiles > most ? most : tiles < 1 ? 1 : tiles) };
     ms_run_tiles(run, j.tiles, tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the angles of width %lld", (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY, "rotary: no memory for the angles of width %lld", (long long)args->width);
     return MS_TASK_FAILED;
 }
 

@@ -107,13 +107,13 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
     job j = { .args = args, .kernels = ms_softmax_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->classes), .bad_row = INT64_MAX };
     j.losses = args->reduction == MS_REDUCE_NONE ? args->loss : ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->rows * sizeof(float) + 1);
     if (j.losses == NULL) {
-        ms_run_fail(run, MS_ERROR_MEMORY, "no memory for %lld losses", (long long)args->rows);
+        ms_run_fail(run, MS_ERROR_MEMORY, "cross_entropy: no memory for %lld losses", (long long)args->rows);
         return MS_TASK_FAILED;
     }
     ms_run_tiles(run, j.tiles, forward_tile, &j);
     int64_t bad = atomic_load(&j.bad_row);
     if (bad != INT64_MAX) {
-        ms_run_fail(run, MS_ERROR_TASK, "the target of row %lld is %lld, but there are %lld classes, counted from 0 (and ignore_index is %lld)",
+        ms_run_fail(run, MS_ERROR_ARGUMENT, "cross_entropy: the target of row %lld is %lld, but there are %lld classes, counted from 0 (and ignore_index is %lld)",
                     (long long)bad, (long long)target_at(args, bad), (long long)args->classes, (long long)args->ignore_index);
         return MS_TASK_FAILED;
     }

@@ -1,0 +1,212 @@
+/* attention.c: attention with grouped queries, masks, blocks of every size and layout; its memory; rotary embedding.
+ * ctest: each-isa */
+#include "reference.h"
+
+/* --------------------------------------------------------------------------------------------------------------------- attention */
+
+static void attention_reference(const check *c)
+{
+    const operand *q = &c->in[0], *k = &c->in[1], *v = &c->in[2];
+    int64_t batches = q->shape[0], heads = q->shape[1], queries = q->shape[2], width = q->shape[3], groups = k->shape[1], keys = k->shape[2];
+    double scale = c->attributes.attention.scale != 0 ? c->attributes.attention.scale : 1 / sqrt((double)width), *p = malloc((size_t)keys * sizeof *p);
+    for (int64_t row = 0; row < batches * heads * queries; row++) {
+        int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads, seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys;
+        const double *x = q->values + row * width, *ks = k->values + (batch * groups + head * groups / heads) * keys * width, *vs = v->values + (batch * groups + head * groups / heads) * keys * width;
+        double most = -1e300, total = 0, *out = c->out[0].values + row * width;
+        for (int64_t j = 0; j < seen; j++) {
+            p[j] = 0;
+            for (int64_t d = 0; d < width; d++) p[j] += x[d] * ks[j * width + d] * scale;
+            most = fmax(most, p[j]);
+        }
+        for (int64_t j = 0; j < seen; j++) total += p[j] = exp(p[j] - most);
+        memset(out, 0, (size_t)width * sizeof *out);
+        for (int64_t j = 0; j < seen; j++)
+            for (int64_t d = 0; d < width; d++) out[d] += p[j] / total * vs[j * width + d];
+    }
+    free(p);
+}
+
+typedef struct sizes { int64_t batches, heads, groups, queries, keys, width; bool causal; } sizes;
+
+static check attention_of(ms_dtype dtype, sizes s, int layout)
+{
+    operand q = { .dtype = dtype, .dims = 4, .shape = { s.batches, s.heads, s.queries, s.width }, .layout = layout, .low = -2, .high = 2 }, out = q;
+    operand k = { .dtype = dtype, .dims = 4, .shape = { s.batches, s.groups, s.keys, s.width }, .layout = layout, .low = -2, .high = 2 };
+    out.layout = PLAIN;
+    return (check){ .op = &ms_op_attention, .attributes.attention.causal = s.causal, .in = { q, k, k }, .ins = 3, .out = { out }, .outs = 1, .reference = attention_reference };
+}
+
+static void run_attention(ms_dtype dtype, sizes s, int layout)
+{
+    check c = attention_of(dtype, s, layout);
+    run_check(&c);
+}
+
+static void test_attention_small(void **state)
+{
+    (void)state;
+    for (int causal = 0; causal < 2; causal++)
+        for (int layout = PLAIN; layout <= SPREAD; layout++) {
+            run_attention(MS_F32, (sizes){ 2, 2, 2, 5, 5, 8, causal }, layout);
+            run_attention(MS_F32, (sizes){ 1, 4, 2, 3, 6, 5, causal }, layout);       /* grouped, more keys than queries */
+            run_attention(MS_F32, (sizes){ 1, 3, 1, 4, 4, 17, causal }, layout);      /* all heads share keys */
+        }
+    run_attention(MS_F32, (sizes){ 2, 2, 1, 1, 7, 8, true }, PLAIN);                  /* one token at a time */
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 1, 1, 1, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 2, 2, 6, 3, 4, false }, PLAIN);                 /* fewer keys than queries */
+    check scaled = attention_of(MS_F32, (sizes){ 1, 2, 2, 4, 4, 8, true }, PLAIN);
+    scaled.attributes.attention.scale = 0.5;
+    run_check(&scaled);
+}
+
+/* Lengths around the sizes of blocks (64 queries, 256 keys), so that blocks are partly masked, partly full, and several. */
+static void test_attention_blocks(void **state)
+{
+    (void)state;
+    run_attention(MS_F32, (sizes){ 1, 2, 1, 64, 64, 16, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 65, 257, 16, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 2, 2, 300, 300, 16, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 2, 1, 130, 600, 24, false }, PLAIN);
+}
+
+static void test_attention_half(void **state)
+{
+    (void)state;
+    run_attention(MS_BF16, (sizes){ 1, 4, 2, 9, 9, 16, true }, PLAIN);
+    run_attention(MS_F16, (sizes){ 1, 4, 2, 9, 9, 16, true }, SPREAD);
+    run_attention(MS_F16, (sizes){ 1, 2, 1, 70, 300, 8, true }, PLAIN);
+}
+
+/* Scores whose exponentials overflow, in a later block than the first: the maximum moves on. */
+static void test_attention_large_scores(void **state)
+{
+    (void)state;
+    enum { KEYS = 600, WIDTH = 4 };
+    ms_engine *engine = engine_with(2, NULL);
+    ms_tensor *in[3] = { TENSOR(engine, MS_F32, 1, 1, 1, WIDTH), TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH), TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH) }, *out = NULL;
+    float q[WIDTH] = { 100, 0, 0, 0 }, k[KEYS][WIDTH] = { { 0 } }, v[KEYS][WIDTH] = { { 0 } }, y[WIDTH];
+    for (int i = 0; i < KEYS; i++) {
+        k[i][0] = (float)i;
+        v[i][0] = (float)i;
+    }
+    OK(ms_tensor_write(in[0], q, sizeof q));
+    OK(ms_tensor_write(in[1], k, sizeof k));
+    OK(ms_tensor_write(in[2], v, sizeof v));
+    OK(ms_op_apply(engine, &ms_op_attention, NULL, false, in, 3, &out, 1));
+    OK(ms_tensor_read(out, y, sizeof y));
+    assert_true(y[0] == KEYS - 1);
+    for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
+    ms_tensor_release(out);
+    ms_engine_free(engine);
+}
+
+/* Results join into [batch, time, heads * width] without a copy. */
+static void test_attention_results_lie_by_time(void **state)
+{
+    (void)state;
+    ms_engine *engine = engine_with(1, NULL);
+    ms_tensor *q = TENSOR(engine, MS_F32, 2, 3, 5, 4), *out = NULL, *turned = NULL;
+    OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true }, false, (ms_tensor *[]){ q, q, q }, 3, &out, 1));
+    OK(ms_op_unary(engine, &ms_op_transpose, &(ms_attributes){ .dim = { .a = 1, .b = 2 } }, out, &turned));
+    assert_true(ms_tensor_is_contiguous(turned));
+    ms_tensor_release(q);
+    ms_tensor_release(out);
+    ms_tensor_release(turned);
+    ms_engine_free(engine);
+}
+
+/* At 4,096 queries the scores alone would be 64 MiB a head: what is live is inputs, result, one number a row, gradients. */
+static void test_attention_memory(void **state)
+{
+    (void)state;
+    enum { TIME = 4096, WIDTH = 16 };
+    ms_engine *engine = engine_with(2, NULL);
+    uint64_t part = TIME * WIDTH * sizeof(float), rows = TIME * sizeof(float);
+    ms_tensor *in[3], *out = NULL, *results[3] = { NULL }, *filled = NULL;
+    ms_tensor_info in_info[3], out_info;
+    for (int i = 0; i < 3; i++) {
+        in[i] = TENSOR(engine, MS_F32, 1, 1, TIME, WIDTH);
+        in_info[i] = info_from(in[i]);
+        OK(ms_op_apply(engine, &ms_op_fill, &(ms_attributes){ .scalar.value = 0.5 }, true, &in[i], 1, &filled, 1));
+        ms_tensor_release(filled);
+    }
+    ms_op_call call = { .engine = engine, .op = &ms_op_attention, .attributes.attention.causal = true, .inputs = in, .input_count = 3, .outputs = &out, .output_count = 1, .record = true };
+    OK(ms_op_run(&call));
+    out_info = info_from(out);
+    assert_int_equal(ms_engine_memory(engine).peak, 4 * part + rows);
+    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_attention, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info, .input_count = 3,
+                                .outputs = &out_info, .gradients = &out, .output_count = 1, .results = results, .needs = (bool[]){ true, true, true } };
+    OK(ms_op_attention.backward(&gradient));
+    assert_int_equal(ms_engine_memory(engine).peak, 7 * part + rows);
+    ms_op_drop_saved(&call);
+    for (int i = 0; i < 3; i++) {
+        ms_tensor_release(in[i]);
+        ms_tensor_release(results[i]);
+    }
+    ms_tensor_release(out);
+    ms_engine_free(engine);
+}
+
+static void test_attention_refusals(void **state)
+{
+    (void)state;
+    ms_engine *engine = engine_with(1, NULL);
+    ms_attributes causal = { .attention.causal = true };
+    ms_tensor *q = TENSOR(engine, MS_F32, 1, 4, 5, 8), *k = TENSOR(engine, MS_F32, 1, 3, 5, 8), *few = TENSOR(engine, MS_F32, 1, 2, 4, 8), *flat = TENSOR(engine, MS_F32, 5, 8);
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, k }, 3, "multiple");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, few, few }, 3, "at least as many keys as queries");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, few }, 3, "the same shape");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, flat, flat }, 3, "[batch, heads, time, width]");
+    ms_tensor_release(q);
+    ms_tensor_release(k);
+    ms_tensor_release(few);
+    ms_tensor_release(flat);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ rotary */
+
+static void rotary_reference(const check *c)
+{
+    const operand *x = &c->in[0];
+    int64_t times = x->shape[2], width = x->shape[3], half = width / 2;
+    for (int64_t row = 0; row < x->shape[0] * x->shape[1] * times; row++)
+        for (int64_t j = 0; j < half; j++) {
+            double angle = (double)(c->attributes.rotary.first + row % times) * pow(c->attributes.rotary.base, -2.0 * (double)j / (double)width);
+            double a = x->values[row * width + j], b = x->values[row * width + j + half];
+            c->out[0].values[row * width + j] = a * cos(angle) - b * sin(angle);
+            c->out[0].values[row * width + j + half] = b * cos(angle) + a * sin(angle);
+        }
+}
+
+static void test_rotary(void **state)
+{
+    (void)state;
+    const struct { ms_dtype dtype; int64_t heads, times, width, first; double base; int layout; } cases[] = {
+        { MS_F32, 3, 5, 8, 0, 10000, PLAIN }, { MS_F32, 3, 5, 34, 0, 10000, SWAPPED }, { MS_F32, 2, 4, 2, 7, 500000, SPREAD },
+        { MS_F32, 2, 700, 64, 100000, 10000, PLAIN }, { MS_BF16, 2, 4, 40, 3, 10000, PLAIN }, { MS_F16, 2, 4, 6, 3, 10000, PLAIN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        operand x = { .dtype = cases[i].dtype, .dims = 4, .shape = { 2, cases[i].heads, cases[i].times, cases[i].width }, .layout = cases[i].layout }, y = x;
+        y.layout = PLAIN;
+        check c = { .op = &ms_op_rotary, .attributes.rotary = { .first = cases[i].first, .base = cases[i].base }, .in = { x }, .ins = 1, .out = { y }, .outs = 1, .reference = rotary_reference };
+        run_check(&c);
+    }
+    ms_engine *engine = engine_with(1, NULL);
+    ms_tensor *odd = TENSOR(engine, MS_F32, 1, 1, 2, 7), *even = TENSOR(engine, MS_F32, 1, 1, 2, 8);
+    check_refused(engine, &ms_op_rotary, &(ms_attributes){ .rotary.base = 10000 }, &odd, 1, "even");
+    check_refused(engine, &ms_op_rotary, NULL, &even, 1, "base");
+    ms_tensor_release(odd);
+    ms_tensor_release(even);
+    ms_engine_free(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half),
+        cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_memory),
+        cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
