@@ -10,8 +10,6 @@
 
 /* ---------------------------------------------------------------------------------------------------------------------- the table */
 
-#define MS_OP_WEAK(name) extern __attribute__((weak)) const ms_op ms_op_##name;
-MS_OPS(MS_OP_WEAK)
 #define MS_OP_ADDRESS(name) &ms_op_##name,
 static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
 
@@ -21,7 +19,7 @@ const char *ms_op_name(const ms_op *op) { return op->name; }
 const ms_op *ms_op_find(const char *name)
 {
     for (uint32_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i] && strcmp(all[i]->name, name) == 0) return all[i];
+        if (all[i] != NULL && strcmp(all[i]->name, name) == 0) return all[i];
     return NULL;
 }
 

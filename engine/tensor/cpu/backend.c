@@ -1,7 +1,7 @@
 /* backend.c: the table of the CPU's kernels. */
 #include "tensor/backend.h"
 
-#define MS_KERNEL_DECLARE(name) extern __attribute__((weak)) const ms_task ms_cpu_##name;
+#define MS_KERNEL_DECLARE(name) extern const ms_task ms_cpu_##name;
 MS_KERNELS(MS_KERNEL_DECLARE)
 
 #define MS_KERNEL_ENTRY(name) [MS_KERNEL_##name] = &ms_cpu_##name,
