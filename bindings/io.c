@@ -1,0 +1,249 @@
+/* io.c: files, folders, locks and clocks for the Lua library. */
+#include "bindings/io.h"
+#include <string.h>
+
+#define FILE_TYPE "ms.File"
+#define READ_LIMIT (UINT64_C(1) << 31)         /* of a file that becomes a Lua string */
+
+/* ------------------------------------------------------------------------------------------------------------- shared by io's files */
+
+ms_context *ms_lua_context(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    return runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
+}
+
+const char *ms_lua_path(lua_State *L, int index, const char *what)
+{
+    if (lua_type(L, index) != LUA_TSTRING) ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
+    size_t bytes;
+    const char *text = lua_tolstring(L, index, &bytes);
+    if (bytes == 0) ms_lua_error(L, "%s is empty", what);
+    if (strlen(text) != bytes) ms_lua_error(L, "%s has a zero byte in it", what);
+    return text;
+}
+
+int ms_lua_io_failed(lua_State *L) { return ms_lua_failed(L, &ms_lua_context(L)->error); }
+
+const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what)
+{
+    index = lua_absindex(L, index);
+    luaL_checktype(L, index, LUA_TTABLE);
+    lua_Unsigned n = lua_rawlen(L, index);
+    if (n > INT32_MAX) ms_lua_error(L, "%s: %llu are too many", what, (unsigned long long)n);
+    const char **list = lua_newuserdatauv(L, (size_t)n * sizeof *list + 1, 0);
+    for (lua_Unsigned i = 0; i < n; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        list[i] = ms_lua_path(L, -1, what);
+        lua_pop(L, 1);
+    }
+    *count = (uint32_t)n;
+    return list;
+}
+
+void **ms_lua_box(lua_State *L, const char *type)
+{
+    void **box = lua_newuserdatauv(L, sizeof *box, 1);
+    *box = NULL;
+    luaL_setmetatable(L, type);
+    return box;
+}
+
+void *ms_lua_unbox(lua_State *L, int index, const char *type)
+{
+    void **box = luaL_checkudata(L, index, type);
+    if (!*box) ms_lua_error(L, "this %s was closed", type);
+    return *box;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- whole files */
+
+/* core.file_read(path): its bytes */
+static int file_read(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    const char *path = ms_lua_path(L, 1, "a path");
+    luaL_Buffer buffer;
+    ms_file *file = NULL;
+    uint64_t bytes = 0;
+    /* The size comes first, so that all memory is Lua's and nothing is held while Lua may raise. */
+    ms_file_info info;
+    int error = context->os->info(context->os->user, path, &info);
+    if (error) { ms_fail_os(context, error, "cannot open", path); return ms_lua_io_failed(L); }
+    bytes = info.bytes;
+    if (info.is_directory || bytes > READ_LIMIT) {
+        ms_fail(context, MS_ERROR_IO, "cannot read '%s': it is %s", path, info.is_directory ? "a folder" : "larger than 2 GiB");
+        return ms_lua_io_failed(L);
+    }
+    char *data = luaL_buffinitsize(L, &buffer, (size_t)bytes);
+    ms_status status = ms_file_open(context, path, MS_FILE_READ, &file);
+    if (!status) status = ms_file_read(context, file, path, data, (size_t)bytes, 0);
+    ms_file_close(context, file);
+    if (status) return ms_lua_io_failed(L);
+    luaL_pushresultsize(&buffer, (size_t)bytes);
+    return 1;
+}
+
+/* core.file_write(path, text): atomic and durable */
+static int file_write(lua_State *L)
+{
+    const char *path = ms_lua_path(L, 1, "a path");
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 2, &bytes);
+    if (ms_file_write_atomic(ms_lua_context(L), path, text, bytes)) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* --------------------------------------------------------------------------------------------------------- files that stay open */
+
+typedef struct open_file { ms_file *file; const ms_os *os; char path[256]; } open_file;   /* path: for messages, may be cut */
+
+static open_file *new_file(lua_State *L, const char *path)
+{
+    open_file *made = lua_newuserdatauv(L, sizeof *made, 0);
+    *made = (open_file){ .os = ms_lua_context(L)->os };
+    strncpy(made->path, path, sizeof made->path - 1);
+    luaL_setmetatable(L, FILE_TYPE);
+    return made;
+}
+
+static int file_close(lua_State *L)
+{
+    open_file *open = luaL_checkudata(L, 1, FILE_TYPE);
+    ms_file *file = open->file;
+    open->file = NULL;
+    if (file) open->os->close(open->os->user, file);
+    return 0;
+}
+
+/* core.file_append(path): a file whose writes go to its end; made if need be */
+static int file_append(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    const char *path = ms_lua_path(L, 1, "a path");
+    open_file *made = new_file(L, path);
+    if (ms_file_open(context, path, MS_FILE_WRITE | MS_FILE_APPEND | MS_FILE_CREATE, &made->file)) return ms_lua_io_failed(L);
+    return 1;
+}
+
+/* core.file_lock(path): a lock that lasts until close() or the end of the process */
+static int file_lock(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    const char *path = ms_lua_path(L, 1, "a path");
+    open_file *made = new_file(L, path);
+    if (ms_file_lock(context, path, &made->file)) return ms_lua_io_failed(L);
+    return 1;
+}
+
+static int file_append_text(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    open_file *open = luaL_checkudata(L, 1, FILE_TYPE);
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 2, &bytes);
+    if (!open->file) return ms_lua_error(L, "write: the file was closed");
+    if (ms_file_write(context, open->file, open->path, text, bytes, 0)) return ms_lua_io_failed(L);
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- folders */
+
+static int make_directory(lua_State *L)
+{
+    if (ms_folder_make(ms_lua_context(L), ms_lua_path(L, 1, "a path"))) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.remove(path): a file, or a folder with the files in it; true also if there was none */
+static int remove_path(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    const char *path = ms_lua_path(L, 1, "a path");
+    ms_file_info info;
+    ms_status status = MS_OK;
+    int error = context->os->info(context->os->user, path, &info);
+    if (!error && info.is_directory) status = ms_folder_remove(context, path);
+    else if (!error) error = context->os->remove(context->os->user, path);
+    if (!status && error && ms_fail_os(context, error, "cannot remove", path) != MS_ERROR_NOT_FOUND) status = context->error.status;
+    if (status) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.exists(path): "file", "folder" or false */
+static int exists(lua_State *L)
+{
+    ms_context *context = ms_lua_context(L);
+    ms_file_info info;
+    if (context->os->info(context->os->user, ms_lua_path(L, 1, "a path"), &info) != 0) lua_pushboolean(L, false);
+    else lua_pushstring(L, info.is_directory ? "folder" : "file");
+    return 1;
+}
+
+typedef struct names_box { ms_names names; ms_context context; } names_box;
+
+static int names_gc(lua_State *L)
+{
+    names_box *box = lua_touserdata(L, 1);
+    ms_names_free(&box->context, &box->names);
+    return 0;
+}
+
+/* core.list(path): the names in a folder, sorted by bytes */
+static int list(lua_State *L)
+{
+    const char *path = ms_lua_path(L, 1, "a path");
+    names_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = (names_box){ 0 };
+    ms_context_init(&box->context, ms_lua_context(L)->os);
+    luaL_setmetatable(L, "ms.Names");
+    if (ms_folder_list(&box->context, path, &box->names)) return ms_lua_failed(L, &box->context.error);
+    lua_createtable(L, (int)box->names.count, 0);
+    for (size_t i = 0; i < box->names.count; i++) {
+        lua_pushstring(L, box->names.items[i]);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ clocks */
+
+/* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction */
+static int clock_ms(lua_State *L)
+{
+    const ms_os *os = ms_lua_context(L)->os;
+    lua_pushnumber(L, (double)os->monotonic_ns(os->user) * 1e-6);
+    return 1;
+}
+
+/* core.time(): seconds since 1970, with a fraction */
+static int real_time(lua_State *L)
+{
+    const ms_os *os = ms_lua_context(L)->os;
+    lua_pushnumber(L, (double)os->realtime_ns(os->user) * 1e-9);
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    { "file_read", file_read }, { "file_write", file_write }, { "file_append", file_append }, { "file_lock", file_lock },
+    { "make_directory", make_directory }, { "remove", remove_path }, { "exists", exists }, { "list", list },
+    { "clock_ms", clock_ms }, { "time", real_time }, { NULL, NULL },
+};
+
+static const luaL_Reg file_methods[] = { { "write", file_append_text }, { "close", file_close }, { NULL, NULL } };
+static const luaL_Reg file_metamethods[] = { { "__gc", file_close }, { "__close", file_close }, { NULL, NULL } };
+static const luaL_Reg names_metamethods[] = { { "__gc", names_gc }, { NULL, NULL } };
+
+void ms_open_io(lua_State *L, int runtime)
+{
+    ms_lua_type(L, runtime, FILE_TYPE, file_metamethods, file_methods);
+    lua_pop(L, 1);
+    ms_lua_type(L, runtime, "ms.Names", names_metamethods, NULL);
+    lua_pop(L, 1);
+    ms_lua_register(L, runtime, functions);
+    ms_open_json(L, runtime);
+}

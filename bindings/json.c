@@ -1,0 +1,168 @@
+/* json.c: values of Lua as JSON text and back, by jansson, because integers must stay integers. */
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+#include "bindings/io.h"
+
+#define JSON_TYPE "ms.Json"
+#define DEPTH_MAX 100                          /* of nested tables: the walk recurses */
+
+/* The tree hangs in a userdata while Lua functions that may raise are called. */
+static json_t **new_tree(lua_State *L)
+{
+    json_t **tree = lua_newuserdatauv(L, sizeof *tree, 0);
+    *tree = NULL;
+    luaL_setmetatable(L, JSON_TYPE);
+    return tree;
+}
+
+static int tree_gc(lua_State *L)
+{
+    json_t **tree = luaL_checkudata(L, 1, JSON_TYPE);
+    json_decref(*tree);
+    *tree = NULL;
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------------- encoding */
+
+/* Puts `value` (owned) where it belongs: as the tree itself, into an object under key, or at an array's end. */
+static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *key, json_t *value)
+{
+    int failed = !value;
+    if (failed) ms_lua_error(L, "json: no memory");
+    if (!parent) *tree = value;
+    else failed = key ? json_object_set_new(parent, key, value) : json_array_append_new(parent, value);
+    if (failed) ms_lua_error(L, "json: the key '%.60s' is not text in UTF-8", key ? key : "");
+    return value;
+}
+
+static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth);
+
+static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth)
+{
+    if (depth >= DEPTH_MAX) ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)", DEPTH_MAX);
+    luaL_checkstack(L, 6, "nested tables");
+    lua_Integer n = (lua_Integer)lua_rawlen(L, index), keys = 0;
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        keys++;
+        if (n == 0 && lua_type(L, -2) != LUA_TSTRING) ms_lua_error(L, "json: a key is a %s; keys are strings, or 1 to n without gaps", luaL_typename(L, -2));
+    }
+    if (n > 0 && keys != n) ms_lua_error(L, "json: a table has both list items and other keys, or gaps");
+    json_t *made = attach(L, tree, parent, key, n > 0 ? json_array() : json_object());
+    for (lua_Integer i = 1; i <= n; i++) {
+        lua_rawgeti(L, index, i);
+        encode_value(L, lua_gettop(L), tree, made, NULL, depth + 1);
+        lua_pop(L, 1);
+    }
+    if (n > 0) return;
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        const char *name = lua_tostring(L, -2);
+        if (strlen(name) != lua_rawlen(L, -2)) ms_lua_error(L, "json: a key has a zero byte in it");
+        encode_value(L, lua_gettop(L), tree, made, name, depth + 1);
+    }
+}
+
+static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth)
+{
+    size_t bytes;
+    const char *text;
+    double number;
+    switch (lua_type(L, index)) {
+    case LUA_TTABLE: encode_table(L, index, tree, parent, key, depth); return;
+    case LUA_TBOOLEAN: attach(L, tree, parent, key, json_boolean(lua_toboolean(L, index))); return;
+    case LUA_TNUMBER:
+        if (lua_isinteger(L, index)) { attach(L, tree, parent, key, json_integer(lua_tointeger(L, index))); return; }
+        /* JSON has no word for these; every reader knows what to do with a missing number. */
+        number = lua_tonumber(L, index);
+        attach(L, tree, parent, key, isfinite(number) ? json_real(number) : json_null());
+        return;
+    case LUA_TSTRING: {
+        text = lua_tolstring(L, index, &bytes);
+        json_t *made = json_stringn(text, bytes);
+        if (!made) ms_lua_error(L, "json: the text '%.60s' is not UTF-8", text);
+        attach(L, tree, parent, key, made);
+        return;
+    }
+    default: ms_lua_error(L, "json: a %s cannot be encoded%s%.60s", luaL_typename(L, index), key ? ", at the key " : "", key ? key : "");
+    }
+}
+
+/* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty table is {} */
+static int encode(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    size_t flags = JSON_ENCODE_ANY | JSON_SORT_KEYS | (lua_toboolean(L, 2) ? JSON_INDENT(1) : JSON_COMPACT);
+    lua_settop(L, 1);
+    json_t **tree = new_tree(L);
+    encode_value(L, 1, tree, NULL, NULL, 0);
+    size_t bytes = json_dumpb(*tree, NULL, 0, flags);
+    if (bytes == 0) return ms_lua_error(L, "json: no memory");
+    luaL_Buffer buffer;
+    char *text = luaL_buffinitsize(L, &buffer, bytes);
+    json_dumpb(*tree, text, bytes, flags);
+    luaL_pushresultsize(&buffer, bytes);
+    return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------------- decoding */
+
+static void push_value(lua_State *L, const json_t *value, int depth)
+{
+    if (depth > DEPTH_MAX) ms_lua_error(L, "json: values are nested more than %d deep", DEPTH_MAX);
+    luaL_checkstack(L, 4, "nested values");
+    switch (json_typeof(value)) {
+    case JSON_OBJECT: {
+        lua_createtable(L, 0, (int)json_object_size(value));
+        /* jansson's iterators want a mutable object, and do not change it. */
+        for (void *at = json_object_iter((json_t *)(uintptr_t)value); at; at = json_object_iter_next((json_t *)(uintptr_t)value, at)) {
+            lua_pushstring(L, json_object_iter_key(at));
+            push_value(L, json_object_iter_value(at), depth + 1);
+            lua_rawset(L, -3);
+        }
+        return;
+    }
+    case JSON_ARRAY:
+        lua_createtable(L, (int)json_array_size(value), 0);
+        for (size_t i = 0; i < json_array_size(value); i++) {
+            push_value(L, json_array_get(value, i), depth + 1);
+            lua_rawseti(L, -2, (lua_Integer)i + 1);
+        }
+        return;
+    case JSON_STRING: lua_pushlstring(L, json_string_value(value), json_string_length(value)); return;
+    case JSON_INTEGER: lua_pushinteger(L, json_integer_value(value)); return;
+    case JSON_REAL: lua_pushnumber(L, json_real_value(value)); return;
+    case JSON_TRUE: lua_pushboolean(L, 1); return;
+    case JSON_FALSE: lua_pushboolean(L, 0); return;
+    default: lua_pushnil(L); return;
+    }
+}
+
+/* core.json_decode(text): the value, or nil, message, "corrupt"; null is nil. A key that stands twice is an error. */
+static int decode(lua_State *L)
+{
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 1, &bytes);
+    json_error_t error;
+    json_t **tree = new_tree(L);
+    *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    if (!*tree) {
+        lua_pushnil(L);
+        lua_pushfstring(L, "not JSON at line %d, column %d: %s", error.line, error.column, error.text);
+        lua_pushliteral(L, "corrupt");
+        return 3;
+    }
+    push_value(L, *tree, 0);
+    return 1;
+}
+
+static const luaL_Reg functions[] = { { "json_encode", encode }, { "json_decode", decode }, { NULL, NULL } };
+static const luaL_Reg metamethods[] = { { "__gc", tree_gc }, { NULL, NULL } };
+
+void ms_open_json(lua_State *L, int runtime)
+{
+    ms_lua_type(L, runtime, JSON_TYPE, metamethods, NULL);
+    lua_pop(L, 1);
+    ms_lua_register(L, runtime, functions);
+}
