@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bindings/moonshard_lua.h"
+#include "moonshard/moonshard_lua.h"
 #include "bindings/runtime.h"
 
 /* The Lua folder that belongs to the file in which this function lies. */

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bindings/moonshard_lua.h"
+#include "moonshard/moonshard_lua.h"
 
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second request ends the process at once. */
 static volatile sig_atomic_t stop_signal;

@@ -1,0 +1,60 @@
+-- The module `moonshard`: what api.lua calls `ms`. Parts are loaded at first use, so that a script pays for what it uses.
+local core = require "moonshard.core"
+
+-- Chunk names of this folder belong to the library: messages name the first line outside of it.
+local source = debug.getinfo(1, "S").source
+core.set_library((source:gsub("init%.lua$", "")))
+
+---@class ms
+local ms = { version = core.version }
+
+for _, name in ipairs {
+  "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack",
+  "no_grad", "autocast", "recompute", "memory", "reset_peak", "synchronize", "info", "seed",
+} do ms[name] = core[name] end
+
+ms.init = core.configure
+
+---@return integer rank of this process among all
+function ms.rank() return 0 end
+
+---@return integer how many ranks there are
+function ms.world_size() return 1 end
+
+--- `pairs` in key order: the order of `pairs` differs between runs. Numbers come before strings.
+---@param t table
+---@return fun(): any, any
+function ms.sorted_pairs(t)
+  local keys = {}
+  for key in pairs(t) do keys[#keys + 1] = key end
+  table.sort(keys, function(a, b)
+    if type(a) ~= type(b) then return type(a) < type(b) end
+    return a < b
+  end)
+  local i = 0
+  return function()
+    i = i + 1
+    if keys[i] ~= nil then return keys[i], t[keys[i]] end
+  end
+end
+
+-- Which file of the library has which name of `ms`.
+local parts = {
+  nn = "moonshard.nn", optim = "moonshard.optim", data = "moonshard.data", checkpoint = "moonshard.checkpoint",
+  safetensors = "moonshard.safetensors", trace = "moonshard.trace",
+}
+local names = {
+  config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
+  report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
+  stream = "moonshard.future", all = "moonshard.future", flat = "moonshard.flat", device = "moonshard.device",
+}
+
+return setmetatable(ms, {
+  __index = function(self, name)
+    local value
+    if parts[name] then value = require(parts[name])
+    elseif names[name] then value = require(names[name])[name] end
+    if value ~= nil then rawset(self, name, value) end
+    return value
+  end,
+})

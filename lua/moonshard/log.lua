@@ -1,0 +1,36 @@
+-- Lines for people: ms.log on rank 0, ms.warn on whichever rank calls it.
+local core = require "moonshard.core"
+
+local log = {}
+
+-- Tensors show shape and dtype, and only where the format says %s: showing values would wait for the device.
+local function text(format, ...)
+  local count = select("#", ...)
+  local values = { ... }
+  local i = 0
+  for directive in format:gmatch "%%[-+ #0]*%d*%.?%d*(.)" do
+    if directive ~= "%" then
+      i = i + 1
+      if i <= count and core.is_tensor(values[i]) then
+        if directive ~= "s" then core.raise("log: a tensor can be shown by %s only; its values are not on the host") end
+        values[i] = tostring(values[i])
+      end
+    end
+  end
+  return string.format(format, table.unpack(values, 1, count))
+end
+
+--- A line on rank 0, formatted as `string.format`.
+---@param format string
+function log.log(format, ...)
+  io.stdout:write(text(format, ...), "\n")
+  io.stdout:flush()
+end
+
+--- The same on whichever rank calls it, with its number.
+---@param format string
+function log.warn(format, ...)
+  io.stderr:write("moonshard: rank 0: ", text(format, ...), "\n")
+end
+
+return log

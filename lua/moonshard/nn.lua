@@ -1,0 +1,20 @@
+-- Modules, layers and models: what api.lua calls `ms.nn`.
+local module = require "moonshard.nn.module"
+local layers = require "moonshard.nn.layers"
+require "moonshard.nn.files"
+
+---@class ms.nn
+local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
+for name, class in pairs(layers) do nn[name] = class end
+
+--- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+---@param options ms.ModelOptions
+---@return ms.LanguageModel
+function nn.gpt2(options) return require "moonshard.nn.gpt2" (options) end
+
+--- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+---@param options ms.ModelOptions
+---@return ms.LanguageModel
+function nn.llama(options) return require "moonshard.nn.llama" (options) end
+
+return nn

@@ -1,0 +1,95 @@
+-- What gpt2 and llama share: options, loading and saving with config.json, writing text.
+local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
+
+---@class ms.LanguageModel: ms.Module
+local LanguageModel = module.class "LanguageModel"
+
+-- name = required (true) or optional (false)
+local options = {
+  vocab = true, context = true, layers = true, width = true, heads = true,
+  kv_heads = false, hidden = false, dropout = false, tie = false, eps = false, rotary_base = false, recompute = false,
+}
+
+--- Checks the options of a model and returns a copy.
+---@param name string
+---@param given ms.ModelOptions
+---@return ms.ModelOptions
+function LanguageModel.check(name, given)
+  local checked, known = {}, {}
+  for key in pairs(options) do known[#known + 1] = key end
+  table.sort(known)
+  for key, value in pairs(given) do
+    if options[key] == nil then
+      local nearest = core.nearest(tostring(key), known)
+      core.raise(("%s: unknown option '%s'%s"):format(name, key, nearest and (": did you mean '" .. nearest .. "'?") or ""))
+    end
+    checked[key] = value
+  end
+  for _, key in ipairs(known) do
+    local value = checked[key]
+    if options[key] and value == nil then core.raise(("%s: the option %s is missing"):format(name, key)) end
+    local counts = options[key] or key == "kv_heads" or key == "hidden"
+    if counts and value ~= nil and (math.type(value) ~= "integer" or value < 1) then
+      core.raise(("%s: %s must be an integer of 1 or more, not %s"):format(name, key, tostring(value)))
+    end
+  end
+  if checked.width % checked.heads ~= 0 then
+    core.raise(("%s: width %d does not divide by %d heads"):format(name, checked.width, checked.heads))
+  end
+  if checked.kv_heads and checked.heads % checked.kv_heads ~= 0 then
+    core.raise(("%s: %d heads do not divide by %d key heads"):format(name, checked.heads, checked.kv_heads))
+  end
+  return checked
+end
+
+-- Ids drawn from logits [vocab], on the device: nothing waits.
+local function draw(logits, how, seed, position)
+  if how.temperature == 0 then return logits:argmax():view(1) end
+  logits = logits:to("f32") / (how.temperature or 1)
+  local ids
+  if how.top_k or how.top_p then
+    local count = logits:size(1)
+    logits, ids = logits:topk(math.min(how.top_k or count, count))
+  end
+  local chances = logits:softmax()
+  local sums = chances:cumsum(1)
+  if how.top_p then
+    -- Keep the first ones up to the mass top_p, the one that crosses it included.
+    local before = sums - chances
+    chances = chances:masked_fill(before:ge(how.top_p), 0)
+    sums = chances:cumsum(1)
+  end
+  local total = sums:narrow(1, sums:size(1), 1)
+  local point = core.rand { 1, seed = seed and seed + position } * total
+  local chosen = sums:le(point):sum():clamp(0, sums:size(1) - 1):view(1)
+  return ids and ids:gather(1, chosen) or chosen
+end
+
+--- Writes on: the new ids, one after another, each drawn from what the model says of all before it (of the last `context`).
+---@param tokens ms.Tensor ids [length], 1 or more
+---@param how { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }
+---@return ms.Tensor i64 [count]
+function LanguageModel:generate(tokens, how)
+  if tokens:dim() ~= 1 or tokens:numel() == 0 then core.raise("generate: tokens must be a list of one or more ids, not " .. tostring(tokens)) end
+  if math.type(how.count) ~= "integer" or how.count < 1 then core.raise("generate: count must be an integer of 1 or more") end
+  local training = self:is_training()
+  self:eval()
+  local context = self.options.context
+  local ids = core.no_grad(function()
+    local window, made = tokens:to("i64"), {}
+    for i = 1, how.count do
+      local length = window:numel()
+      if length > context then window, length = window:narrow(1, length - context + 1, context), context end
+      local logits = self:last_logits(window:view(1, length)):view(-1)
+      local id = draw(logits, how, how.seed, i)
+      made[i] = id
+      window = core.cat { window, id }
+    end
+    return core.cat(made)
+  end)
+  self:train(training)
+  return ids
+end
+
+return LanguageModel

@@ -1,0 +1,168 @@
+-- The usual layers.
+local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
+
+local layers = {}
+
+-- Uniform in +-1/sqrt(inputs), as is usual for linear layers.
+local function uniform(shape, inputs)
+  local bound = 1 / math.sqrt(inputs)
+  shape.low, shape.high = -bound, bound
+  return module.Parameter(core.rand(shape))
+end
+
+---@class ms.Linear: ms.Module
+local Linear = module.class "Linear"
+layers.Linear = Linear
+
+---@param inputs integer
+---@param outputs integer
+---@param options? { bias?: boolean }
+function Linear:init(inputs, outputs, options)
+  self.weight = uniform({ outputs, inputs }, inputs)
+  if not options or options.bias ~= false then self.bias = uniform({ outputs }, inputs) end
+end
+
+---@param x ms.Tensor [..., inputs]
+---@return ms.Tensor [..., outputs]
+function Linear:forward(x) return x:linear(self.weight, self.bias) end
+
+---@class ms.Embedding: ms.Module
+local Embedding = module.class "Embedding"
+layers.Embedding = Embedding
+
+---@param count integer
+---@param width integer
+function Embedding:init(count, width) self.weight = module.Parameter(core.randn { count, width }) end
+
+---@param ids ms.Index
+---@return ms.Tensor [..., width]
+function Embedding:forward(ids) return ids:embedding(self.weight) end
+
+---@class ms.LayerNorm: ms.Module
+local LayerNorm = module.class "LayerNorm"
+layers.LayerNorm = LayerNorm
+
+---@param width integer
+---@param options? { eps?: number, bias?: boolean }
+function LayerNorm:init(width, options)
+  self.eps = options and options.eps or 1e-5
+  self.weight = module.Parameter(core.ones { width })
+  if not options or options.bias ~= false then self.bias = module.Parameter(core.zeros { width }) end
+end
+
+function LayerNorm:forward(x) return x:layer_norm(self.weight, self.bias, self.eps) end
+
+---@class ms.RMSNorm: ms.Module
+local RMSNorm = module.class "RMSNorm"
+layers.RMSNorm = RMSNorm
+
+---@param width integer
+---@param options? { eps?: number }
+function RMSNorm:init(width, options)
+  self.eps = options and options.eps or 1e-5
+  self.weight = module.Parameter(core.ones { width })
+end
+
+function RMSNorm:forward(x) return x:rms_norm(self.weight, self.eps) end
+
+---@class ms.Dropout: ms.Module
+local Dropout = module.class "Dropout"
+layers.Dropout = Dropout
+
+---@param p number probability of zero, 0 or more and below 1
+function Dropout:init(p) self.p = p end
+
+function Dropout:forward(x)
+  if self.p == 0 or not self:is_training() then return x end
+  return x:dropout(self.p)
+end
+
+local function activation(name, f)
+  local class = module.class(name)
+  class.init = function(self, form) self.form = form end
+  class.forward = f
+  layers[name] = class
+end
+
+activation("ReLU", function(_, x) return x:relu() end)
+activation("GELU", function(self, x) return x:gelu(self.form) end)
+activation("SiLU", function(_, x) return x:silu() end)
+
+---@class ms.List: ms.Module
+local List = module.class "List"
+layers.List = List
+
+---@param modules ms.Module[]
+function List:init(modules)
+  for i, item in ipairs(modules) do self[i] = item end
+end
+
+---@class ms.Sequential: ms.Module
+local Sequential = module.class "Sequential"
+layers.Sequential = Sequential
+
+function Sequential:init(...)
+  for i, item in ipairs { ... } do self[i] = item end
+end
+
+function Sequential:forward(x)
+  for i = 1, #self do x = self[i](x) end
+  return x
+end
+
+---@class ms.MLP: ms.Module
+local MLP = module.class "MLP"
+layers.MLP = MLP
+
+---@param width integer
+---@param hidden integer
+---@param options? { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }
+function MLP:init(width, hidden, options)
+  options = options or {}
+  local kind = options.activation or "gelu"
+  if kind ~= "gelu" and kind ~= "relu" and kind ~= "swiglu" then
+    core.raise(("MLP: unknown activation '%s': known are gelu, relu, swiglu"):format(tostring(kind)))
+  end
+  self.activation = kind
+  if kind == "swiglu" then self.gate = Linear(width, hidden, { bias = options.bias }) end
+  self.up = Linear(width, hidden, { bias = options.bias })
+  self.down = Linear(hidden, width, { bias = options.bias })
+end
+
+function MLP:forward(x)
+  if self.activation == "swiglu" then return self.down(self.up(x):swiglu(self.gate(x))) end
+  local hidden = self.up(x)
+  return self.down(self.activation == "gelu" and hidden:gelu() or hidden:relu())
+end
+
+---@class ms.Attention: ms.Module
+local Attention = module.class "Attention"
+layers.Attention = Attention
+
+---@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number }
+function Attention:init(options)
+  local width, heads = options.width, options.heads
+  local kv_heads = options.kv_heads or heads
+  if width % heads ~= 0 then core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads)) end
+  if heads % kv_heads ~= 0 then core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads)) end
+  local head = width // heads
+  self.head, self.rotary, self.rotary_base = head, options.rotary, options.rotary_base
+  self.q_proj = Linear(width, width, { bias = options.bias })
+  self.k_proj = Linear(width, kv_heads * head, { bias = options.bias })
+  self.v_proj = Linear(width, kv_heads * head, { bias = options.bias })
+  self.o_proj = Linear(width, width, { bias = options.bias })
+end
+
+---@param x ms.Tensor [batch, time, width]
+---@return ms.Tensor [batch, time, width]
+function Attention:forward(x)
+  local shape = x:shape()
+  local batch, time = shape[1], shape[2]
+  local function heads(t) return t:view(batch, time, -1, self.head):transpose(2, 3) end
+  local q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+  if self.rotary then q, k = q:rotary(0, self.rotary_base), k:rotary(0, self.rotary_base) end
+  return self.o_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, -1))
+end
+
+return layers

@@ -1,0 +1,130 @@
+-- Llama, with the parameter names and layouts of Hugging Face.
+local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
+local layers = require "moonshard.nn.layers"
+local LanguageModel = require "moonshard.nn.language_model"
+
+local MLP = module.class "LlamaMLP"
+
+function MLP:init(width, hidden)
+  self.gate_proj = layers.Linear(width, hidden, { bias = false })
+  self.up_proj = layers.Linear(width, hidden, { bias = false })
+  self.down_proj = layers.Linear(hidden, width, { bias = false })
+end
+
+function MLP:forward(x) return self.down_proj(self.up_proj(x):swiglu(self.gate_proj(x))) end
+
+local Block = module.class "LlamaBlock"
+
+function Block:init(options)
+  local o = options
+  self.input_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
+  self.self_attn = layers.Attention { width = o.width, heads = o.heads, kv_heads = o.kv_heads, rotary = true, rotary_base = o.rotary_base, bias = false }
+  self.post_attention_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
+  self.mlp = MLP(o.width, o.hidden)
+end
+
+local function norm_of_sum(norm, stream, change)
+  if not change then return stream, norm(stream) end
+  return change:add_rms_norm(stream, norm.weight, norm.eps)
+end
+
+function Block:forward(stream, change)
+  local normed
+  stream, normed = norm_of_sum(self.input_layernorm, stream, change)
+  stream, normed = norm_of_sum(self.post_attention_layernorm, stream, self.self_attn(normed))
+  return stream, self.mlp(normed)
+end
+
+local Body = module.class "LlamaModel"
+
+function Body:init(options)
+  self.embed_tokens = layers.Embedding(options.vocab, options.width)
+  local blocks = {}
+  for i = 1, options.layers do blocks[i] = Block(options) end
+  self.layers = layers.List(blocks)
+  self.norm = layers.RMSNorm(options.width, { eps = options.eps })
+end
+
+function Body:forward(tokens, recompute)
+  local stream, change = self.embed_tokens(tokens), nil
+  for i = 1, #self.layers do
+    local block = self.layers[i]
+    if recompute and core.is_recording() then stream, change = core.recompute(block, stream, change)
+    else stream, change = block(stream, change) end
+  end
+  local _, normed = norm_of_sum(self.norm, stream, change)
+  return normed
+end
+
+---@class ms.Llama: ms.LanguageModel
+local Llama = module.class("Llama", LanguageModel)
+
+---@param options ms.ModelOptions
+function Llama:init(options)
+  options = LanguageModel.check("nn.llama", options)
+  -- Two thirds of four times the width, rounded up to a multiple of 64, where nothing is said.
+  options.hidden = options.hidden or (8 * options.width // 3 + 63) // 64 * 64
+  self.options = options
+  self.model = Body(options)
+  if not options.tie then self.lm_head = layers.Linear(options.width, options.vocab, { bias = false }) end
+  core.no_grad(function()
+    for _, p in ipairs(self:parameters()) do
+      if p:dim() == 2 then p:copy_(core.randn { p:size(1), p:size(2), std = 0.02 }) end
+    end
+  end)
+end
+
+local function features(self, tokens)
+  local shape = tokens:shape()
+  if #shape ~= 2 then core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens)) end
+  if shape[2] > self.options.context then
+    core.raise(("llama: %d tokens are more than the context of %d"):format(shape[2], self.options.context))
+  end
+  return self.model(tokens, self.options.recompute)
+end
+
+local function head(self, x) return x:linear(self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight) end
+
+---@param tokens ms.Tensor ids [batch, time]
+---@return ms.Tensor logits [batch, time, vocab]
+function Llama:forward(tokens) return head(self, features(self, tokens)) end
+
+---@param tokens ms.Tensor ids [batch, time]
+---@return ms.Tensor logits of the last position [batch, 1, vocab]
+function Llama:last_logits(tokens)
+  local x = features(self, tokens)
+  return head(self, x:narrow(2, x:size(2), 1))
+end
+
+--- What config.json says of this model.
+---@return table
+function Llama:config()
+  local o = self.options
+  return {
+    model_type = "llama", architectures = { "LlamaForCausalLM" }, vocab_size = o.vocab, max_position_embeddings = o.context, hidden_size = o.width,
+    num_hidden_layers = o.layers, num_attention_heads = o.heads, num_key_value_heads = o.kv_heads or o.heads, intermediate_size = o.hidden,
+    rms_norm_eps = o.eps or 1e-5, rope_theta = o.rotary_base or 10000.0, hidden_act = "silu", tie_word_embeddings = o.tie == true, attention_bias = false,
+  }
+end
+
+--- Options from a config.json of this kind.
+---@param config table
+---@return ms.ModelOptions
+function Llama.from_config(config)
+  return {
+    vocab = config.vocab_size, context = config.max_position_embeddings, layers = config.num_hidden_layers, width = config.hidden_size,
+    heads = config.num_attention_heads, kv_heads = config.num_key_value_heads, hidden = config.intermediate_size, eps = config.rms_norm_eps,
+    rotary_base = config.rope_theta, tie = config.tie_word_embeddings,
+  }
+end
+
+---@param name string
+---@return string? nil: not a weight of this model
+function Llama:own_name(name)
+  if name:match "%.rotary_emb%.inv_freq$" then return nil end
+  if name == "lm_head.weight" and not self.lm_head then return nil end
+  return name
+end
+
+return Llama

@@ -1,0 +1,373 @@
+-- Modules: Lua objects that own parameters, buffers and other modules, in order of assignment.
+local core = require "moonshard.core"
+
+-- What an object owns lies in its metatable, so that every assignment is seen:
+--   fields   all values by key (the object itself stays empty); falls back to the class
+--   order    keys of owned things in order of first assignment
+--   parent, key   where the module hangs;  training   train or eval
+--   unsaved  names of buffers that are not saved;  hooks   lists of functions by moment
+local module = {}
+
+---@class ms.Module
+local Module = {}
+Module.__index = Module
+Module.__name = "ms.Module"
+module.base = Module
+
+local owners = setmetatable({}, { __mode = "k" })          -- parameter -> { state of its module, key }
+
+local function state_of(object)
+  local meta = getmetatable(object)
+  if type(meta) ~= "table" or not meta.module then core.raise("a module is expected, not " .. type(object)) end
+  return meta
+end
+
+---@param value any
+---@return boolean
+function module.is_module(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.module == true
+end
+
+--- Marks a tensor as a parameter: it requires a gradient and outlives steps.
+---@param t ms.Tensor
+---@return ms.Parameter
+function module.Parameter(t)
+  if not core.is_tensor(t) then core.raise("nn.Parameter: a tensor is expected, not " .. type(t)) end
+  if not t:requires_grad() then t:requires_grad_() end
+  return core.mark_parameter(t)
+end
+
+local function root_of(state)
+  while state.parent do state = state.parent end
+  return state
+end
+
+local function assign(object, key, value)
+  local state = getmetatable(object)
+  local fields = state.fields
+  local owned = module.is_module(value) or core.is_tensor(value)
+  if owned and not state.place[key] then
+    state.order[#state.order + 1] = key
+    state.place[key] = true
+  end
+  if module.is_module(value) then
+    local child = getmetatable(value)
+    if child == root_of(state) then core.raise("a module cannot be a part of itself") end
+    if not child.parent then child.parent, child.key = state, key end
+  elseif core.is_parameter(value) then
+    local owner = owners[value]
+    if not owner then owners[value] = { state = state, key = key } end
+  elseif owned then
+    value:keep()
+  end
+  fields[key] = value
+end
+
+local function run_hooks(list, ...)
+  local values = table.pack(...)
+  for _, hook in ipairs(list) do
+    local replaced = table.pack(hook(table.unpack(values, 1, values.n)))
+    if replaced.n > 0 and replaced[1] ~= nil then values[values.n] = replaced[1] end
+  end
+  return values[values.n]
+end
+
+-- Runs f on the gradients of these tensors, once all have come.
+local function on_gradients(object, tensors, list)
+  local wanted, arrived = {}, {}
+  for _, t in ipairs(tensors) do if core.is_tensor(t) and t:requires_grad() then wanted[#wanted + 1] = t end end
+  local count = 0
+  for i, t in ipairs(wanted) do
+    t:on_grad(function(gradient)
+      arrived[i] = gradient
+      count = count + 1
+      if count < #wanted then return end
+      count = 0
+      local replaced = run_hooks(list, object, arrived)
+      return #wanted == 1 and replaced and replaced[1] or nil
+    end)
+  end
+end
+
+local function call(object, ...)
+  local state = getmetatable(object)
+  local hooks = state.hooks
+  local forward = state.fields.forward
+  if not forward then core.raise("module " .. tostring(object) .. " has no method forward") end
+  if not hooks then return forward(object, ...) end
+  local inputs = table.pack(...)
+  if hooks.pre_forward then inputs = run_hooks(hooks.pre_forward, object, inputs) end
+  if hooks.backward then on_gradients(object, inputs, hooks.backward) end
+  local outputs = table.pack(forward(object, table.unpack(inputs, 1, inputs.n or #inputs)))
+  if hooks.forward then outputs = run_hooks(hooks.forward, object, inputs, outputs) end
+  if hooks.pre_backward then on_gradients(object, outputs, hooks.pre_backward) end
+  return table.unpack(outputs, 1, outputs.n or #outputs)
+end
+
+--- `local Block = nn.class("Block")`, then `function Block:init(...)` and `function Block:forward(...)`; `Block(...)` makes one.
+---@param name string
+---@param base? table
+---@return table
+function module.class(name, base)
+  local class = setmetatable({ class_name = name }, {
+    __index = base or Module,
+    __call = function(class, ...)
+      local fields = setmetatable({}, { __index = class })
+      local object = setmetatable({}, {
+        module = true, class = class, fields = fields, order = {}, place = {}, unsaved = {}, training = true,
+        __index = fields, __newindex = assign, __call = call,
+        __tostring = function() return name end,
+        __len = function() return #fields end,
+      })
+      if class.init then class.init(object, ...) end
+      return object
+    end,
+  })
+  return class
+end
+
+------------------------------------------------------------------------------------------------------------------------------ names
+
+-- "h" and 1 give "h.0": list items count from 0 in names, as in other tools' files.
+local function join(prefix, key)
+  local part = math.type(key) == "integer" and tostring(key - 1) or tostring(key)
+  return prefix == "" and part or prefix .. "." .. part
+end
+
+local function path_of(state)
+  local names = {}
+  while state.parent do
+    table.insert(names, 1, state.key)
+    state = state.parent
+  end
+  local path = ""
+  for _, key in ipairs(names) do path = join(path, key) end
+  return path
+end
+
+---@class ms.Tensor
+local Tensor = core.tensor_methods
+
+--- Dotted; "" until a module has it.
+---@return string
+function Tensor:name()
+  local owner = owners[self]
+  return owner and join(path_of(owner.state), owner.key) or ""
+end
+
+---@return integer[]
+function Tensor:full_shape() return self:shape() end
+
+--- itself ("") and all below, in order
+---@return fun(): string, ms.Module
+function Module:modules()
+  local found, seen = {}, {}
+  local function visit(object, prefix)
+    if seen[object] then return end
+    seen[object] = true
+    found[#found + 1] = { prefix, object }
+    local state = state_of(object)
+    for _, key in ipairs(state.order) do
+      local value = state.fields[key]
+      if module.is_module(value) then visit(value, join(prefix, key)) end
+    end
+  end
+  visit(self, "")
+  local i = 0
+  return function()
+    i = i + 1
+    if found[i] then return found[i][1], found[i][2] end
+  end
+end
+
+-- Calls f(name, tensor, is_parameter, is_saved) for all tensors that are owned, each once.
+local function each_tensor(self, f)
+  local seen = {}
+  for prefix, object in self:modules() do
+    local state = state_of(object)
+    for _, key in ipairs(state.order) do
+      local value = state.fields[key]
+      if core.is_tensor(value) and not seen[value] then
+        seen[value] = true
+        f(join(prefix, key), value, core.is_parameter(value), not state.unsaved[key])
+      end
+    end
+  end
+end
+
+--- each once, tied ones under their first name
+---@param filter? fun(p: ms.Parameter, name: string): boolean
+---@return ms.Parameter[]
+function Module:parameters(filter)
+  local list = {}
+  each_tensor(self, function(name, t, is_parameter)
+    if is_parameter and (not filter or filter(t, name)) then list[#list + 1] = t end
+  end)
+  return list
+end
+
+---@return { name: string, parameter: ms.Parameter }[]
+function Module:named_parameters()
+  local list = {}
+  each_tensor(self, function(name, t, is_parameter)
+    if is_parameter then list[#list + 1] = { name = name, parameter = t } end
+  end)
+  return list
+end
+
+---@return table<string, ms.Tensor>
+function Module:buffers()
+  local buffers = {}
+  each_tensor(self, function(name, t, is_parameter) if not is_parameter then buffers[name] = t end end)
+  return buffers
+end
+
+--- direct ones
+---@return ms.Module[]
+function Module:children()
+  local state, list = state_of(self), {}
+  for _, key in ipairs(state.order) do
+    if module.is_module(state.fields[key]) then list[#list + 1] = state.fields[key] end
+  end
+  return list
+end
+
+---@param name string
+---@param t ms.Tensor
+---@param options? { save?: boolean }
+function Module:add_buffer(name, t, options)
+  if core.is_parameter(t) then core.raise("add_buffer: '" .. name .. "' is a parameter; assign it") end
+  self[name] = t
+  if options and options.save == false then state_of(self).unsaved[name] = true end
+end
+
+------------------------------------------------------------------------------------------------------------------------------ modes
+
+---@param yes? boolean
+---@return self
+function Module:train(yes)
+  for _, object in self:modules() do state_of(object).training = yes ~= false end
+  return self
+end
+
+---@return self
+function Module:eval() return self:train(false) end
+
+---@return boolean
+function Module:is_training() return state_of(self).training end
+
+--- dtype of float parameters and buffers, or device
+---@param what ms.DType|string
+---@return self
+function Module:to(what)
+  for _, object in self:modules() do
+    local state = state_of(object)
+    for _, key in ipairs(state.order) do
+      local t = state.fields[key]
+      if core.is_tensor(t) then
+        local is_float = ({ f32 = true, f16 = true, bf16 = true })[t:dtype()]
+        local new = is_float and core.no_grad(function() return t:detach():to(what) end) or t
+        if is_float and new:dtype() ~= t:dtype() then
+          if core.is_parameter(t) then
+            local owner = owners[t]
+            new = module.Parameter(new)
+            owners[new] = owner
+          end
+          -- Every place that shares the tensor gets the same new one.
+          for _, other in root_of(state).fields and self:modules() do
+            local others = state_of(other)
+            for _, name in ipairs(others.order) do
+              if others.fields[name] == t then others.fields[name] = new:keep() end
+            end
+          end
+        end
+      end
+    end
+  end
+  return self
+end
+
+------------------------------------------------------------------------------------------------------------------------------ hooks
+
+local moments = { "pre_forward", "forward", "pre_backward", "backward" }
+
+--- forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward, backward: f(module, gradients). What it returns replaces.
+---@param when "pre_forward"|"forward"|"pre_backward"|"backward"
+---@param f function
+---@return fun() removes f
+function Module:hook(when, f)
+  local known = false
+  for _, moment in ipairs(moments) do known = known or moment == when end
+  if not known then
+    core.raise(("unknown moment '%s' of a hook: did you mean '%s'?"):format(when, core.nearest(tostring(when), moments) or "forward"))
+  end
+  if type(f) ~= "function" then core.raise("hook: a function is expected, not " .. type(f)) end
+  local state = state_of(self)
+  state.hooks = state.hooks or {}
+  local list = state.hooks[when] or {}
+  state.hooks[when] = list
+  list[#list + 1] = f
+  return function()
+    for i, other in ipairs(list) do
+      if other == f then table.remove(list, i) return end
+    end
+  end
+end
+
+--- f(i) for i = 1..count; each call must run backward.
+---@param count integer
+---@param f fun(i: integer)
+function Module:accumulate(count, f)
+  if math.type(count) ~= "integer" or count < 1 then core.raise("accumulate: count must be an integer of 1 or more") end
+  for i = 1, count do f(i) end
+end
+
+------------------------------------------------------------------------------------------------------------------------------ saving
+
+--- Complete tensors by name; parameters and saved buffers.
+---@param options? { kind?: "full"|"sharded" }
+---@return table<string, ms.Tensor>
+function Module:state(options) -- luacheck: ignore options
+  local state = {}
+  each_tensor(self, function(name, t, _, saved) if saved then state[name] = t end end)
+  return state
+end
+
+local function first_three(list)
+  table.sort(list)
+  local text = table.concat(list, ", ", 1, math.min(3, #list))
+  return #list > 3 and ("%s and %d more"):format(text, #list - 3) or text
+end
+
+local function same_shape(a, b)
+  local x, y = a:shape(), b:shape()
+  if #x ~= #y then return false end
+  for i = 1, #x do if x[i] ~= y[i] then return false end end
+  return true
+end
+
+--- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong shapes, before anything is changed.
+---@param state table<string, ms.Tensor>
+---@param options? { partial?: boolean }
+function Module:load_state(state, options)
+  local own, problems = self:state(), {}
+  local missing, unknown, wrong = {}, {}, {}
+  for name, t in pairs(own) do
+    local given = state[name]
+    if not given then missing[#missing + 1] = name
+    elseif not same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
+  end
+  for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = name end end
+  if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end
+  if not (options and options.partial) then
+    if #missing > 0 then problems[#problems + 1] = "missing: " .. first_three(missing) end
+    if #unknown > 0 then problems[#problems + 1] = "unknown: " .. first_three(unknown) end
+  end
+  if #problems > 0 then core.raise("load_state: " .. table.concat(problems, "; ")) end
+  core.no_grad(function()
+    for name, t in pairs(own) do if state[name] then t:copy_(state[name]) end end
+  end)
+end
+
+return module

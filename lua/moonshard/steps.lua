@@ -1,0 +1,54 @@
+-- ms.steps: the only way to say what a step is; ms.step.
+local core = require "moonshard.core"
+
+local steps = {}
+local at_end = {}                 -- functions called with the step's number before what it made is released
+
+--- The current step: 0-based; after a resume it goes on where the run stopped.
+---@return integer
+function steps.step() return (core.step()) end
+
+--- f(step) runs at the end of each step, while its tensors are still there.
+---@param f fun(step: integer)
+function steps.on_end(f) at_end[#at_end + 1] = f end
+
+local function finish()
+  local step, running = core.step()
+  if not running then return end
+  for _, f in ipairs(at_end) do f(step) end
+  core.step_end()
+end
+
+--- The number of the signal that asked to stop, or nil. Only the program catches signals.
+---@return integer?
+function steps.stop_requested()
+  local process = package.loaded["moonshard.process"]
+  return process and process.stop_requested()
+end
+
+--- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step; a
+--- request to stop ends the loop behind the step that runs.
+---@param count integer
+---@param first? integer
+---@return fun(): integer?
+function steps.steps(count, first)
+  if math.type(count) ~= "integer" or (first ~= nil and math.type(first) ~= "integer") then
+    core.raise("steps: count and first must be integers")
+  end
+  local next_step = first or 0
+  if select(2, core.step()) then core.raise("ms.steps: a step is running already; steps cannot be nested") end
+  local function iterate()
+    finish()
+    if next_step >= count or steps.stop_requested() then return nil end
+    local step = next_step
+    next_step = step + 1
+    core.step_begin(step)
+    return step
+  end
+  return iterate, nil, nil, setmetatable({}, { __close = function(_, failure)
+    -- After an error the tensors of the step go too, but nothing may hide the error.
+    if failure ~= nil then pcall(core.step_end) else finish() end
+  end })
+end
+
+return steps
