@@ -86,9 +86,11 @@ static void transposed_times(const job *j, int64_t m, int64_t n, int64_t k, rows
 /* How many keys the queries before `end` see. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end) { return a->causal ? a->keys - a->queries + end : a->keys; }
 
+static int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
+
 static ms_score_block block_at(const ms_attention_args *a, float *scores, int64_t query, int64_t count, int64_t key, int64_t columns)
 {
-    return (ms_score_block){ .scores = scores, .rows = count, .columns = columns, .seen = a->causal ? keys_for(a, query + 1) - key : columns,
+    return (ms_score_block){ .scores = scores, .rows = count, .columns = columns, .row = padded(columns), .seen = a->causal ? keys_for(a, query + 1) - key : columns,
                              .step = a->causal, .scale = (float)a->scale };
 }
 
@@ -110,7 +112,7 @@ static void forward_block(const job *j, float *scratch, int64_t batch, int64_t h
         int64_t columns = least(KEY_BLOCK, limit - key);
         float *key_room = room;
         rows k = widened(j, &a->k, batch, group, key, columns, &key_room), v = widened(j, &a->v, batch, group, key, columns, &key_room);
-        rows p = { .data = scores, .row = columns };
+        rows p = { .data = scores, .row = padded(columns) };
         times_transposed(j, count, columns, width, q, k, p);
         ms_score_block block = block_at(a, scores, query, count, key, columns);
         j->kernels->softmax(&block, most, total, key == 0, out.data, width);
@@ -157,7 +159,7 @@ static void backward_block(const job *j, const group_rows *g, float *scratch, in
         int64_t columns = least(KEY_BLOCK, limit - key);
         rows k = { g->k.data + key * g->k.row, g->k.row }, v = { g->v.data + key * g->v.row, g->v.row };
         rows dk = { g->dk.data + key * g->dk.row, g->dk.row }, dv = { g->dv.data + key * g->dv.row, g->dv.row };
-        rows p = { .data = scores, .row = columns }, d = { .data = change, .row = columns };
+        rows p = { .data = scores, .row = padded(columns) }, d = { .data = change, .row = padded(columns) };
         ms_score_block block = block_at(a, scores, query, count, key, columns);
         times_transposed(j, count, columns, width, q, k, p);
         j->kernels->probabilities(&block, log_sum);

@@ -5,9 +5,9 @@
 #include "moonshard/tensor.h"
 #include "tensor/cpu/isa.h"
 
-/* A block of scores [rows, columns], f32, row by row without gaps. Row i sees columns 0 .. seen + i * step - 1 (clamped to the block);
- * the others become 0. */
-typedef struct ms_score_block { float *scores; int64_t rows, columns, seen, step; float scale; } ms_score_block;
+/* A block of scores [rows, columns], f32, `row` apart: columns rounded up to a multiple of 16, whose contents do not matter. Row i sees
+ * columns 0 .. seen + i * step - 1 (clamped to the block); the others become 0. */
+typedef struct ms_score_block { float *scores; int64_t rows, columns, row, seen, step; float scale; } ms_score_block;
 
 typedef struct ms_attention_kernels {
     /* scores become exp(scale * score - most): most and total are kept per row over the blocks; rows of out [rows, width] are scaled by

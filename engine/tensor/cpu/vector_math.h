@@ -52,11 +52,20 @@ MS_VECTOR float ms_v_sum(ms_v16f v)
     for (int i = 0; i < 4; i++) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
+/* By halves: lane by lane would be a chain of 16 dependent steps. */
+typedef float ms_v8f __attribute__((vector_size(32)));
+typedef int32_t ms_v8i __attribute__((vector_size(32)));
+typedef float ms_v4f __attribute__((vector_size(16)));
+typedef int32_t ms_v4i __attribute__((vector_size(16)));
 MS_VECTOR float ms_v_reduce_max(ms_v16f v)
 {
-    float most = v[0];
-    for (int i = 1; i < MS_LANES; i++) most = most > v[i] || most != most ? most : v[i];
-    return most;
+    union { ms_v16f whole; ms_v8f half[2]; } x = { .whole = v };
+    ms_v8i upper = (x.half[1] > x.half[0]) | (x.half[1] != x.half[1]);
+    union { ms_v8i whole; ms_v4f half[2]; } y = { .whole = (upper & (ms_v8i)x.half[1]) | (~upper & (ms_v8i)x.half[0]) };
+    ms_v4i high = (y.half[1] > y.half[0]) | (y.half[1] != y.half[1]);
+    ms_v4f four = (ms_v4f)((high & (ms_v4i)y.half[1]) | (~high & (ms_v4i)y.half[0]));
+    float a = four[0] > four[1] || four[0] != four[0] ? four[0] : four[1], b = four[2] > four[3] || four[2] != four[2] ? four[2] : four[3];
+    return a > b || a != a ? a : b;
 }
 
 /* Correctly rounded; gcc 12 makes vector instructions of the loop. */

@@ -13,6 +13,13 @@ MS_VECTOR size_t seen_of(const ms_score_block *b, int64_t row)
 
 MS_VECTOR ms_v16f part(const float *row, size_t i, size_t n, float rest) { return ms_row_get_part(MS_F32, row, i, n, rest); }
 
+/* Lanes of v before the n-th; `rest` in the others. Rows of a block end at a multiple of 16, so whole vectors can be read and written. */
+MS_VECTOR ms_v16f first_lanes(ms_v16f v, size_t n, float rest)
+{
+    const ms_v16i lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    return ms_v_select(lane < ms_v_splat_int((int32_t)n), v, ms_v_splat(rest));
+}
+
 MS_VECTOR float block_row_max(const float *row, size_t n)
 {
     size_t i = 0;
@@ -21,13 +28,16 @@ MS_VECTOR float block_row_max(const float *row, size_t n)
         a = ms_v_max(ms_v_load(row + i), a);
         b = ms_v_max(ms_v_load(row + i + MS_LANES), b);
     }
-    for (; i + MS_LANES <= n; i += MS_LANES) a = ms_v_max(ms_v_load(row + i), a);
-    if (i < n) b = ms_v_max(part(row, i, n, LEAST), b);
+    if (i + MS_LANES <= n) {
+        a = ms_v_max(ms_v_load(row + i), a);
+        i += MS_LANES;
+    }
+    if (i < n) b = ms_v_max(first_lanes(ms_v_load(row + i), n - i, LEAST), b);
     return ms_v_reduce_max(ms_v_max(a, b));
 }
 
-/* row = exp(row * scale - shift), 0 from n on; returns the sum. */
-MS_VECTOR float block_row_exp(float *row, size_t n, size_t columns, float scale, float shift)
+/* row = exp(row * scale - shift), 0 from n to the end of the row; returns the sum. */
+MS_VECTOR float block_row_exp(float *row, size_t n, size_t end, float scale, float shift)
 {
     size_t i = 0;
     ms_v16f a = ms_v_splat(0.0f), b = a;
@@ -38,18 +48,12 @@ MS_VECTOR float block_row_exp(float *row, size_t n, size_t columns, float scale,
         a += x;
         b += y;
     }
-    for (; i + MS_LANES <= n; i += MS_LANES) {
-        ms_v16f x = ms_v_exp(ms_v_load(row + i) * scale - shift);
+    for (; i < n; i += MS_LANES) {
+        ms_v16f x = first_lanes(ms_v_exp(ms_v_load(row + i) * scale - shift), n - i, 0.0f);
         ms_v_store(row + i, x);
         a += x;
     }
-    if (i < n) {
-        ms_v16f x = ms_v_exp(part(row, i, n, LEAST) * scale - shift);
-        ms_v_store_part(row + i, x, n - i);
-        for (size_t k = n - i; k < MS_LANES; k++) x[k] = 0.0f;
-        b += x;
-    }
-    for (size_t k = n; k < columns; k++) row[k] = 0.0f;
+    for (; i < end; i += MS_LANES) ms_v_store(row + i, ms_v_splat(0.0f));
     return ms_v_sum(a + b);
 }
 
@@ -63,15 +67,12 @@ MS_VECTOR void scale_row(float *row, size_t width, float factor)
 static void softmax(const ms_score_block *b, float *most, float *total, bool first, float *out, int64_t width)
 {
     for (int64_t row = 0; row < b->rows; row++) {
-        float *scores = b->scores + row * b->columns;
+        float *scores = b->scores + row * b->row;
         size_t n = seen_of(b, row);
-        if (n == 0) {
-            for (int64_t k = 0; k < b->columns; k++) scores[k] = 0.0f;
-            continue;
-        }
-        float before = most[row], here = block_row_max(scores, n) * b->scale;
+        float before = most[row], here = n > 0 ? block_row_max(scores, n) * b->scale : before;
         float now = here > before || here != here ? here : before;
-        float sum = block_row_exp(scores, n, (size_t)b->columns, b->scale, now);
+        float sum = block_row_exp(scores, n, (size_t)b->row, b->scale, now);
+        if (n == 0) continue;
         if (!first) {
             float shrink = ms_v_exp(ms_v_splat(before - now))[0];
             if (shrink != 1.0f) scale_row(out + row * width, (size_t)width, shrink);
@@ -92,18 +93,15 @@ static void finish(int64_t rows, int64_t width, const float *most, const float *
 
 static void probabilities(const ms_score_block *b, const float *log_sum)
 {
-    for (int64_t row = 0; row < b->rows; row++) block_row_exp(b->scores + row * b->columns, seen_of(b, row), (size_t)b->columns, b->scale, log_sum[row]);
+    for (int64_t row = 0; row < b->rows; row++) block_row_exp(b->scores + row * b->row, seen_of(b, row), (size_t)b->row, b->scale, log_sum[row]);
 }
 
 static void score_gradient(const ms_score_block *b, float *change, const float *offset)
 {
     for (int64_t row = 0; row < b->rows; row++) {
-        const float *p = b->scores + row * b->columns;
-        float *d = change + row * b->columns;
-        size_t n = (size_t)b->columns, i = 0;
-        float shift = offset[row], scale = b->scale;
-        for (; i + MS_LANES <= n; i += MS_LANES) ms_v_store(d + i, ms_v_load(p + i) * (ms_v_load(d + i) - shift) * scale);
-        for (; i < n; i++) d[i] = p[i] * (d[i] - shift) * scale;
+        const float *p = b->scores + row * b->row;
+        float *d = change + row * b->row, shift = offset[row], scale = b->scale;
+        for (size_t i = 0; i < (size_t)b->columns; i += MS_LANES) ms_v_store(d + i, ms_v_load(p + i) * (ms_v_load(d + i) - shift) * scale);
     }
 }
 
