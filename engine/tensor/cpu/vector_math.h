@@ -2,7 +2,8 @@
  *
  * Every function is a polynomial on a reduced range (minimax coefficients, fitted for this file in 40 digits and rounded to f32) and gives
  * the same bits on every instruction set unless the compiler contracts multiply and add: a file that needs equal bits turns this off for
- * itself (see isa/random.c). Errors are the largest found by tests/unit/vector_math.c against f64, with and without contraction.
+ * itself (see isa/random.c). Errors are against f64, with and without contraction; tests/unit/vector_math.c holds them to what is stated.
+ * Threads may flush subnormal numbers to 0; what is said about them holds where they do not.
  * NaN gives NaN everywhere. C has no vector `?:` before gcc 13, hence ms_v_select.
  */
 #ifndef MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
@@ -43,6 +44,9 @@ MS_VECTOR ms_v16f ms_v_copysign(ms_v16f size, ms_v16f sign)
 /* The greater; NaN if either is NaN. */
 MS_VECTOR ms_v16f ms_v_max(ms_v16f a, ms_v16f b) { return ms_v_select((a > b) | (a != a), a, b); }
 MS_VECTOR ms_v16f ms_v_min(ms_v16f a, ms_v16f b) { return ms_v_select((a < b) | (a != a), a, b); }
+
+/* The greater where neither is NaN; b where a is NaN. */
+MS_VECTOR ms_v16f ms_v_greater(ms_v16f a, ms_v16f b) { return ms_v_select(a > b, a, b); }
 
 /* Lanes added in a fixed order: pairs 8 apart, 4 apart, 2 apart, neighbours. */
 MS_VECTOR float ms_v_sum(ms_v16f v)
@@ -98,6 +102,24 @@ MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
     /* Two factors: 2^n alone would overflow or underflow at the ends of the range. */
     ms_v16i half = n >> 1;
     return p * ms_v_power_of_two(half) * ms_v_power_of_two(n - half);
+}
+
+/* e^x for x up to 88, at most 1.1 ulp; 0 below -87, where the true value is no normal number. Half the price of ms_v_exp: for softmax. */
+MS_VECTOR ms_v16f ms_v_exp_normal(ms_v16f x)
+{
+    const float shift = 12582912.0f;
+    ms_v16i none = x < -87.0f;
+    ms_v16f shifted = x * 1.442695041f + shift;
+    ms_v16f whole = shifted - shift;
+    ms_v16f r = x - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    ms_v16f p = r * 1.381314127e-03f + 8.369418792e-03f;
+    p = p * r + 4.166845605e-02f;
+    p = p * r + 1.666651517e-01f;
+    p = p * r + 4.999999404e-01f;
+    p = (p * r) * r + r + 1.0f;
+    /* The integer stands in the low bits of `shifted`; what is above them leaves on the left. */
+    return (ms_v16f)(~none & (ms_v16i)(p * (ms_v16f)(((ms_v16i)shifted << 23) + (127 << 23))));
 }
 
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
