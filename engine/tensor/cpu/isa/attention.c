@@ -20,20 +20,21 @@ MS_VECTOR ms_v16f first_lanes(ms_v16f v, size_t n, float rest)
     return ms_v_select(lane < ms_v_splat_int((int32_t)n), v, ms_v_splat(rest));
 }
 
+/* NaN is left to the exponentials: it comes out of their sum. */
 MS_VECTOR float block_row_max(const float *row, size_t n)
 {
     size_t i = 0;
     ms_v16f a = ms_v_splat(LEAST), b = a;
     for (; i + 2 * MS_LANES <= n; i += 2 * MS_LANES) {
-        a = ms_v_max(ms_v_load(row + i), a);
-        b = ms_v_max(ms_v_load(row + i + MS_LANES), b);
+        a = ms_v_greater(ms_v_load(row + i), a);
+        b = ms_v_greater(ms_v_load(row + i + MS_LANES), b);
     }
     if (i + MS_LANES <= n) {
-        a = ms_v_max(ms_v_load(row + i), a);
+        a = ms_v_greater(ms_v_load(row + i), a);
         i += MS_LANES;
     }
-    if (i < n) b = ms_v_max(first_lanes(ms_v_load(row + i), n - i, LEAST), b);
-    return ms_v_reduce_max(ms_v_max(a, b));
+    if (i < n) b = ms_v_greater(first_lanes(ms_v_load(row + i), n - i, LEAST), b);
+    return ms_v_reduce_max(ms_v_greater(a, b));
 }
 
 /* row = exp(row * scale - shift), 0 from n to the end of the row; returns the sum. */
@@ -42,14 +43,14 @@ MS_VECTOR float block_row_exp(float *row, size_t n, size_t end, float scale, flo
     size_t i = 0;
     ms_v16f a = ms_v_splat(0.0f), b = a;
     for (; i + 2 * MS_LANES <= n; i += 2 * MS_LANES) {
-        ms_v16f x = ms_v_exp(ms_v_load(row + i) * scale - shift), y = ms_v_exp(ms_v_load(row + i + MS_LANES) * scale - shift);
+        ms_v16f x = ms_v_exp_normal(ms_v_load(row + i) * scale - shift), y = ms_v_exp_normal(ms_v_load(row + i + MS_LANES) * scale - shift);
         ms_v_store(row + i, x);
         ms_v_store(row + i + MS_LANES, y);
         a += x;
         b += y;
     }
     for (; i < n; i += MS_LANES) {
-        ms_v16f x = first_lanes(ms_v_exp(ms_v_load(row + i) * scale - shift), n - i, 0.0f);
+        ms_v16f x = first_lanes(ms_v_exp_normal(ms_v_load(row + i) * scale - shift), n - i, 0.0f);
         ms_v_store(row + i, x);
         a += x;
     }
@@ -70,11 +71,11 @@ static void softmax(const ms_score_block *b, float *most, float *total, bool fir
         float *scores = b->scores + row * b->row;
         size_t n = seen_of(b, row);
         float before = most[row], here = n > 0 ? block_row_max(scores, n) * b->scale : before;
-        float now = here > before || here != here ? here : before;
+        float now = here > before ? here : before;
         float sum = block_row_exp(scores, n, (size_t)b->row, b->scale, now);
         if (n == 0) continue;
         if (!first) {
-            float shrink = ms_v_exp(ms_v_splat(before - now))[0];
+            float shrink = ms_v_exp_normal(ms_v_splat(before - now))[0];
             if (shrink != 1.0f) scale_row(out + row * width, (size_t)width, shrink);
             sum += total[row] * shrink;
         }

@@ -6,12 +6,13 @@
 
 /* ------------------------------------------------------------------------------------------------------------------- parts of a row */
 
+/* NaN is left to the exponentials: it comes out of their sum. */
 MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
 {
     size_t i = 0;
     ms_v16f most = ms_v_splat(LEAST);
-    for (; i + MS_LANES <= n; i += MS_LANES) most = ms_v_max(ms_row_get(D, row, i), most);
-    if (i < n) most = ms_v_max(ms_row_get_part(D, row, i, n, LEAST), most);
+    for (; i + MS_LANES <= n; i += MS_LANES) most = ms_v_greater(ms_row_get(D, row, i), most);
+    if (i < n) most = ms_v_greater(ms_row_get_part(D, row, i, n, LEAST), most);
     return ms_v_reduce_max(most);
 }
 
@@ -21,9 +22,9 @@ MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float m
     size_t i = 0;
     ms_v16f total[4] = { ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f) };
     for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)
-        for (size_t k = 0; k < 4; k++) total[k] += ms_v_exp(ms_row_get(D, row, i + k * MS_LANES) - most);
-    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_exp(ms_row_get(D, row, i) - most);
-    if (i < n) total[1] += ms_v_exp(ms_row_get_part(D, row, i, n, LEAST) - most);
+        for (size_t k = 0; k < 4; k++) total[k] += ms_v_exp_normal(ms_row_get(D, row, i + k * MS_LANES) - most);
+    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_exp_normal(ms_row_get(D, row, i) - most);
+    if (i < n) total[1] += ms_v_exp_normal(ms_row_get_part(D, row, i, n, LEAST) - most);
     return ms_v_sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
@@ -32,7 +33,7 @@ MS_VECTOR float one_log(float x) { return ms_v_log(ms_v_splat(x))[0]; }
 /* out = exp(row - shift) * factor, or row - shift */
 MS_VECTOR ms_v16f spread_lanes(ms_v16f v, float shift, float factor, bool logarithm)
 {
-    return logarithm ? v - shift : ms_v_exp(v - shift) * factor;
+    return logarithm ? v - shift : ms_v_exp_normal(v - shift) * factor;
 }
 
 MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor, bool logarithm, void *out)
@@ -69,7 +70,7 @@ MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, siz
 /* softmax: y (g - sum); log-softmax: g - exp(y) sum */
 MS_VECTOR ms_v16f backward_lanes(ms_v16f y, ms_v16f g, ms_v16f total, bool logarithm)
 {
-    return logarithm ? g - ms_v_exp(y) * total : y * (g - total);
+    return logarithm ? g - ms_v_exp_normal(y) * total : y * (g - total);
 }
 
 MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx)
@@ -99,12 +100,12 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
     ms_v16f most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
-    for (size_t i = 0; i < n; i++) most = ms_v_max(column_get(D, x, i, lane, inner), most);
-    for (size_t i = 0; i < n; i++) total += ms_v_exp(column_get(D, x, i, lane, inner) - most);
+    for (size_t i = 0; i < n; i++) most = ms_v_greater(column_get(D, x, i, lane, inner), most);
+    for (size_t i = 0; i < n; i++) total += ms_v_exp_normal(column_get(D, x, i, lane, inner) - most);
     ms_v16f shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
     for (size_t i = 0; i < n; i++) {
         ms_v16f v = column_get(D, x, i, lane, inner) - shift;
-        column_put(D, y, i, lane, inner, a->logarithm ? v : ms_v_exp(v) * factor);
+        column_put(D, y, i, lane, inner, a->logarithm ? v : ms_v_exp_normal(v) * factor);
     }
 }
 
