@@ -103,6 +103,8 @@ ms_status ms_folder_make(ms_context *context, const char *path)
         error = os->make_directory(os->user, part);
         /* Whatever the reason of a refusal (an existing parent may be read-only), a folder that is there is all that is wanted. */
         if (error && (os->info(os->user, part, &info) != 0 || !info.is_directory)) status = ms_fail_os(context, error, "cannot make the folder", part);
+        /* What will be written in it is durable only if the folder itself is. */
+        if (!error) status = ms_folder_sync_of(context, part);
         *end = kept;
     }
     ms_release(context, part);

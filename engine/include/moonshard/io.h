@@ -170,7 +170,10 @@ MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *sna
 /* Puts back what a crash in the middle of a replacement has left under its other name, and removes temporary folders. */
 MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);
 
-/* The same on a thread of its own. Takes the snapshot over if it succeeds. */
+/* Takes away folder/name so that a crash leaves all of it or nothing that looks like a checkpoint. */
+MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name);
+
+/* ms_checkpoint_write on a thread of its own. Takes the snapshot over if it succeeds. */
 typedef struct ms_checkpoint_job ms_checkpoint_job;
 MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
                                      size_t bytes, ms_checkpoint_job **out);

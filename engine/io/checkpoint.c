@@ -1,0 +1,253 @@
+/* checkpoint.c: a step's values on disk: copied to host memory, then written as a folder that appears as a whole.
+ *
+ * Names in a folder of checkpoints: NAME is a committed one; .tmp-NAME is being written or removed; .old-NAME was committed and is being
+ * replaced, and counts again if a crash leaves no NAME beside it.
+ */
+#include "io/path.h"
+#include <string.h>
+
+#define TEMPORARY ".tmp-"
+#define REPLACED ".old-"
+
+/* ----------------------------------------------------------------------------------------------------------------------- snapshots */
+
+struct ms_snapshot {
+    ms_context context;              /* for releasing, on whichever thread */
+    uint32_t count;
+    ms_safetensors_spec *specs;
+    int64_t (*shapes)[MS_DIMS_MAX];
+    char **names;
+    void **data;
+    size_t *bytes;
+    uint64_t *hashes;
+};
+
+static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i, const char *name, ms_tensor *tensor)
+{
+    uint32_t dims = ms_tensor_dims(tensor);
+    size_t bytes = ms_tensor_bytes(tensor);
+    ms_status status = ms_text_join(context, name, "", &snapshot->names[i]);
+    if (!status) status = ms_bytes_new(context, bytes, name, &snapshot->data[i]);
+    if (!status && bytes) status = ms_tensor_read(tensor, snapshot->data[i], bytes);
+    if (status) return status;
+    if (dims) memcpy(snapshot->shapes[i], ms_tensor_shape(tensor), dims * sizeof(int64_t));
+    snapshot->specs[i] = (ms_safetensors_spec){ .name = snapshot->names[i], .dtype = ms_tensor_dtype(tensor), .dims = dims, .shape = snapshot->shapes[i] };
+    snapshot->bytes[i] = bytes;
+    snapshot->hashes[i] = ms_hash(snapshot->data[i], bytes, 0);
+    return MS_OK;
+}
+
+ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors, uint32_t count, ms_snapshot **out)
+{
+    ms_context *context = ms_engine_context(engine);
+    ms_snapshot *snapshot = NULL;
+    ms_status status = ms_allocate(context, sizeof *snapshot, "a snapshot", (void **)&snapshot);
+    if (status) return status;
+    ms_context_init(&snapshot->context, context->os);
+    status = ms_allocate(context, count * sizeof *snapshot->specs, "a snapshot", (void **)&snapshot->specs);
+    if (!status) status = ms_allocate(context, count * sizeof *snapshot->shapes, "a snapshot", (void **)&snapshot->shapes);
+    if (!status) status = ms_allocate(context, count * sizeof *snapshot->names, "a snapshot", (void **)&snapshot->names);
+    if (!status) status = ms_allocate(context, count * sizeof *snapshot->data, "a snapshot", (void **)&snapshot->data);
+    if (!status) status = ms_allocate(context, count * sizeof *snapshot->bytes, "a snapshot", (void **)&snapshot->bytes);
+    if (!status) status = ms_allocate(context, count * sizeof *snapshot->hashes, "a snapshot", (void **)&snapshot->hashes);
+    if (!status) snapshot->count = count;
+    for (uint32_t i = 0; i < count && !status; i++) status = snapshot_take(context, snapshot, i, names[i], tensors[i]);
+    if (status) { ms_snapshot_free(snapshot); return status; }
+    *out = snapshot;
+    return MS_OK;
+}
+
+uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index) { return snapshot->hashes[index]; }
+
+void ms_snapshot_free(ms_snapshot *snapshot)
+{
+    if (snapshot == NULL) return;
+    ms_context context = snapshot->context;
+    for (uint32_t i = 0; i < snapshot->count; i++) {
+        ms_release(&context, snapshot->names[i]);
+        ms_release(&context, snapshot->data[i]);
+    }
+    void *parts[] = { snapshot->specs, snapshot->shapes, snapshot->names, snapshot->data, snapshot->bytes, snapshot->hashes, snapshot };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ms_release(&context, parts[i]);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ folder of them */
+
+/* folder/<prefix>name */
+static ms_status place(ms_context *context, const char *folder, const char *prefix, const char *name, char **out)
+{
+    char *whole = NULL;
+    ms_status status = ms_text_join(context, prefix, name, &whole);
+    if (!status) status = ms_path_join(context, folder, whole, out);
+    ms_release(context, whole);
+    return status;
+}
+
+static bool is_folder(ms_context *context, const char *path)
+{
+    ms_file_info info;
+    return context->os->info(context->os->user, path, &info) == 0 && info.is_directory;
+}
+
+static ms_status sweep_one(ms_context *context, const char *folder, const char *name)
+{
+    bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0, replaced = strncmp(name, REPLACED, strlen(REPLACED)) == 0;
+    char *path = NULL, *committed = NULL;
+    if (!temporary && !replaced) return MS_OK;
+    ms_status status = ms_path_join(context, folder, name, &path);
+    if (!status) status = ms_path_join(context, folder, name + strlen(replaced ? REPLACED : TEMPORARY), &committed);
+    if (!status && is_folder(context, path)) {
+        if (replaced && !is_folder(context, committed)) status = ms_folder_rename(context, path, committed);
+        else status = ms_folder_remove(context, path);
+    }
+    ms_release(context, path);
+    ms_release(context, committed);
+    return status;
+}
+
+ms_status ms_checkpoint_sweep(ms_context *context, const char *folder)
+{
+    ms_names names = { 0 };
+    if (!is_folder(context, folder)) return MS_OK;
+    ms_status status = ms_folder_list(context, folder, &names);
+    for (size_t i = 0; i < names.count && !status; i++) status = sweep_one(context, folder, names.items[i]);
+    ms_names_free(context, &names);
+    return status;
+}
+
+ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name)
+{
+    char *path = NULL, *temporary = NULL;
+    ms_status status = place(context, folder, "", name, &path);
+    if (!status) status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status) status = ms_folder_rename(context, path, temporary);
+    if (!status) status = ms_folder_remove(context, temporary);
+    ms_release(context, path);
+    ms_release(context, temporary);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ writing */
+
+static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot, const char *path)
+{
+    ms_safetensors_writer *writer = NULL;
+    ms_status status = ms_safetensors_create(context, path, snapshot->specs, snapshot->count, NULL, 0, &writer);
+    for (uint32_t i = 0; i < snapshot->count && !status; i++) status = ms_safetensors_write(writer, i, snapshot->data[i], snapshot->bytes[i]);
+    if (!status) status = ms_safetensors_commit(writer);
+    ms_safetensors_free(writer);
+    return status;
+}
+
+static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, const char *folder, const void *manifest, size_t bytes)
+{
+    char *tensors = NULL, *text = NULL;
+    ms_status status = ms_folder_make(context, folder);
+    if (!status) status = ms_path_join(context, folder, MS_CHECKPOINT_TENSORS, &tensors);
+    if (!status) status = ms_path_join(context, folder, MS_CHECKPOINT_MANIFEST, &text);
+    if (!status) status = write_tensors(context, snapshot, tensors);
+    if (!status) status = ms_file_write_atomic(context, text, manifest, bytes);
+    ms_release(context, tensors);
+    ms_release(context, text);
+    return status;
+}
+
+/* Gives a whole temporary folder its name. One that has the name already steps aside first, and back if that fails. */
+static ms_status commit(ms_context *context, const char *temporary, const char *final, const char *aside)
+{
+    bool replacing = is_folder(context, final);
+    if (replacing) {
+        int error = context->os->rename(context->os->user, final, aside);
+        if (error) return ms_fail_os(context, error, "cannot replace", final);
+    }
+    int error = context->os->rename(context->os->user, temporary, final);
+    if (error) {
+        if (replacing) (void)context->os->rename(context->os->user, aside, final);
+        return ms_fail_os(context, error, "cannot rename to", final);
+    }
+    ms_status status = ms_folder_sync_of(context, final);
+    return status || !replacing ? status : ms_folder_remove(context, aside);
+}
+
+ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name,
+                              const void *manifest, size_t bytes)
+{
+    char *temporary = NULL, *final = NULL, *aside = NULL;
+    ms_context quiet;                /* clean-up must not hide the cause */
+    ms_context_init(&quiet, context->os);
+    ms_status status = ms_folder_make(context, folder);
+    if (!status) status = ms_checkpoint_sweep(context, folder);
+    if (!status) status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status) status = place(context, folder, "", name, &final);
+    if (!status) status = place(context, folder, REPLACED, name, &aside);
+    if (status) goto done;
+    status = write_files(context, snapshot, temporary, manifest, bytes);
+    if (!status) status = commit(context, temporary, final, aside);
+    if (status && is_folder(&quiet, temporary)) (void)ms_folder_remove(&quiet, temporary);
+done:
+    ms_release(context, temporary);
+    ms_release(context, final);
+    ms_release(context, aside);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- on a thread */
+
+struct ms_checkpoint_job {
+    ms_context context;              /* the thread's, until it was joined */
+    ms_os_thread *thread;
+    ms_snapshot *snapshot;
+    char *folder, *name, *manifest;
+    size_t bytes;
+    ms_status status;
+};
+
+static void job_run(void *argument)
+{
+    ms_checkpoint_job *job = argument;
+    job->status = ms_checkpoint_write(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
+}
+
+static void job_free(ms_context *context, ms_checkpoint_job *job)
+{
+    ms_snapshot_free(job->snapshot);
+    ms_release(context, job->folder);
+    ms_release(context, job->name);
+    ms_release(context, job->manifest);
+    ms_release(context, job);
+}
+
+ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
+                              size_t bytes, ms_checkpoint_job **out)
+{
+    ms_checkpoint_job *job = NULL;
+    ms_status status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
+    if (status) return status;
+    ms_context_init(&job->context, context->os);
+    job->bytes = bytes;
+    status = ms_text_join(context, folder, "", &job->folder);
+    if (!status) status = ms_text_join(context, name, "", &job->name);
+    if (!status) status = ms_bytes_new(context, bytes, "a manifest", (void **)&job->manifest);
+    if (!status) {
+        memcpy(job->manifest, manifest, bytes);
+        job->snapshot = snapshot;
+        int error = context->os->thread_start(context->os->user, "ms-checkpoint", job_run, job, &job->thread);
+        if (error) {
+            job->snapshot = NULL;
+            status = ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
+        }
+    }
+    if (status) { job_free(context, job); return status; }
+    *out = job;
+    return MS_OK;
+}
+
+ms_status ms_checkpoint_wait(ms_context *context, ms_checkpoint_job *job)
+{
+    const ms_os *os = context->os;
+    os->thread_join(os->user, job->thread);
+    ms_status status = job->status;
+    if (status) context->error = job->context.error;
+    job_free(context, job);
+    return status;
+}

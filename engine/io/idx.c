@@ -1,0 +1,106 @@
+/* idx.c: MNIST's idx files (magic, sizes, bytes), plain or compressed by gzip. */
+#include "io/dataset.h"
+#include <inttypes.h>
+#include <string.h>
+#include <zlib.h>
+
+#define IDX_BYTES_MAX (UINT64_C(1) << 31)      /* of a file and of what it expands to: deflate can make a thousand bytes of one */
+
+static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
+{
+    const ms_os *os = ((ms_context *)context)->os;
+    size_t size;
+    return ms_multiply(items, bytes, &size) ? os->allocate(os->user, size, 16) : NULL;
+}
+
+static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
+
+/* Expands one gzip member; what follows it is refused. */
+static ms_status inflate_all(ms_context *context, const char *path, const uint8_t *packed, size_t packed_bytes, uint8_t **out, size_t *bytes)
+{
+    z_stream stream = { .zalloc = zlib_allocate, .zfree = zlib_release, .opaque = context };
+    uint8_t *data = NULL;
+    size_t capacity = 0;
+    if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
+    stream.next_in = (uint8_t *)(uintptr_t)packed;     /* zlib only reads it */
+    stream.avail_in = (unsigned)packed_bytes;
+    ms_status status = MS_OK;
+    int result = Z_OK;
+    while (!status && result == Z_OK) {
+        if (stream.total_out >= IDX_BYTES_MAX) status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' expands to more than 2 GiB", path);
+        else status = ms_grow(context, (void **)&data, &capacity, stream.total_out + (64u << 10), 1);
+        if (status) break;
+        stream.next_out = data + stream.total_out;
+        stream.avail_out = (unsigned)(capacity - stream.total_out);
+        result = inflate(&stream, Z_NO_FLUSH);
+    }
+    if (!status && result == Z_MEM_ERROR) status = ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
+    if (!status && (result != Z_STREAM_END || stream.avail_in))
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in, stream.msg ? stream.msg : result == Z_STREAM_END ? "something follows the gzip data" : "the gzip data ends too early");
+    *bytes = stream.total_out;
+    inflateEnd(&stream);
+    if (status) { ms_release(context, data); return status; }
+    *out = data;
+    return MS_OK;
+}
+
+/* The content of a file, expanded if it is gzip's. */
+static ms_status read_expanded(ms_context *context, const char *path, uint8_t **out, size_t *bytes)
+{
+    uint8_t *data = NULL;
+    size_t size = 0;
+    ms_status status = ms_file_read_all(context, path, IDX_BYTES_MAX, (void **)&data, &size);
+    if (!status && size >= 2 && data[0] == 0x1f && data[1] == 0x8b) {
+        uint8_t *packed = data;
+        data = NULL;
+        status = inflate_all(context, path, packed, size, &data, &size);
+        ms_release(context, packed);
+    }
+    if (status) return status;
+    *out = data;
+    *bytes = size;
+    return MS_OK;
+}
+
+/* Reads an idx file of unsigned bytes with `dims` dimensions; the values begin at data + 4 + 4 * dims. */
+static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3], uint8_t **out)
+{
+    uint8_t *data = NULL;
+    size_t bytes = 0, expected = 1, header = 4 + 4 * (size_t)dims;
+    ms_status status = read_expanded(context, path, &data, &bytes);
+    if (status) return status;
+    if (bytes < header || data[0] || data[1] || data[2] != 8 || data[3] != dims)
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims, dims == 1 ? "" : "s");
+    bool fits = true;
+    for (uint32_t d = 0; d < dims && !status; d++) {
+        const uint8_t *at = data + 4 + 4 * d;
+        sizes[d] = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        fits = fits && ms_multiply(expected, sizes[d], &expected);
+    }
+    if (!status && (!fits || expected != bytes - header))
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %zu: its sizes do not fit its %zu bytes", path, header, bytes);
+    if (status) { ms_release(context, data); return status; }
+    memmove(data, data + header, expected);
+    *out = data;
+    return MS_OK;
+}
+
+ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels, ms_dataset **out)
+{
+    uint32_t sizes[3] = { 0 }, label_sizes[3] = { 0 };
+    ms_data *data = NULL;
+    ms_status status = ms_data_new(context, &data);
+    if (!status) status = read_idx(context, images, 3, sizes, &data->samples);
+    if (!status) status = read_idx(context, labels, 1, label_sizes, &data->labels);
+    if (!status && sizes[0] != label_sizes[0])
+        status = ms_fail(context, MS_ERROR_MISMATCH, "'%s' has %u images, '%s' %u labels", images, sizes[0], labels, label_sizes[0]);
+    if (!status && (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0)) status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' holds no image", images);
+    if (!status) {
+        data->count = sizes[0];
+        data->rows = sizes[1];
+        data->columns = sizes[2];
+        status = ms_dataset_of(context, data, out);
+    }
+    if (status) ms_data_release(data);
+    return status;
+}

@@ -1,0 +1,292 @@
+/* loader.c: batches of a data set: which sample comes when, and the thread that prepares them ahead.
+ *
+ * The host and the thread share a ring of slots. `filled` is written by the thread, `taken` by the host; a slot belongs to the thread
+ * from the moment that the host asks for the next one. Everything else is either constant or one side's own.
+ */
+#include "base/thread.h"
+#include "io/dataset.h"
+#include <inttypes.h>
+#include <string.h>
+
+#define SLOTS 3                      /* one in the host's hands, two ahead */
+#define OFFSET_WINDOWS 16            /* with more windows than that, one of them is given for a free choice of where they begin */
+
+typedef struct ms_prepared { void *x, *y; ms_loader_state after; } ms_prepared;
+
+struct ms_loader {
+    ms_context context;              /* of the host side, for memory */
+    ms_dataset *dataset;
+    ms_loader_options options;
+    uint64_t seed;                   /* options.seed, or that of a state; changes only while no thread runs */
+    uint64_t windows;                /* samples of an epoch */
+    size_t x_row, y_row;             /* bytes of a row */
+    ms_loader_state state;           /* what has been handed out */
+    ms_prepared slots[SLOTS];
+    ms_os_thread *thread;            /* NULL until the first next */
+    ms_bell bell;
+    _Atomic uint64_t filled, taken;  /* slots filled and handed out since the thread started */
+    atomic_bool stop;
+};
+
+/* ------------------------------------------------------------------------------------------------------------------------- order */
+
+/* A number below `bound`, the same for the same arguments. */
+static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_t bound)
+{
+    uint32_t numbers[4];
+    ms_philox(seed, epoch, what, numbers);
+    uint64_t random = (uint64_t)numbers[1] << 32 | numbers[0];
+    return (uint64_t)(((unsigned __int128)random * bound) >> 64);
+}
+
+/* A permutation of 0 .. count-1 without a table: a Feistel network over the next power of four, whose rounds are philox; what falls
+ * outside is sent through again until it lies inside, which takes fewer than four turns on average. */
+static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t index)
+{
+    uint32_t half = 1;
+    while (half < 32 && UINT64_C(1) << (2 * half) < count) half++;
+    uint64_t mask = (UINT64_C(1) << half) - 1;
+    do {
+        uint64_t left = index >> half, right = index & mask;
+        for (uint64_t round = 1; round <= 6; round++) {
+            uint32_t numbers[4];
+            ms_philox(seed, epoch, round << 32 | right, numbers);
+            uint64_t next = (left ^ numbers[0]) & mask;
+            left = right;
+            right = next;
+        }
+        index = left << half | right;
+    } while (index >= count);
+    return index;
+}
+
+/* Where the windows of an epoch begin: with shuffling somewhere new each time, so that no border between windows stays one. */
+static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
+{
+    uint64_t room = loader->dataset->count - 1 - loader->windows * loader->options.length;
+    return loader->options.shuffle ? draw_below(loader->seed, epoch, 0, room + 1) : 0;
+}
+
+static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t position)
+{
+    return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position) : position;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- filling */
+
+static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int64_t *to)
+{
+    if (width == 1) { for (size_t i = 0; i < count; i++) to[i] = from[i]; return; }
+    if (width == 2) { for (size_t i = 0; i < count; i++) to[i] = from[2 * i] | from[2 * i + 1] << 8; return; }
+    for (size_t i = 0; i < count; i++) to[i] = (int64_t)(from[4 * i] | (uint32_t)from[4 * i + 1] << 8 | (uint32_t)from[4 * i + 2] << 16 | (uint32_t)from[4 * i + 3] << 24);
+}
+
+static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y)
+{
+    const ms_dataset *dataset = loader->dataset;
+    const ms_data *data = dataset->data;
+    uint64_t sample = sample_at(loader, epoch, position);
+    if (data->labels) {
+        size_t pixels = (size_t)data->rows * data->columns;
+        const uint8_t *from = data->samples + (dataset->first + sample) * pixels;
+        for (size_t i = 0; i < pixels; i++) ((float *)x)[i] = (float)from[i] / 255.0f;
+        *(int64_t *)y = data->labels[dataset->first + sample];
+        return;
+    }
+    uint64_t begin = dataset->first + epoch_offset(loader, epoch) + sample * loader->options.length;
+    widen_tokens(data->samples + begin * data->width, data->width, loader->options.length, x);
+    widen_tokens(data->samples + (begin + 1) * data->width, data->width, loader->options.length, y);
+}
+
+/* Rows first .. first+rows-1 of the batch that begins at state; a batch goes on in the next epoch where one ends. */
+static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first, uint32_t rows, void *x, void *y)
+{
+    for (uint32_t i = 0; i < rows; i++) {
+        uint64_t at = state.position + first + i;
+        fill_row(loader, state.epoch + at / loader->windows, at % loader->windows, (char *)x + i * loader->x_row, (char *)y + i * loader->y_row);
+    }
+}
+
+static ms_loader_state advance(const ms_loader *loader, ms_loader_state state)
+{
+    uint64_t at = state.position + loader->options.batch;
+    state.epoch += at / loader->windows;
+    state.position = at % loader->windows;
+    return state;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ thread */
+
+static void prepare(void *argument)
+{
+    ms_loader *loader = argument;
+    ms_loader_state state = loader->state;
+    uint32_t rows = ms_loader_rows(loader);
+    for (uint64_t done = 0;; done++) {
+        for (;;) {
+            uint32_t seen = ms_bell_read(&loader->bell);
+            if (atomic_load(&loader->stop)) return;
+            /* The slot taken last stays the host's until it asks again. */
+            if (done < atomic_load(&loader->taken) + SLOTS - 1) break;
+            ms_bell_wait(&loader->bell, seen, (ms_spin){ 0 });
+        }
+        ms_prepared *slot = &loader->slots[done % SLOTS];
+        fill(loader, state, loader->options.rank * rows, rows, slot->x, slot->y);
+        slot->after = state = advance(loader, state);
+        atomic_store(&loader->filled, done + 1);
+        ms_bell_ring(&loader->bell);
+    }
+}
+
+static void stop_thread(ms_loader *loader)
+{
+    const ms_os *os = loader->context.os;
+    if (!loader->thread) return;
+    atomic_store(&loader->stop, true);
+    ms_bell_ring(&loader->bell);
+    os->thread_join(os->user, loader->thread);
+    loader->thread = NULL;
+}
+
+static ms_status start_thread(ms_context *context, ms_loader *loader)
+{
+    const ms_os *os = context->os;
+    for (int i = 0; i < SLOTS; i++) {
+        ms_prepared *slot = &loader->slots[i];
+        ms_status status = slot->x ? MS_OK : ms_bytes_new(context, loader->x_row * ms_loader_rows(loader), "a batch", &slot->x);
+        if (!status && !slot->y) status = ms_bytes_new(context, loader->y_row * ms_loader_rows(loader), "a batch", &slot->y);
+        if (status) return status;
+    }
+    atomic_store(&loader->filled, 0);
+    atomic_store(&loader->taken, 0);
+    atomic_store(&loader->stop, false);
+    int error = os->thread_start(os->user, "ms-loader", prepare, loader, &loader->thread);
+    return error ? ms_fail_os(context, error, "cannot start the loader's thread", NULL) : MS_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ public */
+
+static ms_status count_windows(ms_context *context, const ms_dataset *dataset, const ms_loader_options *options, uint64_t *windows)
+{
+    bool tokens = ms_dataset_has_tokens(dataset);
+    if (!tokens && options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: images have no length; leave it out");
+    if (tokens && !options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: give a length, the tokens of a sample");
+    if (options->batch == 0 || options->batch % options->ranks != 0)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u does not divide by %u rank%s", options->batch, options->ranks, options->ranks == 1 ? "" : "s");
+    if (options->rank >= options->ranks) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank, options->ranks);
+    uint64_t count = dataset->count;
+    if (tokens) {
+        /* A sample needs one token more than its length, for y. */
+        count = count > options->length ? (count - 1) / options->length : 0;
+        if (options->shuffle && count > OFFSET_WINDOWS) count--;
+    }
+    if (count == 0 && tokens) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a length of %u needs %u tokens, the data set has %" PRIu64, options->length, options->length + 1, dataset->count);
+    if (count == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: the data set is empty");
+    *windows = count;
+    return MS_OK;
+}
+
+ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loader_options *given, ms_loader **out)
+{
+    ms_loader_options options = *given;
+    ms_loader *loader = NULL;
+    uint64_t windows = 0;
+    if (options.ranks == 0) options.ranks = 1;
+    ms_status status = count_windows(context, dataset, &options, &windows);
+    if (!status) status = ms_allocate(context, sizeof *loader, "a loader", (void **)&loader);
+    if (status) return status;
+    ms_context_init(&loader->context, context->os);
+    loader->dataset = ms_dataset_retain(dataset);
+    loader->options = options;
+    loader->seed = options.seed;
+    loader->windows = windows;
+    loader->state = (ms_loader_state){ .seed = options.seed, .samples = windows };
+    const ms_data *data = dataset->data;
+    bool tokens = ms_dataset_has_tokens(dataset);
+    loader->x_row = tokens ? options.length * sizeof(int64_t) : (size_t)data->rows * data->columns * sizeof(float);
+    loader->y_row = tokens ? loader->x_row : sizeof(int64_t);
+    size_t bytes;
+    if (!ms_multiply(loader->x_row, options.batch, &bytes)) {
+        ms_loader_free(loader);
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u samples is larger than any memory", options.batch);
+    }
+    *out = loader;
+    return MS_OK;
+}
+
+void ms_loader_free(ms_loader *loader)
+{
+    if (loader == NULL) return;
+    ms_context context = loader->context;
+    stop_thread(loader);
+    for (int i = 0; i < SLOTS; i++) {
+        ms_release(&context, loader->slots[i].x);
+        ms_release(&context, loader->slots[i].y);
+    }
+    ms_dataset_release(loader->dataset);
+    ms_release(&context, loader);
+}
+
+uint32_t ms_loader_rows(const ms_loader *loader) { return loader->options.batch / loader->options.ranks; }
+
+uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3])
+{
+    bool tokens = ms_dataset_has_tokens(loader->dataset);
+    *dtype = tokens ? MS_I64 : MS_F32;
+    shape[0] = rows;
+    shape[1] = tokens ? loader->options.length : loader->dataset->data->rows;
+    shape[2] = tokens ? 0 : loader->dataset->data->columns;
+    return tokens ? 2 : 3;
+}
+
+ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
+{
+    ms_status status = loader->thread ? MS_OK : start_thread(context, loader);
+    if (status) return status;
+    uint64_t taken = atomic_load(&loader->taken);
+    for (;;) {
+        uint32_t seen = ms_bell_read(&loader->bell);
+        if (atomic_load(&loader->filled) > taken) break;
+        ms_bell_wait(&loader->bell, seen, (ms_spin){ 0 });
+    }
+    ms_prepared *slot = &loader->slots[taken % SLOTS];
+    uint32_t rows = ms_loader_rows(loader);
+    *out = (ms_batch){ .x = slot->x, .y = slot->y, .x_bytes = rows * loader->x_row, .y_bytes = rows * loader->y_row, .rows = rows };
+    loader->state = slot->after;
+    atomic_store(&loader->taken, taken + 1);
+    ms_bell_ring(&loader->bell);
+    return MS_OK;
+}
+
+ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index, ms_batch *out)
+{
+    const ms_loader_options *options = &loader->options;
+    uint64_t at;
+    uint32_t rows = 0;
+    if (!__builtin_mul_overflow(index, options->batch, &at) && at < loader->windows) {
+        uint64_t left = loader->windows - at;
+        /* Every rank gets as many rows as the others, so that a mean over ranks is one over rows: up to ranks-1 samples are left out. */
+        rows = (uint32_t)(left < options->batch ? left : options->batch) / options->ranks;
+    }
+    if (rows * loader->x_row > out->x_bytes || rows * loader->y_row > out->y_bytes)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u rows needs %zu and %zu bytes", rows, rows * loader->x_row, rows * loader->y_row);
+    ms_loader_state state = { .epoch = 0, .position = rows ? at : 0 };
+    fill(loader, state, options->rank * rows, rows, out->x, out->y);
+    out->x_bytes = rows * loader->x_row;
+    out->y_bytes = rows * loader->y_row;
+    out->rows = rows;
+    return MS_OK;
+}
+
+ms_loader_state ms_loader_get_state(const ms_loader *loader) { return loader->state; }
+
+ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state)
+{
+    if (state.samples != loader->windows || state.position >= loader->windows)
+        return ms_fail(context, MS_ERROR_MISMATCH, "loader: the state is that of %" PRIu64 " samples an epoch, here there are %" PRIu64 "; data, length and shuffle must be the same",
+                       state.samples, loader->windows);
+    stop_thread(loader);
+    loader->state = state;
+    loader->seed = state.seed;
+    return MS_OK;
+}
