@@ -59,13 +59,14 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
     }
 }
 
-/* Cuts the work by its shape alone: whole batches first, then rows, or columns where there are few rows. Never k. */
+/* Cuts the work by its shape alone: whole batches first, then the longer one of rows and columns, because each part reads all of the
+ * other operand. Never k. */
 static void cut(ms_matmul_args *args, double flops)
 {
     int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
     args->groups = (uint32_t)(args->batches < tiles ? args->batches : tiles);
     int64_t wanted = tiles / args->groups;
-    args->split_columns = m < 32 * wanted && n > m;
+    args->split_columns = n > m;
     int64_t whole = args->split_columns ? n : m, part = ((whole + wanted - 1) / wanted + 15) / 16 * 16;
     if (part > whole) part = whole;
     args->parts = (uint32_t)((whole + part - 1) / part);
