@@ -246,4 +246,7 @@ void ms_open_io(lua_State *L, int runtime)
     lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
     ms_open_json(L, runtime);
+    ms_open_safetensors(L, runtime);
+    ms_open_dataset(L, runtime);
+    ms_open_checkpoint(L, runtime);
 }

@@ -1,0 +1,135 @@
+/* checkpoint.c: copies of tensors, and folders of checkpoints that are written while Lua goes on. */
+#include <string.h>
+
+#include "bindings/io.h"
+
+#define SNAPSHOT "ms.Snapshot"
+#define PENDING "ms.PendingCheckpoint"
+
+static const char pending_key = 0;             /* registry: the userdata that holds the job under way */
+
+/* ---------------------------------------------------------------------------------------------------------------------- snapshots */
+
+static int snapshot_gc(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, SNAPSHOT);
+    ms_snapshot_free(*box);
+    *box = NULL;
+    return 0;
+}
+
+/* core.snapshot(names, tensors) -> snapshot, hashes in the same order; blocks */
+static int snapshot(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "checkpoint.save", "it waits for the values");
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = 0, given = 0;
+    const char **names = ms_lua_string_list(L, 1, &count, "a tensor's name");
+    ms_tensor **tensors = count ? ms_lua_tensor_list(L, 2, &given) : NULL;
+    if (given != count) return ms_lua_error(L, "checkpoint: %u names, %u tensors", count, given);
+    void **box = ms_lua_box(L, SNAPSHOT);
+    ms_snapshot *made = NULL;
+    lua_createtable(L, (int)count, 0);
+    ms_lua_ok(L, ms_snapshot_new(engine, names, tensors, count, &made));
+    *box = made;
+    for (uint32_t i = 0; i < count; i++) {
+        lua_pushinteger(L, (lua_Integer)ms_snapshot_hash(made, i));
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 2;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ writing */
+
+typedef struct pending { ms_checkpoint_job *job; const ms_os *os; } pending;
+
+/* Runs when the state closes: the program ends only after its last checkpoint is on disk. */
+static int pending_gc(lua_State *L)
+{
+    pending *self = luaL_checkudata(L, 1, PENDING);
+    ms_context context;
+    ms_checkpoint_job *job = self->job;
+    self->job = NULL;
+    if (!job) return 0;
+    ms_context_init(&context, self->os);
+    (void)ms_checkpoint_wait(&context, job);
+    return 0;
+}
+
+static pending *push_pending(lua_State *L)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &pending_key) == LUA_TUSERDATA) return lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    pending *self = lua_newuserdatauv(L, sizeof *self, 0);
+    *self = (pending){ .os = ms_lua_context(L)->os };
+    luaL_setmetatable(L, PENDING);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &pending_key);
+    return self;
+}
+
+/* core.checkpoint_wait() -> true, or nil, message, code if the one that was written in the background failed; blocks */
+static int wait_pending(lua_State *L)
+{
+    pending *self = push_pending(L);
+    ms_checkpoint_job *job = self->job;
+    self->job = NULL;
+    if (job && ms_checkpoint_wait(ms_lua_context(L), job)) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.checkpoint_start(snapshot, folder, name, manifest): takes the snapshot over; the one before must have been waited for */
+static int start(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, SNAPSHOT);
+    const char *folder = ms_lua_path(L, 2, "a folder"), *name = ms_lua_path(L, 3, "a name");
+    size_t bytes;
+    const char *manifest = luaL_checklstring(L, 4, &bytes);
+    pending *self = push_pending(L);
+    if (!*box || self->job) return ms_lua_error(L, "checkpoint: %s", *box ? "another one is being written" : "this snapshot was used already");
+    if (ms_checkpoint_start(ms_lua_context(L), *box, folder, name, manifest, bytes, &self->job)) return ms_lua_io_failed(L);
+    *box = NULL;
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.checkpoint_sweep(folder), core.checkpoint_remove(folder, name) */
+static int sweep(lua_State *L)
+{
+    if (ms_checkpoint_sweep(ms_lua_context(L), ms_lua_path(L, 1, "a folder"))) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+static int remove_one(lua_State *L)
+{
+    if (ms_checkpoint_remove(ms_lua_context(L), ms_lua_path(L, 1, "a folder"), ms_lua_path(L, 2, "a name"))) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.hash(text) -> an integer */
+static int hash(lua_State *L)
+{
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 1, &bytes);
+    lua_pushinteger(L, (lua_Integer)ms_hash(text, bytes, 0));
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    { "snapshot", snapshot }, { "checkpoint_start", start }, { "checkpoint_wait", wait_pending }, { "checkpoint_sweep", sweep },
+    { "checkpoint_remove", remove_one }, { "hash", hash }, { NULL, NULL },
+};
+static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc }, { "__close", snapshot_gc }, { NULL, NULL } };
+static const luaL_Reg pending_metamethods[] = { { "__gc", pending_gc }, { NULL, NULL } };
+
+void ms_open_checkpoint(lua_State *L, int runtime)
+{
+    ms_lua_type(L, runtime, SNAPSHOT, snapshot_metamethods, NULL);
+    lua_pop(L, 1);
+    ms_lua_type(L, runtime, PENDING, pending_metamethods, NULL);
+    lua_pop(L, 1);
+    ms_lua_register(L, runtime, functions);
+}

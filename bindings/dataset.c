@@ -1,0 +1,279 @@
+/* dataset.c: data sets and loaders in Lua: `next` and `batches` give new tensors; byte tokens to text and back. */
+#include <string.h>
+
+#include "bindings/io.h"
+
+#define DATASET "ms.Dataset"
+#define LOADER "ms.Loader"
+
+static int dataset_gc(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, DATASET);
+    ms_dataset_release(*box);
+    *box = NULL;
+    return 0;
+}
+
+typedef ms_status (*read_function)(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out);
+
+static int dataset_of_files(lua_State *L, read_function read)
+{
+    uint32_t count = 0;
+    const char **paths = ms_lua_string_list(L, 1, &count, "a path");
+    void **box = ms_lua_box(L, DATASET);
+    ms_dataset *made = NULL;
+    if (read(ms_lua_context(L), paths, count, &made)) return ms_lua_io_failed(L);
+    *box = made;
+    return 1;
+}
+
+/* core.dataset_bytes(paths), core.dataset_tokens(files), core.dataset_images(images, labels) */
+static int dataset_bytes(lua_State *L) { return dataset_of_files(L, ms_dataset_bytes); }
+static int dataset_tokens(lua_State *L) { return dataset_of_files(L, ms_dataset_tokens); }
+
+static int dataset_images(lua_State *L)
+{
+    const char *images = ms_lua_path(L, 1, "the path of images"), *labels = ms_lua_path(L, 2, "the path of labels");
+    void **box = ms_lua_box(L, DATASET);
+    ms_dataset *made = NULL;
+    if (ms_dataset_images(ms_lua_context(L), images, labels, &made)) return ms_lua_io_failed(L);
+    *box = made;
+    return 1;
+}
+
+static int dataset_size(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)ms_dataset_size(ms_lua_unbox(L, 1, DATASET)));
+    return 1;
+}
+
+static int dataset_split(lua_State *L)
+{
+    ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
+    double fraction = luaL_checknumber(L, 2);
+    void **boxes[2] = { ms_lua_box(L, DATASET), ms_lua_box(L, DATASET) };
+    ms_dataset *first = NULL, *rest = NULL;
+    if (ms_dataset_split(ms_lua_context(L), dataset, fraction, &first, &rest)) return ms_lua_io_failed(L);
+    *boxes[0] = first;
+    *boxes[1] = rest;
+    return 2;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ loaders */
+
+/* Joins the loader's thread, which ends as soon as the batch in its hands is filled. */
+static int loader_gc(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, LOADER);
+    ms_loader_free(*box);
+    *box = NULL;
+    return 0;
+}
+
+/* core.loader(dataset, options): options as in api.lua, with rank and ranks instead of a group */
+static int loader_new(lua_State *L)
+{
+    static const char *const keys[] = { "batch", "length", "shuffle", "seed", "rank", "ranks", NULL };
+    ms_engine *engine = ms_lua_enter(L);
+    ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    ms_lua_known_keys(L, 2, keys, "option of loader");
+    ms_loader_options options = {
+        .batch = (uint32_t)ms_lua_field_integer(L, 2, "batch", 0, 1, INT32_MAX),
+        .length = (uint32_t)ms_lua_field_integer(L, 2, "length", 0, 1, INT32_MAX),
+        .shuffle = ms_lua_field_boolean(L, 2, "shuffle", false),
+        .seed = (uint64_t)ms_lua_field_integer(L, 2, "seed", (int64_t)ms_engine_random(engine).seed, INT64_MIN, INT64_MAX),
+        .rank = (uint32_t)ms_lua_field_integer(L, 2, "rank", 0, 0, INT32_MAX),
+        .ranks = (uint32_t)ms_lua_field_integer(L, 2, "ranks", 1, 1, INT32_MAX),
+    };
+    if (options.batch == 0) return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
+    void **box = ms_lua_box(L, LOADER);
+    ms_loader *loader = NULL;
+    ms_lua_ok(L, ms_loader_new(ms_engine_context(engine), dataset, &options, &loader));
+    *box = loader;
+    return 1;
+}
+
+/* New tensors for x and y of that many rows, in handles that are on the stack already. */
+static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t rows, ms_tensor *out[2])
+{
+    ms_dtype dtype;
+    int64_t shape[3];
+    ms_tensor *x = NULL, *y = NULL;
+    uint32_t dims = ms_loader_shape(loader, rows, &dtype, shape);
+    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &x);
+    if (!status) status = ms_tensor_new(engine, MS_I64, dims == 2 ? 2 : 1, shape, &y);
+    if (status) { ms_tensor_release(x); return status; }
+    out[0] = x;
+    out[1] = y;
+    return MS_OK;
+}
+
+static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2], const ms_batch *batch, ms_status status)
+{
+    if (!status) status = ms_tensor_write(pair[0], batch->x, batch->x_bytes);
+    if (!status) status = ms_tensor_write(pair[1], batch->y, batch->y_bytes);
+    if (status) {
+        ms_tensor_release(pair[0]);
+        ms_tensor_release(pair[1]);
+        ms_lua_ok(L, status);
+    }
+    ms_handle_fill(x, pair[0]);
+    ms_handle_fill(y, pair[1]);
+}
+
+static int loader_next(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
+    ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
+    ms_tensor *pair[2] = { NULL, NULL };
+    ms_batch batch = { 0 };
+    /* Memory comes first: a batch that was taken cannot be given back. */
+    ms_lua_ok(L, make_pair(engine, loader, ms_loader_rows(loader), pair));
+    push_pair(L, x, y, pair, &batch, ms_loader_next(ms_engine_context(engine), loader, &batch));
+    return 2;
+}
+
+/* Upvalues: runtime, loader, index of the next batch, how many there may be, memory. */
+static int batches_step(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    const ms_loader *loader = ms_lua_unbox(L, lua_upvalueindex(2), LOADER);
+    lua_Integer index = lua_tointeger(L, lua_upvalueindex(3));
+    ms_dtype dtype;
+    int64_t shape[3];
+    uint32_t rows = ms_loader_rows(loader), dims = ms_loader_shape(loader, rows, &dtype, shape);
+    size_t x_bytes = rows * (size_t)shape[1] * (dims == 2 ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
+    size_t y_bytes = dims == 2 ? x_bytes : rows * sizeof(int64_t);
+    if (index >= lua_tointeger(L, lua_upvalueindex(4))) return 0;
+    ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
+    char *memory = lua_touserdata(L, lua_upvalueindex(5));
+    if (!memory) {
+        memory = lua_newuserdatauv(L, x_bytes + y_bytes, 0);
+        lua_replace(L, lua_upvalueindex(5));
+    }
+    ms_batch batch = { .x = memory, .y = memory + x_bytes, .x_bytes = x_bytes, .y_bytes = y_bytes };
+    ms_lua_ok(L, ms_loader_batch(ms_engine_context(engine), loader, (uint64_t)index, &batch));
+    if (batch.rows == 0) return 0;
+    ms_tensor *pair[2] = { NULL, NULL };
+    ms_lua_ok(L, make_pair(engine, loader, batch.rows, pair));
+    push_pair(L, x, y, pair, &batch, MS_OK);
+    lua_pushinteger(L, index + 1);
+    lua_replace(L, lua_upvalueindex(3));
+    return 2;
+}
+
+static int loader_batches(lua_State *L)
+{
+    ms_lua_unbox(L, 1, LOADER);
+    int64_t count = lua_isnoneornil(L, 2) ? INT64_MAX : ms_lua_integer(L, 2, 0, INT64_MAX, "count");
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_pushinteger(L, 0);
+    lua_pushinteger(L, count);
+    lua_pushnil(L);
+    lua_pushcclosure(L, batches_step, 5);
+    return 1;
+}
+
+static int loader_state(lua_State *L)
+{
+    ms_loader_state state = ms_loader_get_state(ms_lua_unbox(L, 1, LOADER));
+    const struct { const char *name; uint64_t value; } fields[] = {
+        { "seed", state.seed }, { "epoch", state.epoch }, { "position", state.position }, { "samples", state.samples },
+    };
+    lua_createtable(L, 0, 4);
+    for (int i = 0; i < 4; i++) {
+        lua_pushinteger(L, (lua_Integer)fields[i].value);
+        lua_setfield(L, -2, fields[i].name);
+    }
+    return 1;
+}
+
+static int loader_load_state(lua_State *L)
+{
+    ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    ms_loader_state state = {
+        .seed = (uint64_t)ms_lua_field_integer(L, 2, "seed", 0, INT64_MIN, INT64_MAX),
+        .epoch = (uint64_t)ms_lua_field_integer(L, 2, "epoch", 0, 0, INT64_MAX),
+        .position = (uint64_t)ms_lua_field_integer(L, 2, "position", 0, 0, INT64_MAX),
+        .samples = (uint64_t)ms_lua_field_integer(L, 2, "samples", 0, 0, INT64_MAX),
+    };
+    ms_lua_ok(L, ms_loader_set_state(ms_lua_context(L), loader, state));
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- text */
+
+/* core.to_tokens(text): its bytes as i64 [length] */
+static int to_tokens(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 1, &bytes);
+    int64_t *values = lua_newuserdatauv(L, bytes * sizeof *values + 1, 0), count = (int64_t)bytes;
+    for (size_t i = 0; i < bytes; i++) values[i] = (unsigned char)text[i];
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(engine, MS_I64, 1, &count, &made);
+    if (!status && bytes) status = ms_tensor_write(made, values, bytes * sizeof *values);
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
+{
+    switch (dtype) {
+    case MS_I64: return ((const int64_t *)data)[i];
+    case MS_I32: return ((const int32_t *)data)[i];
+    case MS_U16: return ((const uint16_t *)data)[i];
+    default: return ((const uint8_t *)data)[i];
+    }
+}
+
+/* core.to_text(tokens): the text of byte tokens; blocks */
+static int to_text(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "to_text", "it waits for the values");
+    ms_lua_enter(L);
+    ms_tensor *tokens = ms_lua_tensor(L, 1);
+    ms_dtype dtype = ms_tensor_dtype(tokens);
+    if (ms_dtype_is_float(dtype) || dtype == MS_BOOL) return ms_lua_error(L, "to_text: tokens are integers, these are %s", ms_dtype_name(dtype));
+    size_t count = (size_t)ms_tensor_count(tokens);
+    void *data = lua_newuserdatauv(L, ms_tensor_bytes(tokens) + 1, 0);
+    if (count) ms_lua_ok(L, ms_tensor_read(tokens, data, ms_tensor_bytes(tokens)));
+    luaL_Buffer buffer;
+    char *text = luaL_buffinitsize(L, &buffer, count);
+    for (size_t i = 0; i < count; i++) {
+        int64_t token = token_at(dtype, data, i);
+        if (token < 0 || token > 255) return ms_lua_error(L, "to_text: token %lld is no byte", (long long)token);
+        text[i] = (char)token;
+    }
+    luaL_pushresultsize(&buffer, count);
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    { "dataset_bytes", dataset_bytes }, { "dataset_tokens", dataset_tokens }, { "dataset_images", dataset_images }, { "loader", loader_new },
+    { "to_tokens", to_tokens }, { "to_text", to_text }, { NULL, NULL },
+};
+static const luaL_Reg dataset_methods[] = { { "size", dataset_size }, { "split", dataset_split }, { NULL, NULL } };
+static const luaL_Reg loader_methods[] = {
+    { "next", loader_next }, { "batches", loader_batches }, { "state", loader_state }, { "load_state", loader_load_state }, { NULL, NULL },
+};
+static const luaL_Reg dataset_metamethods[] = { { "__gc", dataset_gc }, { "__close", dataset_gc }, { NULL, NULL } };
+static const luaL_Reg loader_metamethods[] = { { "__gc", loader_gc }, { "__close", loader_gc }, { NULL, NULL } };
+
+void ms_open_dataset(lua_State *L, int runtime)
+{
+    /* Lua adds `loader`, which reads a group. */
+    ms_lua_type(L, runtime, DATASET, dataset_metamethods, dataset_methods);
+    lua_setfield(L, -2, "Dataset");
+    ms_lua_type(L, runtime, LOADER, loader_metamethods, loader_methods);
+    lua_pop(L, 1);
+    ms_lua_register(L, runtime, functions);
+}
