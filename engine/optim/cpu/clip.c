@@ -1,0 +1,136 @@
+/* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task, cut at fixed places. */
+#include <math.h>
+
+#include "optim/tasks.h"
+#include "tensor/cpu/convert.h"
+
+#define MS_TILE 65536
+#define MS_CHUNK 2048
+
+static int64_t tiles_of(int64_t elements) { return (elements + MS_TILE - 1) / MS_TILE; }
+
+/* ----------------------------------------------------------------------------------------------------------------------- measuring */
+
+typedef struct measure_job { const ms_measure_args *args; const ms_optimizer_kernels *kernels; const ms_convert_kernels *convert; double *sums; } measure_job;
+
+static double measure_range(const measure_job *j, const char *data, ms_dtype dtype, size_t n)
+{
+    if (dtype == MS_F32) return j->kernels->sum_of_powers((const float *)(const void *)data, n, j->args->p);
+    float chunk[MS_CHUNK];
+    double sum = 0;
+    for (size_t at = 0; at < n; at += MS_CHUNK) {
+        size_t part = n - at < MS_CHUNK ? n - at : MS_CHUNK;
+        j->convert->to_f32[dtype](chunk, data + at * 2, part);
+        double value = j->kernels->sum_of_powers(chunk, part, j->args->p);
+        sum = isinf(j->args->p) ? (value > sum || isnan(value) ? value : sum) : sum + value;
+    }
+    return sum;
+}
+
+static void measure_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    const measure_job *j = context;
+    int64_t at = tile;
+    for (uint32_t i = 0; i < j->args->count; i++) {
+        int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
+        if (at < tiles) {
+            int64_t first = at * MS_TILE, n = elements - first < MS_TILE ? elements - first : MS_TILE;
+            ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
+            j->sums[tile] = measure_range(j, (const char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype), dtype, (size_t)n);
+            return;
+        }
+        at -= tiles;
+    }
+}
+
+static ms_task_result measure_run(ms_run *run, void *arguments)
+{
+    const ms_measure_args *args = arguments;
+    int64_t tiles = 0;
+    for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
+    measure_job j = { .args = args, .kernels = ms_optimizer_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    j.sums = ms_thread_scratch(ms_run_thread(run), 0, (size_t)(tiles + 1) * sizeof *j.sums);
+    if (!j.sums) { ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the sums of a norm"); return MS_TASK_FAILED; }
+    ms_run_tiles(run, (uint32_t)tiles, measure_tile, &j);
+    int64_t at = 0;
+    for (uint32_t i = 0; i < args->count; i++) {
+        double sum = 0;
+        for (int64_t t = 0; t < tiles_of(args->tensors[i].elements); t++, at++) {
+            if (!isinf(args->p)) sum += j.sums[at];
+            else if (j.sums[at] > sum || isnan(j.sums[at])) sum = j.sums[at];
+        }
+        args->partial[i] = sum;
+    }
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_measure = { .name = "gradient_norm", .function = measure_run, .args_bytes = sizeof(ms_measure_args), .kind = MS_KIND_OPTIMIZER };
+
+static ms_task_result combine_run(ms_run *run, void *arguments)
+{
+    (void)run;
+    const ms_combine_args *args = arguments;
+    double sum = 0;
+    for (uint32_t i = 0; i < args->count; i++) {
+        if (!isinf(args->p)) sum += args->partial[i];
+        else if (args->partial[i] > sum || isnan(args->partial[i])) sum = args->partial[i];
+    }
+    double norm = isinf(args->p) || args->p == 1 ? sum : args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
+    double factor = args->max / (norm + 1e-6);
+    *args->norm = (float)norm;
+    *args->factor = factor < 1 || isnan(factor) ? (float)factor : 1;
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_combine = { .name = "clip_factor", .function = combine_run, .args_bytes = sizeof(ms_combine_args), .kind = MS_KIND_OPTIMIZER };
+
+/* -------------------------------------------------------------------------------------------------------------------------- scaling */
+
+typedef struct scale_job { const ms_scale_args *args; const ms_optimizer_kernels *kernels; const ms_convert_kernels *convert; _Atomic uint8_t bad; } scale_job;
+
+static bool scale_range(const scale_job *j, char *data, ms_dtype dtype, size_t n)
+{
+    float chunk[MS_CHUNK], factor = *j->args->factor;
+    bool finite = true;
+    for (size_t at = 0; at < n; at += MS_CHUNK) {
+        size_t part = n - at < MS_CHUNK ? n - at : MS_CHUNK;
+        float *values = dtype == MS_F32 ? (float *)(void *)data + at : chunk;
+        if (dtype != MS_F32) j->convert->to_f32[dtype](chunk, data + at * 2, part);
+        j->kernels->scale(values, part, factor);
+        if (j->args->finite) finite = j->kernels->all_finite(values, part) && finite;
+        if (dtype != MS_F32) j->convert->from_f32[dtype](data + at * 2, chunk, part);
+    }
+    return finite;
+}
+
+static void scale_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    scale_job *j = context;
+    int64_t at = tile;
+    for (uint32_t i = 0; i < j->args->count; i++) {
+        int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
+        if (at < tiles) {
+            int64_t first = at * MS_TILE, n = elements - first < MS_TILE ? elements - first : MS_TILE;
+            ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
+            if (!scale_range(j, (char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype), dtype, (size_t)n)) j->bad = 1;
+            return;
+        }
+        at -= tiles;
+    }
+}
+
+static ms_task_result scale_run(ms_run *run, void *arguments)
+{
+    const ms_scale_args *args = arguments;
+    if (*args->factor == 1 && !args->finite) return MS_TASK_DONE;
+    int64_t tiles = 0;
+    for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
+    scale_job j = { .args = args, .kernels = ms_optimizer_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    ms_run_tiles(run, (uint32_t)tiles, scale_tile, &j);
+    if (args->finite && j.bad) *args->finite = 0;
+    return MS_TASK_DONE;
+}
+
+const ms_task ms_cpu_scale = { .name = "gradient_scale", .function = scale_run, .args_bytes = sizeof(ms_scale_args), .kind = MS_KIND_OPTIMIZER };

@@ -1,0 +1,178 @@
+/* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into vectors. */
+#include "optim/kernels.h"
+
+#include <math.h>
+
+#include "tensor/cpu/vector_math.h"
+
+#define MS_STEP(name) \
+    static void name(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, float *restrict a, float *restrict b, float *restrict c, size_t n)
+
+MS_STEP(sgd)
+{
+    (void)b, (void)c;
+    if (!s->has_momentum) {
+        for (size_t i = 0; i < n; i++) p[i] -= s->lr * (s->sign * g[i] + s->weight_decay * p[i]);
+        return;
+    }
+    /* At the first step the buffer is the gradient itself: momentum of zeros, undamped. */
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i];
+        a[i] = s->momentum * a[i] + s->damped * grad;
+        p[i] -= s->lr * (s->nesterov ? grad + s->momentum * a[i] : a[i]);
+    }
+}
+
+/* decay: 1 - lr wd for adamw, 1 for adam; coupled: weight decay that is added to the gradient. */
+static inline __attribute__((always_inline)) void adam_step(const ms_optimizer_scalars *s, float decay, float coupled, bool amsgrad, float *restrict p,
+                                                            const float *restrict g, float *restrict m, float *restrict v, float *restrict most, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + coupled * p[i];
+        float mean = s->beta1 * m[i] + (1 - s->beta1) * grad;
+        float square = s->beta2 * v[i] + (1 - s->beta2) * grad * grad;
+        m[i] = mean;
+        v[i] = square;
+        if (amsgrad) {
+            square = most[i] > square ? most[i] : square;
+            most[i] = square;
+        }
+        p[i] = p[i] * decay - s->step_size * mean / (sqrtf(square) * s->root_correction + s->eps);
+    }
+}
+
+MS_STEP(adam)
+{
+    if (s->has_max) adam_step(s, 1, s->weight_decay, true, p, g, a, b, c, n);
+    else adam_step(s, 1, s->weight_decay, false, p, g, a, b, c, n);
+}
+
+MS_STEP(adamw)
+{
+    float decay = 1 - s->lr * s->weight_decay;
+    if (s->has_max) adam_step(s, decay, 0, true, p, g, a, b, c, n);
+    else adam_step(s, decay, 0, false, p, g, a, b, c, n);
+}
+
+MS_STEP(adagrad)
+{
+    (void)b, (void)c;
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i];
+        a[i] += grad * grad;
+        p[i] -= s->step_size * grad / (sqrtf(a[i]) + s->eps);
+    }
+}
+
+MS_STEP(adadelta)
+{
+    (void)c;
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i];
+        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad * grad;
+        float change = sqrtf(b[i] + s->eps) / sqrtf(a[i] + s->eps) * grad;
+        b[i] = s->beta1 * b[i] + (1 - s->beta1) * change * change;
+        p[i] -= s->lr * change;
+    }
+}
+
+MS_STEP(rmsprop)
+{
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i];
+        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad * grad;
+        float square = a[i];
+        if (s->centered) {
+            c[i] += (1 - s->beta1) * (grad - c[i]);
+            square -= c[i] * c[i];
+        }
+        float change = grad / (sqrtf(square) + s->eps);
+        if (s->has_momentum) {
+            b[i] = s->momentum * b[i] + change;
+            change = b[i];
+        }
+        p[i] -= s->lr * change;
+    }
+}
+
+MS_STEP(rprop)
+{
+    (void)c;
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i], agree = grad * a[i];
+        float step = s->first ? s->lr : b[i];
+        step *= agree > 0 ? s->eta_plus : agree < 0 ? s->eta_minus : 1.0f;
+        step = step < s->step_min ? s->step_min : step > s->step_max ? s->step_max : step;
+        grad = agree < 0 ? 0 : grad;
+        p[i] -= grad > 0 ? step : grad < 0 ? -step : 0;
+        a[i] = grad;
+        b[i] = step;
+    }
+}
+
+MS_STEP(adamax)
+{
+    (void)c;
+    for (size_t i = 0; i < n; i++) {
+        float grad = s->sign * g[i] + s->weight_decay * p[i];
+        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad;
+        float size = fabsf(grad) + s->eps, kept = s->beta2 * b[i];
+        b[i] = kept > size ? kept : size;
+        p[i] -= s->step_size * a[i] / b[i];
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- clipping */
+
+/* 16 lanes, in f64 halves so that long sums keep their digits. */
+static double sum_of_squares(const float *g, size_t n)
+{
+    typedef double v8d __attribute__((vector_size(64)));
+    v8d low = { 0 }, high = { 0 };
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 8; j++) {
+            low[j] += (double)g[i + (size_t)j] * (double)g[i + (size_t)j];
+            high[j] += (double)g[i + 8 + (size_t)j] * (double)g[i + 8 + (size_t)j];
+        }
+    double sum = 0;
+    for (; i < n; i++) sum += (double)g[i] * (double)g[i];
+    for (int j = 0; j < 8; j++) sum += low[j] + high[j];
+    return sum;
+}
+
+static double sum_of_powers(const float *g, size_t n, double p)
+{
+    double sum = 0;
+    if (p == 2) return sum_of_squares(g, n);
+    if (isinf(p)) {
+        for (size_t i = 0; i < n; i++) {
+            double size = fabs((double)g[i]);
+            if (isnan(size)) return size;
+            if (size > sum) sum = size;
+        }
+        return sum;
+    }
+    for (size_t i = 0; i < n; i++) sum += p == 1 ? fabs((double)g[i]) : pow(fabs((double)g[i]), p);
+    return sum;
+}
+
+static void scale(float *g, size_t n, float factor)
+{
+    for (size_t i = 0; i < n; i++) g[i] *= factor;
+}
+
+static bool all_finite(const float *g, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) bad |= (ms_bits_from_float(g[i]) & 0x7f800000u) == 0x7f800000u;
+    return bad == 0;
+}
+
+const ms_optimizer_kernels MS_ISA_NAME(ms_optimizer_kernels) = {
+    .step = { [MS_SGD] = sgd, [MS_ADAM] = adam, [MS_ADAMW] = adamw, [MS_ADAGRAD] = adagrad, [MS_ADADELTA] = adadelta, [MS_RMSPROP] = rmsprop,
+              [MS_RPROP] = rprop, [MS_ADAMAX] = adamax },
+    .sum_of_powers = sum_of_powers,
+    .scale = scale,
+    .all_finite = all_finite,
+};

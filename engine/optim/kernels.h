@@ -1,0 +1,45 @@
+/* kernels.h: arguments and inner loops of the optimizers. */
+#ifndef MOONSHARD_OPTIM_KERNELS_H
+#define MOONSHARD_OPTIM_KERNELS_H
+
+#include "moonshard/optim.h"
+#include "tensor/cpu/isa.h"
+
+typedef struct ms_optimizer_args {
+    ms_optimizer_kind kind;
+    ms_dtype dtype, gradient_dtype;
+    ms_hyperparameters hyper;
+    void *parameter;
+    const void *gradient;
+    float *states[MS_OPTIMIZER_STATES], *master;
+    int64_t *count;
+    const float *lr;
+    const uint8_t *only_if;
+    int64_t elements;
+    ms_random random;
+} ms_optimizer_args;
+
+/* Numbers of one step, the same for all elements. Which of them a kind reads: see the kernels. */
+typedef struct ms_optimizer_scalars {
+    float lr, weight_decay, sign;              /* sign: -1 for maximize */
+    float beta1, beta2, eps;
+    float step_size, root_correction;          /* adam, adamax: lr / (1 - b1^t); 1 / sqrt(1 - b2^t) */
+    float momentum, damped;                    /* damped: 1 - dampening, 1 at the first step */
+    float eta_minus, eta_plus, step_min, step_max;
+    bool nesterov, has_max, centered, has_momentum, first;
+} ms_optimizer_scalars;
+
+/* One pass over n elements, all f32, no overlap; p is written, g is not. a, b, c are the states in order. */
+typedef void (*ms_optimizer_kernel)(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, float *restrict a,
+                                    float *restrict b, float *restrict c, size_t n);
+
+typedef struct ms_optimizer_kernels {
+    ms_optimizer_kernel step[MS_OPTIMIZER_KINDS];
+    double (*sum_of_powers)(const float *g, size_t n, double p);       /* sum |g|^p; p infinite: the maximum. NaN stays */
+    void (*scale)(float *g, size_t n, float factor);
+    bool (*all_finite)(const float *g, size_t n);
+} ms_optimizer_kernels;
+
+MS_ISA_TABLE(ms_optimizer_kernels, ms_optimizer_kernels)
+
+#endif

@@ -1,0 +1,294 @@
+-- Optimizers: kinds, parameter groups, state by name, clipping; schedules and the loss scaler are files of their own.
+local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
+local schedules = require "moonshard.optim.schedules"
+
+---@class ms.optim
+local optim = {}
+for name, f in pairs(schedules) do optim[name] = f end
+optim.scaler = require "moonshard.optim.scaler"
+
+---@class ms.Optimizer
+local Optimizer = {}
+Optimizer.__index = Optimizer
+Optimizer.__name = "ms.Optimizer"
+
+-- Options that every kind has, beside its own hyper-parameters.
+local common = { lr = 0.01, weight_decay = 0, maximize = false }
+local settings = { params = true, schedule = true, master = true, shard = true, name = true }
+
+local function known_options(kind)
+  local names = { "params", "schedule", "master" }
+  for name in pairs(kind.all_defaults) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+-- Raises for an option that the kind does not have or that has another type than its default.
+local function check_options(kind, options)
+  for name, value in pairs(options) do
+    if type(name) == "string" then
+      local default = kind.all_defaults[name]
+      if default == nil and not settings[name] then
+        local names = known_options(kind)
+        core.raise(("%s: unknown option '%s'%s; it has %s"):format(kind.name, name,
+          core.nearest(name, names) and (": did you mean '%s'?"):format(core.nearest(name, names)) or "", table.concat(names, ", ")))
+      elseif default ~= nil and type(value) ~= type(default) and not (name == "lr" and core.is_tensor(value)) then
+        core.raise(("%s: option %s must be a %s, not a %s"):format(kind.name, name, type(default), type(value)))
+      end
+    end
+  end
+  if options.shard then core.raise(kind.name .. ": shard needs several ranks, and there is one") end
+  if kind.native then core.optim_check(kind.name, options) end
+end
+
+-- A module, a list of parameters or tensors, or a list of groups: a list of groups.
+local function groups_of(params, options)
+  if module.is_module(params) then return { { params = params:parameters() } } end
+  if type(params) ~= "table" then core.raise("an optimizer needs a module, a list of parameters or a list of groups, not " .. type(params)) end
+  if params.params then core.raise("groups come in a list: { { params = ... }, ... }") end
+  local first = params[1]
+  if core.is_tensor(first) then return { { params = params } } end
+  if first == nil then core.raise("an optimizer needs at least one parameter") end
+  return params, options
+end
+
+local function add_group(self, group)
+  check_options(self.kind, group)
+  local list = group.params
+  if module.is_module(list) then list = list:parameters() end
+  if type(list) ~= "table" then core.raise("a group needs params: a list of parameters") end
+  for i, p in ipairs(list) do
+    if not core.is_tensor(p) then core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p))) end
+    if self.slots[p] then
+      local name = p:name()
+      core.raise(("parameter %s is in two groups"):format(name ~= "" and "'" .. name .. "'" or i))
+    end
+  end
+  -- What the group does not say comes from the optimizer's options, live.
+  local live = setmetatable(group, { __index = self.defaults })
+  live.params = list
+  self.list[#self.list + 1] = live
+  for _, p in ipairs(list) do
+    self.count = self.count + 1
+    self.slots[p] = { group = live, state = {}, position = self.count }
+    self.order[self.count] = p
+    if not core.is_parameter(p) then p:keep() end
+  end
+end
+
+local function new(kind, params, options)
+  options = options or {}
+  check_options(kind, options)
+  local defaults = setmetatable({}, { __index = kind.all_defaults })
+  for name, value in pairs(options) do defaults[name] = value end
+  local self = setmetatable({
+    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, skipped = {}, first_only_if = {},
+  }, Optimizer)
+  for _, group in ipairs(groups_of(params)) do add_group(self, group) end
+  return self
+end
+
+--- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in ones.
+---@param kind ms.Kind
+---@return fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+function optim.define(kind)
+  if type(kind) ~= "table" or type(kind.name) ~= "string" then core.raise("optim.define: a table with name, defaults and step_param is expected") end
+  if type(kind.step_param) ~= "function" then core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name)) end
+  local own = { all_defaults = setmetatable({}, nil), name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
+  for name, value in pairs(common) do own.all_defaults[name] = value end
+  for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
+  return function(params, options) return new(own, params, options) end
+end
+
+-- The kinds in C: their step is one call.
+local function native(name, defaults)
+  optim[name] = optim.define {
+    name = name, defaults = defaults, native = true,
+    step_param = function(p, grad, state, group, _, only_if) core.optim_step(name, p, grad, state, group, only_if) end,
+  }
+end
+
+native("sgd", { momentum = 0, dampening = 0, nesterov = false })
+native("adam", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, amsgrad = false })
+native("adamw", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, amsgrad = false, weight_decay = 0.01 })
+native("adagrad", { lr_decay = 0, initial_accumulator_value = 0, eps = 1e-10 })
+native("adadelta", { lr = 1, rho = 0.9, eps = 1e-6 })
+native("rmsprop", { alpha = 0.99, eps = 1e-8, momentum = 0, centered = false })
+native("rprop", { etas = { 0.5, 1.2 }, step_sizes = { 1e-6, 50 } })
+native("adamax", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8 })
+
+-------------------------------------------------------------------------------------------------------------------------- stepping
+
+-- The learning rate of a group now: its lr times the schedule's factor.
+local function scheduled(self, group)
+  local lr, schedule = group.lr, group.schedule
+  if not schedule then return lr end
+  return lr * schedule(self:finished())
+end
+
+-- A view of the group whose lr is the scheduled one.
+local function at_this_step(self, group) return setmetatable({ lr = scheduled(self, group) }, { __index = group }) end
+
+-- Lua kinds know no flags: what they wrote is put back where the flag is false.
+local function step_if(kind, p, grad, slot, group, only_if)
+  local before = { [p] = p:clone() }
+  for _, t in pairs(slot.state) do if core.is_tensor(t) then before[t] = t:clone() end end
+  kind.step_param(p, grad, slot.state, group, slot.taken)
+  for t, old in pairs(before) do t:copy_(core.where(only_if, t, old)) end
+  for _, t in pairs(slot.state) do
+    if core.is_tensor(t) and not before[t] then t:copy_(core.where(only_if, t, t:zeros_like())) end
+  end
+end
+
+local function step_one(self, p, grad, group, only_if)
+  local kind, slot = self.kind, self.slots[p]
+  if kind.native then
+    kind.step_param(p, grad, slot.state, group, nil, only_if)
+    return
+  end
+  slot.taken = (slot.taken or -1) + 1
+  core.no_grad(function()
+    if only_if then step_if(kind, p, grad, slot, group, only_if)
+    else kind.step_param(p, grad, slot.state, group, slot.taken) end
+  end)
+  for _, t in pairs(slot.state) do if core.is_tensor(t) then t:keep() end end
+end
+
+--- Steps that have been taken: those that a flag on the device prevented are known two steps later, and counted out then, so that
+--- schedules do not advance through them.
+---@return integer
+function Optimizer:finished()
+  local pending = {}
+  for _, item in ipairs(self.skipped) do
+    if item.step + 2 <= self.steps then
+      if item.probe:value() == 0 then self.lost = (self.lost or 0) + 1 end
+    else pending[#pending + 1] = item end
+  end
+  self.skipped = pending
+  return self.steps - (self.lost or 0)
+end
+
+--- One step from the gradients, which it consumes. Parameters without gradient are left alone.
+--- options: only_if: one bool on the device; false: nothing changes, not even the step count; keep_grads.
+---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
+function Optimizer:step(options)
+  if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
+  options = options or {}
+  for _, group in ipairs(self.list) do
+    local now = at_this_step(self, group)
+    for _, p in ipairs(group.params) do
+      local grad = p:grad()
+      if grad then
+        step_one(self, p, grad, now, options.only_if)
+        if not options.keep_grads then p:set_grad(nil) end
+      end
+    end
+  end
+  if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if) } end
+  self.steps = self.steps + 1
+end
+
+--- Steps one parameter on the current stream; allowed in hooks.
+---@param p ms.Tensor
+---@param grad? ms.Tensor p:grad() unless given
+---@param options? { only_if?: ms.Tensor }
+function Optimizer:step_param(p, grad, options)
+  local slot = self.slots[p]
+  if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
+  grad = grad or p:grad()
+  if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
+  step_one(self, p, grad, at_this_step(self, slot.group), options and options.only_if)
+end
+
+function Optimizer:zero_grad()
+  for _, p in ipairs(self.order) do p:set_grad(nil) end
+end
+
+---@return ms.ParamGroup[]
+function Optimizer:groups() return self.list end
+
+---@param group ms.ParamGroup
+function Optimizer:add_group(group) add_group(self, group) end
+
+--- What the next step of the first group uses, schedule included.
+---@return number
+function Optimizer:lr() return scheduled(self, self.list[1]) end
+
+-------------------------------------------------------------------------------------------------------------------------- saving
+
+local function name_of(p, position)
+  local name = p:name()
+  return name ~= "" and name or ("#%d"):format(position)
+end
+
+--- State by parameter name, and the count of steps.
+---@return table
+function Optimizer:state()
+  local saved = { kind = self.kind.name, steps = self:finished(), parameters = {} }
+  for position, p in ipairs(self.order) do
+    local slot, own = self.slots[p], {}
+    for key, value in pairs(slot.state) do own[key] = value end
+    own["#taken"] = slot.taken
+    if next(own) ~= nil then saved.parameters[name_of(p, position)] = own end
+  end
+  return saved
+end
+
+---@param saved table
+function Optimizer:load_state(saved)
+  if saved.kind ~= self.kind.name then
+    core.raise(("load_state: the state is of %s, the optimizer is %s"):format(tostring(saved.kind), self.kind.name))
+  end
+  local own = {}
+  for position, p in ipairs(self.order) do own[name_of(p, position)] = p end
+  for name in pairs(saved.parameters) do
+    if not own[name] then core.raise(("load_state: parameter '%s' is unknown here"):format(name)) end
+  end
+  for name, p in pairs(own) do
+    local slot, given = self.slots[p], saved.parameters[name]
+    local state = {}
+    for key, value in pairs(given or {}) do
+      if key == "#taken" then slot.taken = value
+      elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
+      else state[key] = value end
+    end
+    slot.state = state
+  end
+  self.steps, self.lost, self.skipped = saved.steps, 0, {}
+end
+
+-------------------------------------------------------------------------------------------------------------------------- clipping
+
+local function gradients_of(params)
+  if module.is_module(params) then params = params:parameters() end
+  local list = {}
+  for _, p in ipairs(params) do list[#list + 1] = p:grad() end
+  return list
+end
+
+--- Scales all gradients to a norm of at most max; the norm before is a device scalar.
+---@param params ms.Module|ms.Parameter[]
+---@param max number
+---@param p? number 2 unless given
+---@return ms.Tensor
+function optim.clip_grad_norm(params, max, p)
+  local list = gradients_of(params)
+  if #list == 0 then return core.zeros {} end
+  return core.clip_norm(list, max, p)
+end
+
+---@param params ms.Module|ms.Parameter[]
+---@param max number
+function optim.clip_grad_value(params, max)
+  if type(max) ~= "number" or not (max >= 0) then core.raise("clip_grad_value: max must be a number of 0 or more") end
+  core.no_grad(function()
+    for _, grad in ipairs(gradients_of(params)) do grad:clamp_(-max, max) end
+  end)
+end
+
+local Module = module.base
+function Module:clip_grad_norm(max, p) return optim.clip_grad_norm(self, max, p) end
+function Module:clip_grad_value(max) optim.clip_grad_value(self, max) end
+
+return optim

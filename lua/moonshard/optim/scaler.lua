@@ -1,0 +1,65 @@
+-- The loss scaler: multiplies losses so that 16-bit gradients do not vanish, skips steps whose gradients overflowed, adapts.
+local core = require "moonshard.core"
+
+---@class ms.Scaler
+local Scaler = {}
+Scaler.__index = Scaler
+Scaler.__name = "ms.Scaler"
+
+--- In order: 65536, 2, .5, 2000 unless given. Scale and counter lie on the device: nothing waits.
+---@param options? { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }
+---@return ms.Scaler
+local function scaler(options)
+  local self = { init_scale = 65536, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000 }
+  for key, value in pairs(options or {}) do
+    if self[key] == nil then core.raise(("optim.scaler: unknown option '%s'; it has init_scale, growth_factor, backoff_factor, growth_interval"):format(tostring(key))) end
+    if type(value) ~= "number" or value <= 0 then core.raise(("optim.scaler: %s must be a number above 0"):format(key)) end
+    self[key] = value
+  end
+  self.factor = core.full(self.init_scale, {}):keep()
+  self.good = core.zeros {}:keep()                         -- steps without overflow since the last change
+  return setmetatable(self, Scaler)
+end
+
+---@param loss ms.Tensor
+---@return ms.Tensor
+function Scaler:scale(loss) return loss * self.factor:to(loss:dtype()) end
+
+--- Unscales the gradients of the optimizer's parameters; the device's flag whether all are finite. `step` does it by itself.
+---@param optimizer ms.Optimizer
+---@return ms.Tensor
+function Scaler:unscale(optimizer)
+  local list = {}
+  for _, group in ipairs(optimizer:groups()) do
+    for _, p in ipairs(group.params) do list[#list + 1] = p:grad() end
+  end
+  if #list == 0 then core.raise("scaler: no parameter has a gradient") end
+  self.finite = core.unscale(list, 1 / self.factor)
+  return self.finite
+end
+
+--- Unscales (unless that was done), steps unless inf or nan was seen, adapts.
+---@param optimizer ms.Optimizer
+function Scaler:step(optimizer)
+  local finite = self.finite or self:unscale(optimizer)
+  self.finite = nil
+  optimizer:step { only_if = finite }
+  core.no_grad(function()
+    local good = core.where(finite, self.good + 1, 0)
+    local grown = good:ge(self.growth_interval)
+    local kept = core.where(grown, self.factor * self.growth_factor, self.factor)
+    self.factor:copy_(core.where(finite, kept, self.factor * self.backoff_factor))
+    self.good:copy_(core.where(grown, good:zeros_like(), good))
+  end)
+end
+
+function Scaler:state() return { factor = self.factor, good = self.good } end
+
+function Scaler:load_state(saved)
+  core.no_grad(function()
+    self.factor:copy_(saved.factor)
+    self.good:copy_(saved.good)
+  end)
+end
+
+return scaler
