@@ -119,7 +119,7 @@ MS_VECTOR ms_v16f ms_v_exp_normal(ms_v16f x)
     p = p * r + 4.999999404e-01f;
     p = (p * r) * r + r + 1.0f;
     /* The integer stands in the low bits of `shifted`; what is above them leaves on the left. */
-    return (ms_v16f)(~none & (ms_v16i)(p * (ms_v16f)(((ms_v16i)shifted << 23) + (127 << 23))));
+    return (ms_v16f)(~none & (ms_v16i)(p * (ms_v16f)(((ms_v16u)shifted << 23) + (127u << 23))));
 }
 
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
