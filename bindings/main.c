@@ -1,4 +1,5 @@
 /* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli. */
+#include <lauxlib.h>
 #include <lualib.h>
 #include <signal.h>
 #include <stdio.h>

@@ -77,6 +77,8 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
     return true;
 }
 
+const char *ms_engine_blas(void) { return "CBLAS"; }
+
 #else
 typedef int ms_gemm_cblas_is_not_built;   /* C has no empty files */
 #endif

@@ -356,6 +356,11 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
     return execute(plan, shape, thread, a, b, bias, c);
 }
 
+#define MS_TEXT2(x) #x
+#define MS_TEXT(x) MS_TEXT2(x)
+
+const char *ms_engine_blas(void) { return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(DNNL_VERSION_PATCH); }
+
 #else
 typedef int ms_gemm_onednn_is_not_built;   /* C has no empty files */
 #endif
