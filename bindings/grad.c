@@ -30,15 +30,44 @@ static int detach(lua_State *L)
     return 1;
 }
 
+/* Pushes the table that lives with the tensor's handle at `index`. */
+static void push_table_of(lua_State *L, int index)
+{
+    if (lua_getiuservalue(L, index, 1) == LUA_TTABLE) return;
+    lua_pop(L, 1);
+    lua_createtable(L, 0, 1);
+    lua_pushvalue(L, -1);
+    lua_setiuservalue(L, index, 1);
+}
+
+/* One handle for a gradient, whoever asks and how often: so that consuming it gives its memory back at once. */
 static int grad(lua_State *L)
 {
     ms_lua_enter(L);
     ms_tensor *gradient = ms_tensor_grad(ms_lua_tensor(L, 1));
     if (!gradient) { lua_pushnil(L); return 1; }
+    push_table_of(L, 1);
+    if (lua_getfield(L, -1, "grad") == LUA_TUSERDATA && ((ms_handle *)lua_touserdata(L, -1))->tensor == gradient) return 1;
+    lua_pop(L, 1);
     ms_handle *handle = ms_lua_new_handle(L);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -3, "grad");
     ms_handle_fill(handle, ms_tensor_retain(gradient));
     ms_handle_keep(handle);
     return 1;
+}
+
+/* core.consume_grad(p): the gradient is gone, for those who still hold its handle too. */
+static int consume_grad(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), NULL));
+    if (lua_getiuservalue(L, 1, 1) != LUA_TTABLE) return 0;
+    if (lua_getfield(L, -1, "grad") != LUA_TUSERDATA) return 0;
+    ms_handle_drop(lua_touserdata(L, -1), "was consumed with its gradient by an optimizer or zero_grad; clone it to keep its values");
+    lua_pushnil(L);
+    lua_setfield(L, -3, "grad");
+    return 0;
 }
 
 static int set_grad(lua_State *L)
@@ -323,7 +352,7 @@ static int recompute(lua_State *L)
 
 void ms_open_grad(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { NULL, NULL } };
     static const luaL_Reg methods[] = { { "requires_grad", requires_grad }, { "requires_grad_", set_requires_grad }, { "detach", detach }, { "grad", grad },
                                         { "set_grad", set_grad }, { "backward", backward }, { "on_grad", on_grad }, { "on_grad_ready", on_grad_ready }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

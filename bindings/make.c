@@ -221,6 +221,7 @@ static int join(lua_State *L, const ms_op *op, uint32_t extra)
 {
     ms_engine *engine = ms_lua_enter(L);
     uint32_t count = 0;
+    lua_settop(L, 2);
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
     ms_attributes attributes = { 0 };
     if (!lua_isnoneornil(L, 2)) attributes.dim.a = ms_lua_dim(L, 2, ms_tensor_dims(tensors[0]) + extra);

@@ -181,7 +181,7 @@ function Optimizer:step(options)
       local grad = p:grad()
       if grad then
         step_one(self, p, grad, now, options.only_if)
-        if not options.keep_grads then p:set_grad(nil) end
+        if not options.keep_grads then core.consume_grad(p) end
       end
     end
   end
@@ -202,7 +202,7 @@ function Optimizer:step_param(p, grad, options)
 end
 
 function Optimizer:zero_grad()
-  for _, p in ipairs(self.order) do p:set_grad(nil) end
+  for _, p in ipairs(self.order) do core.consume_grad(p) end
 end
 
 ---@return ms.ParamGroup[]

@@ -1,6 +1,5 @@
 -- Modules from and to safetensors files, with the names of other tools, and config.json.
 local core = require "moonshard.core"
-local safetensors = require "moonshard.safetensors"
 local Module = require "moonshard.nn.module".base
 
 -- The files of a folder: the shards that an index names, or all .safetensors.
@@ -23,7 +22,7 @@ end
 function Module:load(path, options)
   local files, message, code = files_of(path)
   if not files then return nil, message, code end
-  local state = {}
+  local safetensors, state = require "moonshard.safetensors", {}
   for _, file in ipairs(files) do
     local tensors, why, kind = safetensors.load(file)
     if not tensors then return nil, why, kind end
@@ -47,7 +46,7 @@ function Module:save(path)
     if not ok then return nil, message, code end
     path = path:gsub("/+$", "") .. "/model.safetensors"
   end
-  local ok, message, code = safetensors.save(path, self:state(), { format = "pt" })
+  local ok, message, code = require "moonshard.safetensors".save(path, self:state(), { format = "pt" })
   if not ok then return nil, message, code end
   if not self.config then return true end
   local folder = path:match "^(.*)/[^/]*$" or "."

@@ -1,0 +1,99 @@
+-- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread prepares batches ahead.
+local core = require "moonshard.core"
+
+---@class ms.data
+local data = { to_tokens = core.to_tokens, to_text = core.to_text }
+
+--- The bytes of files as tokens; of a folder, all files below it in order of their paths, without those whose names begin with a dot.
+---@param path string|string[]
+---@return ms.Dataset?
+---@return string? message
+---@return string? code
+function data.bytes(path)
+  return core.dataset_bytes(type(path) == "table" and path or { path })
+end
+
+-- A pattern of the shell's kind as one of Lua's.
+local function to_lua_pattern(glob)
+  local text = glob:gsub("[%^%$%(%)%%%.%[%]%+%-]", "%%%0"):gsub("%*", ".*"):gsub("%?", ".")
+  return "^" .. text .. "$"
+end
+
+-- The files that a pattern names, sorted: * and ? in the last part of the path; a folder means the .bin files in it.
+local function expand(pattern)
+  if core.exists(pattern) == "folder" then pattern = pattern:gsub("/+$", "") .. "/*.bin" end
+  if not pattern:find "[*?]" then return { pattern } end
+  local folder, last = pattern:match "^(.*/)([^/]*)$"
+  folder, last = folder or "./", last or pattern
+  if folder:find "[*?]" then core.raise(("data.tokens: '%s': * and ? may stand only behind the last /"):format(pattern)) end
+  local names, message, code = core.list(folder)
+  if not names then return nil, message, code end
+  local files, wanted = {}, to_lua_pattern(last)
+  for _, name in ipairs(names) do
+    if name:match(wanted) and name:sub(1, 1) ~= "." then files[#files + 1] = (folder == "./" and "" or folder) .. name end
+  end
+  if #files == 0 then return nil, ("no file matches '%s'"):format(pattern), "not_found" end
+  return files
+end
+
+--- Token shards of llm.c or nanoGPT, one after the other.
+---@param pattern string a file, a folder, or a path with * and ? in its last part
+---@return ms.Dataset?
+---@return string? message
+---@return string? code
+function data.tokens(pattern)
+  if type(pattern) ~= "string" then core.raise("data.tokens: the pattern is a string") end
+  local files, message, code = expand(pattern)
+  if not files then return nil, message, code end
+  return core.dataset_tokens(files)
+end
+
+-- The one file of a folder whose name has this ending: the training files if there are several.
+local function find_idx(folder, names, kind)
+  local found = {}
+  for _, name in ipairs(names) do
+    local stem = name:gsub("%.gz$", "")
+    if stem == "train-" .. kind then return folder .. "/" .. name end
+    if stem:sub(-#kind) == kind then found[#found + 1] = name end
+  end
+  if #found == 1 then return folder .. "/" .. found[1] end
+  return nil, ("'%s' has %s file whose name ends in %s: say which by files"):format(folder, #found == 0 and "no" or "more than one", kind), "not_found"
+end
+
+--- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels y i64 [batch].
+---@param folder string
+---@param files? { images: string, labels: string } names in the folder; unless given, the training files
+---@return ms.Dataset?
+---@return string? message
+---@return string? code
+function data.mnist(folder, files)
+  if files and not (files.images and files.labels) then core.raise("data.mnist: files needs both images and labels") end
+  if files then return core.dataset_images(folder .. "/" .. files.images, folder .. "/" .. files.labels) end
+  local names, message, code = core.list(folder)
+  if not names then return nil, message, code end
+  local images, labels
+  images, message, code = find_idx(folder, names, "images-idx3-ubyte")
+  if not images then return nil, message, code end
+  labels, message, code = find_idx(folder, names, "labels-idx1-ubyte")
+  if not labels then return nil, message, code end
+  return core.dataset_images(images, labels)
+end
+
+---@class ms.Dataset
+local Dataset = core.Dataset
+
+--- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the engine's unless given.
+---@param options { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }
+---@return ms.Loader
+function Dataset:loader(options)
+  local ms = require "moonshard"
+  local own = {}
+  for key, value in pairs(options) do own[key] = value end
+  local group = options.group
+  own.group = nil
+  own.rank = group and group:rank() or ms.rank()
+  own.ranks = group and group:size() or ms.world_size()
+  return core.loader(self, own)
+end
+
+return data

@@ -1,0 +1,79 @@
+-- Safetensors files: what api.lua calls `ms.safetensors`.
+local core = require "moonshard.core"
+
+---@class ms.safetensors
+local safetensors = {}
+
+--- Reads tensors of a file, all or those of `names`. A file that breaks a rule of the format is refused as a whole.
+---@param path string
+---@param names? string[] only these; "not_found" if one is missing
+---@return table<string, ms.Tensor>? tensors
+---@return table<string, string>|string metadata the file's metadata; on failure the message
+---@return string? code
+function safetensors.load(path, names)
+  local file, message, code = core.safetensors_open(path)
+  if not file then return nil, message, code end
+  if not names then
+    names = {}
+    for name in pairs(file:entries()) do names[#names + 1] = name end
+    table.sort(names)
+  end
+  local tensors = {}
+  for _, name in ipairs(names) do
+    local tensor, why, kind = file:load(name)
+    if not tensor then
+      file:close()
+      return nil, ("%s: %s"):format(path, why), kind
+    end
+    tensors[name] = tensor
+  end
+  local metadata = file:metadata()
+  file:close()
+  return tensors, metadata
+end
+
+--- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their values. The same tensors give the same file.
+---@param path string
+---@param tensors table<string, ms.Tensor>
+---@param metadata? table<string, string>
+---@return true?
+---@return string? message
+---@return string? code
+function safetensors.save(path, tensors, metadata)
+  if type(tensors) ~= "table" then core.raise("safetensors.save: the second argument is a table from names to tensors") end
+  local names, list, pairs_of = {}, {}, {}
+  for name, tensor in pairs(tensors) do
+    if type(name) ~= "string" or not core.is_tensor(tensor) then
+      core.raise(("safetensors.save: %s is %s; names are strings and values are tensors"):format(tostring(name), type(tensor)))
+    end
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  for i, name in ipairs(names) do list[i] = tensors[name] end
+  for key, value in pairs(metadata or {}) do
+    if type(key) ~= "string" or type(value) ~= "string" then core.raise("safetensors.save: metadata goes from strings to strings") end
+    pairs_of[#pairs_of + 1] = key
+  end
+  table.sort(pairs_of)
+  local flat = {}
+  for _, key in ipairs(pairs_of) do
+    flat[#flat + 1] = key
+    flat[#flat + 1] = metadata[key]
+  end
+  return core.safetensors_save(path, names, list, flat)
+end
+
+--- What a file holds, without reading the tensors. dtype may be one that cannot be loaded, such as "f64".
+---@param path string
+---@return table<string, { dtype: string, shape: integer[] }>?
+---@return table<string, string>|string metadata on failure the message
+---@return string? code
+function safetensors.header(path)
+  local file, message, code = core.safetensors_open(path)
+  if not file then return nil, message, code end
+  local entries, metadata = file:entries(), file:metadata()
+  file:close()
+  return entries, metadata
+end
+
+return safetensors
