@@ -25,7 +25,9 @@ local encode
 
 -- JSON objects have text as keys; tables with other keys become lists of pairs.
 local function encode_table(value, path, depth, out)
-  if depth > DEEPEST then core.raise(("checkpoint: %s: tables are nested more than %d deep, or refer to themselves"):format(path, DEEPEST)) end
+  if depth > DEEPEST then
+    core.raise(("checkpoint: %s: tables are nested more than %d deep, or refer to themselves"):format(path, DEEPEST))
+  end
   local keys, plain, count = {}, true, 0
   for key in pairs(value) do
     local kind = math.type(key) or type(key)
@@ -71,7 +73,7 @@ function encode(value, path, depth, out)
     out.tensors[#out.tensors + 1] = value
     return { ["$tensor"] = path }
   end
-  return core.raise(("checkpoint: %s is a %s; what can be saved are tensors, numbers, strings, booleans and tables of them"):format(path, kind))
+  return core.raise(("checkpoint: %s is a %s; what can be saved: tensors, numbers, strings, booleans, tables"):format(path, kind))
 end
 
 local FLOATS = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
@@ -81,7 +83,9 @@ local function decode(value, tensor)
   if type(value) ~= "table" then return value end
   if value["$tensor"] then return tensor(value["$tensor"]) end
   if value["$float"] then return FLOATS[value["$float"]] end
-  if value["$bytes"] then return (value["$bytes"]:gsub("%x%x", function(hex) return string.char(tonumber(hex, 16)) end)) end
+  if value["$bytes"] then
+    return (value["$bytes"]:gsub("%x%x", function(hex) return string.char(tonumber(hex, 16)) end))
+  end
   local made = {}
   if value["$table"] then
     for _, pair in ipairs(value["$table"]) do made[decode(pair[1], tensor)] = decode(pair[2], tensor) end
@@ -111,10 +115,27 @@ end
 
 local function corrupt(path, rule) return nil, ("'%s' is damaged: %s"):format(path, rule), "corrupt" end
 
+-- Its hash is no signature: whoever can write files can write one, and must not get further than to an error.
+local function is_whole(manifest)
+  local random = manifest.random
+  if type(manifest.tensors) ~= "table" or type(manifest.values) ~= "table" or type(random) ~= "table" then return false end
+  for _, key in ipairs { "seed", "step", "draw" } do
+    if math.type(random[key]) ~= "integer" then return false end
+  end
+  for _, tensor in pairs(manifest.tensors) do
+    if type(tensor) ~= "table" or type(tensor.type) ~= "string" or type(tensor.hash) ~= "string" or not tensor.hash:match "^%x+$" then
+      return false
+    end
+  end
+  return true
+end
+
 local function read_manifest(folder)
   local path = folder .. "/manifest.json"
   local text, message, code = core.file_read(path)
-  if not text then return nil, message, code end
+  if not text then
+    return nil, code == "not_found" and ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder) or message, code
+  end
   local start = #HEAD + 16 + #MIDDLE
   local body = text:sub(start + 1, -#TAIL - 1)
   if text:sub(1, start) ~= HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE or text:sub(-#TAIL) ~= TAIL then
@@ -123,9 +144,11 @@ local function read_manifest(folder)
   local manifest
   manifest, message = core.json_decode(body)
   if not manifest then return corrupt(path, message) end
-  if manifest.version ~= VERSION then
-    return nil, ("'%s' has version %s; this Moonshard reads %d"):format(path, tostring(manifest.version), VERSION), "unsupported"
+  if type(manifest) ~= "table" or manifest.version ~= VERSION then
+    local version = tostring(type(manifest) == "table" and manifest.version)
+    return nil, ("'%s' has version %s; this Moonshard reads %d"):format(path, version, VERSION), "unsupported"
   end
+  if not is_whole(manifest) then return corrupt(path, "a field is missing or of another kind") end
   return manifest
 end
 
@@ -242,14 +265,18 @@ end
 local function decode_all(path, manifest, file, things)
   local failure
   local function tensor(name)
-    local t, message, code = file:load(name, tonumber("0x" .. manifest.tensors[name].hash))
+    local saved = manifest.tensors[name] or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
+    local t, message, code = file:load(name, tonumber("0x" .. saved.hash))
     if not t and not failure then failure = { ("'%s/tensors.safetensors': %s"):format(path, message), code } end
     return t
   end
   local result = {}
   for name, value in pairs(manifest.values) do
-    if things[name] ~= nil or not holds_tensor(value) then result[name] = decode(value, tensor) end
+    local ok, decoded = true, nil
+    if things[name] ~= nil or not holds_tensor(value) then ok, decoded = pcall(decode, value, tensor) end
     if failure then return nil, failure[1], failure[2] end
+    if not ok then return corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded))) end
+    result[name] = decoded
   end
   return result
 end
@@ -266,7 +293,9 @@ function checkpoint.load(path, things)
   local manifest, message, code = read_manifest(path)
   if not manifest then return nil, message, code end
   for name, thing in pairs(things) do
-    if is_object(thing) and type(thing.load_state) ~= "function" then core.raise(("checkpoint: the thing '%s' has no load_state"):format(name)) end
+    if is_object(thing) and type(thing.load_state) ~= "function" then
+      core.raise(("checkpoint: the thing '%s' has no load_state"):format(name))
+    end
     if is_object(thing) and manifest.values[name] == nil then
       return nil, ("'%s' holds no '%s'; it holds %s"):format(path, name, known_names(manifest.values)), "mismatch"
     end

@@ -57,7 +57,8 @@ local function find_idx(folder, names, kind)
     if stem:sub(-#kind) == kind then found[#found + 1] = name end
   end
   if #found == 1 then return folder .. "/" .. found[1] end
-  return nil, ("'%s' has %s file whose name ends in %s: say which by files"):format(folder, #found == 0 and "no" or "more than one", kind), "not_found"
+  local many = #found == 0 and "no" or "more than one"
+  return nil, ("'%s' has %s file whose name ends in %s: say which by files"):format(folder, many, kind), "not_found"
 end
 
 --- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels y i64 [batch].

@@ -32,7 +32,8 @@ function safetensors.load(path, names)
   return tensors, metadata
 end
 
---- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their values. The same tensors give the same file.
+--- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their values. The same tensors give the
+--- same file.
 ---@param path string
 ---@param tensors table<string, ms.Tensor>
 ---@param metadata? table<string, string>
