@@ -123,18 +123,16 @@ typedef struct fill_work { const ms_fill_args *args; int64_t count; uint32_t til
 
 static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_t n)
 {
-#define FILL_AS(type) \
-    { \
-        type *out = to, value = (type)bits; \
-        if (step == 1) for (int64_t i = 0; i < n; i++) out[i] = value; \
-        else for (int64_t i = 0; i < n; i++) out[i * step] = value; \
+    uint8_t one[8];
+    switch (size) {
+    case 1: *one = (uint8_t)bits; break;
+    case 2: memcpy(one, &(uint16_t){ (uint16_t)bits }, 2); break;
+    case 4: memcpy(one, &(uint32_t){ (uint32_t)bits }, 4); break;
+    default: memcpy(one, &bits, 8);
     }
     if (bits == 0 && step == 1) memset(to, 0, (size_t)n * size);
-    else if (size == 4) FILL_AS(uint32_t)
-    else if (size == 2) FILL_AS(uint16_t)
-    else if (size == 8) FILL_AS(uint64_t)
-    else FILL_AS(uint8_t)
-#undef FILL_AS
+    else if (step == 1) ms_copy_strided(to, 1, one, 0, n, size);
+    else for (int64_t i = 0; i < n; i++) memcpy((char *)to + i * step * size, one, size);
 }
 
 static void fill_tile(void *context, uint32_t index, ms_thread *thread)

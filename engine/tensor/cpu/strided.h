@@ -60,6 +60,18 @@ static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int
     }
 }
 
+/* n elements of `size` bytes, all equal to the first, which is there already: by copying what is done, up to blocks of 4 KiB. */
+static inline void ms_repeat(void *to, int64_t n, size_t size)
+{
+    size_t bytes = (size_t)n * size, done = size;
+    while (done < bytes) {
+        size_t step = done < 4096 ? done : 4096 / size * size;
+        if (step > bytes - done) step = bytes - done;
+        memcpy((char *)to + done, to, step);
+        done += step;
+    }
+}
+
 /* n elements of `size` bytes (1, 2, 4 or 8), steps in elements. */
 static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t n, size_t size)
 {
@@ -69,8 +81,13 @@ static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, 
         const type *in = from; \
         for (int64_t i = 0; i < n; i++) out[i * to_step] = in[i * from_step]; \
     }
-    if (to_step == 1 && from_step == 1) memmove(to, from, (size_t)n * size);
-    else if (size == 4) MS_COPY_AS(uint32_t)
+    if (n <= 0) return;
+    if (to_step == 1 && from_step == 1) {
+        memmove(to, from, (size_t)n * size);
+    } else if (to_step == 1 && from_step == 0) {
+        memmove(to, from, size);
+        ms_repeat(to, n, size);
+    } else if (size == 4) MS_COPY_AS(uint32_t)
     else if (size == 2) MS_COPY_AS(uint16_t)
     else if (size == 8) MS_COPY_AS(uint64_t)
     else MS_COPY_AS(uint8_t)

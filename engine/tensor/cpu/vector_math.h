@@ -31,6 +31,46 @@ MS_VECTOR void ms_v_store_part(float *p, ms_v16f v, size_t n)
     for (size_t i = 0; i < n; i++) p[i] = v[i];
 }
 
+/* gcc 12 takes comparisons and conversions of vectors wider than the registers apart lane by lane (20 times slower), though not
+ * arithmetic. So these run on parts that fit a register. Write ms_v_less(a, b), not a < b. */
+#if defined(__AVX512F__)
+#define MS_PART_LANES 16
+#elif defined(__AVX2__)
+#define MS_PART_LANES 8
+#else
+#define MS_PART_LANES 4
+#endif
+#define MS_PARTS (MS_LANES / MS_PART_LANES)
+typedef float ms_part_f __attribute__((vector_size(4 * MS_PART_LANES)));
+typedef int32_t ms_part_i __attribute__((vector_size(4 * MS_PART_LANES)));
+typedef union ms_parts_f { ms_v16f whole; ms_part_f part[MS_PARTS]; } ms_parts_f;
+typedef union ms_parts_i { ms_v16i whole; ms_part_i part[MS_PARTS]; } ms_parts_i;
+
+#define MS_VECTOR_COMPARE(name, operator) \
+    MS_VECTOR ms_v16i name(ms_v16f a, ms_v16f b) \
+    { \
+        ms_parts_f x = { .whole = a }, y = { .whole = b }; \
+        ms_parts_i mask; \
+        for (int k = 0; k < MS_PARTS; k++) mask.part[k] = x.part[k] operator y.part[k]; \
+        return mask.whole; \
+    }
+/* All ones where it is true, else 0. Comparisons with NaN are false, but for differ. */
+MS_VECTOR_COMPARE(ms_v_less, <)
+MS_VECTOR_COMPARE(ms_v_less_equal, <=)
+MS_VECTOR_COMPARE(ms_v_equal, ==)
+MS_VECTOR_COMPARE(ms_v_differ, !=)
+#undef MS_VECTOR_COMPARE
+MS_VECTOR ms_v16i ms_v_is_nan(ms_v16f x) { return ms_v_differ(x, x); }
+
+/* Integers as floats. */
+MS_VECTOR ms_v16f ms_v_from_int(ms_v16i x)
+{
+    ms_parts_i in = { .whole = x };
+    ms_parts_f out;
+    for (int k = 0; k < MS_PARTS; k++) out.part[k] = __builtin_convertvector(in.part[k], ms_part_f);
+    return out.whole;
+}
+
 /* Lanes of a where mask is all ones, of b where it is 0. */
 MS_VECTOR ms_v16f ms_v_select(ms_v16i mask, ms_v16f a, ms_v16f b)
 {
@@ -42,8 +82,8 @@ MS_VECTOR ms_v16f ms_v_copysign(ms_v16f size, ms_v16f sign)
     return (ms_v16f)(((ms_v16i)size & 0x7fffffff) | ((ms_v16i)sign & INT32_MIN));
 }
 /* The greater; NaN if either is NaN. */
-MS_VECTOR ms_v16f ms_v_max(ms_v16f a, ms_v16f b) { return ms_v_select((a > b) | (a != a), a, b); }
-MS_VECTOR ms_v16f ms_v_min(ms_v16f a, ms_v16f b) { return ms_v_select((a < b) | (a != a), a, b); }
+MS_VECTOR ms_v16f ms_v_max(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(a), a, b); }
+MS_VECTOR ms_v16f ms_v_min(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(a), a, b); }
 
 /* The greater where neither is NaN; b where a is NaN. */
 MS_VECTOR ms_v16f ms_v_greater(ms_v16f a, ms_v16f b) { return ms_v_select(a > b, a, b); }
@@ -87,8 +127,9 @@ MS_VECTOR ms_v16f ms_v_power_of_two(ms_v16i n) { return (ms_v16f)((n + 127) << 2
 MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
 {
     const float shift = 12582912.0f;   /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
-    x = ms_v_select(x > 100.0f, ms_v_splat(100.0f), x);      /* comparisons with NaN are false, so NaN passes */
-    x = ms_v_select(x < -110.0f, ms_v_splat(-110.0f), x);
+    const ms_v16f most = ms_v_splat(100.0f), least = ms_v_splat(-110.0f);
+    x = ms_v_select(ms_v_less(most, x), most, x);      /* comparisons with NaN are false, so NaN passes */
+    x = ms_v_select(ms_v_less(x, least), least, x);
     ms_v16f shifted = x * 1.442695041f + shift;
     ms_v16f whole = shifted - shift;
     ms_v16i n = (ms_v16i)shifted - (ms_v16i)ms_v_splat(shift);
@@ -125,14 +166,14 @@ MS_VECTOR ms_v16f ms_v_exp_normal(ms_v16f x)
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
 MS_VECTOR ms_v16f ms_v_log(ms_v16f x)
 {
-    ms_v16i tiny = x < 1.17549435e-38f;        /* subnormals are scaled up first */
+    ms_v16i tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f));        /* subnormals are scaled up first */
     ms_v16f scaled = ms_v_select(tiny, x * 33554432.0f, x);
     ms_v16i bits = (ms_v16i)scaled;
     /* m in [sqrt(1/2), sqrt 2), x = m * 2^e */
     ms_v16i e = (bits - 0x3f3504f3) >> 23;
     ms_v16f m = (ms_v16f)(bits - (e << 23)) - 1.0f;
     e += tiny & -25;
-    ms_v16f k = __builtin_convertvector(e, ms_v16f);
+    ms_v16f k = ms_v_from_int(e);
     ms_v16f s = m * m;
     ms_v16f p = m * 6.746663153e-02f + -1.167564020e-01f;
     p = p * m + 1.188814491e-01f;
@@ -145,10 +186,10 @@ MS_VECTOR ms_v16f ms_v_log(ms_v16f x)
     ms_v16f y = p * m * s + k * -2.12194440e-4f;
     y = y - s * 0.5f;
     y = (m + y) + k * 0.693359375f;
-    const ms_v16f infinity = ms_v_splat(__builtin_inff());
-    y = ms_v_select(x == infinity, infinity, y);
-    y = ms_v_select(x == 0.0f, -infinity, y);
-    return ms_v_select((x < 0.0f) | (x != x), ms_v_splat(__builtin_nanf("")), y);
+    const ms_v16f infinity = ms_v_splat(__builtin_inff()), zero = ms_v_splat(0.0f);
+    y = ms_v_select(ms_v_equal(x, infinity), infinity, y);
+    y = ms_v_select(ms_v_equal(x, zero), -infinity, y);
+    return ms_v_select(ms_v_less_equal(zero, x), y, ms_v_splat(__builtin_nanf("")));
 }
 
 /* At most 1.6 ulp; keeps the sign of 0. */
@@ -161,8 +202,8 @@ MS_VECTOR ms_v16f ms_v_tanh(ms_v16f x)
     p = p * s + -3.333328068e-01f;
     ms_v16f small = x + x * (s * p);
     ms_v16f large = 1.0f - 2.0f / (ms_v_exp(a + a) + 1.0f);
-    large = ms_v_select(a > 10.0f, ms_v_splat(1.0f), large);
-    return ms_v_select(x == x, ms_v_copysign(ms_v_select(a < 0.625f, small, large), x), x);
+    large = ms_v_select(ms_v_less(ms_v_splat(10.0f), a), ms_v_splat(1.0f), large);
+    return ms_v_select(ms_v_is_nan(x), x, ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.625f)), small, large), x));
 }
 
 /* At most 1.5 ulp; keeps the sign of 0. */
@@ -176,7 +217,7 @@ MS_VECTOR ms_v16f ms_v_erf(ms_v16f x)
     p = p * s + 1.283791512e-01f;
     ms_v16f small = x + x * p;
     /* 1 - exp(-q), q = -log(erfc a) as a polynomial; from 3.95 on the result is 1 */
-    ms_v16f t = ms_v_select(a > 4.0f, ms_v_splat(4.0f), a);
+    ms_v16f t = ms_v_min(a, ms_v_splat(4.0f));
     ms_v16f q = t * 1.161258479e-05f + -3.266253043e-04f;
     q = q * t + 3.658019938e-03f;
     q = q * t + -2.379502729e-02f;
@@ -184,7 +225,7 @@ MS_VECTOR ms_v16f ms_v_erf(ms_v16f x)
     q = q * t + 6.351280808e-01f;
     q = q * t + 1.128654242e+00f;
     ms_v16f large = 1.0f - ms_v_exp(-(q * t));
-    return ms_v_select(x == x, ms_v_copysign(ms_v_select(a < 0.9375f, small, large), x), x);
+    return ms_v_select(ms_v_is_nan(x), x, ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.9375f)), small, large), x));
 }
 
 /* 1 / (1 + e^-x), at most 2.5 ulp down to x = -87; 0 below -88.73, where the true value is subnormal. */
@@ -210,7 +251,7 @@ MS_VECTOR void ms_v_cos_sin_turns(ms_v16f u, ms_v16f *cosine, ms_v16f *sine)
     q = q * s + 6.493939209e+01f;
     q = q * s + -1.973920822e+01f;
     q = q * s + 1.0f;
-    ms_v16i swap = (quarter & 1) != 0;
+    ms_v16i swap = -(quarter & 1);
     ms_v16f c = ms_v_select(swap, p, q), n = ms_v_select(swap, q, p);
     /* quarter 1: cos = -sin r, sin = cos r; 2: both negative; 3: cos = sin r, sin = -cos r */
     *cosine = (ms_v16f)((ms_v16i)c ^ (((quarter + 1) & 2) << 30));

@@ -37,23 +37,25 @@
 
 MS_VECTOR ms_v16f truth(ms_v16i mask) { return (ms_v16f)(mask & (ms_v16i)ms_v_splat(1.0f)); }
 MS_VECTOR ms_v16f keep(ms_v16i mask, ms_v16f x) { return (ms_v16f)(mask & (ms_v16i)x); }
-MS_VECTOR ms_v16f sign(ms_v16f x) { return truth(x > 0.0f) - truth(x < 0.0f); }
+MS_VECTOR ms_v16f sign(ms_v16f x)
+{
+    const ms_v16f zero = ms_v_splat(0.0f);
+    return truth(ms_v_less(zero, x)) - truth(ms_v_less(x, zero));
+}
 
 /* 0.5 (1 + tanh u) is sigmoid(2u), which keeps its relative accuracy where u is far below 0. */
 MS_VECTOR ms_v16f gelu_gate(ms_v16f x) { return ms_v_sigmoid((2.0f * GELU_SCALE) * (x + GELU_CUBE * x * x * x)); }
 MS_VECTOR ms_v16f gelu_slope(ms_v16f x)
 {
     /* From |x| = 16 on the slope is 0 or 1; without the bound x^2 would overflow and infinity * 0 be NaN. */
-    x = ms_v_select(x > 16.0f, ms_v_splat(16.0f), x);
-    x = ms_v_select(x < -16.0f, ms_v_splat(-16.0f), x);
+    x = ms_v_min(ms_v_max(x, ms_v_splat(-16.0f)), ms_v_splat(16.0f));
     ms_v16f gate = gelu_gate(x);
     return gate + gate * (1.0f - gate) * x * (2.0f * GELU_SCALE) * (1.0f + (3.0f * GELU_CUBE) * x * x);
 }
 MS_VECTOR ms_v16f gelu_erf_gate(ms_v16f x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
 MS_VECTOR ms_v16f gelu_erf_slope(ms_v16f x)
 {
-    x = ms_v_select(x > 16.0f, ms_v_splat(16.0f), x);
-    x = ms_v_select(x < -16.0f, ms_v_splat(-16.0f), x);
+    x = ms_v_min(ms_v_max(x, ms_v_splat(-16.0f)), ms_v_splat(16.0f));
     return gelu_erf_gate(x) + x * 0.3989422804f * ms_v_exp(-0.5f * x * x);
 }
 MS_VECTOR ms_v16f silu_slope(ms_v16f x)
@@ -72,7 +74,7 @@ MS_VECTOR ms_v16f power(ms_v16f x, float y)
 MS_VECTOR ms_v16f p_norm_slope(ms_v16f x, ms_v16f y, float p)
 {
     ms_v16f z = p == 2.0f ? x / y : ms_v_copysign(ms_v_pow_positive(ms_v_abs(x) / y, p - 1.0f), x);
-    return keep((x != 0.0f) & (y != 0.0f), z);
+    return keep(ms_v_differ(x, ms_v_splat(0.0f)) & ms_v_differ(y, ms_v_splat(0.0f)), z);
 }
 
 ONE(cast, a)
@@ -84,7 +86,7 @@ ONE(rsqrt, 1.0f / ms_v_sqrt(a))
 ONE(square, a * a)
 ONE(abs, ms_v_abs(a))
 ONE(sign, sign(a))
-ONE(relu, (ms_v16f)(~(a < 0.0f) & (ms_v16i)a))
+ONE(relu, keep(~ms_v_less(a, ms_v_splat(0.0f)), a))
 ONE(gelu, a * gelu_gate(a))
 ONE(gelu_erf, a * gelu_erf_gate(a))
 ONE(silu, a * ms_v_sigmoid(a))
@@ -92,7 +94,7 @@ ONE(tanh, ms_v_tanh(a))
 ONE(sigmoid, ms_v_sigmoid(a))
 ONE(pow, power(a, s->value))
 ONE(clamp, ms_v_min(ms_v_max(a, v), h))
-ONE(is_finite, truth(ms_v_abs(a) < __builtin_inff()))
+ONE(is_finite, truth(ms_v_less(ms_v_abs(a), ms_v_splat(__builtin_inff()))))
 TWO(add, a + v * b)
 TWO(sub, a - v * b)
 TWO(mul, a * b)
@@ -102,19 +104,19 @@ TWO(scaled_div, v * (a / b))
 TWO(maximum, ms_v_max(a, b))
 TWO(minimum, ms_v_min(a, b))
 TWO(swiglu, a * (b * ms_v_sigmoid(b)))
-TWO(eq, truth(a == b))
-TWO(ne, truth(a != b))
-TWO(lt, truth(a < b))
-TWO(le, truth(a <= b))
-TWO(gt, truth(a > b))
-TWO(ge, truth(a >= b))
+TWO(eq, truth(ms_v_equal(a, b)))
+TWO(ne, truth(ms_v_differ(a, b)))
+TWO(lt, truth(ms_v_less(a, b)))
+TWO(le, truth(ms_v_less_equal(a, b)))
+TWO(gt, truth(ms_v_less(b, a)))
+TWO(ge, truth(ms_v_less_equal(b, a)))
 THREE(lerp, a + c * (b - a))
 THREE(addcmul, a + v * (b * c))
 THREE(addcdiv, a + v * (b / c))
-THREE(where, ms_v_select(a != 0.0f, b, c))
+THREE(where, ms_v_select(ms_v_differ(a, ms_v_splat(0.0f)), b, c))
 TWO(sqrt_backward, 0.5f * b / a)
 TWO(rsqrt_backward, -0.5f * b * (a * a * a))
-TWO(relu_backward, keep(a > 0.0f, b))
+TWO(relu_backward, keep(ms_v_less(ms_v_splat(0.0f), a), b))
 TWO(tanh_backward, b * (1.0f - a * a))
 TWO(sigmoid_backward, b * (a * (1.0f - a)))
 TWO(square_backward, 2.0f * a * b)
@@ -123,10 +125,10 @@ TWO(gelu_backward, b * gelu_slope(a))
 TWO(gelu_erf_backward, b * gelu_erf_slope(a))
 TWO(silu_backward, b * silu_slope(a))
 TWO(pow_backward, b * (v * power(a, s->value - 1.0f)))
-TWO(clamp_backward, keep((a >= v) & (a <= h), b))
+TWO(clamp_backward, keep(ms_v_less_equal(v, a) & ms_v_less_equal(a, h), b))
 THREE(div_backward, -v * a * (b / c) / c)
-THREE(maximum_backward, keep(a > b, c) + keep(a == b, 0.5f * c))
-THREE(minimum_backward, keep(a < b, c) + keep(a == b, 0.5f * c))
+THREE(maximum_backward, keep(ms_v_less(b, a), c) + keep(ms_v_equal(a, b), 0.5f * c))
+THREE(minimum_backward, keep(ms_v_less(a, b), c) + keep(ms_v_equal(a, b), 0.5f * c))
 THREE(swiglu_backward, c * a * silu_slope(b))
 TWO(lerp_backward, a - a * b)
 THREE(difference_mul, c * (b - a))

@@ -12,35 +12,61 @@
 #include "tensor/cpu/random.h"
 #include "tensor/cpu/vector_math.h"
 
-/* 16 Philox blocks from `block` on, side by side: words[w][l] is word w of block + l. The loops become vector code. */
-static inline void draw(ms_random random, uint64_t block, uint32_t words[4][MS_LANES])
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+/* Products of 32-bit lanes, as upper and lower halves. The instruction multiplies every other lane, so it runs twice; the compiler does not
+ * find it by itself. */
+#if defined(__AVX512F__)
+#define PRODUCT(a, b) (ms_part_l)_mm512_mul_epu32((__m512i)(a), (__m512i)(b))
+#elif defined(__AVX2__)
+#define PRODUCT(a, b) (ms_part_l)_mm256_mul_epu32((__m256i)(a), (__m256i)(b))
+#elif defined(__SSE2__)
+#define PRODUCT(a, b) (ms_part_l)_mm_mul_epu32((__m128i)(a), (__m128i)(b))
+#else
+#define PRODUCT(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
+#endif
+typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
+typedef union words16 { uint32_t lane[MS_LANES]; ms_v16u whole; ms_part_l part[MS_PARTS]; } words16;
+
+MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
+{
+    ms_part_l factor = (ms_part_l){ 0 } + by;
+    for (int k = 0; k < MS_PARTS; k++) {
+        ms_part_l even = PRODUCT(x.part[k], factor), odd = PRODUCT(x.part[k] >> 32, factor);
+        upper->part[k] = (even >> 32) | (odd & 0xffffffff00000000u);
+        lower->part[k] = (even & 0xffffffffu) | (odd << 32);
+    }
+}
+
+/* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. */
+MS_VECTOR void draw(ms_random random, uint64_t block, ms_v16u words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
     uint64_t high = ms_random_high(random);
-    uint32_t c0[MS_LANES], c1[MS_LANES], c2[MS_LANES], c3[MS_LANES];
+    words16 c0, c1, c2, c3;
     for (uint32_t l = 0; l < MS_LANES; l++) {
-        c0[l] = (uint32_t)(block + l);
-        c1[l] = (uint32_t)((block + l) >> 32);
-        c2[l] = (uint32_t)high;
-        c3[l] = (uint32_t)(high >> 32);
+        c0.lane[l] = (uint32_t)(block + l);
+        c1.lane[l] = (uint32_t)((block + l) >> 32);
+        c2.lane[l] = (uint32_t)high;
+        c3.lane[l] = (uint32_t)(high >> 32);
     }
     for (int round = 0; round < 10; round++) {
-        for (int l = 0; l < MS_LANES; l++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0[l], p1 = (uint64_t)0xCD9E8D57u * c2[l];
-            c0[l] = (uint32_t)(p1 >> 32) ^ c1[l] ^ k0;
-            c2[l] = (uint32_t)(p0 >> 32) ^ c3[l] ^ k1;
-            c1[l] = (uint32_t)p1;
-            c3[l] = (uint32_t)p0;
-        }
+        words16 upper0, lower0, upper1, lower1;
+        multiply(c0, 0xD2511F53u, &upper0, &lower0);
+        multiply(c2, 0xCD9E8D57u, &upper1, &lower1);
+        c0.whole = upper1.whole ^ c1.whole ^ k0;
+        c2.whole = upper0.whole ^ c3.whole ^ k1;
+        c1 = lower1;
+        c3 = lower0;
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    for (int l = 0; l < MS_LANES; l++) {
-        words[0][l] = c0[l];
-        words[1][l] = c1[l];
-        words[2][l] = c2[l];
-        words[3][l] = c3[l];
-    }
+    words[0] = c0.whole;
+    words[1] = c1.whole;
+    words[2] = c2.whole;
+    words[3] = c3.whole;
 }
 
 /* Lane l of word w is element 4 l + w. */
@@ -56,14 +82,13 @@ static inline void deal(float *out, size_t n, ms_v16f v0, ms_v16f v1, ms_v16f v2
     for (size_t i = 0; to == all && i < n; i++) out[i] = all[i];
 }
 
-MS_VECTOR ms_v16u word(const uint32_t *words) { return *(const ms_v16u *)words; }
 /* In [0, 1), with 24 bits. */
-MS_VECTOR ms_v16f unit(ms_v16u bits) { return __builtin_convertvector((ms_v16i)(bits >> 8), ms_v16f) * 5.9604644775390625e-08f; }
+MS_VECTOR ms_v16f unit(ms_v16u bits) { return ms_v_from_int((ms_v16i)(bits >> 8)) * 5.9604644775390625e-08f; }
 /* In (0, 1], down to 2^-33: the upper and the lower half are exact, so their sum is rounded once. */
 MS_VECTOR ms_v16f positive_unit(ms_v16u bits)
 {
-    ms_v16f upper = __builtin_convertvector((ms_v16i)(bits >> 16), ms_v16f) * 1.52587890625e-05f;
-    ms_v16f lower = (__builtin_convertvector((ms_v16i)(bits & 0xffffu), ms_v16f) + 0.5f) * 2.3283064365386963e-10f;
+    ms_v16f upper = ms_v_from_int((ms_v16i)(bits >> 16)) * 1.52587890625e-05f;
+    ms_v16f lower = (ms_v_from_int((ms_v16i)(bits & 0xffffu)) + 0.5f) * 2.3283064365386963e-10f;
     return upper + lower;
 }
 
@@ -72,10 +97,10 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
     const ms_v16f least = ms_v_splat(args->least), greatest = ms_v_splat(args->greatest);
     const float width = args->b - args->a;
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        uint32_t words[4][MS_LANES] __attribute__((aligned(64)));
+        ms_v16u words[4];
         ms_v16f v[4];
         draw(args->random, (position + i) / 4, words);
-        for (int w = 0; w < 4; w++) v[w] = ms_v_min(ms_v_max(unit(word(words[w])) * width + args->a, least), greatest);
+        for (int w = 0; w < 4; w++) v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
         deal(out + i, n - i, v[0], v[1], v[2], v[3]);
     }
 }
@@ -84,12 +109,12 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        uint32_t words[4][MS_LANES] __attribute__((aligned(64)));
+        ms_v16u words[4];
         ms_v16f v[4];
         draw(args->random, (position + i) / 4, words);
         for (int pair = 0; pair < 4; pair += 2) {
-            ms_v16f radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(word(words[pair])))), cosine, sine;
-            ms_v_cos_sin_turns(unit(word(words[pair + 1])), &cosine, &sine);
+            ms_v16f radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(words[pair]))), cosine, sine;
+            ms_v_cos_sin_turns(unit(words[pair + 1]), &cosine, &sine);
             v[pair] = radius * cosine * args->b + args->a;
             v[pair + 1] = radius * sine * args->b + args->a;
         }
@@ -99,12 +124,15 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
 
 static void dropout(float *out, const float *in, size_t n, uint64_t position, const ms_dropout_args *args)
 {
+    const ms_v16f threshold = ms_v_splat((float)args->threshold), scale = ms_v_splat(args->scale);
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        uint32_t words[4][MS_LANES] __attribute__((aligned(64)));
+        ms_v16u words[4];
+        ms_v16f v[4];
         float factor[MS_RANDOM_GROUP];
         draw(args->random, (position + i) / 4, words);
-        for (size_t l = 0; l < MS_LANES; l++)
-            for (size_t w = 0; w < 4; w++) factor[4 * l + w] = words[w][l] >> 8 >= args->threshold ? args->scale : 0.0f;
+        /* Below 2^24 both sides are exact as f32. */
+        for (int w = 0; w < 4; w++) v[w] = (ms_v16f)(ms_v_less_equal(threshold, ms_v_from_int((ms_v16i)(words[w] >> 8))) & (ms_v16i)scale);
+        deal(factor, MS_RANDOM_GROUP, v[0], v[1], v[2], v[3]);
         size_t m = n - i < MS_RANDOM_GROUP ? n - i : MS_RANDOM_GROUP;
         /* Not a product: infinity times 0 would be NaN. */
         for (size_t k = 0; k < m; k++) out[i + k] = factor[k] != 0.0f ? in[i + k] * factor[k] : 0.0f;
