@@ -201,12 +201,22 @@ static void test_rotary(void **state)
     ms_engine_free(engine);
 }
 
+static void test_lack_of_memory(void **state)
+{
+    (void)state;
+    check c = attention_of(MS_F16, (sizes){ 1, 2, 1, 4, 6, 5, true }, SWAPPED);
+    check_lack_of_memory(&c);
+    check r = { .op = &ms_op_rotary, .attributes.rotary.base = 10000, .in = { { .dtype = MS_F32, .dims = 4, .shape = { 1, 2, 3, 4 }, .layout = SWAPPED } }, .ins = 1, .outs = 1 };
+    check_lack_of_memory(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half),
         cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_memory),
         cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,8 +51,16 @@ static void test_embedding_names_the_bad_id(void **state)
     ms_engine_free(engine);
 }
 
+static void test_lack_of_memory(void **state)
+{
+    (void)state;
+    check c = { .op = &ms_op_embedding, .ins = 2, .outs = 1,
+                .in = { { .dtype = MS_I32, .dims = 2, .shape = { 2, 3 }, .low = 0, .high = 5, .layout = SWAPPED }, { .dtype = MS_F16, .dims = 2, .shape = { 5, 7 }, .layout = SWAPPED } } };
+    check_lack_of_memory(&c);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_embedding), cmocka_unit_test(test_embedding_names_the_bad_id) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_embedding), cmocka_unit_test(test_embedding_names_the_bad_id), cmocka_unit_test(test_lack_of_memory) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

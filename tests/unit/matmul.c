@@ -262,6 +262,17 @@ static void test_linear_refusals(void **state)
     ms_engine_free(engine);
 }
 
+static void test_lack_of_memory(void **state)
+{
+    (void)state;
+    check product = matmul_of(MS_BF16, (operand)SHAPE(2, 1, 16, 32), (operand)SHAPE(3, 32, 16), (operand)SHAPE(2, 3, 16, 16));
+    check_lack_of_memory(&product);
+    check linear = linear_of(&ms_op_linear, MS_F32, 8, 16, 32, true);
+    linear.autocast = MS_F16;
+    linear.attributes.linear.activation = MS_ACTIVATION_GELU;
+    check_lack_of_memory(&linear);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_matmul_half), cmocka_unit_test(test_matmul_autocast), cmocka_unit_test(test_matmul_empty),
         cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_linear), cmocka_unit_test(test_linear_half_and_autocast),
         cmocka_unit_test(test_linear_gelu_without_gradient), cmocka_unit_test(test_linear_refusals),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,11 +95,20 @@ static void test_refusals(void **state)
     ms_engine_free(engine);
 }
 
+static void test_lack_of_memory(void **state)
+{
+    (void)state;
+    operand x = { .dtype = MS_BF16, .dims = 2, .shape = { 6, 40 }, .layout = SWAPPED }, w = { .dtype = MS_BF16, .dims = 1, .shape = { 40 } };
+    check c = { .op = &ms_op_add_layer_norm, .in = { x, x, w, w }, .ins = 4, .out = { x, x }, .outs = 2 };
+    check_lack_of_memory(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms), cmocka_unit_test(test_strided_inputs), cmocka_unit_test(test_many_rows),
         cmocka_unit_test(test_half_dtypes), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "fault_os.h"
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
@@ -95,14 +96,16 @@ static inline void from_bytes(ms_dtype dtype, const void *bytes, size_t count, d
 #define assert_true_message(condition, message) \
     do { if (!(condition)) fail_msg("%s: %s", #condition, message); } while (0)
 
-static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
+static inline ms_engine *engine_on(const ms_os *os, uint32_t threads, const char *cpu)
 {
-    ms_engine_options options = { .threads = threads, .strict = true, .memory_bytes = (uint64_t)1 << 30, .cpu = cpu ? cpu : getenv("MOONSHARD_CPU") };
+    ms_engine_options options = { .os = os, .threads = threads, .strict = true, .memory_bytes = (uint64_t)1 << 30, .cpu = cpu ? cpu : getenv("MOONSHARD_CPU") };
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&options, &error, &engine) != MS_OK) fail_msg("%s", error.message);
     return engine;
 }
+
+static inline ms_engine *engine_with(uint32_t threads, const char *cpu) { return engine_on(NULL, threads, cpu); }
 
 /* A tensor with these values in the operand's layout. */
 static inline ms_tensor *tensor_of(ms_engine *engine, const operand *o)
@@ -144,6 +147,17 @@ static inline void read_values(ms_engine *engine, ms_tensor *tensor, double *val
     OK(ms_tensor_read(tensor, host, bytes));
     from_bytes(ms_tensor_dtype(tensor), host, (size_t)ms_tensor_count(tensor), values);
     free(host);
+}
+
+static inline void fill(operand *o, uint64_t *state)
+{
+    size_t count = count_of(o);
+    double low = o->low == o->high ? -1.0 : o->low, high = o->low == o->high ? 1.0 : o->high;
+    o->values = malloc((count + 1) * sizeof *o->values);
+    for (size_t i = 0; i < count; i++) {
+        double value = low + (draw(state) + 1.0) / 2.0 * (high - low);
+        o->values[i] = ms_dtype_is_float(o->dtype) ? rounded(o->dtype, value) : floor(value);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ one run */
@@ -283,17 +297,6 @@ static inline void check_gradient(const check *c, const operand *incoming, uint3
     free(v);
 }
 
-static inline void fill(operand *o, uint64_t *state)
-{
-    size_t count = count_of(o);
-    double low = o->low == o->high ? -1.0 : o->low, high = o->low == o->high ? 1.0 : o->high;
-    o->values = malloc((count + 1) * sizeof *o->values);
-    for (size_t i = 0; i < count; i++) {
-        double value = low + (draw(state) + 1.0) / 2.0 * (high - low);
-        o->values[i] = ms_dtype_is_float(o->dtype) ? rounded(o->dtype, value) : floor(value);
-    }
-}
-
 /* The whole check. Values that are given (in[i].values not NULL) stay; others are drawn. */
 static inline void run_check(check *c)
 {
@@ -340,6 +343,64 @@ static inline void run_check(check *c)
         free(c->out[i].values);
         free(incoming[i].values);
         c->out[i].values = NULL;
+    }
+}
+
+/* Forward and backward while the n-th allocation fails, for every n: an error that says so, no output, nothing lost. */
+static inline void check_lack_of_memory(check *c)
+{
+    bool reached = true;
+    for (long n = 1; reached; n++) {
+        fault_os fault;
+        fault_os_init(&fault);
+        ms_engine *engine = engine_on(&fault.table, 2, c->cpu);
+        ms_tensor *in[TENSORS] = { NULL }, *out[TENSORS] = { NULL }, *g[TENSORS] = { NULL }, *results[TENSORS] = { NULL };
+        ms_tensor_info in_info[TENSORS] = { 0 }, out_info[TENSORS] = { 0 };
+        bool needs[TENSORS] = { false };
+        uint64_t state = 0;
+        ms_engine_set_autocast(engine, c->autocast);
+        for (uint32_t i = 0; i < c->ins; i++) {
+            if (c->in[i].absent) continue;
+            fill(&c->in[i], &state);
+            in[i] = tensor_of(engine, &c->in[i]);
+            free(c->in[i].values);
+            c->in[i].values = NULL;
+            in_info[i] = info_from(in[i]);
+            needs[i] = ms_dtype_is_float(c->in[i].dtype);
+        }
+        OK(ms_engine_sync(engine));
+        long at = atomic_load(&fault.calls) + n;
+        atomic_store(&fault.fail_at, at);
+        ms_op_call call = { .engine = engine, .op = c->op, .attributes = c->attributes, .inputs = in, .input_count = c->ins, .outputs = out, .output_count = c->outs, .record = true };
+        ms_status status = ms_op_run(&call);
+        if (status) {
+            assert_int_equal(status, MS_ERROR_MEMORY);
+            for (uint32_t i = 0; i < c->outs; i++) assert_null(out[i]);
+            assert_int_equal(call.saved_count, 0);
+        }
+        for (uint32_t i = 0; i < c->outs && !status; i++) {
+            out_info[i] = info_from(out[i]);
+            status = ms_op_unary(engine, &ms_op_clone, NULL, out[i], &g[i]);
+        }
+        ms_op_gradient gradient = { .engine = engine, .op = c->op, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info,
+                                    .input_count = c->ins, .outputs = out_info, .gradients = g, .output_count = c->outs, .results = results, .needs = needs };
+        if (!status) status = c->op->backward(&gradient);
+        ms_status later = ms_engine_sync(engine);
+        reached = atomic_load(&fault.calls) >= at;
+        /* Memory for the scratch of a running task is missed on the stream, and reported by the call that looks. */
+        assert_int_equal(status ? status : later, reached ? MS_ERROR_MEMORY : MS_OK);
+        ms_op_drop_saved(&call);
+        for (uint32_t i = 0; i < TENSORS; i++) {
+            ms_tensor_release(in[i]);
+            ms_tensor_release(out[i]);
+            ms_tensor_release(g[i]);
+            ms_tensor_release(results[i]);
+        }
+        ms_engine_drop_casts(engine);
+        assert_int_equal(ms_engine_memory(engine).live, 0);
+        ms_engine_free(engine);
+        assert_int_equal(atomic_load(&fault.live), 0);
+        assert_true(n < 1000);
     }
 }
 

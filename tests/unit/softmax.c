@@ -55,14 +55,14 @@ static void test_softmax_extremes(void **state)
 {
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
-    float x[2][4] = { { 1000.0f, 999.0f, -INFINITY, -1000.0f }, { -1e30f, -1e30f, -1e30f, -1e30f } }, y[2][4];
-    ms_tensor *in = TENSOR(engine, MS_F32, 2, 4), *out = NULL;
+    float x[3][4] = { { 1000.0f, 999.0f, -INFINITY, -1000.0f }, { -1e30f, -1e30f, -1e30f, -1e30f }, { 1.0f, NAN, 2.0f, 3.0f } }, y[3][4];
+    ms_tensor *in = TENSOR(engine, MS_F32, 3, 4), *out = NULL;
     ms_attributes attributes = { .dim.a = -1 };
     OK(ms_tensor_write(in, x, sizeof x));
     OK(ms_op_unary(engine, &ms_op_softmax, &attributes, in, &out));
     OK(ms_tensor_read(out, y, sizeof y));
     assert_true(fabsf(y[0][0] - 0.7310586f) < 1e-6f && fabsf(y[0][1] - 0.2689414f) < 1e-6f && y[0][2] == 0.0f && y[0][3] == 0.0f);
-    for (int i = 0; i < 4; i++) assert_true(y[1][i] == 0.25f);
+    for (int i = 0; i < 4; i++) assert_true(y[1][i] == 0.25f && isnan(y[2][i]));
     check_refused(engine, &ms_op_softmax, &(ms_attributes){ .dim.a = 2 }, &in, 1, "no dimension 3");
     ms_tensor_release(in);
     ms_tensor_release(out);
@@ -234,12 +234,24 @@ static void test_mse_loss(void **state)
     ms_engine_free(engine);
 }
 
+static void test_lack_of_memory(void **state)
+{
+    (void)state;
+    operand x = { .dtype = MS_F32, .dims = 2, .shape = { 4, 9 }, .layout = SWAPPED }, target = { .dtype = MS_I64, .dims = 1, .shape = { 4 }, .low = 0, .high = 9 };
+    check softmax = { .op = &ms_op_softmax, .in = { x }, .ins = 1, .outs = 1 }, mse = { .op = &ms_op_mse_loss, .in = { x, x }, .ins = 2, .outs = 1 };
+    check cross_entropy = { .op = &ms_op_cross_entropy, .attributes.loss.ignore_index = -100, .in = { x, target }, .ins = 2, .outs = 1 };
+    check_lack_of_memory(&softmax);
+    check_lack_of_memory(&mse);
+    check_lack_of_memory(&cross_entropy);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_softmax), cmocka_unit_test(test_softmax_extremes), cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_cross_entropy_all_ignored), cmocka_unit_test(test_cross_entropy_names_the_bad_target),
         cmocka_unit_test(test_cross_entropy_gradient_takes_the_logits_place), cmocka_unit_test(test_mse_loss),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

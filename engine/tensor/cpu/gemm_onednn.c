@@ -109,7 +109,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
         memcpy(&gemm->set_threads, &symbol, sizeof symbol);
         symbol = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
         memcpy(&gemm->get_threads, &symbol, sizeof symbol);
-        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512;
+        int capped = (int)dnnl_get_effective_cpu_isa();
+        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
         *slot = gemm;
     }
     *out = *slot;
