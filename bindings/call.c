@@ -49,6 +49,12 @@ int ms_lua_error(lua_State *L, const char *format, ...)
     return luaL_error(L, "%s%s%s", line, *line ? ": " : "", text);
 }
 
+void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
+{
+    runtime->exit_code = error->status == MS_ERROR_MEMORY ? 8 : error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
+    snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", error->message);
+}
+
 void ms_lua_ok(lua_State *L, ms_status status)
 {
     if (status == MS_OK) return;
@@ -58,12 +64,15 @@ void ms_lua_ok(lua_State *L, ms_status status)
         lua_error(L);
     }
     ms_runtime *runtime = ms_lua_runtime(L);
-    ms_lua_error(L, "%s", runtime->engine ? ms_engine_error(runtime->engine)->message : runtime->context.error.message);
+    const ms_error *error = runtime->engine ? ms_engine_error(runtime->engine) : &runtime->context.error;
+    ms_lua_note_exit(runtime, error);
+    ms_lua_error(L, "%s", error->message);
 }
 
 int ms_lua_failed(lua_State *L, const ms_error *error)
 {
     if (error->status < MS_ERROR_NOT_FOUND) return ms_lua_error(L, "%s", error->message);
+    ms_lua_note_exit(ms_lua_runtime(L), error);
     lua_pushnil(L);
     lua_pushstring(L, error->message);
     lua_pushstring(L, ms_status_name(error->status));

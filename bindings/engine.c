@@ -147,6 +147,16 @@ static int is_sim(lua_State *L)
     return 1;
 }
 
+/* core.exit_code(message) -> what the command line exits with for this error */
+static int exit_code(lua_State *L)
+{
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    const char *message = luaL_checkstring(L, 1);
+    int code = runtime->exit_message[0] && strstr(message, runtime->exit_message) ? runtime->exit_code : 1;
+    lua_pushinteger(L, strstr(message, "not enough memory") ? 8 : code);
+    return 1;
+}
+
 /* core.in_hook() */
 static int in_hook(lua_State *L)
 {
@@ -189,7 +199,7 @@ void ms_open_engine(lua_State *L, int runtime)
     static const luaL_Reg functions[] = {
         { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "synchronize", synchronize },
         { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
-        { "is_sim", is_sim }, { "in_hook", in_hook }, { "line", line }, { "raise", raise }, { "nearest", nearest }, { NULL, NULL },
+        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "nearest", nearest }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     lua_pushstring(L, MS_VERSION);

@@ -120,17 +120,18 @@ static int optim_step(lua_State *L)
     return 0;
 }
 
-/* core.clip_norm(gradients, max, p) -> norm before */
+/* core.clip_norm(gradients, max, p) -> norm before, position of the first gradient that is not finite (from 0; -1: none) */
 static int clip_norm(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     uint32_t count = 0;
     double max = luaL_checknumber(L, 2), p = luaL_optnumber(L, 3, 2);
-    ms_tensor **gradients = ms_lua_tensor_list(L, 1, &count), *norm = NULL;
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_lua_ok(L, ms_clip_norm(engine, gradients, count, max, p, &norm));
+    ms_tensor **gradients = ms_lua_tensor_list(L, 1, &count), *norm = NULL, *bad = NULL;
+    ms_handle *handle = ms_lua_new_handle(L), *second = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_clip_norm(engine, gradients, count, max, p, &norm, &bad));
     ms_handle_fill(handle, norm);
-    return 1;
+    ms_handle_fill(second, bad);
+    return 2;
 }
 
 /* core.unscale(gradients, factor) -> bool on the device: whether all are finite */

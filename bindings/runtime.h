@@ -56,6 +56,8 @@ struct ms_runtime {
     int64_t callbacks;                         /* numbers handed out */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
+    int exit_code;                             /* of the command line, if the error in exit_message ends the run */
+    char exit_message[MS_ERROR_MESSAGE_BYTES];
     bool closed;
 };
 
@@ -76,6 +78,8 @@ void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 
 /* Raises the engine's last error if status is not MS_OK, with the user's line in front; a callback's error as it was. */
 void ms_lua_ok(lua_State *L, ms_status status);
+/* What the command line exits with if this error ends the run: memory 8, data and files 3. */
+void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error);
 /* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's mistakes are raised. */
 int ms_lua_failed(lua_State *L, const ms_error *error);
 /* Raises with the user's line (the first one outside the library) in front. */

@@ -60,25 +60,29 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     return MS_OK;
 }
 
-ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max, double p, ms_tensor **norm)
+ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max, double p, ms_tensor **norm, ms_tensor **bad)
 {
-    ms_tensor *partial = NULL, *made = NULL, *factor = NULL;
-    if (!(max >= 0) || isinf(max)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: max = %g; a finite number of 0 or more is allowed", max);
+    ms_tensor *partial = NULL, *made = NULL, *factor = NULL, *first_bad = NULL;
+    if (!(max >= 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: max = %g; a number of 0 or more is allowed", max);
     if (!(p > 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: p = %g; above 0 or math.huge is allowed", p);
     ms_status status = check_gradients(engine, "clip_grad_norm", gradients, count);
     int64_t numbers = count;
     if (!status) status = ms_tensor_new(engine, MS_I64, 1, &numbers, &partial);     /* 8 bytes each: they hold doubles */
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made);
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &factor);
+    if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &first_bad);
     if (!status) status = measure(engine, gradients, count, p, partial);
     if (!status) {
-        ms_combine_args args = { .p = p, .max = max, .count = count, .partial = ms_tensor_data(partial), .norm = ms_tensor_data(made), .factor = ms_tensor_data(factor) };
-        ms_tensor *writes[] = { made, factor };
-        status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 2, (ms_task_cost){ .bytes = 8u * count });
+        ms_combine_args args = { .p = p, .max = max, .count = count, .partial = ms_tensor_data(partial), .norm = ms_tensor_data(made), .factor = ms_tensor_data(factor),
+                                 .bad = ms_tensor_data(first_bad) };
+        ms_tensor *writes[] = { made, factor, first_bad };
+        status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 3, (ms_task_cost){ .bytes = 8u * count });
     }
     if (!status) status = scale(engine, gradients, count, factor, NULL);
     ms_tensor_release(partial);
     ms_tensor_release(factor);
+    if (status || !bad) ms_tensor_release(first_bad);
+    else *bad = first_bad;
     if (status) ms_tensor_release(made);
     else *norm = made;
     return status;

@@ -66,8 +66,9 @@ typedef struct ms_optimizer_step {
 MS_API ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step);
 
 /* Scales all gradients in place so that their common p-norm (p > 0 or infinity) is at most max: by min(1, max / (norm + 1e-6)). *norm: a new
- * f32 [], the norm before. Memory of gradients is written only if the norm is above max. */
-MS_API ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max, double p, ms_tensor **norm);
+ * f32 [], the norm before; *bad (may be NULL): a new i64 [], the position of the first gradient with inf or nan, -1 if there is none. Memory
+ * of gradients is written only if the norm is above max, which may be infinite. */
+MS_API ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max, double p, ms_tensor **norm, ms_tensor **bad);
 /* Multiplies all gradients by `factor` (one f32) and sets *finite (new bool []) to whether all results are finite: for loss scalers. */
 MS_API ms_status ms_unscale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, ms_tensor *factor, ms_tensor **finite);
 

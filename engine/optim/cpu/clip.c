@@ -72,12 +72,14 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
     (void)run;
     const ms_combine_args *args = arguments;
     double sum = 0;
+    *args->bad = -1;
     for (uint32_t i = 0; i < args->count; i++) {
+        if (!isfinite(args->partial[i]) && *args->bad < 0) *args->bad = i;
         if (!isinf(args->p)) sum += args->partial[i];
         else if (args->partial[i] > sum || isnan(args->partial[i])) sum = args->partial[i];
     }
     double norm = isinf(args->p) || args->p == 1 ? sum : args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
-    double factor = args->max / (norm + 1e-6);
+    double factor = isinf(args->max) ? 1 : args->max / (norm + 1e-6);
     *args->norm = (float)norm;
     *args->factor = factor < 1 || isnan(factor) ? (float)factor : 1;
     return MS_TASK_DONE;

@@ -1,0 +1,121 @@
+-- The command line: finds the command, runs it, turns what happened into an exit code and one clear line.
+local cli = {}
+
+local commands = {
+  { "run", "run a recipe: moonshard run FILE [key=value ...]" },
+  { "check", "run a recipe without data: peak memory and collectives of each rank" },
+  { "bench", "measure: step, gemm, optim, enqueue" },
+  { "test", "compare with golden data: moonshard test --golden DIR" },
+  { "info", "what was found on this machine" },
+  { "repl", "an interactive session" },
+}
+
+local function usage(to)
+  to:write "usage: moonshard COMMAND ...\n\n"
+  for _, command in ipairs(commands) do to:write(("  %-8s %s\n"):format(command[1], command[2])) end
+  to:write "\nmoonshard COMMAND --help tells more; moonshard --version prints the version.\n"
+end
+
+-- Lua states that the program makes load text only: binary chunks can crash the interpreter.
+local function text_only()
+  local load_any, loadfile_any = load, loadfile
+  local function check(mode)
+    if mode ~= nil and mode ~= "t" and mode ~= "bt" then error("binary chunks are not loaded: mode must be \"t\"", 3) end
+  end
+  -- luacheck: push globals load loadfile dofile
+  function load(chunk, name, mode, ...)
+    check(mode)
+    return load_any(chunk, name, "t", ...)
+  end
+  function loadfile(name, mode, ...)
+    check(mode)
+    return loadfile_any(name, "t", ...)
+  end
+  function dofile(name)
+    local chunk, message = loadfile_any(name, "t")
+    if not chunk then error(message, 2) end
+    return chunk()
+  end
+  -- luacheck: pop
+  package.searchers[2] = function(name)
+    local path, message = package.searchpath(name, package.path)
+    if not path then return message end
+    local chunk, why = loadfile_any(path, "t")
+    if not chunk then error(("error loading module '%s' from file '%s':\n\t%s"):format(name, path, why), 0) end
+    return chunk, path
+  end
+end
+
+-- The exit code and message for an error value.
+local function judge(failure)
+  local launch = require "moonshard.launch"
+  if launch.is_exit(failure) then return failure.code, failure.message end
+  local core = require "moonshard.core"
+  local message = tostring(failure)
+  local code = core.exit_code(message) or 1
+  return code, message
+end
+
+local function handler(failure)
+  local launch = require "moonshard.launch"
+  if launch.is_exit(failure) then return failure end
+  if type(failure) ~= "string" then
+    local meta = getmetatable(failure)
+    failure = type(meta) == "table" and meta.__tostring and tostring(failure) or ("the recipe raised a value that is not a string: " .. tostring(failure))
+  end
+  if os.getenv "MOONSHARD_LOG" == "debug" then return debug.traceback(failure, 2) end
+  -- The part of the traceback that belongs to the user: without the library's and the program's own frames.
+  local lines = {}
+  for line in debug.traceback("", 2):gmatch "[^\n]+" do
+    if not line:match "^stack traceback" and not line:match "lua/moonshard/" and not line:match "%[C%]" then lines[#lines + 1] = line end
+  end
+  return #lines > 0 and failure .. "\n" .. table.concat(lines, "\n") or failure
+end
+
+-- Runs f and returns its exit code; what went wrong goes to stderr in one piece.
+local function protected(f, ...)
+  local ok, result = xpcall(f, handler, ...)
+  if ok then return math.type(result) == "integer" and result or 0 end
+  local code, message = judge(result)
+  return code, message
+end
+
+--- Runs a recipe in this Lua state: for hosts and for `moonshard run`.
+---@param file string
+---@param arguments string[] key=value
+---@return integer code, string? message
+function cli.recipe(file, arguments)
+  text_only()
+  return protected(function() return require "moonshard.cli.run".recipe(file, { arguments = arguments }) end)
+end
+
+--- The program: arguments are those of the command line; returns the exit code.
+---@param arguments string[]
+---@return integer
+function cli.main(arguments)
+  text_only()
+  local name = table.remove(arguments, 1)
+  if not name or name == "--help" or name == "-h" or name == "help" then
+    usage(name and io.stdout or io.stderr)
+    return name and 0 or 2
+  end
+  if name == "--version" then
+    print("moonshard " .. require "moonshard".version)
+    return 0
+  end
+  for _, command in ipairs(commands) do
+    if command[1] == name then
+      local code, message = protected(require("moonshard.cli." .. name).main, arguments)
+      if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
+      return code
+    end
+  end
+  local names = {}
+  for i, command in ipairs(commands) do names[i] = command[1] end
+  local nearest = require "moonshard.core".nearest(name, names)
+  io.stderr:write(("moonshard: unknown command '%s'%s\n"):format(name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
+  usage(io.stderr)
+  return 2
+end
+
+return cli

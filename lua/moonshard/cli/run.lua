@@ -1,0 +1,54 @@
+-- moonshard run: a recipe in this process.
+local launch = require "moonshard.launch"
+local switches = require "moonshard.cli.switches"
+
+local run = {}
+
+--- Loads and runs a recipe file. settings: arguments, help, config_file.
+---@param file string
+---@param settings table
+---@return integer
+function run.recipe(file, settings)
+  for key, value in pairs(settings) do launch[key] = value end
+  launch.recipe = file
+  local chunk, message = loadfile(file, "t")
+  if not chunk then launch.exit(message:match "^cannot open" and 2 or 1, message) end
+  chunk()
+  if not launch.declared and #launch.arguments > 0 then
+    launch.exit(2, ("'%s' was given, but the recipe declares no options (ms.config)"):format(launch.arguments[1]))
+  end
+  if launch.help and not launch.declared then print("the recipe declares no options") end
+  local core = require "moonshard.core"
+  core.synchronize()
+  local signal = require "moonshard.steps".stop_requested()
+  if signal then return launch.saved and 75 or 128 + signal end
+  return 0
+end
+
+--- moonshard run FILE [switches] [key=value ...]
+---@param arguments string[]
+---@return integer
+function run.main(arguments)
+  local parser = switches.parser("run", "Runs a recipe.")
+  parser:argument("recipe", "a Lua file"):args "?"
+  parser:argument("options", "key=value: options of the recipe"):args "*"
+  parser:option("-n --ranks", "ranks on this machine"):convert(math.tointeger):default "1"
+  parser:option("--config", "file with options (.lua or .json)")
+  parser:option("--trace", "write a Chrome trace of the run to this file")
+  local parsed = switches.parse(parser, arguments)
+  if parsed.help and not parsed.recipe then
+    print(parser:get_help())
+    return 0
+  end
+  if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
+  if parsed.ranks ~= 1 then launch.exit(2, "-n " .. tostring(parsed.ranks) .. ": this version runs one rank") end
+  switches.apply(parsed)
+  if package.loaded["moonshard.process"] and not parsed.help then package.loaded["moonshard.process"].watch_signals() end
+  local trace = parsed.trace and require "moonshard.trace"
+  if trace then assert(trace.start(parsed.trace)) end
+  local code = run.recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
+  if trace then trace.stop() end
+  return code
+end
+
+return run

@@ -1,0 +1,149 @@
+-- ms.config: the typed options of a recipe.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+
+local config = {}
+
+-- Turns the declaration into a list of { path, default, help, choices }, groups flattened to dotted paths.
+local function declare(options, prefix, list)
+  local keys = {}
+  for key in pairs(options) do
+    if type(key) ~= "string" then core.raise("config: options have names, as in { steps = 200 }") end
+    keys[#keys + 1] = key
+  end
+  table.sort(keys)
+  for _, key in ipairs(keys) do
+    local value, path = options[key], prefix .. key
+    if type(value) == "table" and value[1] == nil then declare(value, path .. ".", list)
+    else
+      local item = type(value) == "table" and { path = path, default = value[1], help = value.help, choices = value.choices } or { path = path, default = value }
+      local kind = type(item.default)
+      if kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
+        core.raise(("config: option %s has a default of type %s; a number, a string, a boolean or a group is expected"):format(path, kind))
+      end
+      list[#list + 1] = item
+      list[path] = item
+    end
+  end
+  return list
+end
+
+local function type_name(default) return math.type(default) == "integer" and "integer" or type(default) end
+
+local function shown(value) return type(value) == "string" and ("%q"):format(value) or tostring(value) end
+
+local function fail(text) launch.exit(2, text) end
+
+-- Checks a value against its option; text (of the command line) is read as the option's type.
+local function convert(item, value, from)
+  local wanted = type_name(item.default)
+  local given = value
+  if from == "the command line" and wanted ~= "string" then
+    if wanted == "boolean" then value = ({ ["true"] = true, ["false"] = false })[value]
+    else value = tonumber(value) end
+  end
+  if wanted == "integer" and math.type(value) == "float" then value = math.tointeger(value) end
+  if wanted == "number" and math.type(value) == "integer" then value = value + 0.0 end
+  if value == nil or type_name(value) ~= wanted then
+    fail(("option %s takes %s %s (default %s), not %s (from %s)"):format(item.path, wanted == "integer" and "an" or "a", wanted, shown(item.default), shown(given), from))
+  end
+  if item.choices then
+    for _, choice in ipairs(item.choices) do if choice == value then return value end end
+    local names = {}
+    for i, choice in ipairs(item.choices) do names[i] = shown(choice) end
+    fail(("option %s is one of %s, not %s (from %s)"):format(item.path, table.concat(names, ", "), shown(given), from))
+  end
+  return value
+end
+
+local function find(list, path, from)
+  if list[path] then return list[path] end
+  local names = {}
+  for i, item in ipairs(list) do names[i] = item.path end
+  local nearest = core.nearest(path, names)
+  fail(("unknown option '%s' (from %s): %s"):format(path, from, nearest and ("did you mean '%s'?"):format(nearest)
+    or #names > 0 and "the recipe has " .. table.concat(names, ", ") or "the recipe has no options"))
+end
+
+-- Values of a --config file (a Lua file that returns a table, or .json), flattened.
+local function read_file(path)
+  local values, message
+  if path:match "%.json$" then
+    local text
+    text, message = core.file_read(path)
+    if text then values, message = core.json_decode(text) end
+  else
+    local chunk
+    chunk, message = loadfile(path, "t", {})
+    if chunk then
+      local ok, result = pcall(chunk)
+      values, message = ok and result or nil, ok and "the file returns no table" or result
+    end
+  end
+  if type(values) ~= "table" then launch.exit(3, ("config file %s: %s"):format(path, tostring(message))) end
+  local flat = {}
+  local function flatten(t, prefix)
+    for key, value in pairs(t) do
+      if type(value) == "table" then flatten(value, prefix .. key .. ".") else flat[prefix .. key] = value end
+    end
+  end
+  flatten(values, "")
+  return flat
+end
+
+local function print_help(list)
+  io.write(("usage: moonshard run %s [switches] [key=value ...]\n\noptions of this recipe:\n"):format(launch.recipe or "RECIPE"))
+  for _, item in ipairs(list) do
+    local default = ("%s = %s"):format(item.path, shown(item.default))
+    local choices = ""
+    if item.choices then
+      local names = {}
+      for i, choice in ipairs(item.choices) do names[i] = tostring(choice) end
+      choices = " (" .. table.concat(names, "|") .. ")"
+    end
+    io.write(("  %-36s %s%s\n"):format(default, item.help or "", choices))
+  end
+end
+
+--- Declares the recipe's options and returns their values: default, then the file of `--config`, then `key=value` of the command line.
+---@param options table
+---@return table
+function config.config(options)
+  if type(options) ~= "table" then core.raise("config: a table of options is expected") end
+  if launch.declared then core.raise("config: it was called already; declare all options at once") end
+  launch.declared = true
+  local list = declare(options, "", {})
+  if launch.help then
+    print_help(list)
+    launch.exit(0)
+  end
+  local values = {}
+  for _, item in ipairs(list) do values[item.path] = item.default end
+  if launch.config_file then
+    for path, value in pairs(read_file(launch.config_file)) do
+      local item = find(list, path, launch.config_file)
+      values[path] = convert(item, value, launch.config_file)
+    end
+  end
+  for _, argument in ipairs(launch.arguments) do
+    local path, text = argument:match "^([%w_.]+)=(.*)$"
+    if not path then fail(("'%s': options are written key=value"):format(argument)) end
+    local item = find(list, path, "the command line")
+    values[path] = convert(item, text, "the command line")
+  end
+  local result = {}
+  launch.settings = {}
+  for _, item in ipairs(list) do
+    local place, rest = result, item.path
+    for group in item.path:gmatch "([^.]+)%." do
+      place[group] = place[group] or {}
+      place = place[group]
+    end
+    rest = rest:match "([^.]+)$"
+    place[rest] = values[item.path]
+    launch.settings[#launch.settings + 1] = { name = item.path, value = values[item.path], changed = values[item.path] ~= item.default }
+  end
+  return result
+end
+
+return config

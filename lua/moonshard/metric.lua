@@ -1,0 +1,95 @@
+-- ms.metric: named series with one value a step, read some steps later so that nothing waits.
+local core = require "moonshard.core"
+local steps = require "moonshard.steps"
+
+local metric = {}
+
+---@class ms.Metric
+local Metric = {}
+Metric.__index = Metric
+Metric.__name = "ms.Metric"
+
+local all, order = {}, {}
+local REMEMBERED = 64                     -- steps that lag() can look back
+
+local combine = {
+  avg = function(a, b) return a + b end,
+  sum = function(a, b) return a + b end,
+  prod = function(a, b) return a * b end,
+  min = function(a, b)
+    if core.is_tensor(a) then return a:minimum(b) end
+    return core.is_tensor(b) and b:minimum(a) or math.min(a, b)
+  end,
+  max = function(a, b)
+    if core.is_tensor(a) then return a:maximum(b) end
+    return core.is_tensor(b) and b:maximum(a) or math.max(a, b)
+  end,
+}
+
+-- The value of a step becomes a number or a probe, before the step's tensors go.
+local function close(step)
+  for _, self in ipairs(order) do
+    if self.count > 0 then
+      local value = self.value
+      if self.op == "avg" and self.count > 1 then value = value / self.count end
+      self.values[step] = core.is_tensor(value) and core.probe(value) or value
+      self.value, self.count = nil, 0
+    end
+    self.values[step - REMEMBERED] = nil
+  end
+end
+
+--- The same name returns the same metric.
+---@param name string
+---@param op? ms.Op "avg" unless given
+---@return ms.Metric
+function metric.metric(name, op)
+  if op ~= nil and not combine[op] then
+    core.raise(("unknown op '%s' of a metric: known are sum, avg, min, max, prod"):format(tostring(op)))
+  end
+  local found = all[name]
+  if found then
+    if op and found.op ~= op then core.raise(("metric '%s' exists with op %s, not %s"):format(name, found.op, op)) end
+    return found
+  end
+  if #order == 0 then steps.on_end(close) end
+  local self = setmetatable({ name = name, op = op or "avg", values = {}, count = 0 }, Metric)
+  all[name] = self
+  order[#order + 1] = self
+  return self
+end
+
+--- What is pushed in a step is combined by op.
+---@param value ms.Number
+function Metric:push(value)
+  if core.is_tensor(value) then
+    if value:numel() ~= 1 then core.raise(("metric '%s': push one element, not %s"):format(self.name, tostring(value))) end
+    value = core.no_grad(function() return value:detach():reshape():to "f32" end)
+  elseif type(value) ~= "number" then
+    core.raise(("metric '%s': push a number or a one-element tensor, not %s"):format(self.name, type(value)))
+  end
+  self.value = self.count == 0 and value or core.no_grad(function() return combine[self.op](self.value, value) end)
+  self.count = self.count + 1
+end
+
+local function number(value) return type(value) == "userdata" and value:value() or value end
+
+--- The value of step `ms.step() - back`; nil where there is none. Waits only if the device is further behind.
+---@param back integer 1 or more
+---@return number?
+function Metric:lag(back)
+  if math.type(back) ~= "integer" or back < 1 then core.raise("lag: a number of steps of 1 or more; the value of this step is not known yet") end
+  if back >= REMEMBERED then core.raise(("lag: at most %d steps back"):format(REMEMBERED - 1)) end
+  return number(self.values[steps.step() - back])
+end
+
+--- The values of all metrics of a step, by name.
+---@param step integer
+---@return table<string, number>
+function metric.values(step)
+  local result = {}
+  for _, self in ipairs(order) do result[self.name] = number(self.values[step]) end
+  return result
+end
+
+return metric

@@ -1,0 +1,144 @@
+-- ms.report: the step line and metrics.jsonl.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local metric = require "moonshard.metric"
+
+local report = {}
+
+---@class ms.Report
+local Report = {}
+Report.__index = Report
+Report.__name = "ms.Report"
+
+--- For loops written by hand; ms.train makes its own. options: run: folder; tokens: of a step, over all ranks; every: lines are written each
+--- so many steps (1); total: steps of the run, for the ETA; dtype: of the products, for MFU.
+---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
+---@return ms.Report
+function report.report(options)
+  for key in pairs(options) do
+    if not ({ run = 1, tokens = 1, every = 1, total = 1, dtype = 1 })[key] then
+      core.raise(("report: unknown option '%s'; it has run, tokens, every, total, dtype"):format(tostring(key)))
+    end
+  end
+  if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
+  assert(core.make_directory(options.run))
+  local process = package.loaded["moonshard.process"]
+  local self = setmetatable({
+    run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
+    file = assert(core.file_append(options.run .. "/metrics.jsonl")),
+    terminal = process and process.is_terminal() or false, flops = core.flops(), before = core.clock_ms(), times = {},
+  }, Report)
+  local measured
+  self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
+  if self.peak then
+    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", measured and "measured now, kept for next time" or "measured before")
+  end
+  launch.run = options.run
+  return self
+end
+
+local function duration(seconds)
+  seconds = math.floor(seconds + 0.5)
+  if seconds >= 3600 then return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds % 60) end
+  return ("%d:%02d"):format(seconds // 60, seconds % 60)
+end
+
+local function amount(value)
+  if value >= 1e6 then return ("%.2fM"):format(value / 1e6) end
+  if value >= 1e3 then return ("%.1fk"):format(value / 1e3) end
+  return ("%.0f"):format(value)
+end
+
+local function number(value)
+  if type(value) == "userdata" then return value:value() end
+  return value
+end
+
+-- Numbers that JSON has no words for are written as null.
+local function finite(value)
+  if type(value) == "number" and (value ~= value or value == math.huge or value == -math.huge) then return nil end
+  return value
+end
+
+local function line_of(self, entry)
+  local parts = { ("step %5d%s"):format(entry.step, self.total and "/" .. self.total or "") }
+  if entry.loss then parts[#parts + 1] = ("loss %.4f"):format(entry.loss) end
+  if entry.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(entry.grad_norm) end
+  if entry.lr then parts[#parts + 1] = ("lr %.2e"):format(entry.lr) end
+  parts[#parts + 1] = ("%.1f ms"):format(entry.ms_step)
+  if entry.tok_s then parts[#parts + 1] = amount(entry.tok_s) .. " tok/s" end
+  if entry.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * entry.mfu) end
+  parts[#parts + 1] = ("mem %.0f MiB"):format(entry.peak_bytes / 2 ^ 20)
+  if self.total then
+    local sum = 0
+    for _, ms in ipairs(self.times) do sum = sum + ms end
+    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * sum / #self.times / 1e3)
+  end
+  return table.concat(parts, "  ")
+end
+
+--- Ends the line that is written in place, so that other text can follow.
+function Report:break_line()
+  if self.open then
+    io.stdout:write "\n"
+    self.open = false
+  end
+end
+
+-- Writes what is known of the step before.
+local function write(self)
+  local entry = self.pending
+  if not entry then return end
+  self.pending = nil
+  for key, value in pairs(entry.values) do entry[key] = number(value) end
+  entry.values = nil
+  for name, value in pairs(metric.values(entry.step)) do if entry[name] == nil then entry[name] = value end end
+  self.last = entry
+  local object = {}
+  for key, value in pairs(entry) do object[key] = finite(value) end
+  self.file:write(core.json_encode(object) .. "\n")
+  if entry.step % self.every ~= 0 and entry.step + 1 ~= self.total then return end
+  local text = line_of(self, entry)
+  if self.terminal then io.stdout:write("\r\27[K", text)
+  else io.stdout:write(text, "\n") end
+  self.open = self.terminal
+  io.stdout:flush()
+end
+
+--- The step line. Tensors are shown one step late, so nothing waits for the device.
+---@param values table<string, ms.Number> loss, grad_norm, lr and what else is to be in metrics.jsonl
+function Report:step(values)
+  write(self)
+  local now, flops = core.clock_ms(), core.flops()
+  local ms, work = now - self.before, flops - self.flops
+  self.before, self.flops = now, flops
+  self.times[#self.times + 1] = ms
+  if #self.times > 20 then table.remove(self.times, 1) end
+  local held = {}
+  for key, value in pairs(values) do
+    if core.is_tensor(value) then value = core.probe(value)
+    elseif type(value) ~= "number" then core.raise(("report: %s is a %s; numbers and one-element tensors are shown"):format(tostring(key), type(value))) end
+    held[key] = value
+  end
+  self.pending = {
+    step = (core.step()), values = held, ms_step = ms, tok_s = self.tokens and self.tokens / ms * 1e3, mfu = self.peak and work / (ms / 1e3) / self.peak,
+    peak_bytes = core.memory().peak, wire_bytes = 0, exposed_comm_ms = 0,
+  }
+end
+
+--- Puts more values into the line of the step that was reported last.
+---@param values table<string, number>
+function Report:add(values)
+  for key, value in pairs(values) do if self.pending then self.pending.values[key] = value end end
+end
+
+--- Time that belongs to no step (validation, saving) is left out of the next one.
+function Report:skip_time() self.before, self.flops = core.clock_ms(), core.flops() end
+
+--- Writes the last step's line.
+function Report:close()
+  write(self)
+  self:break_line()
+end
+
+return report
