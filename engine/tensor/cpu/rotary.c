@@ -46,12 +46,12 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     job *j = context;
     const ms_rotary_args *args = j->args;
     int64_t half = args->width / 2, begin = args->times * index / j->tiles, end = args->times * (index + 1) / j->tiles;
-    double *scratch = ms_thread_scratch(thread, 0, (size_t)half * (4 * sizeof(double) + 2 * sizeof(float)));
-    if (scratch == NULL) {
+    double *scratch = ms_thread_scratch(thread, 0, (size_t)half * 4 * sizeof(double));
+    float *narrow = ms_thread_scratch(thread, 1, (size_t)half * 2 * sizeof(float));
+    if (scratch == NULL || narrow == NULL) {
         atomic_store(&j->no_memory, true);
         return;
     }
-    float *narrow = (float *)(scratch + 4 * half);
     angles a = { scratch, scratch + half, scratch + 2 * half, scratch + 3 * half, narrow, narrow + half };
     start(args, &a, begin);
     for (int64_t time = begin; time < end; time++) {
