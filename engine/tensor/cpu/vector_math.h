@@ -121,7 +121,7 @@ MS_VECTOR ms_v16f ms_v_sqrt(ms_v16f x)
 }
 
 /* 2^n for n in -126 .. 127. */
-MS_VECTOR ms_v16f ms_v_power_of_two(ms_v16i n) { return (ms_v16f)((n + 127) << 23); }
+MS_VECTOR ms_v16f ms_v_power_of_two(ms_v16i n) { return (ms_v16f)(((ms_v16u)n + 127) << 23); }
 
 /* e^x, at most 1.1 ulp; 0 below -104, infinity above 88.73, subnormal results included. */
 MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
@@ -132,7 +132,7 @@ MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
     x = ms_v_select(ms_v_less(x, least), least, x);
     ms_v16f shifted = x * 1.442695041f + shift;
     ms_v16f whole = shifted - shift;
-    ms_v16i n = (ms_v16i)shifted - (ms_v16i)ms_v_splat(shift);
+    ms_v16i n = (ms_v16i)((ms_v16u)shifted - (ms_v16u)ms_v_splat(shift));
     ms_v16f r = x - whole * 0.693359375f;      /* ln 2 in two parts, the first so short that the product is exact */
     r = r - whole * -2.12194440e-4f;
     ms_v16f p = r * 1.381314127e-03f + 8.369418792e-03f;
@@ -168,10 +168,10 @@ MS_VECTOR ms_v16f ms_v_log(ms_v16f x)
 {
     ms_v16i tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f));        /* subnormals are scaled up first */
     ms_v16f scaled = ms_v_select(tiny, x * 33554432.0f, x);
-    ms_v16i bits = (ms_v16i)scaled;
+    ms_v16u bits = (ms_v16u)scaled;
     /* m in [sqrt(1/2), sqrt 2), x = m * 2^e */
-    ms_v16i e = (bits - 0x3f3504f3) >> 23;
-    ms_v16f m = (ms_v16f)(bits - (e << 23)) - 1.0f;
+    ms_v16i e = (ms_v16i)(bits - 0x3f3504f3) >> 23;
+    ms_v16f m = (ms_v16f)(bits - ((ms_v16u)e << 23)) - 1.0f;
     e += tiny & -25;
     ms_v16f k = ms_v_from_int(e);
     ms_v16f s = m * m;
@@ -254,8 +254,8 @@ MS_VECTOR void ms_v_cos_sin_turns(ms_v16f u, ms_v16f *cosine, ms_v16f *sine)
     ms_v16i swap = -(quarter & 1);
     ms_v16f c = ms_v_select(swap, p, q), n = ms_v_select(swap, q, p);
     /* quarter 1: cos = -sin r, sin = cos r; 2: both negative; 3: cos = sin r, sin = -cos r */
-    *cosine = (ms_v16f)((ms_v16i)c ^ (((quarter + 1) & 2) << 30));
-    *sine = (ms_v16f)((ms_v16i)n ^ ((quarter & 2) << 30));
+    *cosine = (ms_v16f)((ms_v16u)c ^ ((ms_v16u)((quarter + 1) & 2) << 30));
+    *sine = (ms_v16f)((ms_v16u)n ^ ((ms_v16u)(quarter & 2) << 30));
 }
 
 #endif
