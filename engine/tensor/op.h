@@ -3,7 +3,7 @@
  * Invariants
  * - forward checks everything first (shapes, dtypes, attributes), then makes its outputs, then enqueues. It changes nothing when it fails.
  * - backward gets gradients of the outputs (NULL where none arrived), and fills results[i] only where needs[i]; each result has the
- *   shape and dtype of input i. What it makes on the way it releases. It uses ms_op_apply, never the tape.
+ *   shape and dtype of input i, and may be a view (also one that repeats elements). What it makes on the way it releases. It uses ms_op_apply, never the tape.
  * - What backward needs is saved by forward with ms_op_save, and only if call->record is true.
  */
 #ifndef MOONSHARD_TENSOR_OP_H

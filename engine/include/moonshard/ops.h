@@ -61,8 +61,8 @@ extern "C" {
     O(quantile)        /* scalar.value in 0..1; over everything, linear interpolation; no gradient */ \
     /* select.c */ \
     O(topk)            /* top: values and i64 indices, sorted; ties: lower index first */ \
-    O(above)           /* 1-D; inputs a, threshold (one element); dim.length = capacity: values, i64 indices, i64 count [1]; in order of position */ \
-    O(gather) O(index_select)             /* index.dim */ \
+    O(above)           /* 1-D; inputs a, threshold (one element); dim.length = capacity: values, i64 indices, i64 count [1] of the slots used; in order of position; no gradient */ \
+    O(gather) O(index_select)             /* index.dim; gather: index has a's sizes but for that dimension; index_select: 1-D */ \
     O(scatter)         /* a, index, values: out of place copy of a with values at index along index.dim; no equal indices for a gradient */ \
     O(scatter_add)     /* equal indices add in order of position */ \
     /* matmul.c */ \

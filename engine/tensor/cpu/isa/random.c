@@ -40,15 +40,17 @@ MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
     }
 }
 
-/* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. */
+/* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has block 4 p + g, so that deal() below only
+ * moves numbers within four lanes, for which every instruction set has an instruction. */
 MS_VECTOR void draw(ms_random random, uint64_t block, ms_v16u words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
     uint64_t high = ms_random_high(random);
     words16 c0, c1, c2, c3;
     for (uint32_t l = 0; l < MS_LANES; l++) {
-        c0.lane[l] = (uint32_t)(block + l);
-        c1.lane[l] = (uint32_t)((block + l) >> 32);
+        uint64_t counter = block + 4 * (l % 4) + l / 4;
+        c0.lane[l] = (uint32_t)counter;
+        c1.lane[l] = (uint32_t)(counter >> 32);
         c2.lane[l] = (uint32_t)high;
         c3.lane[l] = (uint32_t)(high >> 32);
     }
@@ -69,16 +71,36 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_v16u words[4])
     words[3] = c3.whole;
 }
 
-/* Lane l of word w is element 4 l + w. */
-static inline void deal(float *out, size_t n, ms_v16f v0, ms_v16f v1, ms_v16f v2, ms_v16f v3)
+#if defined(__AVX512F__)
+#define PAIR(a, b, half) (ms_part_f)_mm512_unpack##half##_ps((__m512)(a), (__m512)(b))
+#define PAIRS(a, b, half) (ms_part_f)_mm512_unpack##half##_pd((__m512d)(a), (__m512d)(b))
+#elif defined(__AVX2__)
+#define PAIR(a, b, half) (ms_part_f)_mm256_unpack##half##_ps((__m256)(a), (__m256)(b))
+#define PAIRS(a, b, half) (ms_part_f)_mm256_unpack##half##_pd((__m256d)(a), (__m256d)(b))
+#elif defined(__SSE2__)
+#define PAIR(a, b, half) (ms_part_f)_mm_unpack##half##_ps((__m128)(a), (__m128)(b))
+#define PAIRS(a, b, half) (ms_part_f)_mm_unpack##half##_pd((__m128d)(a), (__m128d)(b))
+#endif
+
+/* Words 0 .. 3 of 16 blocks, in the order of the blocks: 64 elements, of which the first n are wanted. */
+MS_VECTOR void deal(float *out, size_t n, const ms_v16f v[4])
 {
     float all[MS_RANDOM_GROUP], *to = n >= MS_RANDOM_GROUP ? out : all;
-    for (size_t l = 0; l < MS_LANES; l++) {
-        to[4 * l] = v0[l];
-        to[4 * l + 1] = v1[l];
-        to[4 * l + 2] = v2[l];
-        to[4 * l + 3] = v3[l];
+    ms_parts_f in[4] = { { .whole = v[0] }, { .whole = v[1] }, { .whole = v[2] }, { .whole = v[3] } }, turned[4];
+    for (int k = 0; k < MS_PARTS; k++) {
+#if defined(PAIR)
+        ms_part_f a = PAIR(in[0].part[k], in[1].part[k], lo), b = PAIR(in[0].part[k], in[1].part[k], hi);
+        ms_part_f c = PAIR(in[2].part[k], in[3].part[k], lo), d = PAIR(in[2].part[k], in[3].part[k], hi);
+        turned[0].part[k] = PAIRS(a, c, lo);
+        turned[1].part[k] = PAIRS(a, c, hi);
+        turned[2].part[k] = PAIRS(b, d, lo);
+        turned[3].part[k] = PAIRS(b, d, hi);
+#else
+        for (int l = 0; l < MS_PART_LANES; l++)
+            for (int w = 0; w < 4; w++) turned[l % 4].part[k][l / 4 * 4 + w] = in[w].part[k][l];
+#endif
     }
+    for (int p = 0; p < 4; p++) ms_v_store(to + p * MS_LANES, turned[p].whole);
     for (size_t i = 0; to == all && i < n; i++) out[i] = all[i];
 }
 
@@ -101,7 +123,7 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
         ms_v16f v[4];
         draw(args->random, (position + i) / 4, words);
         for (int w = 0; w < 4; w++) v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
-        deal(out + i, n - i, v[0], v[1], v[2], v[3]);
+        deal(out + i, n - i, v);
     }
 }
 
@@ -118,7 +140,7 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
             v[pair] = radius * cosine * args->b + args->a;
             v[pair + 1] = radius * sine * args->b + args->a;
         }
-        deal(out + i, n - i, v[0], v[1], v[2], v[3]);
+        deal(out + i, n - i, v);
     }
 }
 
@@ -132,7 +154,7 @@ static void dropout(float *out, const float *in, size_t n, uint64_t position, co
         draw(args->random, (position + i) / 4, words);
         /* Below 2^24 both sides are exact as f32. */
         for (int w = 0; w < 4; w++) v[w] = (ms_v16f)(ms_v_less_equal(threshold, ms_v_from_int((ms_v16i)(words[w] >> 8))) & (ms_v16i)scale);
-        deal(factor, MS_RANDOM_GROUP, v[0], v[1], v[2], v[3]);
+        deal(factor, MS_RANDOM_GROUP, v);
         size_t m = n - i < MS_RANDOM_GROUP ? n - i : MS_RANDOM_GROUP;
         /* Not a product: infinity times 0 would be NaN. */
         for (size_t k = 0; k < m; k++) out[i + k] = factor[k] != 0.0f ? in[i + k] * factor[k] : 0.0f;
