@@ -42,6 +42,7 @@ static inline int folder_teardown(void **state)
 
 static inline void put_file(const char *path, const void *data, size_t bytes)
 {
+    unlink(path);                    /* a new file: some file systems sync one that is truncated */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(data, 1, bytes, file), bytes);
