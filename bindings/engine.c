@@ -54,6 +54,14 @@ static int reset_peak(lua_State *L)
     return 0;
 }
 
+/* core.set_peak(bytes): puts an earlier peak back. */
+static int set_peak(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_engine_set_peak(engine, (uint64_t)ms_lua_integer(L, 1, 0, INT64_MAX, "peak"));
+    return 0;
+}
+
 /* core.collect(): a full collection now; a fixed point. */
 static int collect(lua_State *L)
 {
@@ -197,7 +205,7 @@ static int nearest(lua_State *L)
 void ms_open_engine(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = {
-        { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "synchronize", synchronize },
+        { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "set_peak", set_peak }, { "synchronize", synchronize },
         { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
         { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "nearest", nearest }, { NULL, NULL },
     };

@@ -151,6 +151,13 @@ static int trace_start(lua_State *L)
     return 0;
 }
 
+/* core.trace_count() -> records so far */
+static int trace_count(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)ms_trace_count(ms_lua_enter(L)));
+    return 1;
+}
+
 /* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops, script } */
 static int trace_stop(lua_State *L)
 {
@@ -188,7 +195,7 @@ static int trace_stop(lua_State *L)
 void ms_open_stream(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "probe", probe },
-                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { NULL, NULL } };
+                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { NULL, NULL } };
     static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
     static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } }, probe_events[] = { { "__gc", probe_gc }, { "__close", probe_gc }, { NULL, NULL } };

@@ -294,6 +294,12 @@ ms_memory ms_engine_memory(const ms_engine *engine) { return engine->pool.stats;
 
 void ms_engine_reset_peak(ms_engine *engine) { engine->pool.stats.peak = engine->pool.stats.live; }
 
+void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
+{
+    ms_memory *stats = &engine->pool.stats;
+    stats->peak = bytes > stats->live ? bytes : stats->live;
+}
+
 bool ms_engine_under_pressure(const ms_engine *engine) { return engine->pool.stats.live > engine->pool.mark; }
 
 void ms_engine_relieved(ms_engine *engine)

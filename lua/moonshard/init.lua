@@ -21,6 +21,16 @@ function ms.rank() return 0 end
 ---@return integer how many ranks there are
 function ms.world_size() return 1 end
 
+--- Makes `name` the current device inside f; without f, returns the current one. An engine has one device.
+---@param name? string
+---@param f? function
+function ms.device(name, f)
+  local own = core.is_sim() and "sim" or "cpu"
+  if name ~= nil and name ~= own and name ~= "cpu" then core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own)) end
+  if f then return f() end
+  return own
+end
+
 --- `pairs` in key order: the order of `pairs` differs between runs. Numbers come before strings.
 ---@param t table
 ---@return fun(): any, any
@@ -46,7 +56,7 @@ local parts = {
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future", flat = "moonshard.flat", device = "moonshard.device",
+  stream = "moonshard.future", all = "moonshard.future",
 }
 
 return setmetatable(ms, {

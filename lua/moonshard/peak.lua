@@ -26,7 +26,6 @@ local function measure(dtype)
       end
     end)
   end)
-  core.collect()
   return best
 end
 
@@ -34,20 +33,25 @@ end
 ---@param dtype string
 ---@return number?, boolean?
 function peak.flops(dtype)
-  if core.is_sim() then return nil end
-  local info = core.info()
-  local folder, path = cache_path()
-  local key = table.concat({ info.cpu, info.kernels, info.threads, dtype, info.blas, info.version }, "/")
-  local text = core.file_read(path)
-  local cache = text and core.json_decode(text)
-  if type(cache) ~= "table" then cache = {} end
-  if type(cache[key]) == "number" then return cache[key], false end
-  -- The measurement must not show in the run: not in its random numbers (own seeds), nor in its peak of memory (freed; started anew).
-  local before = core.memory()
-  cache[key] = measure(dtype)
-  if before.peak <= core.memory().live then core.reset_peak() end
-  if core.make_directory(folder) then core.file_write(path, core.json_encode(cache)) end
-  return cache[key], true
+  -- Whether it is measured, read or not needed: what memory looks like afterwards must be the same.
+  local before = core.memory().peak
+  local value, measured
+  if not core.is_sim() then
+    local info = core.info()
+    local folder, path = cache_path()
+    local key = table.concat({ info.cpu, info.kernels, info.threads, dtype, info.blas, info.version }, "/")
+    local text = core.file_read(path)
+    local cache = text and core.json_decode(text)
+    if type(cache) ~= "table" then cache = {} end
+    if type(cache[key]) ~= "number" then
+      cache[key], measured = measure(dtype), true
+      if core.make_directory(folder) then core.file_write(path, core.json_encode(cache)) end
+    end
+    value = cache[key]
+  end
+  core.collect()
+  core.set_peak(before)
+  return value, measured
 end
 
 return peak

@@ -175,6 +175,8 @@ MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size
 typedef struct ms_memory { uint64_t live, peak, reserved, limit, waits; } ms_memory;   /* waits: stream waits inserted for reuse */
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine);
+/* Puts an earlier peak back, so that a measurement on the way leaves no trace in it; never below what is live. */
+MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
 /* Whether live memory has passed a mark, so that a host with garbage collection should collect and drop its handles now; relieved moves
  * the mark to half above what is live then (64 MiB at least). Both depend on the order of host calls only. */
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);

@@ -1,0 +1,207 @@
+-- ms.train: the loop, with everything that a user sees and relies on: lines, metrics, validation, text, checkpoints, stopping, resuming.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local log = require "moonshard.log"
+local steps = require "moonshard.steps"
+local settings = require "moonshard.train.settings"
+local folder = require "moonshard.train.folder"
+
+local train = {}
+
+local SKIPS_IN_A_ROW = 25
+
+---@class ms.Training                  what the parts of the loop share
+---@field o ms.TrainOptions
+
+-- loss, outputs of one pass
+local function default_loss(model, x, y)
+  local outputs = model(x)
+  return outputs:cross_entropy(y), outputs
+end
+
+local function pass(self, x, y)
+  local o = self.o
+  local loss_of = o.loss or default_loss
+  if o.dtype == "f32" then return loss_of(o.model, x, y) end
+  return core.autocast(o.dtype, function() return loss_of(o.model, x, y) end)
+end
+
+-- Forward and backward of one step; the mean loss over its passes, on the device.
+local function forward_backward(self)
+  local o, total = self.o, nil
+  for i = 1, o.accumulate do
+    local x, y = self.next_batch()
+    -- Targets of a step: tokens of a text, or samples.
+    if not self.report.tokens then self.report.tokens = y:numel() * o.accumulate end
+    local loss = pass(self, x, y)
+    local part = o.accumulate > 1 and loss / o.accumulate or loss
+    local scaled = self.scaler and self.scaler:scale(part) or part
+    scaled:backward()
+    local value = part:detach()
+    total = i == 1 and value or total + value
+  end
+  return total
+end
+
+-- Unscales, clips, steps; the flag says on the device whether this step's numbers were finite, the position which gradient was not.
+local function update(self, loss)
+  local o = self.o
+  local finite
+  if self.scaler then finite = self.scaler:unscale(o.optimizer) end
+  local gradients = {}
+  for _, p in ipairs(self.parameters) do
+    local gradient = p:grad()
+    if gradient then gradients[#gradients + 1] = gradient end
+  end
+  if #gradients == 0 then core.raise("train: no parameter got a gradient; does the loss depend on the model?") end
+  local norm, bad = core.clip_norm(gradients, o.clip or math.huge, 2)
+  if self.scaler then
+    self.scaler:step(o.optimizer)
+  elseif o.on_nan == "ignore" then
+    o.optimizer:step()
+  else
+    finite = norm:is_finite():to "f32" * loss:is_finite():to "f32"
+    finite = finite:gt(0)
+    o.optimizer:step { only_if = finite }
+  end
+  return norm, finite, bad
+end
+
+-- Looks at a step of which the device has told by now: stops, or says that it was skipped.
+local function judge(self, entry)
+  if entry.finite:value() ~= 0 then
+    self.skips = 0
+    return
+  end
+  local position = math.tointeger(entry.bad:value())
+  local where = position >= 0 and self.parameters[position + 1] and (" (first bad gradient: %s)"):format(self.parameters[position + 1]:name()) or " (the gradients are finite)"
+  self.skips = self.skips + 1
+  if self.o.on_nan == "stop" and not self.scaler then
+    launch.exit(4, ("step %d: loss or gradients are inf or nan%s; nothing of that step was applied. Lower the learning rate, set clip, or choose on_nan = \"skip\"")
+      :format(entry.step, where))
+  end
+  if not self.scaler or self.skips > 1 then log.warn("step %d skipped: inf or nan%s", entry.step, where) end
+  if self.skips >= SKIPS_IN_A_ROW then launch.exit(4, ("%d steps in a row had inf or nan%s"):format(self.skips, where)) end
+end
+
+-- Mean loss and measures over the validation batches.
+local function validate(self)
+  local o = self.o
+  local count, sums = 0, {}
+  o.model:eval()
+  core.no_grad(function()
+    for x, y in o.valid:batches(o.eval.batches) do
+      local loss, outputs = pass(self, x, y)
+      local values = o.eval.measure and o.eval.measure(outputs, y) or {}
+      values.loss = loss
+      for name, value in pairs(values) do
+        value = value:to "f32"
+        sums[name] = sums[name] and sums[name]:add_(value) or value:clone()
+      end
+      count = count + 1
+      if count % 8 == 0 then core.synchronize() end
+    end
+  end)
+  o.model:train()
+  local result = {}
+  for name, sum in pairs(sums) do result[name] = sum:item() / count end
+  return result
+end
+
+local function show_values(values)
+  local parts = {}
+  for name, value in require "moonshard".sorted_pairs(values) do parts[#parts + 1] = ("%s %.4f"):format(name, value) end
+  return table.concat(parts, "  ")
+end
+
+local function sample(self)
+  local how = self.o.sample
+  local text
+  if how.run then text = how.run(self.o.model)
+  else
+    local data = require "moonshard.data"
+    local prompt = how.prompt or "\n"
+    local ids = self.o.model:generate(data.to_tokens(prompt), { count = how.count or 200, temperature = how.temperature or 0.8 })
+    text = prompt .. data.to_text(ids)
+  end
+  self.report:break_line()
+  log.log("---- sample\n%s\n----", text)
+end
+
+local function due(every, step, last) return every and every > 0 and ((step + 1) % every == 0 or step == last) end
+
+-- What comes behind a step's update.
+local function after(self, step)
+  local o, last = self.o, self.o.steps - 1
+  local busy = false
+  if o.valid and o.eval and due(o.eval.every, step, last) then
+    busy = true
+    self.valid = validate(self)
+    local values = {}
+    for name, value in pairs(self.valid) do values[name == "loss" and "val_loss" or "val_" .. name] = value end
+    self.report:add(values)
+    self.report:break_line()
+    log.log("valid %5d  %s", step, show_values(self.valid))
+    if o.on_eval then o.on_eval(step, self.valid) end
+  end
+  if o.sample and due(o.sample.every, step, last) then
+    busy = true
+    sample(self)
+  end
+  local stop = steps.stop_requested()
+  if o.save and (due(o.save.every, step, last) or stop) then
+    busy = true
+    folder.save(self, step + 1)
+    if stop then launch.saved = true end
+  end
+  if stop then
+    self.report:break_line()
+    log.log("stopped on request behind step %d%s", step, o.save and ", checkpoint saved" or "")
+  end
+  if busy then self.report:skip_time() end
+end
+
+local function run_step(self, step)
+  local o = self.o
+  if o.before_step then o.before_step(step) end
+  local lr = o.optimizer.lr and o.optimizer:lr()
+  local loss = forward_backward(self)
+  if o.after_backward then o.after_backward(step) end
+  local norm, finite, bad = update(self, loss)
+  self.report:step { loss = loss, grad_norm = norm, lr = lr }
+  if finite then
+    self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad) }
+    -- Two steps late, so that the host never waits for a step that it has only just enqueued.
+    if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
+  end
+  if o.after_step then o.after_step(step) end
+  after(self, step)
+end
+
+--- Runs the loop and returns what it reached.
+---@param options ms.TrainOptions
+---@return { step: integer, loss: number, valid?: table<string, number>, tokens_per_second: number, run: string }
+function train.train(options)
+  local o = settings.check(options)
+  local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters() }
+  self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
+  o.model:train()
+  if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
+  folder.open(self)
+  settings.show(self)
+  self.report = require "moonshard.report".report {
+    run = self.run, total = o.steps, every = o.log_every, dtype = o.dtype == "f32" and "f32" or "bf16",
+  }
+  local last = self.start - 1
+  for step in steps.steps(o.steps, self.start) do
+    run_step(self, step)
+    last = step
+  end
+  for _, entry in ipairs(self.unjudged) do judge(self, entry) end
+  self.report:close()
+  folder.close(self)
+  local final = self.report.last or {}
+  return { step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run }
+end
+
+return train

@@ -1,0 +1,108 @@
+-- The folder of a run: which one it is, who owns it, its checkpoints, resuming.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local log = require "moonshard.log"
+
+local folder = {}
+
+local function checkpoints() return require "moonshard.checkpoint" end
+
+-- Everything that a checkpoint of this run holds.
+local function things_of(self)
+  local o = self.o
+  local things = { model = o.model, optimizer = o.optimizer }
+  if type(o.data) ~= "function" and o.data.state then things.data = o.data end
+  if self.scaler then things.scaler = self.scaler end
+  for name, thing in pairs(o.things or {}) do
+    if things[name] ~= nil or name == "step" then core.raise(("train: things.%s is a name that train uses itself"):format(name)) end
+    things[name] = thing
+  end
+  return things
+end
+
+local function default_run()
+  local name = launch.recipe and launch.recipe:match "([^/]+)%.lua$" or "run"
+  return "runs/" .. name
+end
+
+-- The first of name, name-2, name-3 ... that does not exist.
+local function next_free(name)
+  if not core.exists(name) then return name end
+  local i = 2
+  while core.exists(("%s-%d"):format(name, i)) do i = i + 1 end
+  return ("%s-%d"):format(name, i)
+end
+
+-- The folder, and the checkpoint to go on from.
+local function choose(self)
+  local o = self.o
+  local run = o.run or default_run()
+  if o.resume == "never" then return next_free(run) end
+  if o.resume == "auto" then return run, checkpoints().latest(run) end
+  local path = o.resume
+  if not core.exists(path) then launch.exit(3, ("resume: there is no checkpoint '%s'"):format(path)) end
+  if core.exists(path .. "/manifest.json") then return o.run or path:match "^(.*)/[^/]+$" or ".", path end
+  local latest = checkpoints().latest(path)
+  if not latest then launch.exit(3, ("resume: '%s' holds no committed checkpoint"):format(path)) end
+  return o.run or path, latest
+end
+
+--- Chooses the folder, locks it, loads the checkpoint if there is one to go on from.
+---@param self ms.Training
+function folder.open(self)
+  local path
+  self.run, path = choose(self)
+  self.start = 0
+  if core.is_sim() then return end
+  local ok, message = core.make_directory(self.run)
+  if not ok then launch.exit(3, message) end
+  self.lock, message = core.file_lock(self.run .. "/lock")
+  if not self.lock then launch.exit(3, message) end
+  launch.run = self.run
+  if not path then return end
+  local loaded, why = checkpoints().load(path, things_of(self))
+  if not loaded then launch.exit(3, why) end
+  self.start = loaded.step
+  log.log("resumed from %s", path)
+end
+
+-- Old checkpoints go: of the last `last` all stay, of older ones those whose step divides by keep_every.
+local function prune(self)
+  local save = self.o.save
+  if not save.last then return end
+  local found = {}
+  for _, name in ipairs(core.list(self.run) or {}) do
+    local step = name:match "^step%-(%d+)$"
+    if step then found[#found + 1] = { path = self.run .. "/" .. name, step = math.tointeger(tonumber(step)) } end
+  end
+  table.sort(found, function(a, b) return a.step > b.step end)
+  for i = save.last + 1, #found do
+    if not (save.keep_every and found[i].step % save.keep_every == 0) then core.remove_tree(found[i].path) end
+  end
+end
+
+--- Saves a checkpoint from which step `step` is the next. A failure is told and training goes on: the one before is untouched.
+---@param self ms.Training
+---@param step integer
+function folder.save(self, step)
+  if core.is_sim() then return end
+  local things = things_of(self)
+  things.step = step
+  local path, message = checkpoints().save(self.run, things)
+  self.report:break_line()
+  if not path then
+    log.warn("the checkpoint of step %d was not saved: %s", step, message)
+    return
+  end
+  log.log("saved %s", path)
+  prune(self)
+end
+
+--- Waits for what is still being written.
+---@param self ms.Training
+function folder.close(self)
+  if core.checkpoint_wait then core.checkpoint_wait() end
+  self.lock = nil
+end
+
+return folder

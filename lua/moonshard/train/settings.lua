@@ -1,0 +1,96 @@
+-- The options of ms.train: checked, completed, shown.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local log = require "moonshard.log"
+local module = require "moonshard.nn.module"
+
+local settings = {}
+
+-- name = type, or a list of types
+local known = {
+  model = "module", optimizer = "table", data = { "table", "userdata", "function" }, steps = "integer", valid = { "table", "userdata" }, loss = "function",
+  accumulate = "integer", clip = "number", dtype = "string", run = "string", resume = "string", eval = "table", sample = "table", save = "table",
+  on_nan = "string", things = "table", before_step = "function", after_backward = "function", after_step = "function", on_eval = "function", log_every = "integer",
+}
+
+local parts = {
+  eval = { every = "integer", batches = "integer", measure = "function" },
+  sample = { every = "integer", prompt = "string", count = "integer", temperature = "number", run = "function" },
+  save = { every = "integer", last = "integer", keep_every = "integer" },
+}
+
+local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" } }
+
+local function is(value, wanted)
+  if type(wanted) == "table" then
+    for _, one in ipairs(wanted) do if is(value, one) then return true end end
+    return false
+  end
+  if wanted == "integer" then return math.type(value) == "integer" end
+  if wanted == "module" then return module.is_module(value) end
+  return type(value) == wanted
+end
+
+local function check_table(values, types, where)
+  local names = {}
+  for name in pairs(types) do names[#names + 1] = name end
+  for name, value in pairs(values) do
+    if not types[name] then
+      local nearest = core.nearest(tostring(name), names)
+      core.raise(("train: unknown option '%s%s'%s"):format(where, tostring(name), nearest and (": did you mean '%s%s'?"):format(where, nearest) or ""))
+    end
+    if not is(value, types[name]) then
+      local wanted = type(types[name]) == "table" and table.concat(types[name], " or ") or types[name]
+      core.raise(("train: option %s%s must be a %s, not %s"):format(where, name, wanted, tostring(value)))
+    end
+  end
+end
+
+--- Checks the options and returns a completed copy.
+---@param options ms.TrainOptions
+---@return ms.TrainOptions
+function settings.check(options)
+  if type(options) ~= "table" then core.raise("train: a table of options is expected") end
+  check_table(options, known, "")
+  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", log_every = 1 }
+  for name, value in pairs(options) do o[name] = value end
+  for _, name in ipairs { "model", "optimizer", "data", "steps" } do
+    if o[name] == nil then core.raise(("train: the option %s is missing"):format(name)) end
+  end
+  for name, types in pairs(parts) do
+    if o[name] then
+      check_table(o[name], types, name .. ".")
+      if not o[name].every then core.raise(("train: the option %s.every is missing"):format(name)) end
+    end
+  end
+  for name, allowed in pairs(choices) do
+    local found = false
+    for _, choice in ipairs(allowed) do found = found or choice == o[name] end
+    if not found then core.raise(("train: %s is one of %s, not '%s'"):format(name, table.concat(allowed, ", "), o[name])) end
+  end
+  if o.steps < 1 or o.accumulate < 1 then core.raise("train: steps and accumulate must be 1 or more") end
+  if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
+  if o.eval and not o.valid then core.raise("train: eval needs valid, a loader of held-out data") end
+  return o
+end
+
+--- The table of resolved settings.
+---@param self ms.Training
+function settings.show(self)
+  local o, count = self.o, 0
+  for _, p in ipairs(self.parameters) do count = count + p:numel() end
+  local info = core.info()
+  local lines = {
+    { "recipe", launch.recipe or "(none)" },
+    { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
+    { "model", ("%s, %s parameters"):format(tostring(o.model), count >= 1e6 and ("%.2fM"):format(count / 1e6) or count) },
+    { "machine", ("%s, %d threads, %s kernels, %s"):format(info.cpu, info.threads, info.kernels, info.blas) },
+    { "steps", ("%d, %s"):format(o.steps, o.dtype) },
+  }
+  for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end
+  for _, item in ipairs(launch.settings or {}) do
+    log.log("  %-20s %s%s", item.name, tostring(item.value), item.changed and "  (set)" or "")
+  end
+end
+
+return settings
