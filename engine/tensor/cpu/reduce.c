@@ -117,14 +117,22 @@ static void reduce_columns(const reduce_work *work, const void *from, int64_t be
 {
     const ms_reduce_args *args = work->args;
     ms_dtype dtype = (ms_dtype)args->dtype;
+    void (*column)(float *, const float *, int64_t, size_t, size_t, float) = work->kernels->column[args->kind];
     for (int64_t i = 0; i < width; i++) totals[i] = identity(args->kind);
     for (int64_t at = begin; at < end; at += MS_REDUCE_ROWS) {
-        float sums[WIDTH], stage[WIDTH];
+        float sums[WIDTH];
         int64_t rows = end - at < MS_REDUCE_ROWS ? end - at : MS_REDUCE_ROWS;
+        const void *x = step(from, at * args->rows.stride, dtype);
         for (int64_t i = 0; i < width; i++) sums[i] = (float)identity(args->kind);
-        for (int64_t r = 0; r < rows; r++) {
-            const float *x = real_block(work->convert, dtype, step(from, (at + r) * args->rows.stride, dtype), 1, width, stage);
-            work->kernels->column[args->kind](sums, x, (size_t)width, (float)args->power);
+        if (dtype == MS_F32) {
+            column(sums, x, args->rows.stride, (size_t)rows, (size_t)width, (float)args->power);
+        } else {
+            float stage[4 * WIDTH];        /* four rows: what the kernel adds at once */
+            for (int64_t r = 0; r < rows; r += 4) {
+                int64_t some = rows - r < 4 ? rows - r : 4;
+                for (int64_t k = 0; k < some; k++) work->convert->to_f32[dtype](stage + k * width, step(x, (r + k) * args->rows.stride, dtype), (size_t)width);
+                column(sums, stage, width, (size_t)some, (size_t)width, (float)args->power);
+            }
         }
         if (args->kind < MS_REDUCE_GREATEST) for (int64_t i = 0; i < width; i++) totals[i] += sums[i];
         else for (int64_t i = 0; i < width; i++) totals[i] = joined(args->kind, totals[i], sums[i]);

@@ -11,8 +11,8 @@
 typedef struct ms_reduce_kernels {
     /* All of x[0 .. n-1] to one number; n <= MS_REDUCE_BLOCK, and above 0 for the greatest and the least. */
     float (*row[MS_REDUCE_KINDS])(const float *x, const float *y, size_t n, float power);
-    /* totals[i] takes x[i] in. */
-    void (*column[MS_REDUCE_KINDS])(float *totals, const float *x, size_t n, float power);
+    /* totals[i] takes in x[i] of each row; rows are `stride` elements apart. None for products. */
+    void (*column[MS_REDUCE_KINDS])(float *totals, const float *x, int64_t stride, size_t rows, size_t n, float power);
 } ms_reduce_kernels;
 
 MS_ISA_TABLE(ms_reduce_kernels, ms_reduce_kernels)

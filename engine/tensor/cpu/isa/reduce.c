@@ -2,94 +2,106 @@
 #include "tensor/cpu/reduce.h"
 #include "tensor/cpu/vector_math.h"
 
-/* The value that a lane takes in, from x and y (16 lanes each) and the power p. All are 0 for 0, so a last part may be padded. */
-#define SUM(name, load_y, term) \
+/* What a lane takes in, from x and y (16 lanes each) and the power p. Terms of sums are 0 for 0, so a last part may be padded. */
+#define TERM(name, formula) \
+    MS_VECTOR ms_v16f term_##name(ms_v16f x, ms_v16f y, float p) \
+    { \
+        (void)y, (void)p; \
+        return formula; \
+    }
+TERM(add, x)
+TERM(abs, ms_v_abs(x))
+TERM(squares, x * x)
+TERM(powers, ms_v_pow_positive(ms_v_abs(x), p))
+TERM(products, x * y)
+TERM(greatest, x)
+TERM(least, x)
+TERM(greatest_abs, ms_v_abs(x))
+
+MS_VECTOR ms_v16f plus(ms_v16f a, ms_v16f b) { return a + b; }
+
+#define NOTHING(p, i, n) ms_v_splat(0)
+#define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
+
+#define ROW_SUM(name, load_y) \
     static float row_##name(const float *px, const float *py, size_t n, float p) \
     { \
         ms_v16f total[4] = { ms_v_splat(0), ms_v_splat(0), ms_v_splat(0), ms_v_splat(0) }; \
         size_t i = 0; \
-        (void)p, (void)py; \
+        (void)py; \
         for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES) \
-            for (size_t k = 0; k < 4; k++) { \
-                ms_v16f x = ms_v_load(px + i + k * MS_LANES), y = load_y(py, i + k * MS_LANES, MS_LANES); \
-                (void)y; \
-                total[k] += (term); \
-            } \
+            for (size_t k = 0; k < 4; k++) \
+                total[k] += term_##name(ms_v_load(px + i + k * MS_LANES), load_y(py, i + k * MS_LANES, MS_LANES), p); \
         for (size_t k = 0; i < n; i += MS_LANES, k++) { \
             size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-            ms_v16f x = ms_v_load_part(px + i, m), y = load_y(py, i, m); \
-            (void)y; \
-            total[k] += (term); \
+            total[k] += term_##name(ms_v_load_part(px + i, m), load_y(py, i, m), p); \
         } \
         return ms_v_sum((total[0] + total[1]) + (total[2] + total[3])); \
-    } \
-    static void column_##name(float *totals, const float *px, size_t n, float p) \
-    { \
-        size_t i = 0; \
-        (void)p; \
-        for (; i + MS_LANES <= n; i += MS_LANES) { \
-            ms_v16f x = ms_v_load(px + i), y = x; \
-            (void)y; \
-            ms_v_store(totals + i, ms_v_load(totals + i) + (term)); \
-        } \
-        if (i < n) { \
-            ms_v16f x = ms_v_load_part(px + i, n - i), y = x; \
-            (void)y; \
-            ms_v_store_part(totals + i, ms_v_load_part(totals + i, n - i) + (term), n - i); \
-        } \
     }
-#define NOTHING(p, i, n) ms_v_splat(0)
-#define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
+ROW_SUM(add, NOTHING)
+ROW_SUM(abs, NOTHING)
+ROW_SUM(squares, NOTHING)
+ROW_SUM(powers, NOTHING)
+ROW_SUM(products, FETCH)
 
-SUM(add, NOTHING, x)
-SUM(abs, NOTHING, ms_v_abs(x))
-SUM(squares, NOTHING, x * x)
-SUM(powers, NOTHING, ms_v_pow_positive(ms_v_abs(x), p))
-SUM(products, FETCH, x * y)
-
-#define EXTREME(name, pick, term) \
+/* The order does not matter here, but that NaN wins. */
+#define ROW_EXTREME(name, pick) \
     static float row_##name(const float *px, const float *py, size_t n, float p) \
     { \
-        (void)py, (void)p; \
-        ms_v16f x = ms_v_splat(px[0]), best = (term); \
+        ms_v16f first = term_##name(ms_v_splat(px[0]), ms_v_splat(0), p), best[4] = { first, first, first, first }; \
         size_t i = 0; \
-        for (; i + MS_LANES <= n; i += MS_LANES) { \
-            x = ms_v_load(px + i); \
-            best = pick(best, (term)); \
-        } \
-        for (; i < n; i++) { \
-            x = ms_v_splat(px[i]); \
-            best = pick(best, (term)); \
-        } \
+        (void)py; \
+        for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES) \
+            for (size_t k = 0; k < 4; k++) best[k] = pick(best[k], term_##name(ms_v_load(px + i + k * MS_LANES), first, p)); \
+        for (; i + MS_LANES <= n; i += MS_LANES) best[0] = pick(best[0], term_##name(ms_v_load(px + i), first, p)); \
+        for (; i < n; i++) best[0] = pick(best[0], term_##name(ms_v_splat(px[i]), first, p)); \
+        ms_v16f all = pick(pick(best[0], best[1]), pick(best[2], best[3])); \
         for (int half = MS_LANES / 2; half > 0; half /= 2) { \
-            ms_v16f other = best; \
-            for (int k = 0; k < half; k++) other[k] = best[k + half]; \
-            best = pick(best, other); \
+            ms_v16f other = all; \
+            for (int k = 0; k < half; k++) other[k] = all[k + half]; \
+            all = pick(all, other); \
         } \
-        return best[0]; \
-    } \
-    static void column_##name(float *totals, const float *px, size_t n, float p) \
-    { \
-        (void)p; \
-        size_t i = 0; \
-        for (; i + MS_LANES <= n; i += MS_LANES) { \
-            ms_v16f x = ms_v_load(px + i); \
-            ms_v_store(totals + i, pick(ms_v_load(totals + i), (term))); \
-        } \
-        if (i < n) { \
-            ms_v16f x = ms_v_load_part(px + i, n - i); \
-            ms_v_store_part(totals + i, pick(ms_v_load_part(totals + i, n - i), (term)), n - i); \
-        } \
+        return all[0]; \
     }
-EXTREME(greatest, ms_v_max, x)
-EXTREME(least, ms_v_min, x)
-EXTREME(greatest_abs, ms_v_max, ms_v_abs(x))
+ROW_EXTREME(greatest, ms_v_max)
+ROW_EXTREME(least, ms_v_min)
+ROW_EXTREME(greatest_abs, ms_v_max)
+
+/* Four rows at a time, so that the totals are read and written once for four. */
+#define COLUMNS(name, join) \
+    static void column_##name(float *totals, const float *px, int64_t stride, size_t rows, size_t n, float p) \
+    { \
+        const ms_v16f none = ms_v_splat(0); \
+        for (; rows >= 4; rows -= 4, px += 4 * stride) \
+            for (size_t i = 0; i < n; i += MS_LANES) { \
+                size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
+                ms_v16f a = term_##name(FETCH(px, i, m), none, p), b = term_##name(FETCH(px + stride, i, m), none, p); \
+                ms_v16f c = term_##name(FETCH(px + 2 * stride, i, m), none, p), d = term_##name(FETCH(px + 3 * stride, i, m), none, p); \
+                ms_v16f total = join(FETCH(totals, i, m), join(join(a, b), join(c, d))); \
+                if (m == MS_LANES) ms_v_store(totals + i, total); \
+                else ms_v_store_part(totals + i, total, m); \
+            } \
+        for (; rows > 0; rows--, px += stride) \
+            for (size_t i = 0; i < n; i += MS_LANES) { \
+                size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
+                ms_v16f total = join(FETCH(totals, i, m), term_##name(FETCH(px, i, m), none, p)); \
+                if (m == MS_LANES) ms_v_store(totals + i, total); \
+                else ms_v_store_part(totals + i, total, m); \
+            } \
+    }
+COLUMNS(add, plus)
+COLUMNS(abs, plus)
+COLUMNS(squares, plus)
+COLUMNS(powers, plus)
+COLUMNS(greatest, ms_v_max)
+COLUMNS(least, ms_v_min)
+COLUMNS(greatest_abs, ms_v_max)
 
 const ms_reduce_kernels MS_ISA_NAME(ms_reduce_kernels) = {
     .row = { [MS_REDUCE_ADD] = row_add, [MS_REDUCE_ADD_ABS] = row_abs, [MS_REDUCE_ADD_SQUARES] = row_squares, [MS_REDUCE_ADD_POWERS] = row_powers,
              [MS_REDUCE_ADD_PRODUCTS] = row_products, [MS_REDUCE_GREATEST] = row_greatest, [MS_REDUCE_LEAST] = row_least,
              [MS_REDUCE_GREATEST_ABS] = row_greatest_abs },
     .column = { [MS_REDUCE_ADD] = column_add, [MS_REDUCE_ADD_ABS] = column_abs, [MS_REDUCE_ADD_SQUARES] = column_squares,
-                [MS_REDUCE_ADD_POWERS] = column_powers, [MS_REDUCE_ADD_PRODUCTS] = column_products, [MS_REDUCE_GREATEST] = column_greatest,
-                [MS_REDUCE_LEAST] = column_least, [MS_REDUCE_GREATEST_ABS] = column_greatest_abs },
+                [MS_REDUCE_ADD_POWERS] = column_powers, [MS_REDUCE_GREATEST] = column_greatest, [MS_REDUCE_LEAST] = column_least,
+                [MS_REDUCE_GREATEST_ABS] = column_greatest_abs },
 };
