@@ -199,7 +199,7 @@ const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE
 /* The dtype that the operands share. A tensor of one element may be of another float dtype: it stands for a number. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {
-    const ms_tensor *main_input = NULL;
+    const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
         if (input == NULL) continue;
@@ -208,7 +208,6 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
             if (dtype != MS_BOOL) return ms_op_refuse(call, "the mask must be bool: compare first (for example with ne)");
             continue;
         }
-        if (main_input == NULL) main_input = input;
         if (ms_tensor_dtype(main_input) == dtype) continue;
         bool floats = ms_dtype_is_float(dtype) && ms_dtype_is_float(ms_tensor_dtype(main_input));
         if (!floats || (ms_tensor_count(input) != 1 && ms_tensor_count(main_input) != 1))
