@@ -65,14 +65,12 @@ local function line_of(self, entry)
   if entry.loss then parts[#parts + 1] = ("loss %.4f"):format(entry.loss) end
   if entry.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(entry.grad_norm) end
   if entry.lr then parts[#parts + 1] = ("lr %.2e"):format(entry.lr) end
-  parts[#parts + 1] = ("%.1f ms"):format(entry.ms_step)
+  parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
   if entry.tok_s then parts[#parts + 1] = amount(entry.tok_s) .. " tok/s" end
   if entry.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * entry.mfu) end
   parts[#parts + 1] = ("mem %.0f MiB"):format(entry.peak_bytes / 2 ^ 20)
   if self.total then
-    local sum = 0
-    for _, ms in ipairs(self.times) do sum = sum + ms end
-    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * sum / #self.times / 1e3)
+    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * entry.mean_ms / 1e3)
   end
   return table.concat(parts, "  ")
 end
@@ -95,7 +93,7 @@ local function write(self)
   for name, value in pairs(metric.values(entry.step)) do if entry[name] == nil then entry[name] = value end end
   self.last = entry
   local object = {}
-  for key, value in pairs(entry) do object[key] = finite(value) end
+  for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = finite(value) end end
   self.file:write(core.json_encode(object) .. "\n")
   if entry.step % self.every ~= 0 and entry.step + 1 ~= self.total then return end
   local text = line_of(self, entry)
@@ -112,8 +110,12 @@ function Report:step(values)
   local now, flops = core.clock_ms(), core.flops()
   local ms, work = now - self.before, flops - self.flops
   self.before, self.flops = now, flops
+  -- The host runs ahead of the device by up to two steps, so a single step's time says little: rates are over the last ones.
   self.times[#self.times + 1] = ms
   if #self.times > 20 then table.remove(self.times, 1) end
+  local sum = 0
+  for _, one in ipairs(self.times) do sum = sum + one end
+  local mean = sum / #self.times
   local held = {}
   for key, value in pairs(values) do
     if core.is_tensor(value) then value = core.probe(value)
@@ -121,7 +123,7 @@ function Report:step(values)
     held[key] = value
   end
   self.pending = {
-    step = (core.step()), values = held, ms_step = ms, tok_s = self.tokens and self.tokens / ms * 1e3, mfu = self.peak and work / (ms / 1e3) / self.peak,
+    step = (core.step()), values = held, ms_step = ms, mean_ms = mean, tok_s = self.tokens and self.tokens / mean * 1e3, mfu = self.peak and work / (mean / 1e3) / self.peak,
     peak_bytes = core.memory().peak, wire_bytes = 0, exposed_comm_ms = 0,
   }
 end
@@ -132,13 +134,16 @@ function Report:add(values)
   for key, value in pairs(values) do if self.pending then self.pending.values[key] = value end end
 end
 
+--- Writes the line of the step that was reported last, now: waits for its values.
+function Report:flush()
+  write(self)
+  self:break_line()
+end
+
 --- Time that belongs to no step (validation, saving) is left out of the next one.
 function Report:skip_time() self.before, self.flops = core.clock_ms(), core.flops() end
 
 --- Writes the last step's line.
-function Report:close()
-  write(self)
-  self:break_line()
-end
+function Report:close() self:flush() end
 
 return report

@@ -124,7 +124,7 @@ local function sample(self)
     local ids = self.o.model:generate(data.to_tokens(prompt), { count = how.count or 200, temperature = how.temperature or 0.8 })
     text = prompt .. data.to_text(ids)
   end
-  self.report:break_line()
+  self.report:flush()
   log.log("---- sample\n%s\n----", text)
 end
 
@@ -140,7 +140,7 @@ local function after(self, step)
     local values = {}
     for name, value in pairs(self.valid) do values[name == "loss" and "val_loss" or "val_" .. name] = value end
     self.report:add(values)
-    self.report:break_line()
+    self.report:flush()
     log.log("valid %5d  %s", step, show_values(self.valid))
     if o.on_eval then o.on_eval(step, self.valid) end
   end

@@ -89,7 +89,7 @@ function folder.save(self, step)
   local things = things_of(self)
   things.step = step
   local path, message = checkpoints().save(self.run, things)
-  self.report:break_line()
+  self.report:flush()
   if not path then
     log.warn("the checkpoint of step %d was not saved: %s", step, message)
     return

@@ -1,0 +1,216 @@
+-- moonshard bench: measurements. Nothing here is a test: figures are ratios to floors and peers, see tests/bench/README.md.
+local switches = require "moonshard.cli.switches"
+
+local bench = {}
+
+local function median(list)
+  table.sort(list)
+  local n = #list
+  return n % 2 == 1 and list[n // 2 + 1] or (list[n // 2] + list[n // 2 + 1]) / 2
+end
+
+local function resident_mib()
+  local file = io.open "/proc/self/status"
+  if not file then return 0 end
+  local text = file:read "a"
+  file:close()
+  return tonumber(text:match "VmRSS:%s+(%d+)") / 1024
+end
+
+local function emit(parsed, result, order)
+  local core = require "moonshard.core"
+  if parsed.json then
+    print(core.json_encode(result))
+    return
+  end
+  for _, key in ipairs(order) do
+    local value = result[key]
+    if value ~= nil then print(("%-16s %s"):format(key, math.type(value) == "float" and ("%.3f"):format(value) or tostring(value))) end
+  end
+end
+
+-- Runs f often enough to fill about a second, at least `least` times; milliseconds of each run.
+local function repeated(f, least, budget_ms)
+  local core = require "moonshard.core"
+  local times, start = {}, core.clock_ms()
+  repeat
+    local before = core.clock_ms()
+    f()
+    times[#times + 1] = core.clock_ms() - before
+  until #times >= least and core.clock_ms() - start > (budget_ms or 1000)
+  return times
+end
+
+local configs = {
+  tiny = { layers = 4, width = 256, heads = 4, vocab = 256, context = 256, batch = 8 },
+  gpt2 = { layers = 12, width = 768, heads = 12, vocab = 50304, context = 64, batch = 4 },
+}
+
+-- One training step in parts that can be timed apart.
+local function trainer(config, dtype)
+  local ms = require "moonshard"
+  local c = configs[config]
+  local model = ms.nn.gpt2 { vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads }
+  local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
+  local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
+  local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
+  local function loss_of() return model(x):cross_entropy(y) end
+  return {
+    tokens = c.batch * c.context,
+    forward = function() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end,
+    optimizer = function() optimizer:step() end,
+  }
+end
+
+local function bench_step(parser)
+  parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens"):choices { "tiny", "gpt2" }:default "tiny"
+  parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
+  parser:option("--steps", "steps to measure"):convert(math.tointeger)
+  return function(parsed)
+    local core, ms = require "moonshard.core", require "moonshard"
+    local part = trainer(parsed.config, parsed.dtype)
+    local count = parsed.steps or (parsed.config == "tiny" and 40 or 12)
+    local times, phases = {}, { forward = {}, backward = {}, optimizer = {} }
+    local before
+    -- The first steps fill pools and plans; then whole steps as users run them; then some in parts, with a wait behind each.
+    for step in ms.steps(3 + count + 5) do
+      local timed_parts = step >= 3 + count
+      local function mark(name, start)
+        if not timed_parts then return end
+        core.synchronize()
+        table.insert(phases[name], core.clock_ms() - start)
+      end
+      if step == 3 or timed_parts then core.synchronize() end
+      local start = core.clock_ms()
+      local loss = part.forward()
+      mark("forward", start)
+      start = core.clock_ms()
+      loss:backward()
+      mark("backward", start)
+      start = core.clock_ms()
+      part.optimizer()
+      mark("optimizer", start)
+      if step >= 3 and not timed_parts then
+        core.synchronize()
+        local now = core.clock_ms()
+        if before then times[#times + 1] = now - before end
+        before = now
+      elseif step == 2 then
+        core.synchronize()
+        before = core.clock_ms()
+      end
+    end
+    local med = median(times)
+    local info = core.info()
+    emit(parsed, {
+      config = parsed.config, ranks = 1, threads = info.threads, dtype = parsed.dtype, hook = "none", ms_step_med = med, ms_step_min = times[1],
+      tok_s = part.tokens / med * 1e3, ms_forward = median(phases.forward), ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
+      exposed_comm_ms = 0.0, rss_mib = resident_mib(), steps = count,
+    }, { "config", "ranks", "threads", "dtype", "hook", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms", "rss_mib", "steps" })
+    return 0
+  end
+end
+
+-- Products of the linear layers of both configurations: tokens x inputs -> outputs.
+local shapes = {
+  { 2048, 256, 768 }, { 2048, 256, 256 }, { 2048, 256, 1024 }, { 2048, 1024, 256 },
+  { 256, 768, 2304 }, { 256, 768, 768 }, { 256, 768, 3072 }, { 256, 3072, 768 }, { 256, 768, 50304 },
+}
+
+local function bench_gemm(parser)
+  parser:option("--dtype", "of the operands"):choices { "f32", "bf16" }:default "f32"
+  return function(parsed)
+    local core = require "moonshard.core"
+    local peak = require "moonshard.peak".flops(parsed.dtype)
+    local rows = {}
+    core.no_grad(function()
+      for _, shape in ipairs(shapes) do
+        local m, k, n = table.unpack(shape)
+        local x, w = core.randn { m, k, seed = 1 }:to(parsed.dtype), core.randn { n, k, seed = 2 }:to(parsed.dtype)
+        x:linear(w)
+        core.synchronize()
+        local times = repeated(function()
+          x:linear(w)
+          core.synchronize()
+        end, 10, 300)
+        rows[#rows + 1] = { m = m, k = k, n = n, gflops = 2 * m * k * n / median(times) / 1e6, share_of_peak = 2 * m * k * n / median(times) * 1e3 / peak }
+        core.collect()
+      end
+    end)
+    if parsed.json then print(core.json_encode { dtype = parsed.dtype, peak_gflops = peak / 1e9, products = rows }) return 0 end
+    print(("%s, peak %.0f GFLOP/s"):format(parsed.dtype, peak / 1e9))
+    for _, row in ipairs(rows) do print(("%5d x %5d -> %5d  %7.0f GFLOP/s  %3.0f%%"):format(row.m, row.k, row.n, row.gflops, 100 * row.share_of_peak)) end
+    return 0
+  end
+end
+
+local function bench_optim(parser)
+  parser:option("--parameters", "elements"):convert(math.tointeger):default "124500000"
+  parser:option("--kind", "optimizer"):default "adamw"
+  return function(parsed)
+    local core, ms = require "moonshard.core", require "moonshard"
+    local n = parsed.parameters
+    local p, g = core.zeros { n }:keep(), core.ones { n }:keep()
+    local optimizer = ms.optim[parsed.kind]({ p }, {})
+    optimizer:step_param(p, g)
+    core.synchronize()
+    local times = repeated(function()
+      optimizer:step_param(p, g)
+      core.synchronize()
+    end, 7)
+    local states = 0
+    for _, t in pairs(optimizer.slots[p].state) do if t:numel() == n then states = states + 1 end end
+    local bytes = n * 4 * (3 + 2 * states)
+    local med = median(times)
+    -- The floor: the same bytes moved by a copy (one read and one write of each).
+    local copy = repeated(function()
+      p:copy_(g)
+      core.synchronize()
+    end, 7)
+    local copy_rate = 8 * n / median(copy) / 1e6
+    emit(parsed, { kind = parsed.kind, parameters = n, ms_med = med, ms_min = times[1], gb_s = bytes / med / 1e6, copy_gb_s = copy_rate, share_of_copy = bytes / med / 1e6 / copy_rate },
+      { "kind", "parameters", "ms_med", "ms_min", "gb_s", "copy_gb_s", "share_of_copy" })
+    return 0
+  end
+end
+
+local function bench_enqueue()
+  return function(parsed)
+    local core = require "moonshard.core"
+    local c = core.bench_enqueue(200000)
+    local a = core.zeros { 16 }
+    core.no_grad(function() for _ = 1, 1000 do a:add_(1) end end)
+    core.synchronize()
+    local lua = repeated(function()
+      core.no_grad(function() for _ = 1, 500 do a:add_(1) end end)
+      core.synchronize()
+    end, 50)
+    emit(parsed, { ns_enqueue = c, ns_lua_operator = median(lua) / 500 * 1e6 }, { "ns_enqueue", "ns_lua_operator" })
+    return 0
+  end
+end
+
+local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue }
+
+--- moonshard bench step|gemm|optim|enqueue [switches]
+---@param arguments string[]
+---@return integer
+function bench.main(arguments)
+  local launch = require "moonshard.launch"
+  local kind = table.remove(arguments, 1)
+  if not kinds[kind or ""] then
+    launch.exit(kind and kind ~= "--help" and 2 or 0, "usage: moonshard bench step|gemm|optim|enqueue [--json] ...; moonshard bench KIND --help tells more")
+  end
+  local parser = switches.parser("bench " .. kind, "Measures; figures are for comparing, on an otherwise idle machine.")
+  parser:flag("--json", "one line of JSON")
+  local run = kinds[kind](parser)
+  local parsed = switches.parse(parser, arguments)
+  if parsed.help then
+    print(parser:get_help())
+    return 0
+  end
+  switches.apply(parsed)
+  return run(parsed)
+end
+
+return bench
