@@ -1,0 +1,308 @@
+/* io_checkpoint.c: checkpoints appear as a whole: each file call failing once or for ever, the order of syncs, each allocation failing. */
+#include "io_support.h"
+
+static fault_files harmless;         /* never fails; it spares the disk */
+static ms_context context;
+static ms_engine *engine;
+
+/* A snapshot of one tensor whose first number is `mark`. */
+static ms_snapshot *snapshot_of(float mark)
+{
+    const float values[4] = { mark, 1, 2, 3 };
+    const char *names[] = { "model/weight" };
+    ms_tensor *tensor = NULL;
+    ms_snapshot *snapshot = NULL;
+    assert_int_equal(ms_tensor_new(engine, MS_F32, 2, (const int64_t[]){ 2, 2 }, &tensor), MS_OK);
+    assert_int_equal(ms_tensor_write(tensor, values, sizeof values), MS_OK);
+    assert_int_equal(ms_snapshot_new(engine, names, &tensor, 1, &snapshot), MS_OK);
+    assert_true(ms_snapshot_hash(snapshot, 0) == ms_hash(values, sizeof values, 0));
+    ms_tensor_release(tensor);
+    return snapshot;
+}
+
+static ms_status write_mark(ms_context *own, const char *name, float mark)
+{
+    char manifest[32];
+    ms_snapshot *snapshot = snapshot_of(mark);
+    int length = snprintf(manifest, sizeof manifest, "mark %g", (double)mark);
+    ms_status status = ms_checkpoint_write(own, snapshot, in_folder("run"), name, manifest, (size_t)length);
+    ms_snapshot_free(snapshot);
+    return status;
+}
+
+/* The mark of a checkpoint, 0 if there is none of that name. What has a manifest must be whole, and of one piece. */
+static float read_mark(const char *name)
+{
+    char path[300];
+    void *manifest = NULL;
+    size_t bytes = 0;
+    float values[4], mark = 0;
+    ms_safetensors *file = NULL;
+    snprintf(path, sizeof path, "%s/run/%s/%s", test_folder, name, MS_CHECKPOINT_MANIFEST);
+    if (ms_file_read_all(&context, path, 100, &manifest, &bytes)) return 0;
+    assert_int_equal(sscanf(manifest, "mark %f", &mark), 1);
+    ms_release(&context, manifest);
+    snprintf(path, sizeof path, "%s/run/%s/%s", test_folder, name, MS_CHECKPOINT_TENSORS);
+    assert_int_equal(ms_safetensors_open(&context, path, &file), MS_OK);
+    assert_int_equal(ms_safetensors_read(&context, file, ms_safetensors_find(file, "model/weight"), values), MS_OK);
+    ms_safetensors_close(file);
+    assert_true(values[0] == mark && values[3] == 3);
+    return mark;
+}
+
+static void test_checkpoints_are_written_replaced_and_removed(void **state)
+{
+    (void)state;
+    assert_int_equal(write_mark(&context, "step-1", 1), MS_OK);
+    assert_int_equal(write_mark(&context, "step-2", 2), MS_OK);
+    assert_int_equal(write_mark(&context, "step-1", 3), MS_OK);
+    assert_true(read_mark("step-1") == 3 && read_mark("step-2") == 2);
+    assert_int_equal(count_names(in_folder("run")), 2);
+    assert_int_equal(count_names(in_folder("run/step-1")), 2);
+    assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"), MS_OK);
+    assert_true(read_mark("step-1") == 0 && read_mark("step-2") == 2);
+    assert_int_equal(count_names(in_folder("run")), 1);
+    assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"), MS_ERROR_NOT_FOUND);
+}
+
+/* What a crash can leave: a folder half written, one half removed, one that had stepped aside. */
+static void test_a_sweep_restores_and_removes(void **state)
+{
+    (void)state;
+    assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);          /* no folder, nothing to do */
+    assert_int_equal(write_mark(&context, "step-1", 1), MS_OK);
+    assert_int_equal(write_mark(&context, "step-2", 2), MS_OK);
+    assert_int_equal(rename(in_folder("run/step-1"), in_folder("run/.old-step-1")), 0);
+    assert_int_equal(ms_folder_make(&context, in_folder("run/.tmp-step-3")), MS_OK);
+    put_file(in_folder("run/.tmp-step-3/tensors.safetensors"), "half", 4);
+    assert_int_equal(ms_folder_make(&context, in_folder("run/.old-step-2")), MS_OK);
+    put_file(in_folder("run/notes.txt"), "the user's own", 14);
+    put_file(in_folder("run/.tmp-notes"), "the user's own", 14);
+    assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);
+    assert_true(read_mark("step-1") == 1 && read_mark("step-2") == 2);
+    assert_int_equal(count_names(in_folder("run")), 4);
+}
+
+/* Every file call of a save fails in turn, on a fresh name and on one that is replaced; then the program goes on, or is dead. A committed
+ * checkpoint is never lost, and what looks committed is whole. */
+static void test_each_file_call_may_fail(void **state)
+{
+    static const char *const names[] = { "step-1", "step-2" };
+    for (int variant = 0; variant < 4; variant++) {
+        bool replaces = variant & 1, forever = variant & 2, succeeded = false;
+        for (long n = 1; !succeeded; n++) {
+            fault_files fault;
+            ms_context own;
+            fault_files_init(&fault);
+            ms_context_init(&own, &fault.table);
+            assert_int_equal(write_mark(&context, "step-1", 1), MS_OK);
+            fault.fail_at = n;
+            fault.forever = forever;
+            ms_status status = write_mark(&own, names[!replaces], 2);
+            succeeded = fault.calls < n;
+            /* That an old folder could not be removed, or a folder was there already, need not be an error; success must be the truth. */
+            if (succeeded) assert_int_equal(status, MS_OK);
+            if (status == MS_OK) assert_true(read_mark(names[!replaces]) == 2);
+            else assert_non_null(strstr(own.error.message, test_folder));
+            float aside = read_mark(".old-step-1"), first = read_mark("step-1"), second = read_mark("step-2");
+            if (replaces) assert_true(first == 1 || first == 2 || aside == 1);
+            else assert_true(first == 1 && (second == 0 || second == 2) && aside == 0);
+            /* The next save finds its way. */
+            assert_int_equal(write_mark(&context, "step-3", 3), MS_OK);
+            assert_true(read_mark("step-3") == 3);
+            assert_true(read_mark("step-1") == 1 || (replaces && read_mark("step-1") == 2));
+            assert_int_equal(count_names(in_folder("run")), read_mark("step-2") == 2 ? 3 : 2);
+            folder_teardown(state);
+            folder_setup(state);
+            assert_true(n < 100);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- the order of syncs */
+
+/* Follows what a crash could still undo: writes to files that were not synced, names in folders that were not. */
+typedef struct watcher {
+    ms_os table;
+    const ms_os *real;
+    struct { ms_file *file; char path[256]; bool folder, dirty; } open[32];
+    char loose[32][256];             /* folders with names that are not durable yet */
+    bool early;                      /* a folder was renamed while something in it was not durable */
+} watcher;
+
+static void loosen(watcher *self, const char *path)
+{
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    int i = 0;
+    while (self->loose[i][0] && strcmp(self->loose[i], folder) != 0) i++;
+    assert_true(i < 31);
+    strcpy(self->loose[i], folder);
+}
+
+static void fasten(watcher *self, const char *folder)
+{
+    for (int i = 0; i < 32; i++)
+        if (strcmp(self->loose[i], folder) == 0) strcpy(self->loose[i], "-");
+}
+
+static bool is_loose(const watcher *self, const char *folder)
+{
+    for (int i = 0; i < 32; i++)
+        if (strcmp(self->loose[i], folder) == 0) return true;
+    return false;
+}
+
+static int watch_open(void *user, const char *path, int flags, ms_file **out)
+{
+    watcher *self = user;
+    int error = self->real->open(NULL, path, flags, out), i = 0;
+    if (error) return error;
+    while (self->open[i].file) i++;
+    assert_true(i < 32);
+    self->open[i].file = *out;
+    self->open[i].folder = flags & MS_FILE_DIRECTORY;
+    self->open[i].dirty = false;
+    snprintf(self->open[i].path, sizeof self->open[i].path, "%s", path);
+    if (flags & (MS_FILE_CREATE | MS_FILE_EXCLUSIVE)) loosen(self, path);
+    return 0;
+}
+
+static int file_index(const watcher *self, const ms_file *file)
+{
+    int i = 0;
+    while (self->open[i].file != file) i++;
+    return i;
+}
+
+static int64_t watch_write(void *user, ms_file *file, const void *data, size_t bytes, uint64_t offset)
+{
+    watcher *self = user;
+    self->open[file_index(self, file)].dirty = true;
+    return self->real->write(NULL, file, data, bytes, offset);
+}
+
+static int watch_sync(void *user, ms_file *file)
+{
+    watcher *self = user;
+    int i = file_index(self, file);
+    self->open[i].dirty = false;
+    if (self->open[i].folder) fasten(self, self->open[i].path);
+    return 0;
+}
+
+static void watch_close(void *user, ms_file *file)
+{
+    watcher *self = user;
+    int i = file_index(self, file);
+    /* Closed without a sync: the data may come to the disk after the name. */
+    if (self->open[i].dirty) self->early = true;
+    self->open[i].file = NULL;
+    self->real->close(NULL, file);
+}
+
+static int watch_rename(void *user, const char *from, const char *to)
+{
+    watcher *self = user;
+    if (is_loose(self, from)) self->early = true;
+    loosen(self, to);
+    return self->real->rename(NULL, from, to);
+}
+
+static int watch_make_directory(void *user, const char *path)
+{
+    int error = ((watcher *)user)->real->make_directory(NULL, path);
+    if (!error) loosen(user, path);
+    return error;
+}
+
+static void test_names_become_durable_after_what_they_name(void **state)
+{
+    (void)state;
+    watcher self = { .real = ms_os_posix() };
+    ms_context own;
+    self.table = *self.real;
+    self.table.user = &self;
+    self.table.open = watch_open;
+    self.table.write = watch_write;
+    self.table.sync = watch_sync;
+    self.table.close = watch_close;
+    self.table.rename = watch_rename;
+    self.table.make_directory = watch_make_directory;
+    ms_context_init(&own, &self.table);
+    for (int i = 0; i < 2; i++) {                              /* a fresh name, and one that is replaced */
+        assert_int_equal(write_mark(&own, "step-1", 1), MS_OK);
+        assert_false(self.early);
+        for (int k = 0; k < 32; k++) assert_true(!self.loose[k][0] || strcmp(self.loose[k], "-") == 0);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- on a thread */
+
+static void test_a_job_writes_while_the_host_goes_on(void **state)
+{
+    (void)state;
+    ms_checkpoint_job *job = NULL;
+    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(5), in_folder("run"), "step-5", "mark 5", 6, &job), MS_OK);
+    assert_int_equal(ms_checkpoint_wait(&context, job), MS_OK);
+    assert_true(read_mark("step-5") == 5);
+    /* A late failure arrives with the wait. */
+    put_file(in_folder("file"), "", 0);
+    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(6), in_folder("file"), "step-6", "mark 6", 6, &job), MS_OK);
+    assert_int_not_equal(ms_checkpoint_wait(&context, job), MS_OK);
+    assert_non_null(strstr(context.error.message, "/file"));
+}
+
+static void test_each_allocation_may_fail(void **state)
+{
+    ms_status status = MS_ERROR_MEMORY;
+    for (long n = 1; status; n++) {
+        fault_os fault;
+        ms_context own;
+        ms_checkpoint_job *job = NULL;
+        fault_os_init(&fault);
+        ms_context_init(&own, &fault.table);
+        ms_snapshot *snapshot = snapshot_of(7);
+        atomic_store(&fault.fail_at, n);
+        status = ms_checkpoint_start(&own, snapshot, in_folder("run"), "step-7", "mark 7", 6, &job);
+        if (status) ms_snapshot_free(snapshot);
+        else status = ms_checkpoint_wait(&own, job);
+        if (status) assert_true(read_mark("step-7") == 0 || read_mark("step-7") == 7);
+        else assert_true(read_mark("step-7") == 7);
+        assert_int_equal(atomic_load(&fault.live), 0);
+        folder_teardown(state);
+        folder_setup(state);
+        assert_true(n < 200);
+    }
+}
+
+static int engine_setup(void **state)
+{
+    (void)state;
+    fault_files_init(&harmless);
+    ms_context_init(&context, &harmless.table);
+    return ms_engine_new(&(ms_engine_options){ .threads = 1, .memory_bytes = 64u << 20 }, NULL, &engine);
+}
+
+static int engine_teardown(void **state)
+{
+    (void)state;
+    ms_engine_free(engine);
+    return 0;
+}
+
+#define in_new_folder(test) cmocka_unit_test_setup_teardown(test, folder_setup, folder_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        in_new_folder(test_checkpoints_are_written_replaced_and_removed),
+        in_new_folder(test_a_sweep_restores_and_removes),
+        in_new_folder(test_each_file_call_may_fail),
+        in_new_folder(test_names_become_durable_after_what_they_name),
+        in_new_folder(test_a_job_writes_while_the_host_goes_on),
+        in_new_folder(test_each_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, engine_setup, engine_teardown);
+}
