@@ -73,11 +73,11 @@ local function prune(self)
   local found = {}
   for _, name in ipairs(core.list(self.run) or {}) do
     local step = name:match "^step%-(%d+)$"
-    if step then found[#found + 1] = { path = self.run .. "/" .. name, step = math.tointeger(tonumber(step)) } end
+    if step then found[#found + 1] = { name = name, step = math.tointeger(tonumber(step)) } end
   end
   table.sort(found, function(a, b) return a.step > b.step end)
   for i = save.last + 1, #found do
-    if not (save.keep_every and found[i].step % save.keep_every == 0) then core.remove_tree(found[i].path) end
+    if not (save.keep_every and found[i].step % save.keep_every == 0) then core.checkpoint_remove(self.run, found[i].name) end
   end
 end
 
