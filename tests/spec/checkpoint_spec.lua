@@ -1,0 +1,205 @@
+-- Checkpoints: exact round trips, in-place loading, damage found, old ones kept when a save fails.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local checkpoint = ms.checkpoint
+
+-- An object with state, whatever it is.
+local function thing(state)
+  local object = { saved = state }
+  function object.state() return object.saved end
+  function object.load_state(_, t) object.saved = t end
+  return object
+end
+
+local function shell(format, ...) return os.execute(format:format(...)) end
+
+describe("checkpoint", function()
+  local folder
+  before_each(function()
+    folder = os.tmpname()
+    os.remove(folder)
+  end)
+  after_each(function()
+    checkpoint.wait()
+    shell("rm -rf '%s'", folder)
+  end)
+
+  it("there is none in a folder that does not exist", function()
+    assert.is_nil(checkpoint.latest(folder))
+  end)
+
+  it("gives every kind of value back exactly", function()
+    local value = {
+      integer = math.mininteger, float = 0.1, one = 1.0, tiny = 5e-324, zero = -0.0, inf = math.huge, minus = -math.huge,
+      text = "é \"\\\n", bytes = "\0\255", yes = true, no = false, empty = {}, list = { 1, 2.5, { "x" } },
+      ["$tensor"] = "not one", mixed = { 1, 2, x = 3, [10] = 4, [-1] = 5 }, nested = { a = { b = { c = 1 } } },
+    }
+    local path = assert(checkpoint.save(folder, { step = 3, plain = value, object = thing(value), nan = 0 / 0 }))
+    assert.equal(folder .. "/step-00000003", path)
+    local object = thing()
+    local loaded = assert(checkpoint.load(path, { object = object }))
+    assert.same(value, loaded.plain)
+    assert.same(value, object.saved)
+    assert.equal(object, loaded.object)
+    assert.equal(3, loaded.step)
+    assert.is_true(loaded.nan ~= loaded.nan)
+    assert.equal("float", math.type(loaded.plain.one))
+    assert.equal("integer", math.type(loaded.plain.list[1]))
+    assert.equal(-math.huge, 1 / loaded.plain.zero)
+  end)
+
+  it("gives tensors back bit for bit, wherever they stand", function()
+    local state = {
+      ["a/b"] = ms.randn { 3, 4 }, a = { b = ms.tensor { 1, 2 } }, [1] = ms.tensor({ 0.1 }, "bf16"), ["1"] = ms.tensor { true },
+      ["%2f#"] = ms.full(7, {}), list = { ms.zeros { 0 }, { ms.tensor({ 9 }, "u8") } },
+    }
+    local object = thing()
+    assert(checkpoint.load(assert(checkpoint.save(folder, { step = 0, object = thing(state), lone = ms.ones { 2 } })), { object = object }))
+    local function same(a, b, name)
+      if not core.is_tensor(a) then
+        for key in pairs(a) do same(a[key], b[key], name .. "/" .. key) end
+        for key in pairs(b) do assert.truthy(a[key] ~= nil, name) end
+      else
+        assert.equal(a:dtype(), b:dtype(), name)
+        assert.same(a:shape(), b:shape(), name)
+        assert.equal(a:show(), b:show(), name)
+        if a:numel() > 1 then assert.same(a:to_table(), b:to_table(), name) end
+      end
+    end
+    same(state, object.saved, "object")
+  end)
+
+  it("saves what was there when it was called, and sees through to the newest", function()
+    local weight = ms.zeros { 1000 }
+    local things = { object = thing { weight = weight } }
+    for step = 1, 5 do
+      things.step = step * 10
+      assert(checkpoint.save(folder, things))
+      weight:add_(1)                       -- while the files are written
+    end
+    local latest = checkpoint.latest(folder)
+    assert.equal(folder .. "/step-00000050", latest)
+    local object = thing()
+    assert(checkpoint.load(latest, { object = object }))
+    assert.equal(4000, object.saved.weight:sum():item())
+    assert(checkpoint.prune(folder, { last = 2, keep_every = 20 }))
+    assert.same({ "step-00000020", "step-00000040", "step-00000050" }, core.list(folder))
+  end)
+
+  it("continues random numbers where they were", function()
+    ms.rand { 3 }
+    local path = assert(checkpoint.save(folder, { step = 1 }))
+    local expected = ms.rand { 4 }:to_table()
+    ms.seed(999)
+    assert(checkpoint.load(path, {}))
+    assert.same(expected, ms.rand { 4 }:to_table())
+  end)
+
+  it("one of the same step is replaced", function()
+    assert(checkpoint.save(folder, { step = 1, x = "old" }))
+    local path = assert(checkpoint.save(folder, { step = 1, x = "new" }))
+    assert.equal("new", assert(checkpoint.load(path, {})).x)
+    assert.same({ "step-00000001" }, core.list(folder))
+  end)
+
+  it("what is not whole is passed over by latest", function()
+    assert(checkpoint.save(folder, { step = 1 }))
+    assert(checkpoint.save(folder, { step = 2 }))
+    checkpoint.wait()
+    core.file_write(folder .. "/step-00000002/manifest.json", "{}")
+    core.make_directory(folder .. "/step-00000003")
+    core.make_directory(folder .. "/.tmp-step-00000004")
+    assert.equal(folder .. "/step-00000001", checkpoint.latest(folder))
+    -- A crash in the middle of a replacement leaves it under another name, until the next save puts it back.
+    shell("mv '%s/step-00000001' '%s/.old-step-00000001'", folder, folder)
+    local aside = checkpoint.latest(folder)
+    assert.equal(1, assert(checkpoint.load(aside, {})).step)
+    assert(checkpoint.save(folder, { step = 5 }))
+    checkpoint.wait()
+    assert.same({ "step-00000001", "step-00000002", "step-00000003", "step-00000005" }, core.list(folder))
+  end)
+
+  it("finds a flipped bit anywhere, changes nothing then, and names the file", function()
+    local path = assert(checkpoint.save(folder, { step = 1, object = thing { w = ms.randn { 40 }, lr = 0.1 }, note = "x" }))
+    checkpoint.wait()
+    -- Every 7th bit of the manifest and every 61st of the tensors: places of all kinds, in a short time.
+    for name, stride in pairs { ["manifest.json"] = 7, ["tensors.safetensors"] = 61 } do
+      local file = path .. "/" .. name
+      local text = core.file_read(file)
+      for bit = 0, #text * 8 - 1, stride do
+        local at = bit // 8 + 1
+        local handle = assert(io.open(file, "wb"))
+        handle:write(text:sub(1, at - 1), string.char(text:byte(at) ~ 1 << bit % 8), text:sub(at + 1))
+        handle:close()
+        local object = thing "untouched"
+        local value, message, code = checkpoint.load(path, { object = object })
+        assert.is_nil(value, ("%s bit %d"):format(name, bit))
+        -- A flipped dtype may be one that nobody knows.
+        assert.truthy(code == "corrupt" or code == "unsupported", message)
+        assert.truthy(message:find(name, 1, true), message)
+        assert.equal("untouched", object.saved)
+      end
+      local handle = assert(io.open(file, "wb"))
+      handle:write(text)
+      handle:close()
+    end
+    assert(checkpoint.load(path, { object = thing() }))
+    os.remove(path .. "/tensors.safetensors")
+    assert.equal("corrupt", select(3, checkpoint.load(path, {})))
+  end)
+
+  it("says what does not fit as mismatch", function()
+    local path = assert(checkpoint.save(folder, { step = 1, model = thing { 1 } }))
+    local value, message, code = checkpoint.load(path, { optimizer = thing() })
+    assert.is_nil(value)
+    assert.matches("holds no 'optimizer'; it holds model, step", message)
+    assert.equal("mismatch", code)
+    local picky = thing()
+    function picky.load_state() error "wants [3], got [2]" end
+    value, message, code = checkpoint.load(path, { model = picky })
+    assert.is_nil(value)
+    assert.matches("'model': .*wants %[3%]", message)
+    assert.equal("mismatch", code)
+    assert.equal("not_found", select(3, checkpoint.load(folder, {})))
+  end)
+
+  it("raises the programmer's mistakes, and leaves nothing then", function()
+    local loop = {}
+    loop.loop = loop
+    for _, value in ipairs { print, { f = print }, loop, { [1.5] = 1 }, { [true] = 1 } } do
+      assert.has_error(function() checkpoint.save(folder, { step = 1, x = value }) end)
+    end
+    assert.error_matches(function() checkpoint.save(folder, { x = { state = function() return {} end } }) end, "no load_state")
+    assert.same({}, core.list(folder))
+  end)
+
+  it("a save that fails says so, at once or with the next", function()
+    core.file_write(folder, "a file where the folder should be")
+    assert.is_nil((checkpoint.save(folder, { step = 1 })))
+    os.remove(folder)
+    -- A file where the temporary folder should be: only the thread meets it.
+    core.make_directory(folder)
+    core.file_write(folder .. "/.tmp-step-00000001", "in the way")
+    assert.equal(folder .. "/step-00000001", checkpoint.save(folder, { step = 1 }))
+    local path, message = checkpoint.save(folder, { step = 2 })
+    assert.is_nil(path)
+    assert.matches("the checkpoint before this one was not written: .*step%-00000001", message)
+    assert.is_true(checkpoint.wait())
+    assert.equal(folder .. "/step-00000002", checkpoint.latest(folder))
+  end)
+
+  it("the program ends only when the last one is written", function()
+    local script = ([[
+      local ms = require "moonshard"
+      local state = ms.ones { 1000000 }
+      assert(ms.checkpoint.save(%q, { step = 1, object = { state = function() return { state } end, load_state = print } }))
+    ]]):format(folder)
+    local file = os.tmpname()
+    core.file_write(file, script)
+    local interpreter = arg[-1] or "lua5.4"
+    for i = -1, -10, -1 do interpreter = arg[i] or interpreter end
+    assert.is_true(shell("'%s' '%s'", interpreter, file))
+    os.remove(file)
+    assert.equal(folder .. "/step-00000001", checkpoint.latest(folder))
+  end)
+end)

@@ -1,0 +1,204 @@
+-- Data sets and loaders: text to batches, shards by pattern, images, resuming.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local data = ms.data
+
+-- An idx file of bytes.
+local function idx(sizes, bytes)
+  local text = { "\0\0\8" .. string.char(#sizes) }
+  for _, size in ipairs(sizes) do text[#text + 1] = (">I4"):pack(size) end
+  return table.concat(text) .. bytes
+end
+
+describe("data", function()
+  local folder
+  before_each(function()
+    folder = os.tmpname()
+    os.remove(folder)
+    assert(core.make_directory(folder))
+  end)
+  after_each(function() os.execute("rm -rf '" .. folder .. "'") end)
+
+  local function put(name, text)
+    assert(core.file_write(folder .. "/" .. name, text))
+    return folder .. "/" .. name
+  end
+
+  it("text becomes byte tokens and comes back", function()
+    local t = data.to_tokens "Aé\0"
+    assert.equal("i64", t:dtype())
+    assert.same({ 65, 0xc3, 0xa9, 0 }, t:to_table())
+    assert.equal("Aé\0", data.to_text(t))
+    assert.equal("Aé\0", data.to_text(t:to "u8"))
+    assert.equal("", data.to_text(data.to_tokens ""))
+    assert.error_matches(function() data.to_text(ms.tensor { 65, 256 }) end, "token 256 is no byte")
+    assert.error_matches(function() data.to_text(ms.ones { 2 }) end, "tokens are integers")
+  end)
+
+  it("batches are windows of the text, y one byte later", function()
+    local set = assert(data.bytes(put("text", "abcdefghijklm")))
+    assert.equal(13, set:size())
+    local loader = set:loader { batch = 2, length = 3 }
+    local x, y = loader:next()
+    assert.same({ 2, 3 }, x:shape())
+    assert.equal("i64", x:dtype())
+    assert.equal("abcdef", data.to_text(x:reshape(6)))
+    assert.equal("bcdefg", data.to_text(y:reshape(6)))
+    assert.equal("ghijkl", data.to_text(loader:next():reshape(6)))
+    assert.equal("abcdef", data.to_text(loader:next():reshape(6)))
+  end)
+
+  it("several paths and folders make one set", function()
+    assert(core.make_directory(folder .. "/sub/deep"))
+    put("sub/b", "B")
+    put("sub/deep/a", "D")
+    put("sub/.git", "hidden")
+    local set = assert(data.bytes { put("z", "Z"), folder .. "/sub" })
+    assert.equal("ZB", data.to_text(set:loader { batch = 1, length = 2 }:next()[1]))
+    local none, message, code = data.bytes(folder .. "/none")
+    assert.is_nil(none)
+    assert.matches("No such file", message)
+    assert.equal("not_found", code)
+  end)
+
+  it("a split holds back the end", function()
+    local train, valid = assert(data.bytes(put("text", ("x"):rep(90) .. ("y"):rep(10)))):split(0.9)
+    assert.equal(90, train:size())
+    assert.equal(10, valid:size())
+    assert.equal(("y"):rep(9), data.to_text(valid:loader { batch = 1, length = 9 }:next()[1]))
+    assert.error_matches(function() train:split(2) end, "fraction 2")
+  end)
+
+  it("shuffled epochs give each window once and follow the seed", function()
+    local text = {}
+    for i = 0, 255 do text[#text + 1] = string.char(i) end
+    local set = assert(data.bytes(put("all", table.concat(text))))
+    local function epoch(seed)
+      local order, loader = {}, set:loader { batch = 5, length = 10, shuffle = true, seed = seed }
+      for _ = 1, 4 do
+        local x = loader:next()
+        for row = 1, 5 do order[#order + 1] = x[row][1]:item() end
+      end
+      return order
+    end
+    local a, seen = epoch(1), {}
+    assert.same(a, epoch(1))
+    assert.are_not.same(a, epoch(2))
+    for _, begin in ipairs(a) do
+      assert.is_nil(seen[begin])
+      assert.equal(a[1] % 10, begin % 10)
+      seen[begin] = true
+    end
+  end)
+
+  it("a loader resumes to the sample, through a checkpoint's plain numbers", function()
+    local set = assert(data.bytes(put("text", ("The quick brown fox jumps. "):rep(40))))
+    local options = { batch = 4, length = 16, shuffle = true, seed = 7 }
+    local loader = set:loader(options)
+    for _ = 1, 20 do loader:next() end
+    local state = core.json_decode(core.json_encode(loader:state()))
+    local expected = {}
+    for i = 1, 30 do expected[i] = data.to_text(loader:next():reshape(64)) end
+    local again = set:loader(options)
+    again:load_state(state)
+    for i = 1, 30 do assert.equal(expected[i], data.to_text(again:next():reshape(64))) end
+    -- The one that ran on can also go back.
+    loader:load_state(state)
+    assert.equal(expected[1], data.to_text(loader:next():reshape(64)))
+    assert.error_matches(function() set:loader { batch = 4, length = 17 }:load_state(state) end, "must be the same")
+  end)
+
+  it("batches begin at the beginning, leave nothing out and do not move next", function()
+    local set = assert(data.bytes(put("text", "abcdefghijk")))
+    local loader = set:loader { batch = 4, length = 1 }
+    loader:next()
+    local function all(count)
+      local text, rows = "", {}
+      for x, y in loader:batches(count) do
+        rows[#rows + 1] = #x
+        assert.equal(#x, #y)
+        text = text .. data.to_text(x:reshape(#x))
+      end
+      return text, rows
+    end
+    local text, rows = all()
+    assert.equal("abcdefghij", text)
+    assert.same({ 4, 4, 2 }, rows)
+    assert.equal("abcdefgh", (all(2)))
+    assert.equal("", (all(0)))
+    assert.equal("efgh", data.to_text(loader:next():reshape(4)))
+  end)
+
+  it("gives each rank of a group its slice", function()
+    local set = assert(data.bytes(put("text", "abcdefghijklm")))
+    local parts = {}
+    for rank = 0, 1 do
+      local group = { rank = function() return rank end, size = function() return 2 end }
+      parts[rank + 1] = data.to_text(set:loader { batch = 4, length = 2, group = group }:next():reshape(4))
+    end
+    assert.same({ "abcd", "efgh" }, parts)
+    assert.error_matches(function()
+      set:loader { batch = 3, length = 2, group = { rank = function() return 0 end, size = function() return 2 end } }
+    end, "a batch of 3 does not divide by 2 ranks")
+  end)
+
+  it("wrong options are named", function()
+    local set = assert(data.bytes(put("text", "abc")))
+    assert.error_matches(function() set:loader { batch = 1, lenght = 2 } end, "did you mean 'length'")
+    assert.error_matches(function() set:loader { length = 2 } end, "give a batch")
+    assert.error_matches(function() set:loader { batch = 1, length = 3 } end, "a length of 3 needs 4 tokens")
+  end)
+
+  it("token shards are found by pattern, in order", function()
+    local header = ("<" .. ("i4"):rep(3)):pack(20240520, 1, 2) .. ("\0"):rep(1012)
+    put("train_1.bin", header .. ("<I2I2"):pack(50256, 11))
+    put("train_2.bin", header .. ("<I2I2"):pack(12, 13))
+    put("valid_1.bin", ("<I2I2I2"):pack(21, 22, 23))
+    local function tokens(pattern)
+      local set = assert(data.tokens(folder .. pattern))
+      return set:loader { batch = 1, length = set:size() - 1 }:next()[1]:to_table()
+    end
+    assert.same({ 50256, 11, 12 }, tokens "/train_*.bin")
+    assert.same({ 50256, 11, 12 }, tokens "/train_?.bin")
+    assert.same({ 21, 22 }, tokens "/valid_1.bin")
+    assert.same({ 50256, 11, 12, 13, 21, 22 }, tokens "")
+    local none, message, code = data.tokens(folder .. "/test_*.bin")
+    assert.is_nil(none)
+    assert.matches("no file matches", message)
+    assert.equal("not_found", code)
+    put("cut.bin", header .. "\1")
+    none, message, code = data.tokens(folder .. "/cut.bin")
+    assert.is_nil(none)
+    assert.matches("cut.bin', byte 8", message)
+    assert.equal("corrupt", code)
+  end)
+
+  it("images come as floats with their labels", function()
+    put("train-images-idx3-ubyte", idx({ 2, 1, 2 }, "\0\255\51\102"))
+    put("train-labels-idx1-ubyte", idx({ 2 }, "\7\3"))
+    put("t10k-images-idx3-ubyte", idx({ 1, 1, 2 }, "\1\2"))
+    local set = assert(data.mnist(folder))
+    assert.equal(2, set:size())
+    local x, y = set:loader { batch = 2 }:next()
+    assert.same({ 2, 1, 2 }, x:shape())
+    -- A pixel is a byte divided by 255, rounded to f32.
+    for i, expected in ipairs { 0, 1, 51 / 255, 102 / 255 } do assert.near(expected, x:reshape(4)[i]:item(), 1e-7) end
+    assert.same({ 7, 3 }, y:to_table())
+    local none, message, code = data.mnist(folder, { images = "t10k-images-idx3-ubyte", labels = "train-labels-idx1-ubyte" })
+    assert.is_nil(none)
+    assert.matches("1 images", message)
+    assert.equal("mismatch", code)
+    os.remove(folder .. "/train-labels-idx1-ubyte")
+    assert.equal("not_found", select(3, data.mnist(folder)))
+  end)
+
+  it("loaders may be dropped at any moment", function()
+    local set = assert(data.bytes(put("text", ("abcdefgh"):rep(1000))))
+    for i = 1, 30 do
+      local loader = set:loader { batch = 8, length = 64, shuffle = true }
+      for _ = 1, i % 4 do loader:next() end
+      loader = nil -- luacheck: ignore
+      collectgarbage()
+    end
+  end)
+end)
