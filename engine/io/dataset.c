@@ -173,7 +173,7 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
 {
     ms_file *file = NULL;
     uint64_t bytes = 0;
-    ms_shard shard;
+    ms_shard shard = { 0 };
     ms_status status = open_sized(context, path, &file, &bytes);
     if (!status) status = read_shard_header(context, file, path, bytes, &shard);
     if (!status && data->count > 0 && data->width != shard.width)
