@@ -169,15 +169,13 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
     return status || !replacing ? status : ms_folder_remove(context, aside);
 }
 
-ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name,
-                              const void *manifest, size_t bytes)
+/* Behind a sweep. */
+static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest, size_t bytes)
 {
     char *temporary = NULL, *final = NULL, *aside = NULL;
     ms_context quiet;                /* clean-up must not hide the cause */
     ms_context_init(&quiet, context->os);
-    ms_status status = ms_folder_make(context, folder);
-    if (!status) status = ms_checkpoint_sweep(context, folder);
-    if (!status) status = place(context, folder, TEMPORARY, name, &temporary);
+    ms_status status = place(context, folder, TEMPORARY, name, &temporary);
     if (!status) status = place(context, folder, "", name, &final);
     if (!status) status = place(context, folder, REPLACED, name, &aside);
     if (status) goto done;
@@ -189,6 +187,13 @@ done:
     ms_release(context, final);
     ms_release(context, aside);
     return status;
+}
+
+ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name,
+                              const void *manifest, size_t bytes)
+{
+    ms_status status = ms_checkpoint_sweep(context, folder);
+    return status ? status : write_one(context, snapshot, folder, name, manifest, bytes);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- on a thread */
@@ -205,7 +210,7 @@ struct ms_checkpoint_job {
 static void job_run(void *argument)
 {
     ms_checkpoint_job *job = argument;
-    job->status = ms_checkpoint_write(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
+    job->status = write_one(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
 }
 
 static void job_free(ms_context *context, ms_checkpoint_job *job)
@@ -221,7 +226,9 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
                               size_t bytes, ms_checkpoint_job **out)
 {
     ms_checkpoint_job *job = NULL;
-    ms_status status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
+    /* Not on the thread: the host may be removing a checkpoint meanwhile, whose temporary name a sweep would take for a dead one. */
+    ms_status status = ms_checkpoint_sweep(context, folder);
+    if (!status) status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
     if (status) return status;
     ms_context_init(&job->context, context->os);
     job->bytes = bytes;

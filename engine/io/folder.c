@@ -91,7 +91,6 @@ ms_status ms_folder_make(ms_context *context, const char *path)
 {
     const ms_os *os = context->os;
     char *part = NULL;
-    int error = 0;
     ms_status status = ms_text_join(context, path, "", &part);
     if (status) return status;
     for (char *end = part; !status && *end;) {
@@ -100,7 +99,7 @@ ms_status ms_folder_make(ms_context *context, const char *path)
         char kept = *end;
         *end = 0;
         ms_file_info info;
-        error = os->make_directory(os->user, part);
+        int error = os->make_directory(os->user, part);
         /* Whatever the reason of a refusal (an existing parent may be read-only), a folder that is there is all that is wanted. */
         if (error && (os->info(os->user, part, &info) != 0 || !info.is_directory)) status = ms_fail_os(context, error, "cannot make the folder", part);
         /* What will be written in it is durable only if the folder itself is. */

@@ -345,25 +345,4 @@ function checkpoint.latest(folder)
   end
 end
 
---- Removes checkpoints but the newest `last` and those of every `keep_every` steps.
----@param folder string
----@param options { last: integer, keep_every?: integer }
----@return true?
----@return string? message
----@return string? code
-function checkpoint.prune(folder, options)
-  remember(core.checkpoint_wait())
-  local kept = 0
-  for _, candidate in ipairs(candidates(folder)) do
-    local forever = options.keep_every and candidate.step % options.keep_every == 0
-    if kept < options.last and not candidate.replaced then
-      kept = kept + 1
-    elseif not forever and not candidate.replaced then
-      local ok, message, code = core.checkpoint_remove(folder, candidate.name)
-      if not ok then return nil, message, code end
-    end
-  end
-  return true
-end
-
 return checkpoint

@@ -173,7 +173,7 @@ MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);
 /* Takes away folder/name so that a crash leaves all of it or nothing that looks like a checkpoint. */
 MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name);
 
-/* ms_checkpoint_write on a thread of its own. Takes the snapshot over if it succeeds. */
+/* ms_checkpoint_write on a thread of its own; the host may remove others from the folder meanwhile. Takes the snapshot over if it succeeds. */
 typedef struct ms_checkpoint_job ms_checkpoint_job;
 MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
                                      size_t bytes, ms_checkpoint_job **out);
