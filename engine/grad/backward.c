@@ -198,14 +198,14 @@ static ms_status run_accumulator(ms_node *node)
 
 /* ------------------------------------------------------------------------------------------------------------------------ running */
 
-static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs, bool last)
+static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs, ms_tensor *const *sums, bool last)
 {
     if (node->function) return node->function->backward(node->user, node->gradients, results, needs);
     ms_tensor *saved[MS_OP_SAVED_MAX];
     for (uint32_t i = 0; i < node->saved_count; i++) saved[i] = node->saved[i].tensor;
     ms_op_gradient gradient = { .engine = node->engine, .op = node->op, .attributes = node->attributes, .saved = saved, .saved_count = node->saved_count,
                                 .inputs = node->inputs, .input_count = node->input_count, .outputs = node->outputs, .gradients = node->gradients,
-                                .output_count = node->output_count, .results = results, .needs = needs, .last = last };
+                                .output_count = node->output_count, .results = results, .needs = needs, .sums = sums, .last = last };
     return node->op->backward(&gradient);
 }
 
@@ -216,7 +216,7 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results)
     for (uint32_t i = 0; i < node->input_count; i++) {
         ms_edge edge = node->edges[i];
         if (!edge.node) continue;
-        if (status) ms_tensor_release(results[i]);
+        if (status || results[i] == edge.node->gradients[edge.output]) ms_tensor_release(results[i]);
         else if (results[i]) status = add_to(pass->engine, &edge.node->gradients[edge.output], results[i]);
         if (!status && --edge.node->pending == 0) status = heap_push(pass, edge.node);
     }
@@ -230,7 +230,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (script && node->script) ms_engine_set_script(engine, node->script);
     ms_status status = MS_OK;
     bool any = false;
-    ms_tensor *few[MS_NODE_INPUTS] = { NULL }, **results = few;
+    ms_tensor *few[2 * MS_NODE_INPUTS] = { NULL }, **results = few, **sums = few + MS_NODE_INPUTS;
     bool few_needs[MS_NODE_INPUTS], *needs = few_needs;
     void *memory = NULL;
     if (node->leaf) { status = run_accumulator(node); goto done; }
@@ -239,14 +239,20 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         if (node->gradients[i] && node->hooks) status = call_hooks(engine, node->hooks, i, &node->gradients[i]);
     }
     if (!status && node->input_count > MS_NODE_INPUTS) {
-        status = ms_allocate(ms_engine_context(engine), node->input_count * (sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
+        status = ms_allocate(ms_engine_context(engine), node->input_count * (2 * sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
         results = memory;
-        needs = (bool *)((char *)memory + node->input_count * sizeof(ms_tensor *));
+        sums = results + node->input_count;
+        needs = (bool *)(sums + node->input_count);
     }
     if (status) goto done;
-    for (uint32_t i = 0; i < node->input_count; i++) needs[i] = node->edges[i].node != NULL;
+    for (uint32_t i = 0; i < node->input_count; i++) {
+        ms_edge edge = node->edges[i];
+        needs[i] = edge.node != NULL;
+        ms_tensor *sum = edge.node ? edge.node->gradients[edge.output] : NULL;
+        if (sum && is_exclusive(sum)) sums[i] = sum;
+    }
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
-    if (any) status = run_backward(node, results, needs, !pass->retain);
+    if (any) status = run_backward(node, results, needs, sums, !pass->retain);
     for (uint32_t i = 0; i < node->output_count; i++) {
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;

@@ -16,14 +16,15 @@ static ms_status check(const ms_op_call *call)
     return MS_OK;
 }
 
-static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms_tensor *table, ms_tensor *values)
+static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms_tensor *table, ms_tensor *values, bool accumulate)
 {
     ms_embedding_args args = { .ids = ms_tensor_data(ids), .table = ms_tensor_data(table), .values = ms_tensor_data(values), .count = ids->count,
-                               .rows = table->shape[0], .width = table->shape[1], .ids_dtype = (uint8_t)ids->dtype, .dtype = (uint8_t)table->dtype };
+                               .rows = table->shape[0], .width = table->shape[1], .ids_dtype = (uint8_t)ids->dtype, .dtype = (uint8_t)table->dtype,
+                               .accumulate = accumulate };
     bool forward = kernel == MS_KERNEL_embedding;
     ms_tensor *reads[] = { ids, forward ? table : values };
     ms_task_cost cost = { .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(ids) };
-    if (!forward) cost.bytes += ms_tensor_bytes(table);
+    if (!forward && !accumulate) cost.bytes += ms_tensor_bytes(table);
     return ms_tensor_enqueue(engine, ms_engine_kernel(engine, kernel), &args, reads, 2, forward ? &values : &table, 1, cost);
 }
 
@@ -40,7 +41,7 @@ static ms_status embedding_forward(ms_op_call *call)
     status = ms_op_as_contiguous(engine, call->inputs[0], &ids);
     if (!status) status = ms_op_as_contiguous(engine, call->inputs[1], &weight);
     if (!status) status = ms_op_output(call, 0, call->inputs[1]->dtype, dims + 1, shape, &out);
-    if (!status && ids->count > 0) status = enqueue(engine, MS_KERNEL_embedding, ids, weight, out);
+    if (!status && ids->count > 0) status = enqueue(engine, MS_KERNEL_embedding, ids, weight, out, false);
     if (!status) status = ms_op_save(call, ids);
     ms_tensor_release(ids);
     ms_tensor_release(weight);
@@ -52,9 +53,12 @@ static ms_status embedding_backward(ms_op_gradient *gradient)
     if (!gradient->needs[1]) return MS_OK;
     const ms_tensor_info *weight = &gradient->inputs[1];
     ms_tensor *g = NULL, *table = NULL;
+    /* A table that is the head as well has a whole gradient by now: a few rows are added to it, and no second table is made. */
+    ms_tensor *sum = gradient->sums && gradient->sums[1] && weight->dtype == MS_F32 ? gradient->sums[1] : NULL;
     ms_status status = ms_op_as_contiguous(gradient->engine, gradient->gradients[0], &g);
-    if (!status) status = ms_tensor_new(gradient->engine, weight->dtype, 2, weight->shape, &table);
-    if (!status && table->count > 0) status = enqueue(gradient->engine, MS_KERNEL_embedding_backward, gradient->saved[0], table, g);
+    if (!status && sum) table = ms_tensor_retain(sum);
+    else if (!status) status = ms_tensor_new(gradient->engine, weight->dtype, 2, weight->shape, &table);
+    if (!status && table->count > 0) status = enqueue(gradient->engine, MS_KERNEL_embedding_backward, gradient->saved[0], table, g, sum != NULL);
     ms_tensor_release(g);
     if (status) ms_tensor_release(table);
     else gradient->results[1] = table;

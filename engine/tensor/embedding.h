@@ -11,6 +11,7 @@ typedef struct ms_embedding_args {
     void *table, *values;
     int64_t count, rows, width;
     uint8_t ids_dtype, dtype;
+    bool accumulate;                    /* backward: the table holds a gradient already (f32 only) */
 } ms_embedding_args;
 
 #endif

@@ -41,6 +41,8 @@ typedef struct ms_op_gradient {
     uint32_t output_count;
     ms_tensor **results;
     const bool *needs;
+    ms_tensor *const *sums;             /* NULL, or for each input NULL or the gradient that others have given it so far: backward may add to it in
+                                           place and then has it, retained, as its result */
     bool last;                          /* the graph is freed behind this call: memory that only `saved` refers to may be written over */
 } ms_op_gradient;
 

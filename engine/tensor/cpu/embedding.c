@@ -65,7 +65,7 @@ static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 {
     const ms_embedding_args *args = j->args;
     size_t bytes = (size_t)args->width * ms_dtype_bytes((ms_dtype)args->dtype);
-    memset(sums, 0, (size_t)((end - begin) * args->width) * sizeof *sums);
+    if (!args->accumulate) memset(sums, 0, (size_t)((end - begin) * args->width) * sizeof *sums);
     for (int64_t at = 0; at < args->count; at++) {
         int64_t id = id_at(args, at);
         if (id >= begin && id < end)
