@@ -1,0 +1,123 @@
+-- Golden models: losses, gradients and weights of short trainings.
+local ms = require "moonshard"
+local optimizers = require "moonshard.cli.golden.optimizers"
+local report = require "moonshard.cli.golden.report"
+
+-- From how far PyTorch itself moves between builds and numbers of ranks.
+local models = { tolerance = { loss = 2e-5, grad_norm = 1e-5, grad = 1e-5, final = 1e-4 } }
+-- Of weights whose gradient is zero in mathematics, so that rounding decides where they go.
+local NOISE_GRADIENT, NOISE_WEIGHT = 1e-8, 5e-3
+
+-- Names of the manifest's configuration and those of our options.
+local architectures = {
+  gpt2 = { vocab = "vocab", ctx = "context", layer = "layers", head = "heads", dim = "width" },
+  llama = { vocab = "vocab", layer = "layers", head = "heads", kv = "kv_heads", dim = "width", ff = "hidden" },
+}
+
+---@param case table
+---@return string
+function models.name(case) return ("%s %s"):format(tostring(case.model), tostring(case.variant)) end
+
+local entries = {
+  model = 1, variant = 1, file = 1, config = 1, batch = 1, time = 1, steps = 1, optimizer = 1, hyperparameters = 1, clip_grad_norm = 1,
+  micro_batches = 1, losses = 1, grad_norms = 1,
+}
+
+local function make(case)
+  local names = architectures[case.model] or error(("unknown model '%s'"):format(tostring(case.model)), 0)
+  report.known_keys("configuration", case.config, names)
+  local options = { context = case.time }
+  for name, value in pairs(case.config) do options[names[name]] = value end
+  return ms.nn[case.model](options)
+end
+
+-- The tensors of the file whose names begin with the prefix, without it.
+local function with_prefix(tensors, prefix)
+  local found = {}
+  for name, t in pairs(tensors) do
+    if name:sub(1, #prefix) == prefix then found[name:sub(#prefix + 1)] = t end
+  end
+  return found
+end
+
+-- One pass forward and backward for each part of the batch; the loss of the whole.
+local function pass(model, case, tokens)
+  local parts = case.micro_batches or 1
+  if case.batch % parts ~= 0 then error(("%d rows do not divide into %d parts"):format(case.batch, parts), 0) end
+  local rows, loss = case.batch // parts, 0
+  for part = 0, parts - 1 do
+    local own = tokens:narrow(1, part * rows + 1, rows)
+    local mean = model(own:narrow(2, 1, case.time)):cross_entropy(own:narrow(2, 2, case.time)) / parts
+    mean:backward()
+    loss = loss + mean:item()
+  end
+  return loss
+end
+
+-- Where in a tensor the key part of an attention's bias lies; nil for all other tensors. Keys shift all scores of a query alike.
+local function noise_range(case, name)
+  if case.model ~= "gpt2" or not name:match "^h%.%d+%.attn%.c_attn%.bias$" then return nil end
+  return case.config.dim + 1, case.config.dim
+end
+
+-- Calls f(what, ours, golden, is_noise) for the parts of a tensor that are compared by different rules.
+local function each_part(case, name, ours, golden, f)
+  local start, length = noise_range(case, name)
+  if not start or not ours or not golden or ours:numel() ~= golden:numel() then return f(name, ours, golden, false) end
+  local rest = start + length
+  local function but_keys(t) return ms.cat { t:narrow(1, 1, start - 1), t:narrow(1, rest, t:numel() - rest + 1) } end
+  f(name, but_keys(ours), but_keys(golden), false)
+  f(name .. " (keys)", ours:narrow(1, start, length), golden:narrow(1, start, length), true)
+end
+
+local function compare_gradients(case, model, tensors, found)
+  local own, golden = {}, with_prefix(tensors, "grad.")
+  for _, item in ipairs(model:named_parameters()) do own[item.name] = item.parameter:grad() end
+  for name in pairs(own) do golden[name] = golden[name] or false end
+  for name, expected in ms.sorted_pairs(golden) do
+    each_part(case, name, own[name], expected, function(what, a, b, noise)
+      if noise then found:absolute("grad." .. what, a, a:zeros_like(), NOISE_GRADIENT)
+      else found:relative("grad." .. what, a, b, models.tolerance.grad) end
+    end)
+  end
+end
+
+local function compare_weights(case, model, tensors, found)
+  local own, golden, start = model:state(), with_prefix(tensors, "final."), with_prefix(tensors, "init.")
+  for name in pairs(own) do golden[name] = golden[name] or false end
+  for name, expected in ms.sorted_pairs(golden) do
+    each_part(case, name, own[name] and own[name]:detach(), expected, function(what, a, b, noise)
+      if noise then
+        local from, length = noise_range(case, name)
+        found:absolute("final." .. what, a, start[name]:narrow(1, from, length), NOISE_WEIGHT)
+      else found:absolute("final." .. what, a, b, models.tolerance.final) end
+    end)
+  end
+end
+
+--- Trains as the manifest says and compares every step.
+---@param case table
+---@param tensors table<string, ms.Tensor>
+---@param found ms.GoldenReport
+function models.run(case, tensors, found)
+  report.known_keys("entry", case, entries)
+  local model = make(case)
+  model:load_state(with_prefix(tensors, "init."))
+  local optimizer = optimizers.make(case.optimizer, case.hyperparameters, model)
+  local tokens = tensors.tokens or error("the file has no tensor 'tokens'", 0)
+  local shape = tokens:shape()
+  if #shape ~= 3 or shape[1] ~= case.steps or shape[2] ~= case.batch or shape[3] ~= case.time + 1 then
+    error(("tokens are %s; steps, batch and time + 1 of the manifest are %s, %s and %s"):format(tostring(tokens), case.steps, case.batch, case.time + 1), 0)
+  end
+  for step in ms.steps(case.steps) do
+    local loss = pass(model, case, tokens[step + 1])
+    local norm = model:clip_grad_norm(case.clip_grad_norm or math.huge):item()
+    found:number(("losses[%d]"):format(step), loss, case.losses[step + 1], models.tolerance.loss)
+    found:number(("grad_norms[%d]"):format(step), norm, case.grad_norms[step + 1], models.tolerance.grad_norm, true)
+    if step == 0 then compare_gradients(case, model, tensors, found) end
+    optimizer:step()
+  end
+  compare_weights(case, model, tensors, found)
+end
+
+return models

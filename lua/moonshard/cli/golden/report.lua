@@ -1,0 +1,111 @@
+-- What a golden test has found: comparisons of tensors and numbers, the largest error, failures as lines.
+local report = {}
+
+---@class ms.GoldenReport
+local Report = {}
+Report.__index = Report
+
+local CHUNK = 1 << 18                      -- values that are in Lua at a time
+
+--- Of one kind of cases.
+---@param kind string
+---@return ms.GoldenReport
+function report.new(kind)
+  -- share: the largest error, as a part of its tolerance; error: that error itself
+  return setmetatable({ kind = kind, failures = {}, share = 0, error = 0, place = "nothing was compared" }, Report)
+end
+
+local function shape_text(t) return "[" .. table.concat(t:shape(), ", ") .. "]" end
+
+local function same_shape(a, b) return shape_text(a) == shape_text(b) end
+
+--- The case that the next comparisons are about.
+---@param name string
+function Report:begin(name) self.case = name end
+
+---@param what string tensor or number
+---@param text string
+function Report:fail(what, text)
+  self.failures[#self.failures + 1] = ("FAILED %s, case %s, %s: %s"):format(self.kind, self.case, what, text)
+end
+
+local function note(self, what, err, tolerance, measure)
+  -- Not a number is no small error.
+  local share = err == err and err / tolerance or math.huge
+  if share > self.share or self.place == "nothing was compared" then
+    self.share, self.error, self.place = share, err, ("case %s, %s"):format(self.case, what)
+  end
+  if not (share <= 1) then self:fail(what, ("error %.3g %s, tolerance %.3g"):format(err, measure, tolerance)) end
+end
+
+-- The largest difference and the largest golden value, in double precision.
+local function extremes(ours, golden)
+  local difference, largest = 0, 0
+  local a, b = ours:reshape(-1), golden:reshape(-1)
+  local count = a:numel()
+  for start = 1, count, CHUNK do
+    local length = math.min(CHUNK, count - start + 1)
+    local x, y = a:narrow(1, start, length):to_table(), b:narrow(1, start, length):to_table()
+    for i = 1, length do
+      local d = math.abs(x[i] - y[i])
+      if d > difference or d ~= d then difference = d end
+      if difference ~= difference then return difference, largest end
+      largest = math.max(largest, math.abs(y[i]))
+    end
+  end
+  return difference, largest
+end
+
+-- Whether the two can be compared at all; a file without the tensor is a failure, not one tensor less.
+local function comparable(self, what, ours, golden)
+  if not golden then self:fail(what, "the file has no such tensor")
+  elseif not ours then self:fail(what, "we have no such tensor")
+  elseif not same_shape(ours, golden) then self:fail(what, ("our shape is %s, the file's %s"):format(shape_text(ours), shape_text(golden)))
+  else return true end
+end
+
+--- max|ours - golden| / max|golden| is at most tolerance; where golden is all zeros, ours must be too.
+---@param what string
+---@param ours ms.Tensor?
+---@param golden ms.Tensor?
+---@param tolerance number
+function Report:relative(what, ours, golden, tolerance)
+  if not comparable(self, what, ours, golden) then return end
+  local difference, largest = extremes(ours, golden)
+  note(self, what, difference == 0 and 0 or difference / largest, tolerance, "relative")
+end
+
+--- max|ours - golden| is at most tolerance.
+---@param what string
+---@param ours ms.Tensor?
+---@param golden ms.Tensor?
+---@param tolerance number
+function Report:absolute(what, ours, golden, tolerance)
+  if not comparable(self, what, ours, golden) then return end
+  note(self, what, extremes(ours, golden), tolerance, "absolute")
+end
+
+--- The same for a number; relative: to the golden one.
+---@param what string
+---@param ours number
+---@param golden number?
+---@param tolerance number
+---@param relative? boolean
+function Report:number(what, ours, golden, tolerance, relative)
+  if type(golden) ~= "number" then return self:fail(what, "the manifest has no such number") end
+  local err = math.abs(ours - golden)
+  if relative and err ~= 0 then err = err / math.abs(golden) end
+  note(self, what, err, tolerance, relative and "relative" or "absolute")
+end
+
+--- Raises for keys of a table of the manifest that are not among the known ones.
+---@param where string
+---@param given table
+---@param known table<string, any>
+function report.known_keys(where, given, known)
+  for key in pairs(given) do
+    if known[key] == nil then error(("unknown %s '%s'"):format(where, tostring(key)), 0) end
+  end
+end
+
+return report

@@ -1,0 +1,129 @@
+-- moonshard test --golden DIR: runs what another implementation computed, case by case, and compares.
+local launch = require "moonshard.launch"
+local switches = require "moonshard.cli.switches"
+
+local test = {}
+
+-- What PyTorch's hooks computed needs several ranks; the names are known so that a new one is noticed.
+local hooks = { "^allreduce$", "^fp16$", "^powersgd_%d+$" }
+
+local function read_manifest(folder)
+  local core = require "moonshard.core"
+  local path = folder .. "/manifest.json"
+  local text, message = core.file_read(path)
+  if not text then launch.exit(3, message) end
+  local manifest, why = core.json_decode(text)
+  if type(manifest) ~= "table" then launch.exit(3, ("%s: %s"):format(path, why or "an object is expected")) end
+  return manifest
+end
+
+-- The tensors of a file of the folder, read once.
+local function reader(folder)
+  local files = {}
+  return function(name)
+    if type(name) ~= "string" or name:match "/" then error(("the file '%s' does not lie in this folder"):format(tostring(name)), 0) end
+    if not files[name] then
+      local tensors, message = require "moonshard.safetensors".load(folder .. "/" .. name)
+      files[name] = tensors or error(message, 0)
+    end
+    return files[name]
+  end
+end
+
+-- All cases of a kind, each with the file that it says or that its kind says. Returns the report and how many were run.
+local function run_kind(kind, section, read)
+  local cases = section.cases or section
+  local own, found = require("moonshard.cli.golden." .. kind), require "moonshard.cli.golden.report".new(kind)
+  local run = 0
+  for position, case in ipairs(cases) do
+    found:begin(type(case) == "table" and own.name(case) or tostring(position))
+    local ok, failure = pcall(function()
+      if type(case) ~= "table" then error("a case is an object", 0) end
+      own.run(case, read(case.file or section.file), found)
+    end)
+    if not ok then found:fail("as a whole", tostring(failure)) end
+    run = run + 1
+  end
+  if run == 0 then found:fail("all", "there is no case") end
+  return found, run
+end
+
+-- A line for the kind; failures behind it.
+local function print_kind(found, run)
+  print(("%-12s %3d cases, %d failures; largest error %.2g, %.2g of its tolerance (%s)"):format(found.kind, run, #found.failures, found.error, found.share, found.place))
+  for _, line in ipairs(found.failures) do print(line) end
+end
+
+local function check_hooks(list)
+  local failures = 0
+  for _, case in ipairs(list) do
+    local known = false
+    for _, pattern in ipairs(hooks) do known = known or tostring(case.hook):match(pattern) ~= nil end
+    if not known then
+      print(("FAILED comm_hooks: unknown hook '%s'"):format(tostring(case.hook)))
+      failures = failures + 1
+    end
+  end
+  print(("%-12s %3d cases, not built yet"):format("comm_hooks", #list))
+  return failures
+end
+
+-- How many cases the manifest has, counted apart from those that run.
+local function count_cases(section)
+  local count = 0
+  for _ in pairs(section.cases or section) do count = count + 1 end
+  return count
+end
+
+--- Runs all cases of a folder; the number of failures.
+---@param folder string
+---@return integer
+function test.golden(folder)
+  local manifest, read, failures, kinds_run = read_manifest(folder), reader(folder), 0, 0
+  local kinds = { "optimizers", "operators", "models" }
+  local known = { peer = true, seed = true, comm_hooks = true }
+  for _, kind in ipairs(kinds) do known[kind] = true end
+  for key in pairs(manifest) do
+    if not known[key] then
+      print(("FAILED manifest.json: unknown kind '%s'"):format(tostring(key)))
+      failures = failures + 1
+    end
+  end
+  for _, kind in ipairs(kinds) do
+    if manifest[kind] then
+      local found, run = run_kind(kind, manifest[kind], read)
+      local expected = count_cases(manifest[kind])
+      if run ~= expected then found:fail("all", ("%d cases ran, the manifest has %d"):format(run, expected)) end
+      print_kind(found, run)
+      kinds_run = kinds_run + 1
+      failures = failures + #found.failures
+    end
+  end
+  if manifest.comm_hooks then failures = failures + check_hooks(manifest.comm_hooks) end
+  if kinds_run == 0 then
+    print "FAILED manifest.json: it has no case that can be run"
+    failures = failures + 1
+  end
+  return failures
+end
+
+--- moonshard test --golden DIR
+---@param arguments string[]
+---@return integer
+function test.main(arguments)
+  local parser = switches.parser("test", "Compares with what another implementation computed.")
+  parser:option("--golden", "folder with manifest.json and safetensors files")
+  local parsed = switches.parse(parser, arguments)
+  if parsed.help then
+    print(parser:get_help())
+    return 0
+  end
+  if not parsed.golden then launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage()) end
+  if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
+  switches.apply(parsed)
+  local failures = test.golden((parsed.golden:gsub("/+$", "")))
+  if failures > 0 then launch.exit(1, ("%d failures"):format(failures)) end
+  return 0
+end
+
+return test
