@@ -5,9 +5,10 @@ local nn, optim, data = ms.nn, ms.optim, ms.data
 
 local cfg = ms.config {
   data   = { "data", help = "folder with an images and a labels file, idx, plain or .gz" },
-  steps  = { 600, help = "optimizer steps" },
+  steps  = { 2500, help = "optimizer steps" },
   batch  = { 100, help = "digits of a step" },
-  hidden = { 256, help = "width of the hidden layer" },
+  hidden = { 512, help = "width of the two hidden layers" },
+  dropout = { 0.3, help = "share of hidden numbers that are dropped in training" },
   lr     = { 2e-3, help = "learning rate" },
   train  = { 0.9, help = "share of the digits to train on; the rest is held out" },
   run    = { "", help = "folder of the run" },
@@ -15,25 +16,30 @@ local cfg = ms.config {
 
 local Net = nn.class "DigitNet"
 
-function Net:init(inputs, hidden)
-  self.hidden = nn.Linear(inputs, hidden)
-  self.out = nn.Linear(hidden, 10)
+function Net:init(inputs, hidden, dropout)
+  self.first, self.second, self.out = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
+  self.drop_input, self.drop = nn.Dropout(dropout / 2), nn.Dropout(dropout)
 end
 
-function Net:forward(images) return self.out(self.hidden(images:flatten(2)):relu()) end
+function Net:forward(images)
+  local x = self.drop_input(images:flatten(2))
+  x = self.drop(self.first(x):relu())
+  x = self.drop(self.second(x):relu())
+  return self.out(x)
+end
 
 local train, valid = assert(data.mnist(cfg.data)):split(cfg.train)
-local model = Net(28 * 28, cfg.hidden)
+local model = Net(28 * 28, cfg.hidden, cfg.dropout)
 
 local result = ms.train {
   model = model, steps = cfg.steps,
-  optimizer = optim.adamw(model, { lr = cfg.lr, schedule = optim.cosine { warmup = 20, steps = cfg.steps, floor = 0.02 } }),
+  optimizer = optim.adamw(model, { lr = cfg.lr, weight_decay = 0.1, schedule = optim.cosine { warmup = 50, steps = cfg.steps, floor = 0.02 } }),
   data = train:loader { batch = cfg.batch, shuffle = true },
   valid = valid:loader { batch = cfg.batch },
   eval = {
-    every = 200,
+    every = 500,
     measure = function(logits, labels) return { accuracy = logits:argmax(-1):eq(labels):to "f32":mean() } end,
   },
-  run = cfg.run ~= "" and cfg.run or nil, log_every = 50,
+  run = cfg.run ~= "" and cfg.run or nil, clip = 1.0, log_every = 100,
 }
 ms.log("accuracy on held-out digits %.1f%%", 100 * result.valid.accuracy)

@@ -31,7 +31,8 @@ function report.report(options)
   local measured
   self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
   if self.peak then
-    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", measured and "measured now, kept for next time" or "measured before")
+    local when = measured and "measured now, kept for next time" or "measured before"
+    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", when)
   end
   launch.run = options.run
   return self

@@ -133,7 +133,8 @@ local function bench_gemm(parser)
           x:linear(w)
           core.synchronize()
         end, 10, 300)
-        rows[#rows + 1] = { m = m, k = k, n = n, gflops = 2 * m * k * n / median(times) / 1e6, share_of_peak = 2 * m * k * n / median(times) * 1e3 / peak }
+        local rate = 2 * m * k * n / median(times) * 1e3
+        rows[#rows + 1] = { m = m, k = k, n = n, gflops = rate / 1e9, share_of_peak = rate / peak }
         core.collect()
       end
     end)
@@ -168,7 +169,8 @@ local function bench_optim(parser)
       core.synchronize()
     end, 7)
     local copy_rate = 8 * n / median(copy) / 1e6
-    emit(parsed, { kind = parsed.kind, parameters = n, ms_med = med, ms_min = times[1], gb_s = bytes / med / 1e6, copy_gb_s = copy_rate, share_of_copy = bytes / med / 1e6 / copy_rate },
+    local rate = bytes / med / 1e6
+    emit(parsed, { kind = parsed.kind, parameters = n, ms_med = med, ms_min = times[1], gb_s = rate, copy_gb_s = copy_rate, share_of_copy = rate / copy_rate },
       { "kind", "parameters", "ms_med", "ms_min", "gb_s", "copy_gb_s", "share_of_copy" })
     return 0
   end

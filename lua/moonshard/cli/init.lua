@@ -59,14 +59,16 @@ end
 local function handler(failure)
   local launch = require "moonshard.launch"
   if launch.is_exit(failure) then return failure end
+  -- An error of a hook was raised further in than where it arrives.
+  local inner = require "moonshard.core".traceback(failure)
   if type(failure) ~= "string" then
     local meta = getmetatable(failure)
     failure = type(meta) == "table" and meta.__tostring and tostring(failure) or ("the recipe raised a value that is not a string: " .. tostring(failure))
   end
-  if os.getenv "MOONSHARD_LOG" == "debug" then return debug.traceback(failure, 2) end
+  if os.getenv "MOONSHARD_LOG" == "debug" then return failure .. "\n" .. (inner or debug.traceback("", 2)) end
   -- The part of the traceback that belongs to the user: without the library's and the program's own frames.
   local lines = {}
-  for line in debug.traceback("", 2):gmatch "[^\n]+" do
+  for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
     if not line:match "^stack traceback" and not line:match "lua/moonshard/" and not line:match "%[C%]" then lines[#lines + 1] = line end
   end
   return #lines > 0 and failure .. "\n" .. table.concat(lines, "\n") or failure
