@@ -7,16 +7,30 @@
 
 static const char error_key = 0;               /* registry: the error object of the last failed call */
 
-static int add_traceback(lua_State *L)
+static const char trace_key = 0;               /* registry: { error object, its traceback } of the last failed call */
+
+/* Errors arrive as they were raised, whoever catches them; where they came from is kept beside, for who prints them. */
+static int keep_traceback(lua_State *L)
 {
-    /* Only strings get one: other values are somebody's error objects and must arrive as they are. */
-    if (lua_type(L, 1) != LUA_TSTRING) {
-        if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING) return 1;
-        lua_settop(L, 1);
-        return 1;
-    }
-    luaL_traceback(L, L, lua_tostring(L, 1), 1);
+    lua_settop(L, 1);
+    lua_createtable(L, 2, 0);
+    lua_pushvalue(L, 1);
+    lua_rawseti(L, -2, 1);
+    luaL_traceback(L, L, NULL, 1);
+    lua_rawseti(L, -2, 2);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &trace_key);
     return 1;
+}
+
+bool ms_lua_traceback(lua_State *L, int index)
+{
+    index = lua_absindex(L, index);
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &trace_key) != LUA_TTABLE) return false;
+    lua_rawgeti(L, -1, 1);
+    bool same = lua_rawequal(L, -1, index);
+    lua_pop(L, 1);
+    if (same) lua_rawgeti(L, -1, 2);
+    return same;
 }
 
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results)
@@ -26,7 +40,7 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
         lua_settop(L, function - 1);
         return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
     }
-    lua_pushcfunction(L, add_traceback);
+    lua_pushcfunction(L, keep_traceback);
     lua_insert(L, function);
     int failed = lua_pcall(L, arguments, results, function);
     if (!failed) { lua_remove(L, function); return MS_OK; }
@@ -46,7 +60,9 @@ int ms_lua_error(lua_State *L, const char *format, ...)
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     ms_lua_line(L, line, sizeof line);
-    return luaL_error(L, "%s%s%s", line, *line ? ": " : "", text);
+    /* Not luaL_error: it would put the calling line before it, which may be one of the library. */
+    lua_pushfstring(L, "%s%s%s", line, *line ? ": " : "", text);
+    return lua_error(L);
 }
 
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)

@@ -181,6 +181,14 @@ static int line(lua_State *L)
     return 1;
 }
 
+/* core.traceback(error) -> where an error that came out of a callback was raised, or nil */
+static int traceback(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    if (!ms_lua_traceback(L, 1)) lua_pushnil(L);
+    return 1;
+}
+
 /* core.raise(message): raises with the user's line in front. */
 static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
 
@@ -243,7 +251,7 @@ void ms_open_engine(lua_State *L, int runtime)
     static const luaL_Reg functions[] = {
         { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "set_peak", set_peak }, { "synchronize", synchronize },
         { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
-        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
+        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "traceback", traceback }, { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     lua_pushstring(L, MS_VERSION);

@@ -142,6 +142,17 @@ static void store(ms_dtype dtype, void *data, int64_t at, double number, int64_t
     }
 }
 
+/* Whether an integer is one of this dtype; floats take every one, rounded. */
+static bool fits(ms_dtype dtype, int64_t value)
+{
+    switch (dtype) {
+    case MS_I32: return value >= INT32_MIN && value <= INT32_MAX;
+    case MS_U16: return value >= 0 && value <= UINT16_MAX;
+    case MS_U8: return value >= 0 && value <= UINT8_MAX;
+    default: return true;
+    }
+}
+
 static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
 {
     index = lua_absindex(L, index);
@@ -160,6 +171,7 @@ static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *dat
         int exact = 0;
         int64_t integer = lua_tointegerx(L, index, &exact);
         if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL) ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index), ms_dtype_name(dtype));
+        if (exact && !fits(dtype, integer)) ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer, ms_dtype_name(dtype));
         store(dtype, data, at, lua_tonumber(L, index), integer);
     }
     return at + 1;
@@ -190,15 +202,26 @@ static int tensor(lua_State *L)
     return 1;
 }
 
+/* How many integers first, first + step, ... there are up to last; INT64_MAX if more than that. Differences of integers need 65 bits. */
+static int64_t count_integers(int64_t first, int64_t last, int64_t step)
+{
+    if (step > 0 ? last < first : last > first) return 0;
+    uint64_t span = step > 0 ? (uint64_t)last - (uint64_t)first : (uint64_t)first - (uint64_t)last;
+    uint64_t steps = span / (step > 0 ? (uint64_t)step : 0 - (uint64_t)step);
+    return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
+}
+
 static int arange(lua_State *L)
 {
+    enum { LONGEST = 1000000000 };
     ms_engine *engine = ms_lua_enter(L);
     double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2), step = luaL_optnumber(L, 3, 1);
     bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnoneornil(L, 3) || lua_isinteger(L, 3));
     if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step)) return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", first, last, step);
     double steps = floor((last - first) / step + 1e-9);
-    if (steps > 1e9) return ms_lua_error(L, "arange: %g elements are too many", steps + 1);
-    int64_t count = steps < 0 ? 0 : (int64_t)steps + 1;
+    int64_t count = steps < 0 ? 0 : steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
+    if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), lua_isnoneornil(L, 3) ? 1 : lua_tointeger(L, 3));
+    if (count > LONGEST) return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first, last, step, LONGEST);
     void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
     for (int64_t i = 0; i < count; i++) {
         if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * (lua_isnoneornil(L, 3) ? 1 : lua_tointeger(L, 3));

@@ -90,20 +90,36 @@ void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
 
 /* ----------------------------------------------------------------------------------------------------------------------- handles */
 
+static void unlink_handle(ms_handle *handle)
+{
+    ms_runtime *runtime = handle->runtime;
+    if (handle->previous) handle->previous->next = handle->next;
+    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
+    if (handle->next) handle->next->previous = handle->previous;
+    handle->previous = handle->next = NULL;
+}
+
+/* __close: the tensor goes to the list of dropped ones; the handle tells later users why. */
+static int handle_close(lua_State *L)
+{
+    ms_handle *handle = lua_touserdata(L, 1);
+    if (!handle || handle->magic != MS_HANDLE_MAGIC || !handle->tensor) return 0;
+    ms_runtime *runtime = handle->runtime;
+    unlink_handle(handle);
+    /* There is room for every handle that lives: ms_lua_new_handle made it. */
+    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step };
+    handle->tensor = NULL;
+    handle->gone = "was closed";
+    return 0;
+}
+
 static int handle_gc(lua_State *L)
 {
     ms_handle *handle = lua_touserdata(L, 1);
     if (!handle || handle->magic != MS_HANDLE_MAGIC) return 0;
-    ms_runtime *runtime = handle->runtime;
+    handle_close(L);
     handle->magic = 0;
-    runtime->handle_count--;
-    if (!handle->tensor) return 0;
-    if (handle->previous) handle->previous->next = handle->next;
-    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
-    if (handle->next) handle->next->previous = handle->previous;
-    /* There is room for every handle that lives: ms_lua_new_handle made it. */
-    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step };
-    handle->tensor = NULL;
+    handle->runtime->handle_count--;
     return 0;
 }
 
@@ -120,15 +136,6 @@ ms_handle *ms_lua_new_handle(lua_State *L)
     runtime->handle_count++;
     luaL_setmetatable(L, MS_TENSOR_TYPE);
     return handle;
-}
-
-static void unlink_handle(ms_handle *handle)
-{
-    ms_runtime *runtime = handle->runtime;
-    if (handle->previous) handle->previous->next = handle->next;
-    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
-    if (handle->next) handle->next->previous = handle->previous;
-    handle->previous = handle->next = NULL;
 }
 
 void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
@@ -280,7 +287,7 @@ static int open_module(lua_State *L)
     luaL_newmetatable(L, MS_TENSOR_TYPE);
     lua_pushcfunction(L, handle_gc);
     lua_setfield(L, -2, "__gc");
-    lua_pushcfunction(L, handle_gc);
+    lua_pushcfunction(L, handle_close);
     lua_setfield(L, -2, "__close");
     lua_pop(L, 1);
     lua_newtable(L);

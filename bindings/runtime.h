@@ -124,9 +124,11 @@ void ms_handle_drop(ms_handle *handle, const char *why);                 /* rele
 
 /* -------------------------------------------------------------------------------------------------------------- calls into Lua */
 
-/* Calls the function below its `arguments` on the stack, protected and with a traceback. On MS_ERROR_SCRIPT the stack is as before the
- * function was pushed, the error is kept for ms_lua_ok, and the engine's error has its first line. */
+/* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is as before the function was pushed, the
+ * error is kept for ms_lua_ok, and the engine's error has its first line. */
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results);
+/* Pushes the traceback of the last error that ms_lua_call met if the value at index is that error; else false. */
+bool ms_lua_traceback(lua_State *L, int index);
 
 /* A Lua function that the engine calls. anchor: stack index of a userdata (with a user value) whose life it shares, so that a function that
  * refers to it is no leak; 0: it lives until freed. */
