@@ -161,6 +161,7 @@ struct ms_engine {
     ms_trace_record **trace_chunks;            /* of MS_TRACE_CHUNK records; addresses stay */
     size_t trace_chunk_count, trace_chunk_capacity, trace_count;
     bool tracing;
+    bool poison;                               /* poison.h */
 };
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the accesses of task `seq`. */

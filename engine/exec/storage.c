@@ -1,7 +1,7 @@
 /* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes. */
 #include <string.h>
 
-#include "exec/engine.h"
+#include "exec/poison.h"
 
 #define MS_STORAGE_CHUNK 128
 
@@ -60,6 +60,7 @@ ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
     storage->next = engine->storages;
     if (storage->next) storage->next->previous = storage;
     engine->storages = storage;
+    if (engine->poison) ms_poison_fill(storage);
     *out = storage;
     return MS_OK;
 }
@@ -74,6 +75,7 @@ void ms_storage_release(ms_storage *storage)
 {
     if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
+    if (engine->poison) ms_poison_fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, uses);
     ms_pool_give(engine, storage->block, uses);

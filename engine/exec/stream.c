@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/engine.h"
+#include "exec/poison.h"
 
 /* ------------------------------------------------------------------------------------------------------------------------- making */
 
@@ -119,6 +119,9 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
                               MS_TASK_ARGS_MAX, MS_TASK_ACCESS_MAX);
     ms_status status = ms_hazard_before(stream, task->name, accesses, count);
     if (status) return status;
+    void *aside = NULL;
+    if (engine->poison) status = ms_poison_before(engine, accesses, count, &aside);
+    if (status) return status;
     ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
     uint64_t seq = stream->enqueued + 1;
     if (record)
@@ -139,7 +142,7 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
     commit(stream);
     engine->flops += cost.flops;
     if (out) *out = (ms_point){ .stream = stream->index, .seq = seq };
-    return MS_OK;
+    return engine->poison ? ms_poison_after(engine, task->name, accesses, count, aside) : MS_OK;
 }
 
 double ms_engine_flops(const ms_engine *engine) { return engine->flops; }

@@ -6,8 +6,8 @@
 #include <cmocka.h>
 #include <time.h>
 
+#include "exec/poison.h"
 #include "fault_os.h"
-#include "moonshard/exec.h"
 
 static ms_engine *make_engine(const char *device, bool strict, uint32_t threads)
 {
@@ -453,6 +453,35 @@ static void traces_hold_times_in_order(void **state)
     ms_engine_free(engine);
 }
 
+static void poison_finds_what_a_task_does_not_declare(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine);
+    ms_engine_set_poison(engine, true);
+    ms_storage *to = cell_of(a, 8), *from = cell_of(a, 8), *other = cell_of(a, 8);
+    assert_int_equal(*(int64_t *)ms_storage_data(to), -1);                   /* fresh memory is 0xff throughout */
+    *(int64_t *)ms_storage_data(from) = 5;
+    *(int64_t *)ms_storage_data(other) = 7;
+    assert_int_equal(add(a, to, from, 1, NULL), MS_OK);
+    assert_int_equal(*(int64_t *)ms_storage_data(to), 6);
+    /* The same task, declaring only what it writes: it reads -1 instead of 5. */
+    add_args args = { .to = ms_storage_data(to), .from = ms_storage_data(from), .value = 1 };
+    ms_access access = whole(to, MS_WRITE);
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(*(int64_t *)ms_storage_data(to), 0);
+    /* Declaring only what it reads: its write is found, and undone. */
+    access = whole(from, MS_READ);
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL), MS_ERROR_HAZARD);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "add wrote to a storage of 8 bytes"));
+    assert_int_equal(*(int64_t *)ms_storage_data(to), 0);
+    assert_int_equal(*(int64_t *)ms_storage_data(other), 7);
+    ms_storage_release(to);
+    ms_storage_release(from);
+    ms_storage_release(other);
+    ms_engine_free(engine);
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
 
 /* A program over every call of exec.h that can fail; the first failure is passed on. */
@@ -532,6 +561,7 @@ int main(void)
         cmocka_unit_test(every_tile_runs_once),
         cmocka_unit_test(an_idle_engine_uses_no_processor),
         cmocka_unit_test(traces_hold_times_in_order),
+        cmocka_unit_test(poison_finds_what_a_task_does_not_declare),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

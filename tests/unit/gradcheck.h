@@ -10,6 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "exec/poison.h"
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 
@@ -23,6 +24,7 @@ static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
     ms_engine *engine = NULL;
     ms_error error;
     if (ms_engine_new(&options, &error, &engine) != MS_OK) fail_msg("%s", error.message);
+    ms_engine_set_poison(engine, getenv("MOONSHARD_POISON") != NULL);
     return engine;
 }
 

@@ -1,5 +1,5 @@
 /* matmul.c: products of matrices and linear layers: shapes, layouts, dtypes, autocast, activation.
- * ctest: each-isa */
+ * ctest: each-isa poisoned */
 #include "reference.h"
 
 /* ------------------------------------------------------------------------------------------------------------------------ matmul */

@@ -1,5 +1,6 @@
 /* random.c: the numbers that uniform, normal, randint and dropout draw: distribution, bounds, and that they depend on nothing but seed, step,
- * draw and position. */
+ * draw and position.
+ * ctest: poisoned */
 #include "gradcheck.h"
 
 #define COUNT(list) (sizeof (list) / sizeof *(list))

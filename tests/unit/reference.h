@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "fault_os.h"
+#include "exec/poison.h"
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
@@ -102,6 +103,7 @@ static inline ms_engine *engine_on(const ms_os *os, uint32_t threads, const char
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&options, &error, &engine) != MS_OK) fail_msg("%s", error.message);
+    ms_engine_set_poison(engine, getenv("MOONSHARD_POISON") != NULL);
     return engine;
 }
 

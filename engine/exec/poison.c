@@ -1,0 +1,66 @@
+/* poison.c: a check that tasks touch nothing but what they declare: slow, for tests.
+ *
+ * While it is on, every task runs alone. Before it all live storages that it does not declare are put aside and filled with 0xff bytes (NaN in
+ * every float dtype, -1 in integers), and so is memory when it is handed out and given back; after it they must still be that, and come back.
+ * A read that is not declared spoils results; a write that is not declared is an error that names the task.
+ */
+#include <string.h>
+
+#include "exec/poison.h"
+
+#define MS_POISON 0xff
+
+static bool declares(const ms_access *accesses, uint32_t count, const ms_storage *storage)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (accesses[i].storage == storage) return true;
+    return false;
+}
+
+static void await_all(ms_engine *engine)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++) engine->executor->await(engine->streams[i], engine->streams[i]->enqueued);
+}
+
+void ms_engine_set_poison(ms_engine *engine, bool on) { engine->poison = on && engine->executor->data; }
+
+void ms_poison_fill(ms_storage *storage)
+{
+    await_all(storage->engine);
+    memset(storage->data, MS_POISON, storage->bytes);
+}
+
+ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_t count, void **aside)
+{
+    size_t bytes = 0;
+    for (const ms_storage *storage = engine->storages; storage; storage = storage->next)
+        if (!declares(accesses, count, storage)) bytes += storage->bytes;
+    ms_status status = ms_allocate(&engine->context, bytes + 1, "values put aside", aside);
+    if (status) return status;
+    await_all(engine);
+    char *to = *aside;
+    for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
+        if (declares(accesses, count, storage)) continue;
+        memcpy(to, storage->data, storage->bytes);
+        memset(storage->data, MS_POISON, storage->bytes);
+        to += storage->bytes;
+    }
+    return MS_OK;
+}
+
+ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *accesses, uint32_t count, void *aside)
+{
+    await_all(engine);
+    const char *from = aside;
+    const ms_storage *written = NULL;
+    for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
+        if (declares(accesses, count, storage)) continue;
+        for (size_t i = 0; i < storage->bytes && !written; i++)
+            if ((unsigned char)storage->data[i] != MS_POISON) written = storage;
+        memcpy(storage->data, from, storage->bytes);
+        from += storage->bytes;
+    }
+    ms_release(&engine->context, aside);
+    if (!written) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_HAZARD, "%s wrote to a storage of %zu bytes that it does not declare", task, written->bytes);
+}
