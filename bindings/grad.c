@@ -107,9 +107,7 @@ static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **repl
     if (!lua_checkstack(L, 10)) return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
     if (!ms_callback_push(callback)) return MS_OK;
     lua_pushlightuserdata(L, gradient);
-    runtime->hook_depth++;
-    ms_status status = ms_lua_call(L, runtime, 1, 1);
-    runtime->hook_depth--;
+    ms_status status = ms_lua_hook(L, runtime, 1, 1);
     if (status) return status;
     ms_handle *returned = luaL_testudata(L, -1, MS_TENSOR_TYPE);
     if (returned && returned->tensor && returned->tensor != gradient) *replacement = ms_tensor_retain(returned->tensor);
@@ -131,21 +129,24 @@ static int call_with_gradient(lua_State *L)
     return 1;
 }
 
-/* Removes a hook: upvalue 2 is the tensor, 3 the id. */
+/* Removes a hook: upvalue 2 is the tensor, 3 the id, 4 the function that the engine calls. */
 static int remove_hook(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_handle *handle = luaL_testudata(L, lua_upvalueindex(2), MS_TENSOR_TYPE);
     if (runtime->engine && handle && handle->tensor) ms_tensor_remove_hook(handle->tensor, (uint64_t)lua_tointeger(L, lua_upvalueindex(3)));
+    ms_callback_forget(L, lua_upvalueindex(2), lua_upvalueindex(4));
     return 0;
 }
 
+/* The function that the engine calls is on top. */
 static int push_remover(lua_State *L, uint64_t id)
 {
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_pushvalue(L, 1);
     lua_pushinteger(L, (lua_Integer)id);
-    lua_pushcclosure(L, remove_hook, 3);
+    lua_pushvalue(L, -4);
+    lua_pushcclosure(L, remove_hook, 4);
     return 1;
 }
 
@@ -173,10 +174,7 @@ static ms_status accumulated_hook(void *user, ms_tensor *leaf)
     lua_State *L = callback->L;
     if (!lua_checkstack(L, 10)) return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
     if (!ms_callback_push(callback)) return MS_OK;
-    callback->runtime->hook_depth++;
-    ms_status status = ms_lua_call(L, callback->runtime, 0, 0);
-    callback->runtime->hook_depth--;
-    return status;
+    return ms_lua_hook(L, callback->runtime, 0, 0);
 }
 
 /* Upvalue 2: the user's function; 3: the parameter. They refer to each other, and both live with the parameter. */
@@ -306,7 +304,9 @@ static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t i
 
 static int recompute(lua_State *L)
 {
-    luaL_checktype(L, 1, LUA_TFUNCTION);
+    /* A module is called like a function. */
+    if (luaL_getmetafield(L, 1, "__call") != LUA_TNIL) lua_pop(L, 1);
+    else luaL_checktype(L, 1, LUA_TFUNCTION);
     ms_engine *engine = ms_lua_enter(L);
     ms_runtime *runtime = ms_lua_runtime(L);
     int count = lua_gettop(L) - 1;

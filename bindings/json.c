@@ -6,6 +6,7 @@
 #include "bindings/io.h"
 
 #define JSON_TYPE "ms.Json"
+#define LIST_TYPE "ms.JsonList"                /* metatable of tables that are lists even when they are empty */
 #define DEPTH_MAX 100                          /* of nested tables: the walk recurses */
 
 /* The tree hangs in a userdata while Lua functions that may raise are called. */
@@ -50,7 +51,12 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
         if (n == 0 && lua_type(L, -2) != LUA_TSTRING) ms_lua_error(L, "json: a key is a %s; keys are strings, or 1 to n without gaps", luaL_typename(L, -2));
     }
     if (n > 0 && keys != n) ms_lua_error(L, "json: a table has both list items and other keys, or gaps");
-    json_t *made = attach(L, tree, parent, key, n > 0 ? json_array() : json_object());
+    bool list = n > 0;
+    if (keys == 0 && lua_getmetatable(L, index)) {
+        list = luaL_getmetatable(L, LIST_TYPE) == LUA_TTABLE && lua_rawequal(L, -1, -2);
+        lua_pop(L, 2);
+    }
+    json_t *made = attach(L, tree, parent, key, list ? json_array() : json_object());
     for (lua_Integer i = 1; i <= n; i++) {
         lua_rawgeti(L, index, i);
         encode_value(L, lua_gettop(L), tree, made, NULL, depth + 1);
@@ -89,7 +95,16 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
     }
 }
 
-/* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty table is {} */
+/* core.json_list(table): the table, written as a list even when it is empty */
+static int list_of(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    luaL_setmetatable(L, LIST_TYPE);
+    return 1;
+}
+
+/* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty table is {} unless json_list made it */
 static int encode(lua_State *L)
 {
     luaL_checkany(L, 1);
@@ -157,12 +172,14 @@ static int decode(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = { { "json_encode", encode }, { "json_decode", decode }, { NULL, NULL } };
+static const luaL_Reg functions[] = { { "json_encode", encode }, { "json_decode", decode }, { "json_list", list_of }, { NULL, NULL } };
 static const luaL_Reg metamethods[] = { { "__gc", tree_gc }, { NULL, NULL } };
 
 void ms_open_json(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, JSON_TYPE, metamethods, NULL);
+    lua_pop(L, 1);
+    luaL_newmetatable(L, LIST_TYPE);
     lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
 }

@@ -74,7 +74,7 @@ static int load(lua_State *L)
     ms_tensor *tensor = NULL;
     ms_status status = entry ? ms_safetensors_load(engine, file, entry, checked ? &hash : NULL, &tensor)
                              : ms_fail(context, MS_ERROR_NOT_FOUND, "the file has no tensor '%.200s'", name);
-    if (!status && hash != expected) {
+    if (!status && hash != expected && !ms_engine_is_sim(engine)) {
         ms_tensor_release(tensor);
         status = ms_fail(context, MS_ERROR_CORRUPT, "the bytes of tensor '%.200s' are not those that were saved", name);
     }

@@ -219,6 +219,15 @@ static int show(lua_State *L)
     return 1;
 }
 
+/* core.read_nowhere(t): on the sim executor, what reading a tensor does to memory, without room for its values. */
+static int read_nowhere(lua_State *L)
+{
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    if (!ms_engine_is_sim(ms_lua_enter(L))) return ms_lua_error(L, "read_nowhere: this engine has data");
+    ms_lua_ok(L, ms_tensor_read(t, NULL, ms_tensor_bytes(t)));
+    return 0;
+}
+
 /* core.write(t, string): copies the values in, row-major. */
 static int write_values(lua_State *L)
 {
@@ -262,7 +271,7 @@ static const luaL_Reg metamethods[] = { { "__len", length }, { "__tostring", to_
 
 static const luaL_Reg functions[] = {
     { "is_tensor", is_tensor }, { "mark_parameter", mark_parameter }, { "is_parameter", is_parameter }, { "same_memory", same_memory },
-    { "bytes", bytes }, { "write", write_values }, { NULL, NULL },
+    { "bytes", bytes }, { "read_nowhere", read_nowhere }, { "write", write_values }, { NULL, NULL },
 };
 
 void ms_open_tensor(lua_State *L, int runtime)

@@ -7,6 +7,7 @@ local launch = {
   run = nil,             -- folder of the run, once there is one
   declared = false,      -- ms.config was called
   saved = false,         -- a checkpoint was committed on a request to stop
+  checking = false,      -- `moonshard check`: nothing is written, no line is printed, values are zeros that decide nothing
 }
 
 -- An error that ends the run with a code of its own; tostring gives its message.

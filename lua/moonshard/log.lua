@@ -1,5 +1,6 @@
 -- Lines for people: ms.log on rank 0, ms.warn on whichever rank calls it.
 local core = require "moonshard.core"
+local launch = require "moonshard.launch"
 
 local log = {}
 
@@ -23,7 +24,9 @@ end
 --- A line on rank 0, formatted as `string.format`.
 ---@param format string
 function log.log(format, ...)
-  io.stdout:write(text(format, ...), "\n")
+  local line = text(format, ...)
+  if launch.checking then return end
+  io.stdout:write(line, "\n")
   io.stdout:flush()
 end
 

@@ -162,7 +162,7 @@ function Optimizer:finished()
   local pending = {}
   for _, item in ipairs(self.skipped) do
     if item.step + 2 <= self.steps then
-      if item.probe:value() == 0 then self.lost = (self.lost or 0) + 1 end
+      if item.probe:value() == 0 and not core.is_sim() then self.lost = (self.lost or 0) + 1 end
     else pending[#pending + 1] = item end
   end
   self.skipped = pending

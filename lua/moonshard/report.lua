@@ -55,12 +55,6 @@ local function number(value)
   return value
 end
 
--- Numbers that JSON has no words for are written as null.
-local function finite(value)
-  if type(value) == "number" and (value ~= value or value == math.huge or value == -math.huge) then return nil end
-  return value
-end
-
 local function line_of(self, entry)
   local parts = { ("step %5d%s"):format(entry.step, self.total and "/" .. self.total or "") }
   if entry.loss then parts[#parts + 1] = ("loss %.4f"):format(entry.loss) end
@@ -90,13 +84,14 @@ local function write(self)
   if not entry then return end
   self.pending = nil
   for key, value in pairs(entry.values) do entry[key] = number(value) end
+  entry.peak_bytes = core.memory().peak            -- with what came behind the step: validation, text, a checkpoint
   entry.values = nil
   for name, value in pairs(metric.values(entry.step)) do if entry[name] == nil then entry[name] = value end end
   self.last = entry
   local object = {}
-  for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = finite(value) end end
+  for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = value end end
   self.file:write(core.json_encode(object) .. "\n")
-  if entry.step % self.every ~= 0 and entry.step + 1 ~= self.total then return end
+  if launch.checking or (entry.step % self.every ~= 0 and entry.step + 1 ~= self.total) then return end
   local text = line_of(self, entry)
   if self.terminal then io.stdout:write("\r\27[K", text)
   else io.stdout:write(text, "\n") end
@@ -125,7 +120,7 @@ function Report:step(values)
   end
   self.pending = {
     step = (core.step()), values = held, ms_step = ms, mean_ms = mean, tok_s = self.tokens and self.tokens / mean * 1e3, mfu = self.peak and work / (mean / 1e3) / self.peak,
-    peak_bytes = core.memory().peak, wire_bytes = 0, exposed_comm_ms = 0,
+    wire_bytes = 0, exposed_comm_ms = 0,
   }
 end
 

@@ -69,6 +69,7 @@ end
 
 -- Looks at a step of which the device has told by now: stops, or says that it was skipped.
 local function judge(self, entry)
+  if core.is_sim() then return end                 -- values are zeros there and say nothing
   if entry.finite:value() ~= 0 then
     self.skips = 0
     return

@@ -57,7 +57,7 @@ MS_API const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_
 
 /* Copies row-major host data in, on the current stream; host may be reused at once. bytes must be ms_tensor_bytes. */
 MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes);
-/* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros. */
+/* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros, and host may be NULL. */
 MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
 
 /* A copy of a tensor's first element on its way to the host: enqueued now, read later. */

@@ -53,7 +53,7 @@ function folder.open(self)
   local path
   self.run, path = choose(self)
   self.start = 0
-  if core.is_sim() then return end
+  if core.is_sim() and not launch.checking then return end
   local ok, message = core.make_directory(self.run)
   if not ok then launch.exit(3, message) end
   self.lock, message = core.file_lock(self.run .. "/lock")
@@ -85,7 +85,7 @@ end
 ---@param self ms.Training
 ---@param step integer
 function folder.save(self, step)
-  if core.is_sim() then return end
+  if core.is_sim() and not launch.checking then return end
   local things = things_of(self)
   things.step = step
   local path, message = checkpoints().save(self.run, things)

@@ -1,0 +1,168 @@
+-- moonshard check: what it predicts is what the run takes, to the byte.
+local command = require "command"
+local core = require "moonshard.core"
+
+local TEXT = ("The quick brown fox jumps over the lazy dog. "):rep(60)
+
+-- A recipe that prints its peak when another one has ended.
+local WITH_PEAK = [[
+dofile(os.getenv "RECIPE")
+print("peak " .. require "moonshard".memory().peak)
+]]
+
+describe("moonshard check", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/with_peak.lua", WITH_PEAK)
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function checked(recipe, options)
+    local out = command.succeed(folder, ("check '%s' --json %s"):format(recipe, options or ""))
+    assert.equal(1, select(2, out:gsub("\n", "")), "one line of JSON: " .. out)
+    return assert(core.json_decode(out))
+  end
+
+  -- Runs it really and by check; both peaks must be equal. Nothing but what the real run wrote may be in the folder afterwards.
+  local function same_peak(recipe, options)
+    local before = core.list(folder)
+    local predicted = checked(recipe, options)
+    local after = {}
+    for _, name in ipairs(core.list(folder)) do
+      if name ~= ".stdout" and name ~= ".stderr" then after[#after + 1] = name end
+    end
+    local visible = {}
+    for _, name in ipairs(before) do
+      if name ~= ".stdout" and name ~= ".stderr" then visible[#visible + 1] = name end
+    end
+    assert.same(visible, after)
+    local out = command.succeed(folder, "run with_peak.lua " .. (options or ""), ("RECIPE='%s'"):format(recipe))
+    local real = math.tointeger(tonumber(out:match "peak (%d+)"))
+    assert.equal(real, predicted.peak_bytes[1])
+    return real
+  end
+
+  it("tells what DESIGN.md says, and nothing moves with one rank", function()
+    command.write(folder .. "/r.lua", [[require "moonshard".zeros { 1000 }]])
+    local result = checked(folder .. "/r.lua")
+    assert.equal(4000, result.peak_bytes[1])
+    assert.equal(1, #result.peak_bytes)
+    assert.equal(1, result.ranks)
+    assert.equal(0, result.payload_bytes)
+    assert.equal(0, result.wire_bytes)
+    assert.same({}, result.groups)
+    assert.same({}, result.collectives)
+    assert.matches("^%x+$", result.order_hash)
+    assert.matches('"collectives":%[%]', command.succeed(folder, "check r.lua --json"))
+    assert.matches("rank 0 .*4000 bytes", command.succeed(folder, "check r.lua"))
+  end)
+
+  it("gpt_bytes, with validation, text and checkpoints", function()
+    command.write(folder .. "/text", TEXT)
+    local options = "data=text run=out steps=7 batch=4 length=32 model.layers=2 model.width=32 model.heads=2 every.eval=3 every.sample=3 every.save=2"
+    local recipe = command.source .. "/recipes/gpt_bytes.lua"
+    local peak = same_peak(recipe, options)
+    local metrics = command.metrics(folder .. "/out")
+    assert.equal(peak, metrics[#metrics].peak_bytes)
+    -- Going on from a checkpoint holds what it read beside the model; and a second run has measured nothing first.
+    same_peak(recipe, options:gsub("steps=7", "steps=9") .. " resume=auto")
+    for _, dtype in ipairs { "f32", "f16" } do same_peak(recipe, options:gsub("run=out", "run=" .. dtype) .. " dtype=" .. dtype) end
+  end)
+
+  it("mnist", function()
+    local pixels = {}
+    for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
+    command.write(folder .. "/images-idx3-ubyte", ("\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28)) .. table.concat(pixels))
+    command.write(folder .. "/labels-idx1-ubyte", "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2\3\4\5\6\7\8\9"):rep(6))
+    same_peak(command.source .. "/recipes/mnist.lua", "data=. run=out steps=5 batch=10")
+  end)
+
+  it("an optimizer in Lua", function() same_peak(command.source .. "/recipes/optim/lion.lua", "steps=4 width=16") end)
+
+  it("a loop written by hand, with what is dropped, kept, read and cast", function()
+    command.write(folder .. "/hand.lua", [[
+      local ms = require "moonshard"
+      local cfg = ms.config { steps = 5 }
+      local model = ms.nn.Sequential(ms.nn.Linear(64, 256), ms.nn.GELU(), ms.nn.Linear(256, 64))
+      local optimizer = ms.optim.sgd(model, { momentum = 0.9 })
+      local kept = {}
+      for _ = 1, 400 do ms.rand { 256, 64 } end                     -- garbage outside of steps: 25 MB
+      for step in ms.steps(cfg.steps) do
+        local x = ms.randn { 64, 64 }
+        local loss = ms.autocast("bf16", function() return ms.recompute(model, x):to("f32"):mse_loss(x) end)
+        kept[#kept + 1] = x:t():keep()
+        loss:backward()
+        model:clip_grad_norm(1)
+        optimizer:step()
+        ms.no_grad(function() for _ = 1, 300 do model(x) end end)
+        x:t():to_table()
+        ms.metric "loss":push(loss)
+      end
+      ms.safetensors.save("out.safetensors", { a = kept[1], b = kept[2] })
+      ms.checkpoint.save("ckpt", { model = model, optimizer = optimizer })
+    ]])
+    same_peak(folder .. "/hand.lua")
+  end)
+
+  it("prints no lines of training, and what the recipe prints goes to stderr", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      print("mine", 1)
+      io.write "too\n"
+      ms.log("a line of %d", 2)
+      local report = ms.report { run = "out" }
+      for _ in ms.steps(3) do report:step { loss = ms.ones {} } end
+      report:close()
+    ]])
+    local out, err = command.succeed(folder, "check r.lua --json")
+    assert.matches("^{[^\n]*}\n$", out)
+    assert.equal("mine\t1\ntoo\n", err)
+    assert.is_nil(command.read(folder .. "/out/metrics.jsonl"))
+  end)
+
+  it("never allocates the data: a model of 124M parameters in less than 300 MiB", function()
+    command.write(folder .. "/big.lua", [[
+      local ms = require "moonshard"
+      local model = ms.nn.gpt2 { vocab = 50304, context = 1024, layers = 12, width = 768, heads = 12 }
+      local optimizer = ms.optim.adamw(model)
+      for _ in ms.steps(3) do
+        local x = ms.randint { 4, 1024, low = 0, high = 50257 }
+        model(x):cross_entropy(x):backward()
+        optimizer:step()
+      end
+      model:save "model"
+      ms.checkpoint.save("ckpt", { model = model, optimizer = optimizer })
+      print(io.open "/proc/self/status":read "a":match "VmHWM:%s+(%d+)")
+    ]])
+    local out, err = command.succeed(folder, "check big.lua --json")
+    -- Weights, gradients and two moments alone are 4 x 4 bytes x 124M.
+    assert.is_true(core.json_decode(out).peak_bytes[1] > 16 * 124000000)
+    -- Sanitizers keep shadow memory of their own.
+    if (os.getenv "MOONSHARD_SANITIZE" or "") == "" then assert.is_true(tonumber(err:match "%d+") < 300 * 1024, err) end
+  end)
+
+  it("says whether a limit holds", function()
+    command.write(folder .. "/r.lua", [[local ms = require "moonshard" A, B = ms.zeros { 1 << 20 }, ms.zeros { 1 << 20 }]])
+    assert.equal(0, (command.run(folder, "check r.lua --memory 9000000")))
+    local code, _, err = command.run(folder, "check r.lua --memory 6000000")
+    assert.equal(8, code)
+    assert.matches("no memory for 4194304 bytes: live 4194304", err)
+  end)
+
+  it("refuses what it cannot do", function()
+    command.write(folder .. "/r.lua", [[require "moonshard".config { steps = 1 }]])
+    local code, _, err = command.run(folder, "check r.lua -n 4")
+    assert.equal(2, code)
+    assert.matches("%-n 4: this version runs one rank", err)
+    assert.equal(2, (command.run(folder, "check r.lua --device cpu")))
+    assert.equal(2, (command.run(folder, "check")))
+    code, _, err = command.run(folder, "check r.lua stepps=2")
+    assert.equal(2, code)
+    assert.matches("did you mean 'steps'", err)
+    command.write(folder .. "/bad.lua", [[error "no"]])
+    code, _, err = command.run(folder, "check bad.lua")
+    assert.equal(1, code)
+    assert.matches("bad.lua:1: no", err)
+  end)
+end)

@@ -1,0 +1,79 @@
+-- For specs: runs the program in a folder of its own and tells how it ended. Nothing waits for a time to pass; `timeout` only ends what hangs.
+local command = { program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE", full = os.getenv "MOONSHARD_TEST_FULL" == "1" }
+
+-- Sanitizers make everything an order of magnitude slower.
+local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
+
+--- A new empty folder; remove it with command.remove.
+---@return string
+function command.folder()
+  local path = os.tmpname()
+  os.remove(path)
+  assert(os.execute(("mkdir -p '%s'"):format(path)))
+  return path
+end
+
+function command.remove(folder) os.execute(("rm -rf '%s'"):format(folder)) end
+
+---@return string? text nil if there is no such file
+function command.read(path)
+  local file = io.open(path, "rb")
+  if not file then return nil end
+  local text = file:read "a"
+  file:close()
+  return text
+end
+
+function command.write(path, text)
+  local file = assert(io.open(path, "wb"))
+  file:write(text)
+  file:close()
+  return path
+end
+
+--- The line for a shell that runs `moonshard ARGUMENTS` in a folder; settings: NAME=value ... in front. The peak of products is kept
+--- in the folder, not in the user's cache.
+function command.line(folder, arguments, settings)
+  return ("cd '%s' && XDG_CACHE_HOME='%s/cache' %s timeout -k 5 %d '%s' %s"):format(folder, folder, settings or "", DEADLINE, command.program, arguments)
+end
+
+-- What a shell says of the end of a command, as one number: 128 + n for a signal.
+local function code_of(_, how, number) return how == "signal" and 128 + number or number end
+
+--- Runs `moonshard ARGUMENTS` in the folder to its end.
+---@return integer code
+---@return string stdout
+---@return string stderr
+function command.run(folder, arguments, settings)
+  local code = code_of(os.execute(("{ %s; } >'%s/.stdout' 2>'%s/.stderr'"):format(command.line(folder, arguments, settings), folder, folder)))
+  return code, command.read(folder .. "/.stdout"), command.read(folder .. "/.stderr")
+end
+
+--- The same, which must end well; shows what the program said otherwise.
+---@return string stdout
+function command.succeed(folder, arguments, settings)
+  local code, out, err = command.run(folder, arguments, settings)
+  if code ~= 0 then error(("moonshard %s ended with %d\n%s%s"):format(arguments, code, out, err), 2) end
+  return out, err
+end
+
+--- Starts it and gives its output as a file to read lines from; finish() waits and tells the code.
+function command.start(folder, arguments, settings)
+  local file = assert(io.popen(("{ %s; } 2>'%s/.stderr'"):format(command.line(folder, "run " .. arguments, settings), folder), "r"))
+  local self = { file = file }
+  function self.finish()
+    local rest = file:read "a"
+    local code = code_of(file:close())
+    return code, rest, command.read(folder .. "/.stderr")
+  end
+  return self
+end
+
+--- metrics.jsonl as a list of objects.
+function command.metrics(run)
+  local core, list = require "moonshard.core", {}
+  for line in assert(io.lines(run .. "/metrics.jsonl")) do list[#list + 1] = assert(core.json_decode(line)) end
+  return list
+end
+
+return command
