@@ -52,6 +52,35 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
     return MS_ERROR_SCRIPT;
 }
 
+static const char drain_key = 0;               /* registry: the library's function that runs what futures wait for */
+
+void ms_lua_set_drain(lua_State *L, int index)
+{
+    lua_pushvalue(L, index);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &drain_key);
+}
+
+ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int results)
+{
+    runtime->hook_depth++;
+    ms_status status = ms_lua_call(L, runtime, arguments, results);
+    runtime->hook_depth--;
+    if (!runtime->drain || runtime->hook_depth > 0) return status;
+    runtime->drain = false;
+    if (!lua_checkstack(L, 8)) return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a future's callback");
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &drain_key);
+    if (status) {
+        /* Giving up calls nothing that fails; the hook's own error must stay the one that is kept. */
+        lua_pushboolean(L, true);
+        if (lua_pcall(L, 1, 0, 0)) lua_pop(L, 1);
+        return status;
+    }
+    lua_pushboolean(L, false);
+    status = ms_lua_call(L, runtime, 1, 0);
+    if (status) lua_pop(L, results);
+    return status;
+}
+
 int ms_lua_error(lua_State *L, const char *format, ...)
 {
     char line[160], text[MS_ERROR_MESSAGE_BYTES];
@@ -112,7 +141,7 @@ static void push_weak_table(lua_State *L)
     lua_rawsetp(L, LUA_REGISTRYINDEX, &weak_key);
 }
 
-/* Keeps the function at `index` alive with the userdata at `anchor`: in a table that is its first user value. */
+/* Keeps the function at `index` alive with the userdata at `anchor`: as a key of the table that is its first user value. */
 static void keep_with(lua_State *L, int anchor, int index)
 {
     anchor = lua_absindex(L, anchor);
@@ -124,7 +153,19 @@ static void keep_with(lua_State *L, int anchor, int index)
         lua_setiuservalue(L, anchor, 1);
     }
     lua_pushvalue(L, index);
-    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+    lua_pushboolean(L, true);
+    lua_rawset(L, -3);
+    lua_pop(L, 1);
+}
+
+void ms_callback_forget(lua_State *L, int anchor, int index)
+{
+    index = lua_absindex(L, index);
+    if (lua_getiuservalue(L, anchor, 1) == LUA_TTABLE) {
+        lua_pushvalue(L, index);
+        lua_pushnil(L);
+        lua_rawset(L, -3);
+    }
     lua_pop(L, 1);
 }
 

@@ -49,6 +49,7 @@ struct ms_runtime {
     uint64_t step_count;                       /* serials handed out */
     int64_t step;                              /* number of the current or last step */
     uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
+    bool drain;                                /* futures' callbacks wait for the hook to return */
     ms_handle *step_handles;
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
@@ -127,6 +128,9 @@ void ms_handle_drop(ms_handle *handle, const char *why);                 /* rele
 /* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is as before the function was pushed, the
  * error is kept for ms_lua_ok, and the engine's error has its first line. */
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results);
+/* The same for a hook: blocking calls are refused in it, and when the outermost has returned the callbacks of futures run. results >= 0. */
+ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int results);
+void ms_lua_set_drain(lua_State *L, int index);
 /* Pushes the traceback of the last error that ms_lua_call met if the value at index is that error; else false. */
 bool ms_lua_traceback(lua_State *L, int index);
 
@@ -135,6 +139,8 @@ bool ms_lua_traceback(lua_State *L, int index);
 typedef struct ms_callback { lua_State *L; ms_runtime *runtime; int reference; int64_t number; } ms_callback;
 ms_callback *ms_callback_new(lua_State *L, int index, int anchor);       /* raises on out of memory */
 void ms_callback_free(void *callback);
+/* The anchor need not keep the function any longer. */
+void ms_callback_forget(lua_State *L, int anchor, int index);
 bool ms_callback_push(const ms_callback *callback);                      /* false, nothing pushed: its anchor is gone */
 
 /* ------------------------------------------------------------------------------------------------------------ parts of the module */

@@ -101,6 +101,16 @@ static int hook_leave(lua_State *L)
     return 0;
 }
 
+/* core.set_drain(f): what runs futures' callbacks; core.request_drain(): run it when the current hook has returned. */
+static int set_drain(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    ms_lua_set_drain(L, 1);
+    return 0;
+}
+
+static int request_drain(lua_State *L) { ms_lua_runtime(L)->drain = true; return 0; }
+
 /* ------------------------------------------------------------------------------------------------------------------------- probes */
 
 /* A value on its way to the host: copied behind all that is enqueued, read later without waiting for what came after. */
@@ -194,7 +204,7 @@ static int trace_stop(lua_State *L)
 
 void ms_open_stream(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "probe", probe },
+    static const luaL_Reg functions[] = { { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
                                           { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { NULL, NULL } };
     static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };

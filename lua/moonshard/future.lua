@@ -9,9 +9,11 @@ Future.__index = Future
 Future.__name = "ms.Future"
 Future.__metatable = "locked"
 
-local queue, running = {}, false           -- callbacks that wait for the running hook to return
+-- Callbacks that wait for their turn, in order of registration: { sources, stream, made, f }. One runs as soon as it is the first whose
+-- sources all have values; it never runs inside a hook or another callback.
+local queue, running = {}, false
 
-local function is_future(value) return type(value) == "table" and value.__future == Future end
+local function is_future(value) return type(value) == "table" and rawget(value, "__future") == Future end
 
 -- Tensors that a future holds outlive the step that made them.
 local function keep(value)
@@ -29,6 +31,13 @@ function future.new(value, stream)
   return setmetatable({ __future = Future, result = keep(value), stream = stream, index = index, number = number }, Future)
 end
 
+-- Where a future is wanted, a tensor is taken as one that is ready on the current stream.
+local function check_future(value, what)
+  if is_future(value) then return value end
+  if core.is_tensor(value) then return future.new(value, core.stream()) end
+  core.raise(("%s: a future or a tensor is expected, not %s"):format(what, type(value)))
+end
+
 -- Takes over what another future came to.
 local function resolve(self, other)
   self.result, self.stream, self.index, self.number = other.result, other.stream, other.index, other.number
@@ -36,6 +45,7 @@ local function resolve(self, other)
 end
 
 local function check_ready(self, what)
+  if self.failed then core.raise(("%s: the callback that was to make this value failed: %s"):format(what, tostring(self.failed))) end
   if self.pending then core.raise(what .. ": the callback that makes this value has not run yet; it runs when the current hook returns") end
 end
 
@@ -50,69 +60,133 @@ end
 --- **blocks** until it is ready
 ---@return any
 function Future:sync()
+  if core.in_hook() then core.raise "sync cannot be used inside a hook: use value(), which lets the stream wait, or and_then" end
   check_ready(self, "sync")
   core.point_sync(self.index, self.number)
   return self.result
 end
 
-local function run_callback(item)
-  local source, made = item.source, item.made
-  source.stream:run(function()
+local function enqueue(item)
+  item.made = setmetatable({ __future = Future, pending = true }, Future)
+  queue[#queue + 1] = item
+  if core.in_hook() then core.request_drain() else future.drain() end
+  return item.made
+end
+
+-- made comes to what value comes to, which may be known only later.
+local function follow(made, value)
+  if not value.pending and not value.failed then resolve(made, value)
+  else queue[#queue + 1] = { sources = { value }, made = made } end
+end
+
+local function run_item(item)
+  for _, source in ipairs(item.sources) do if source.failed then error(source.failed, 0) end end
+  local first = item.sources[1]
+  if not item.f then
+    resolve(item.made, first)
+    return
+  end
+  (item.stream or first.stream):run(function()
     core.hook_enter()
     local scope <close> = setmetatable({}, { __close = core.hook_leave }) -- luacheck: ignore scope
-    core.stream():_wait(source.index, source.number)
-    local value = item.f(source.result)
-    if value == nil then resolve(made, source)
+    for _, source in ipairs(item.sources) do core.stream():_wait(source.index, source.number) end
+    local value = item.f(first and first.result)
+    if value == nil then resolve(item.made, first)
     elseif is_future(value) then
-      check_ready(value, "and_then")
-      resolve(made, value)
-    else resolve(made, future.new(value, core.stream())) end
+      if value == item.made then core.raise "and_then: the callback returned the future that waits for it" end
+      follow(item.made, value)
+    else resolve(item.made, future.new(value, core.stream())) end
   end)
 end
 
--- Runs callbacks in order of registration; what they register comes behind.
+-- The position of the first item that can run.
+local function first_ready()
+  for position, item in ipairs(queue) do
+    local ready = true
+    for _, source in ipairs(item.sources) do ready = ready and not source.pending end
+    if ready then return position end
+  end
+end
+
+-- Whoever waits for a callback that will not run hears why.
+local function give_up(message)
+  for _, item in ipairs(queue) do item.made.failed, item.made.pending = message, nil end
+  queue = {}
+end
+
+-- Runs callbacks until none is left; what they register comes behind. After an error the others are given up: their step is.
 function future.drain()
   if running then return end
   running = true
   local ok, message = true, nil
-  while ok and queue[1] do ok, message = pcall(run_callback, table.remove(queue, 1)) end
-  running = false
-  if not ok then
-    queue = {}
-    error(message, 0)
+  while ok and queue[1] do
+    local position = first_ready()
+    if position then
+      local item = table.remove(queue, position)
+      ok, message = pcall(run_item, item)
+      if not ok then item.made.failed, item.made.pending = message, nil end
+    else ok, message = pcall(core.raise, "and_then: futures wait for each other in a circle") end
   end
+  running = false
+  if ok then return end
+  give_up(message)
+  error(message, 0)
 end
 
---- f(value) runs on the host with the future's stream current: at once, or after the running hook or callback has returned.
+-- The engine calls this when the outermost hook has returned, or failed.
+core.set_drain(function(failed)
+  if failed then give_up "the hook that registered it failed" else future.drain() end
+end)
+
+--- f(value) runs on the host with the future's stream current: at once, or after the running hook or callback has returned. What it returns
+--- (a future, a tensor, a list of tensors; nothing: the same value) is the value of the new future.
 ---@param f fun(value: any): any
 ---@return ms.Future
 function Future:and_then(f)
-  local made = setmetatable({ __future = Future, pending = true }, Future)
-  queue[#queue + 1] = { source = self, made = made, f = f }
-  if not core.in_hook() then future.drain() end
-  return made
+  if type(f) ~= "function" then core.raise("and_then: a function is expected, not " .. type(f)) end
+  if self.failed then check_ready(self, "and_then") end
+  return enqueue { sources = { self }, f = f }
 end
 
 --- A future of the list of all values, in order; tensors count as ready on the current stream.
 ---@param list (ms.Future|ms.Tensor)[]
 ---@return ms.Future
 function future.all(list)
-  local values, stream = {}, core.stream()
-  for i, item in ipairs(list) do values[i] = is_future(item) and item:value() or item end
-  return future.new(values, stream)
+  if type(list) ~= "table" or is_future(list) then core.raise("all: a list of futures and tensors is expected, not " .. type(list)) end
+  local sources, ready = {}, true
+  for i, item in ipairs(list) do
+    sources[i] = check_future(item, ("all: item %d"):format(i))
+    ready = ready and not sources[i].pending
+  end
+  local function values()
+    local result = {}
+    for i, source in ipairs(sources) do result[i] = ready and source:value() or source.result end
+    return result
+  end
+  if ready then return future.new(values(), core.stream()) end
+  return enqueue { sources = sources, stream = core.stream(), f = values }
 end
 
 --- Without a name: the current stream. With one: that stream, made at first use.
 ---@param name? string
+---@param options? { priority?: "low"|"normal"|"high" }
 ---@return ms.Stream
-function future.stream(name) return core.stream(name) end
+function future.stream(name, options)
+  local priorities = { low = true, normal = true, high = true }
+  for key, value in pairs(options or {}) do
+    if key ~= "priority" then core.raise(("stream: unknown option '%s': did you mean 'priority'?"):format(tostring(key))) end
+    if not priorities[value] then core.raise(("stream: unknown priority '%s': known are low, normal, high"):format(tostring(value))) end
+  end
+  return core.stream(name)
+end
 
 ---@class ms.Stream
 local Stream = core.stream_methods
 
 --- This stream waits for the future; the host does not.
----@param item ms.Future
+---@param item ms.Future|ms.Tensor
 function Stream:wait(item)
+  item = check_future(item, "wait")
   check_ready(item, "wait")
   self:_wait(item.index, item.number)
 end

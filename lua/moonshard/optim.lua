@@ -1,6 +1,7 @@
 -- Optimizers: kinds, parameter groups, state by name, clipping; schedules and the loss scaler are files of their own.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
+local check = require "moonshard.options".check
 local schedules = require "moonshard.optim.schedules"
 
 ---@class ms.optim
@@ -38,6 +39,12 @@ local function check_options(kind, options)
       end
     end
   end
+  if options.schedule ~= nil and type(rawget(options, "schedule")) ~= "function" then
+    core.raise(("%s: schedule must be a function from the step to a factor, not a %s"):format(kind.name, type(options.schedule)))
+  end
+  if options.master ~= nil and options.master ~= "f32" and options.master ~= "none" then
+    core.raise(("%s: unknown master '%s': known are f32, none"):format(kind.name, tostring(options.master)))
+  end
   if options.shard then core.raise(kind.name .. ": shard needs several ranks, and there is one") end
   if kind.native then core.optim_check(kind.name, options) end
 end
@@ -58,12 +65,14 @@ local function add_group(self, group)
   local list = group.params
   if module.is_module(list) then list = list:parameters() end
   if type(list) ~= "table" then core.raise("a group needs params: a list of parameters") end
+  local seen = {}
   for i, p in ipairs(list) do
     if not core.is_tensor(p) then core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p))) end
-    if self.slots[p] then
+    if self.slots[p] or seen[p] then
       local name = p:name()
-      core.raise(("parameter %s is in two groups"):format(name ~= "" and "'" .. name .. "'" or i))
+      core.raise(("parameter %s is in two groups, or twice in one"):format(name ~= "" and "'" .. name .. "'" or i))
     end
+    seen[p] = true
   end
   -- What the group does not say comes from the optimizer's options, live.
   local live = setmetatable(group, { __index = self.defaults })
@@ -83,7 +92,7 @@ local function new(kind, params, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
-    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, skipped = {}, first_only_if = {},
+    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, skipped = {},
   }, Optimizer)
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self
@@ -95,7 +104,7 @@ end
 function optim.define(kind)
   if type(kind) ~= "table" or type(kind.name) ~= "string" then core.raise("optim.define: a table with name, defaults and step_param is expected") end
   if type(kind.step_param) ~= "function" then core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name)) end
-  local own = { all_defaults = setmetatable({}, nil), name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
+  local own = { all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
   for name, value in pairs(common) do own.all_defaults[name] = value end
   for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
   return function(params, options) return new(own, params, options) end
@@ -157,11 +166,12 @@ end
 
 --- Steps that have been taken: those that a flag on the device prevented are known two steps later, and counted out then, so that
 --- schedules do not advance through them.
+---@param now? boolean **blocks** and counts out all of them
 ---@return integer
-function Optimizer:finished()
+function Optimizer:finished(now)
   local pending = {}
   for _, item in ipairs(self.skipped) do
-    if item.step + 2 <= self.steps then
+    if now or item.step + 2 <= self.steps then
       if item.probe:value() == 0 and not core.is_sim() then self.lost = (self.lost or 0) + 1 end
     else pending[#pending + 1] = item end
   end
@@ -174,7 +184,7 @@ end
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
 function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
-  options = options or {}
+  options = check("optimizer:step", options, { "only_if", "keep_grads" })
   for _, group in ipairs(self.list) do
     local now = at_this_step(self, group)
     for _, p in ipairs(group.params) do
@@ -194,6 +204,7 @@ end
 ---@param grad? ms.Tensor p:grad() unless given
 ---@param options? { only_if?: ms.Tensor }
 function Optimizer:step_param(p, grad, options)
+  check("step_param", options, { "only_if" })
   local slot = self.slots[p]
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
   grad = grad or p:grad()
@@ -222,10 +233,10 @@ local function name_of(p, position)
   return name ~= "" and name or ("#%d"):format(position)
 end
 
---- State by parameter name, and the count of steps.
+--- State by parameter name, and the count of steps; **blocks** after steps with only_if.
 ---@return table
 function Optimizer:state()
-  local saved = { kind = self.kind.name, steps = self:finished(), parameters = {} }
+  local saved = { kind = self.kind.name, steps = self:finished(true), parameters = {} }
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
@@ -237,6 +248,9 @@ end
 
 ---@param saved table
 function Optimizer:load_state(saved)
+  if type(saved) ~= "table" or type(saved.parameters) ~= "table" or math.type(saved.steps) ~= "integer" then
+    core.raise "load_state: this is no state of an optimizer"
+  end
   if saved.kind ~= self.kind.name then
     core.raise(("load_state: the state is of %s, the optimizer is %s"):format(tostring(saved.kind), self.kind.name))
   end

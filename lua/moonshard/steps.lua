@@ -12,11 +12,13 @@ function steps.step() return (core.step()) end
 ---@param f fun(step: integer)
 function steps.on_end(f) at_end[#at_end + 1] = f end
 
+-- The step ends whatever its functions do.
 local function finish()
   local step, running = core.step()
   if not running then return end
-  for _, f in ipairs(at_end) do f(step) end
+  local ok, failure = pcall(function() for _, f in ipairs(at_end) do f(step) end end)
   core.step_end()
+  if not ok then error(failure, 0) end
 end
 
 --- The number of the signal that asked to stop, or nil. Only the program catches signals.

@@ -1,6 +1,7 @@
 -- What gpt2 and llama share: options, loading and saving with config.json, writing text.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
+local check = require "moonshard.options".check
 
 ---@class ms.LanguageModel: ms.Module
 local LanguageModel = module.class "LanguageModel"
@@ -66,17 +67,38 @@ local function draw(logits, how, seed, position)
   return ids and ids:gather(1, chosen) or chosen
 end
 
+local function check_drawing(how)
+  local function number(name, low, high)
+    local value = how[name]
+    if value ~= nil and (type(value) ~= "number" or not (value >= low and value <= high)) then
+      core.raise(("generate: %s must be a number from %g to %g, not %s"):format(name, low, high, tostring(value)))
+    end
+  end
+  local function integer(name)
+    if math.type(how[name]) ~= "integer" or how[name] < 1 then core.raise(("generate: %s must be an integer of 1 or more"):format(name)) end
+  end
+  integer "count"
+  if how.top_k ~= nil then integer "top_k" end
+  number("temperature", 0, math.huge)
+  number("top_p", 0, 1)
+  if how.seed ~= nil and math.type(how.seed) ~= "integer" then core.raise "generate: seed must be an integer" end
+end
+
 --- Writes on: the new ids, one after another, each drawn from what the model says of all before it (of the last `context`).
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }
 ---@return ms.Tensor i64 [count]
 function LanguageModel:generate(tokens, how)
-  if tokens:dim() ~= 1 or tokens:numel() == 0 then core.raise("generate: tokens must be a list of one or more ids, not " .. tostring(tokens)) end
-  if math.type(how.count) ~= "integer" or how.count < 1 then core.raise("generate: count must be an integer of 1 or more") end
+  how = check("generate", how, { "count", "temperature", "top_k", "top_p", "seed" })
+  if not core.is_tensor(tokens) or tokens:dim() ~= 1 or tokens:numel() == 0 then
+    core.raise("generate: tokens must be a list of one or more ids, not " .. tostring(tokens))
+  end
+  check_drawing(how)
   local training = self:is_training()
   self:eval()
+  local mode <close> = setmetatable({}, { __close = function() self:train(training) end }) -- luacheck: ignore mode
   local context = self.options.context
-  local ids = core.no_grad(function()
+  return core.no_grad(function()
     local window, made = tokens:to("i64"), {}
     for i = 1, how.count do
       local length = window:numel()
@@ -88,8 +110,6 @@ function LanguageModel:generate(tokens, how)
     end
     return core.cat(made)
   end)
-  self:train(training)
-  return ids
 end
 
 return LanguageModel

@@ -1,6 +1,7 @@
 -- The usual layers.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
+local check = require "moonshard.options".check
 
 local layers = {}
 
@@ -19,6 +20,7 @@ layers.Linear = Linear
 ---@param outputs integer
 ---@param options? { bias?: boolean }
 function Linear:init(inputs, outputs, options)
+  check("Linear", options, { "bias" })
   self.weight = uniform({ outputs, inputs }, inputs)
   if not options or options.bias ~= false then self.bias = uniform({ outputs }, inputs) end
 end
@@ -46,6 +48,7 @@ layers.LayerNorm = LayerNorm
 ---@param width integer
 ---@param options? { eps?: number, bias?: boolean }
 function LayerNorm:init(width, options)
+  check("LayerNorm", options, { "eps", "bias" })
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
   if not options or options.bias ~= false then self.bias = module.Parameter(core.zeros { width }) end
@@ -60,6 +63,7 @@ layers.RMSNorm = RMSNorm
 ---@param width integer
 ---@param options? { eps?: number }
 function RMSNorm:init(width, options)
+  check("RMSNorm", options, { "eps" })
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
 end
@@ -71,7 +75,10 @@ local Dropout = module.class "Dropout"
 layers.Dropout = Dropout
 
 ---@param p number probability of zero, 0 or more and below 1
-function Dropout:init(p) self.p = p end
+function Dropout:init(p)
+  if type(p) ~= "number" or not (p >= 0 and p < 1) then core.raise("Dropout: p must be a number of 0 or more and below 1, not " .. tostring(p)) end
+  self.p = p
+end
 
 function Dropout:forward(x)
   if self.p == 0 or not self:is_training() then return x end
@@ -119,7 +126,7 @@ layers.MLP = MLP
 ---@param hidden integer
 ---@param options? { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }
 function MLP:init(width, hidden, options)
-  options = options or {}
+  options = check("MLP", options, { "activation", "bias" })
   local kind = options.activation or "gelu"
   if kind ~= "gelu" and kind ~= "relu" and kind ~= "swiglu" then
     core.raise(("MLP: unknown activation '%s': known are gelu, relu, swiglu"):format(tostring(kind)))
@@ -142,6 +149,10 @@ layers.Attention = Attention
 
 ---@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number }
 function Attention:init(options)
+  options = check("Attention", options, { "width", "heads", "kv_heads", "rotary", "bias", "rotary_base" })
+  for _, name in ipairs { "width", "heads" } do
+    if math.type(options[name]) ~= "integer" or options[name] < 1 then core.raise(("Attention: %s must be an integer of 1 or more"):format(name)) end
+  end
   local width, heads = options.width, options.heads
   local kv_heads = options.kv_heads or heads
   if width % heads ~= 0 then core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads)) end

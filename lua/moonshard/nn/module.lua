@@ -64,30 +64,55 @@ local function assign(object, key, value)
   fields[key] = value
 end
 
-local function run_hooks(list, ...)
+-- Inputs, outputs and gradients are lists; a single tensor that a hook returns is a list of one.
+local function as_list(value, what)
+  if core.is_tensor(value) then return { value, n = 1 } end
+  if type(value) ~= "table" then core.raise(("a %s hook returned a %s; a tensor, a list or nothing is expected"):format(what, type(value))) end
+  return value
+end
+
+-- Calls the hooks in order; what one returns replaces the last value, for the next ones too.
+local function run_hooks(what, list, ...)
   local values = table.pack(...)
-  for _, hook in ipairs(list) do
-    local replaced = table.pack(hook(table.unpack(values, 1, values.n)))
-    if replaced.n > 0 and replaced[1] ~= nil then values[values.n] = replaced[1] end
+  for _, hook in ipairs { table.unpack(list) } do
+    local replaced = hook(table.unpack(values, 1, values.n))
+    if replaced ~= nil then values[values.n] = as_list(replaced, what) end
   end
   return values[values.n]
 end
 
--- Runs f on the gradients of these tensors, once all have come.
-local function on_gradients(object, tensors, list)
-  local wanted, arrived = {}, {}
-  for _, t in ipairs(tensors) do if core.is_tensor(t) and t:requires_grad() then wanted[#wanted + 1] = t end end
-  local count = 0
+-- Runs hooks on the gradients of these tensors, once all have come. With one tensor, what they return replaces its gradient; of several, some
+-- have been used already.
+local function on_gradients(object, what, tensors, list)
+  local wanted, arrived, count = {}, {}, 0
+  for i = 1, tensors.n or #tensors do
+    local t = tensors[i]
+    if core.is_tensor(t) and t:requires_grad() then wanted[#wanted + 1] = t end
+  end
   for i, t in ipairs(wanted) do
     t:on_grad(function(gradient)
-      arrived[i] = gradient
+      arrived[i] = gradient:detach()
       count = count + 1
       if count < #wanted then return end
       count = 0
-      local replaced = run_hooks(list, object, arrived)
-      return #wanted == 1 and replaced and replaced[1] or nil
+      local given = arrived
+      arrived = {}
+      local gradients = run_hooks(what, list, object, given)
+      if gradients == given then return end
+      if #wanted > 1 then core.raise(("a %s hook replaced one of %d gradients; that is possible where there is one"):format(what, #wanted)) end
+      return gradients[1]
     end)
   end
+end
+
+-- Aliases of inputs, whose gradients are those of this call alone, and go with its graph.
+local function alias_inputs(inputs)
+  local aliases = { n = inputs.n or #inputs }
+  for i = 1, aliases.n do
+    local t = inputs[i]
+    aliases[i] = core.is_tensor(t) and t:requires_grad() and core.is_recording() and t:view(table.unpack(t:shape())) or t
+  end
+  return aliases
 end
 
 local function call(object, ...)
@@ -97,11 +122,14 @@ local function call(object, ...)
   if not forward then core.raise("module " .. tostring(object) .. " has no method forward") end
   if not hooks then return forward(object, ...) end
   local inputs = table.pack(...)
-  if hooks.pre_forward then inputs = run_hooks(hooks.pre_forward, object, inputs) end
-  if hooks.backward then on_gradients(object, inputs, hooks.backward) end
+  if hooks.pre_forward then inputs = run_hooks("pre_forward", hooks.pre_forward, object, inputs) end
+  if hooks.backward then
+    inputs = alias_inputs(inputs)
+    on_gradients(object, "backward", inputs, hooks.backward)
+  end
   local outputs = table.pack(forward(object, table.unpack(inputs, 1, inputs.n or #inputs)))
-  if hooks.forward then outputs = run_hooks(hooks.forward, object, inputs, outputs) end
-  if hooks.pre_backward then on_gradients(object, outputs, hooks.pre_backward) end
+  if hooks.forward then outputs = run_hooks("forward", hooks.forward, object, inputs, outputs) end
+  if hooks.pre_backward then on_gradients(object, "pre_backward", outputs, hooks.pre_backward) end
   return table.unpack(outputs, 1, outputs.n or #outputs)
 end
 
@@ -271,11 +299,13 @@ function Module:to(what)
         if is_float and new:dtype() ~= t:dtype() then
           if core.is_parameter(t) then
             local owner = owners[t]
+            local frozen = not t:requires_grad()
             new = module.Parameter(new)
+            if frozen then new:requires_grad_(false) end
             owners[new] = owner
           end
           -- Every place that shares the tensor gets the same new one.
-          for _, other in root_of(state).fields and self:modules() do
+          for _, other in self:modules() do
             local others = state_of(other)
             for _, name in ipairs(others.order) do
               if others.fields[name] == t then others.fields[name] = new:keep() end
@@ -300,7 +330,7 @@ function Module:hook(when, f)
   local known = false
   for _, moment in ipairs(moments) do known = known or moment == when end
   if not known then
-    core.raise(("unknown moment '%s' of a hook: did you mean '%s'?"):format(when, core.nearest(tostring(when), moments) or "forward"))
+    core.raise(("unknown moment '%s' of a hook: did you mean '%s'?"):format(tostring(when), core.nearest(tostring(when), moments) or "forward"))
   end
   if type(f) ~= "function" then core.raise("hook: a function is expected, not " .. type(f)) end
   local state = state_of(self)

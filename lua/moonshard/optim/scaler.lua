@@ -1,5 +1,6 @@
 -- The loss scaler: multiplies losses so that 16-bit gradients do not vanish, skips steps whose gradients overflowed, adapts.
 local core = require "moonshard.core"
+local check = require "moonshard.options".check
 
 ---@class ms.Scaler
 local Scaler = {}
@@ -11,8 +12,7 @@ Scaler.__name = "ms.Scaler"
 ---@return ms.Scaler
 local function scaler(options)
   local self = { init_scale = 65536, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000 }
-  for key, value in pairs(options or {}) do
-    if self[key] == nil then core.raise(("optim.scaler: unknown option '%s'; it has init_scale, growth_factor, backoff_factor, growth_interval"):format(tostring(key))) end
+  for key, value in pairs(check("optim.scaler", options, { "init_scale", "growth_factor", "backoff_factor", "growth_interval" })) do
     if type(value) ~= "number" or value <= 0 then core.raise(("optim.scaler: %s must be a number above 0"):format(key)) end
     self[key] = value
   end
