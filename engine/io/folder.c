@@ -33,11 +33,12 @@ ms_status ms_path_join(ms_context *context, const char *folder, const char *name
     return join(context, folder, length > 0 && folder[length - 1] == '/' ? "" : "/", name, out);
 }
 
-/* Bytes of the well-formed character at text, 0 if there is none: neither overlong forms nor surrogates nor beyond U+10FFFF. */
-static size_t character_bytes(const unsigned char *text)
+/* Neither overlong forms nor surrogates nor beyond U+10FFFF. */
+size_t ms_text_character(const char *characters)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-    size_t bytes = text[0] < 0x80 ? 1 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : text[0] >= 0xc0 ? 2 : 0;
+    const unsigned char *text = (const unsigned char *)characters;
+    size_t bytes = text[0] < 0x80 ? text[0] != 0 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : text[0] >= 0xc0 ? 2 : 0;
     if (bytes <= 1) return bytes;
     uint32_t code = text[0] & (0xffu >> (bytes + 1));
     for (size_t i = 1; i < bytes; i++) {
@@ -52,11 +53,10 @@ bool ms_text_is_name(const char *text, size_t longest)
 {
     size_t length = strlen(text);
     if (length > longest) return false;
-    const unsigned char *at = (const unsigned char *)text;
-    while (*at) {
-        size_t bytes = *at < 0x20 || *at == 0x7f ? 0 : character_bytes(at);
+    while (*text) {
+        size_t bytes = (unsigned char)*text < 0x20 || *text == 0x7f ? 0 : ms_text_character(text);
         if (bytes == 0) return false;
-        at += bytes;
+        text += bytes;
     }
     return true;
 }

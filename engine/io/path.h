@@ -12,6 +12,8 @@ ms_status ms_text_join(ms_context *context, const char *a, const char *b, char *
 ms_status ms_path_join(ms_context *context, const char *folder, const char *name, char **out);
 /* Makes durable which names there are in the folder that path lies in. */
 ms_status ms_folder_sync_of(ms_context *context, const char *path);
+/* Bytes of the well-formed UTF-8 character at text, which ends with 0; 0 if there is none. */
+size_t ms_text_character(const char *text);
 /* Well-formed UTF-8, not too long, no control characters: a name that can be shown in any message. */
 bool ms_text_is_name(const char *text, size_t longest);
 

@@ -2,18 +2,17 @@
 #include "io/path.h"
 #include "io/safetensors.h"
 #include <inttypes.h>
-#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct ms_slot_place { uint64_t offset, bytes; bool written; } ms_slot_place;
+typedef struct ms_place { uint64_t offset, bytes; bool written; } ms_place;
 
 struct ms_safetensors_writer {
     ms_context *context;
     ms_writer *writer;
     uint32_t count;
-    ms_slot_place *places;           /* by index of the specs */
-    uint64_t end;
+    ms_place *places;                /* by index of the specs */
 };
 
 typedef struct ms_ordered { const ms_safetensors_spec *spec; uint32_t index; } ms_ordered;
@@ -42,63 +41,113 @@ static ms_status check_spec(ms_context *context, const char *path, const ms_safe
     return MS_OK;
 }
 
-/* Where each tensor goes, and its entry in the header. */
-static ms_status place_all(ms_safetensors_writer *writer, const char *path, const ms_ordered *order, json_t *header)
+/* ------------------------------------------------------------------------------------------------------------------------- header */
+
+/* The header's text while it grows. After a failure nothing is added, so that only the end must look. */
+typedef struct ms_header { ms_context *context; char *text; size_t count, capacity; ms_status status; } ms_header;
+
+static void put(ms_header *header, const char *text, size_t bytes)
 {
-    ms_context *context = writer->context;
-    uint64_t at = 0;
-    for (uint32_t i = 0; i < writer->count; i++) {
-        const ms_safetensors_spec *spec = order[i].spec;
-        ms_status status = check_spec(context, path, spec);
-        if (status) return status;
-        uint64_t bytes = spec_width(spec);
-        json_t *shape = json_array();
-        for (uint32_t d = 0; d < spec->dims; d++) {
-            bytes *= (uint64_t)spec->shape[d];
-            json_array_append_new(shape, json_integer(spec->shape[d]));
-        }
-        if (json_object_get(header, spec->name)) {
-            json_decref(shape);
-            return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': two tensors have the name '%.200s'", path, spec->name);
-        }
-        json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", file_dtype(spec->dtype), "shape", shape, "data_offsets", (json_int_t)at, (json_int_t)(at + bytes));
-        if (!entry || json_object_set_new(header, spec->name, entry)) return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for the header", path);
-        writer->places[order[i].index] = (ms_slot_place){ .offset = at, .bytes = bytes };
-        at += bytes;
+    if (!header->status) header->status = ms_grow(header->context, (void **)&header->text, &header->capacity, header->count + bytes, 1);
+    if (header->status) return;
+    memcpy(header->text + header->count, text, bytes);
+    header->count += bytes;
+}
+
+static void put_text(ms_header *header, const char *text) { put(header, text, strlen(text)); }
+
+static void put_number(ms_header *header, uint64_t number)
+{
+    char text[24];
+    put(header, text, (size_t)snprintf(text, sizeof text, "%" PRIu64, number));
+}
+
+static void put_string(ms_header *header, const char *text)
+{
+    char escape[8];
+    put_text(header, "\"");
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') put(header, "\\", 1);
+        if ((unsigned char)*text >= 0x20) put(header, text, 1);
+        else put(header, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*text));
     }
-    writer->end = at;
+    put_text(header, "\"");
+}
+
+static ms_status put_metadata(ms_header *header, const char *path, const char *const *metadata, uint32_t pairs)
+{
+    if (pairs) put_text(header, "\"__metadata__\":{");
+    for (uint32_t i = 0; i < 2 * pairs; i++) {
+        for (const char *at = metadata[i]; *at; at += ms_text_character(at))
+            if (!ms_text_character(at)) return ms_fail(header->context, MS_ERROR_ARGUMENT, "'%s': metadata '%.200s' is not text in UTF-8", path, metadata[i & ~1u]);
+        put_string(header, metadata[i]);
+        put_text(header, i % 2 == 0 ? ":" : i + 1 < 2 * pairs ? "," : "}");
+    }
     return MS_OK;
 }
 
-static ms_status add_metadata(ms_context *context, const char *path, json_t *header, const char *const *metadata, uint32_t pairs)
+static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64_t begin, uint64_t end)
 {
-    if (pairs == 0) return MS_OK;
-    json_t *object = json_object();
-    if (json_object_set_new(header, "__metadata__", object)) return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for the header", path);
-    for (uint32_t i = 0; i < pairs; i++)
-        if (json_object_set_new(object, metadata[2 * i], json_string(metadata[2 * i + 1])))
-            return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': metadata '%.200s' is not text in UTF-8", path, metadata[2 * i]);
+    if (header->count > 1) put_text(header, ",");              /* '{' stands there already */
+    put_string(header, spec->name);
+    put_text(header, ":{\"dtype\":");
+    put_string(header, file_dtype(spec->dtype));
+    put_text(header, ",\"shape\":[");
+    for (uint32_t d = 0; d < spec->dims; d++) {
+        if (d) put_text(header, ",");
+        put_number(header, (uint64_t)spec->shape[d]);
+    }
+    put_text(header, "],\"data_offsets\":[");
+    put_number(header, begin);
+    put_text(header, ",");
+    put_number(header, end);
+    put_text(header, "]}");
+}
+
+/* Where each tensor goes, and its entry in the header. */
+static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *order, const char *path, ms_header *header)
+{
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < writer->count; i++) {
+        const ms_safetensors_spec *spec = order[i].spec;
+        ms_status status = check_spec(writer->context, path, spec);
+        if (status) return status;
+        uint64_t bytes = spec_width(spec);
+        for (uint32_t d = 0; d < spec->dims; d++) bytes *= (uint64_t)spec->shape[d];
+        put_entry(header, spec, at, at + bytes);
+        writer->places[order[i].index] = (ms_place){ .offset = at, .bytes = bytes };
+        at += bytes;
+    }
     return MS_OK;
 }
 
 /* Writes the header, padded with spaces to 8 bytes, and moves the tensors behind it. */
-static ms_status write_header(ms_safetensors_writer *writer, const char *path, const json_t *header)
+static ms_status write_header(ms_safetensors_writer *writer, const char *path, ms_header *header)
 {
-    ms_context *context = writer->context;
-    char *text = NULL;
-    size_t bytes = json_dumpb(header, NULL, 0, JSON_COMPACT), padded = (bytes + 7) / 8 * 8;
-    if (bytes == 0) return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for the header", path);
-    if (padded > MS_SAFETENSORS_HEADER_MAX || writer->count > MS_SAFETENSORS_COUNT_MAX)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': a header of %zu bytes with %u tensors is more than readers take", path, padded, writer->count);
-    ms_status status = ms_allocate(context, padded + 8, "a safetensors header", (void **)&text);
-    if (status) return status;
-    for (int i = 0; i < 8; i++) text[i] = (char)(padded >> 8 * i & 0xff);
-    json_dumpb(header, text + 8, bytes, JSON_COMPACT);
-    memset(text + 8 + bytes, ' ', padded - bytes);
-    status = ms_writer_write(writer->writer, text, padded + 8, 0);
-    ms_release(context, text);
-    for (uint32_t i = 0; i < writer->count; i++) writer->places[i].offset += padded + 8;
+    put_text(header, "}");
+    while (header->count % 8 && !header->status) put_text(header, " ");
+    if (header->status) return header->status;
+    if (header->count > MS_SAFETENSORS_HEADER_MAX || writer->count > MS_SAFETENSORS_COUNT_MAX)
+        return ms_fail(writer->context, MS_ERROR_ARGUMENT, "'%s': a header of %zu bytes with %u tensors is more than readers take", path, header->count, writer->count);
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)(header->count >> 8 * i);
+    ms_status status = ms_writer_write(writer->writer, length, sizeof length, 0);
+    if (!status) status = ms_writer_write(writer->writer, header->text, header->count, sizeof length);
+    for (uint32_t i = 0; i < writer->count; i++) writer->places[i].offset += sizeof length + header->count;
     return status;
+}
+
+/* Equal names of one width lie side by side; those of different widths do not, so all names are sorted once more. */
+static int compare_names(const void *a, const void *b) { return strcmp(((const ms_ordered *)a)->spec->name, ((const ms_ordered *)b)->spec->name); }
+
+static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *order, uint32_t count)
+{
+    if (count < 2) return MS_OK;
+    qsort(order, count, sizeof *order, compare_names);
+    for (uint32_t i = 1; i < count; i++)
+        if (compare_names(&order[i - 1], &order[i]) == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': two tensors have the name '%.200s'", path, order[i].spec->name);
+    qsort(order, count, sizeof *order, compare_specs);
+    return MS_OK;
 }
 
 ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_safetensors_spec *specs, uint32_t count,
@@ -106,28 +155,30 @@ ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_
 {
     ms_safetensors_writer *writer = NULL;
     ms_ordered *order = NULL;
-    json_t *header = json_object();
-    ms_status status = header ? MS_OK : ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for the header", path);
-    if (!status) status = ms_allocate(context, sizeof *writer, "a safetensors writer", (void **)&writer);
-    if (status) goto done;
+    ms_header header = { .context = context };
+    ms_status status = ms_allocate(context, sizeof *writer, "a safetensors writer", (void **)&writer);
+    if (status) return status;
     writer->context = context;
     writer->count = count;
     status = ms_allocate(context, count * sizeof *writer->places, "a table of tensors", (void **)&writer->places);
     if (!status) status = ms_allocate(context, count * sizeof *order, "a table of tensors", (void **)&order);
     if (status) goto done;
     for (uint32_t i = 0; i < count; i++) order[i] = (ms_ordered){ .spec = &specs[i], .index = i };
-    if (count > 1) qsort(order, count, sizeof *order, compare_specs);
-    status = add_metadata(context, path, header, metadata, pairs);
-    if (!status) status = place_all(writer, path, order, header);
+    status = sort_specs(context, path, order, count);
+    put_text(&header, "{");
+    if (!status) status = put_metadata(&header, path, metadata, pairs);
+    if (!status) status = place_all(writer, order, path, &header);
     if (!status) status = ms_writer_new(context, path, &writer->writer);
-    if (!status) status = write_header(writer, path, header);
+    if (!status) status = write_header(writer, path, &header);
 done:
-    json_decref(header);
+    ms_release(context, header.text);
     ms_release(context, order);
     if (status) { ms_safetensors_free(writer); return status; }
     *out = writer;
     return MS_OK;
 }
+
+/* ------------------------------------------------------------------------------------------------------------------------- tensors */
 
 ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data, size_t bytes)
 {

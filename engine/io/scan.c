@@ -1,0 +1,215 @@
+/* scan.c: reading JSON of a known form, in place. */
+#include "io/scan.h"
+#include <string.h>
+
+#include "io/path.h"
+
+#define DEPTH_MAX 100                /* of values that are skipped */
+
+static bool fail(ms_scan *scan, const char *problem)
+{
+    if (!scan->problem) scan->problem = problem;
+    return false;
+}
+
+static void skip_space(ms_scan *scan)
+{
+    while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\n' || *scan->at == '\r' || *scan->at == '\t')) scan->at++;
+}
+
+bool ms_scan_is(ms_scan *scan, char expected)
+{
+    skip_space(scan);
+    if (scan->problem || scan->at == scan->end || *scan->at != expected) return false;
+    scan->at++;
+    return true;
+}
+
+bool ms_scan_character(ms_scan *scan, char expected)
+{
+    if (ms_scan_is(scan, expected)) return true;
+    return fail(scan, expected == '{' ? "'{' expected" : expected == '}' ? "',' or '}' expected" : expected == '[' ? "'[' expected" :
+                expected == ']' ? "',' or ']' expected" : expected == ':' ? "':' expected" : "',' expected");
+}
+
+bool ms_scan_end(ms_scan *scan)
+{
+    skip_space(scan);
+    return scan->at == scan->end || fail(scan, "the end expected");
+}
+
+bool ms_scan_more(ms_scan *scan, char close, bool *first)
+{
+    if (scan->problem) return false;
+    if (*first) {
+        *first = false;
+        return !ms_scan_is(scan, close);
+    }
+    if (ms_scan_is(scan, ',')) return true;
+    (void)ms_scan_character(scan, close);
+    return false;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ strings */
+
+/* Four hexadecimal digits. */
+static bool read_unit(ms_scan *scan, uint32_t *unit)
+{
+    *unit = 0;
+    for (int i = 0; i < 4; i++, scan->at++) {
+        char c = *scan->at;          /* at the end stands 0, which is no digit */
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0) return fail(scan, "four hexadecimal digits expected");
+        *unit = *unit << 4 | (uint32_t)digit;
+    }
+    return true;
+}
+
+static char *put_character(char *to, uint32_t code)
+{
+    if (code < 0x80) { *to++ = (char)code; return to; }
+    if (code < 0x800) { *to++ = (char)(0xc0 | code >> 6); }
+    else {
+        if (code < 0x10000) { *to++ = (char)(0xe0 | code >> 12); }
+        else {
+            *to++ = (char)(0xf0 | code >> 18);
+            *to++ = (char)(0x80 | (code >> 12 & 0x3f));
+        }
+        *to++ = (char)(0x80 | (code >> 6 & 0x3f));
+    }
+    *to++ = (char)(0x80 | (code & 0x3f));
+    return to;
+}
+
+/* Behind "\u". Its six or twelve characters are always more than the bytes that they stand for. */
+static bool read_escaped_unit(ms_scan *scan, char **to)
+{
+    uint32_t unit, low = 0;
+    if (!read_unit(scan, &unit)) return false;
+    if (unit >= 0xdc00 && unit < 0xe000) return fail(scan, "half of a surrogate pair");
+    if (unit >= 0xd800 && unit < 0xdc00) {
+        if (scan->at[0] != '\\' || scan->at[1] != 'u') return fail(scan, "half of a surrogate pair");
+        scan->at += 2;
+        if (!read_unit(scan, &low)) return false;
+        if (low < 0xdc00 || low >= 0xe000) return fail(scan, "half of a surrogate pair");
+        unit = 0x10000 + ((unit - 0xd800) << 10 | (low - 0xdc00));
+    }
+    if (unit == 0) return fail(scan, "a zero byte in a string");
+    *to = put_character(*to, unit);
+    return true;
+}
+
+static bool read_escape(ms_scan *scan, char **to)
+{
+    static const char from[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
+    char c = *scan->at;
+    const char *found = c ? strchr(from, c) : NULL;
+    if (!found && c != 'u') return fail(scan, "an unknown escape in a string");
+    scan->at++;
+    if (!found) return read_escaped_unit(scan, to);
+    *(*to)++ = meaning[found - from];
+    return true;
+}
+
+bool ms_scan_string(ms_scan *scan, char **text)
+{
+    if (!ms_scan_is(scan, '"')) return fail(scan, "a string expected");
+    char *to = scan->at;
+    *text = to;
+    while (*scan->at != '"') {
+        if (*scan->at == '\\') {
+            scan->at++;
+            if (!read_escape(scan, &to)) return false;
+            continue;
+        }
+        size_t bytes = (unsigned char)*scan->at < 0x20 ? 0 : ms_text_character(scan->at);
+        if (bytes == 0) return fail(scan, scan->at == scan->end ? "a string without an end" : "a byte that is not allowed in a string");
+        memmove(to, scan->at, bytes);
+        to += bytes;
+        scan->at += bytes;
+    }
+    scan->at++;
+    *to = 0;                         /* at the latest where the closing quote stood */
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ other values */
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+bool ms_scan_size(ms_scan *scan, int64_t *value)
+{
+    skip_space(scan);
+    const char *start = scan->at;
+    int64_t size = 0;
+    for (; is_digit(*scan->at); scan->at++)
+        if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, *scan->at - '0', &size)) return fail(scan, "an integer beyond 63 bits");
+    bool leading_zero = *start == '0' && scan->at - start > 1;
+    if (scan->problem || scan->at == start || leading_zero || *scan->at == '.' || *scan->at == 'e' || *scan->at == 'E')
+        return fail(scan, "an integer of 0 or more expected");
+    *value = size;
+    return true;
+}
+
+static bool skip_digits(ms_scan *scan)
+{
+    if (!is_digit(*scan->at)) return fail(scan, "a digit expected");
+    while (is_digit(*scan->at)) scan->at++;
+    return true;
+}
+
+static bool skip_number(ms_scan *scan)
+{
+    if (*scan->at == '-') scan->at++;
+    if (*scan->at == '0') scan->at++;
+    else if (!skip_digits(scan)) return false;
+    if (*scan->at == '.') {
+        scan->at++;
+        if (!skip_digits(scan)) return false;
+    }
+    if (*scan->at == 'e' || *scan->at == 'E') {
+        scan->at++;
+        if (*scan->at == '+' || *scan->at == '-') scan->at++;
+        return skip_digits(scan);
+    }
+    return true;
+}
+
+static bool skip_scalar(ms_scan *scan)
+{
+    static const char *const words[] = { "true", "false", "null" };
+    char *ignored;
+    if (*scan->at == '"') return ms_scan_string(scan, &ignored);
+    for (int i = 0; i < 3; i++)
+        if (strncmp(scan->at, words[i], strlen(words[i])) == 0) {
+            scan->at += strlen(words[i]);
+            return true;
+        }
+    return *scan->at == '-' || is_digit(*scan->at) ? skip_number(scan) : fail(scan, "a value expected");
+}
+
+bool ms_scan_skip(ms_scan *scan)
+{
+    char close[DEPTH_MAX];           /* of the lists and objects that we are in */
+    char *key;
+    int depth = 0;
+    bool first = false;
+    do {
+        skip_space(scan);
+        if (*scan->at == '[' || *scan->at == '{') {
+            if (depth == DEPTH_MAX) return fail(scan, "values nested too deep");
+            close[depth++] = *scan->at++ == '[' ? ']' : '}';
+            first = true;
+        } else {
+            if (!skip_scalar(scan)) return false;
+            first = false;
+        }
+        /* To the next item, out of as many lists as end here. */
+        while (depth > 0 && !ms_scan_more(scan, close[depth - 1], &first)) {
+            if (scan->problem) return false;
+            depth--;
+        }
+        if (depth > 0 && close[depth - 1] == '}' && !(ms_scan_string(scan, &key) && ms_scan_character(scan, ':'))) return false;
+    } while (depth > 0);
+    return !scan->problem;
+}
