@@ -78,6 +78,32 @@ describe("moonshard check", function()
     same_peak(command.source .. "/recipes/mnist.lua", "data=. run=out steps=5 batch=10")
   end)
 
+  -- A token shard of llm.c.
+  local function shard(name, count, vocab)
+    local tokens = {}
+    for i = 1, count do tokens[i] = ("<I2"):pack(i * i * 7 % vocab) end
+    command.write(folder .. "/" .. name, ("<I4I4I4"):pack(20240520, 1, count) .. ("\0"):rep(1012) .. table.concat(tokens))
+  end
+
+  it("gpt2 and llama on token shards, from scratch and from weights", function()
+    shard("a.bin", 3000, 200)
+    shard("b.bin", 3000, 200)
+    local options = "data='*.bin' steps=4 batch=2 accumulate=2 length=32 vocab=256 every.eval=2 every.save=2 model.layers=2 model.width=64"
+    local gpt2, llama = command.source .. "/recipes/gpt2.lua", command.source .. "/recipes/llama.lua"
+    same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
+    same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=b.bin")
+    same_peak(llama, options .. " run=llama dtype=f32")
+    same_peak(llama, options:gsub("%*.bin", "a.bin") .. " weights=llama/model run=llama-more bytes=true")
+  end)
+
+  it("every size of gpt2 within seconds", function()
+    shard("a.bin", 300000, 50257)
+    for size, parameters in pairs { ["124M"] = 124e6, ["1558M"] = 1557e6 } do
+      local result = checked(command.source .. "/recipes/gpt2.lua", "data=a.bin steps=3 size=" .. size)
+      assert.is_true(result.peak_bytes[1] > 16 * parameters)
+    end
+  end)
+
   it("an optimizer in Lua", function() same_peak(command.source .. "/recipes/optim/lion.lua", "steps=4 width=16") end)
 
   it("a loop written by hand, with what is dropped, kept, read and cast", function()

@@ -1,0 +1,70 @@
+-- GPT-2, from scratch or from given weights, on token shards (`.bin` files of llm.c or nanoGPT).
+--     ./moonshard run recipes/gpt2.lua data='shards/train_*.bin' valid='shards/val_*.bin'
+--     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=3e-5
+local ms = require "moonshard"
+local nn, optim, data = ms.nn, ms.optim, ms.data
+
+local cfg = ms.config {
+  data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
+  valid      = { "", help = "held-out shards; the last part of data unless given" },
+  bytes      = { false, help = "data are text files, and their bytes the tokens" },
+  size       = { "124M", choices = { "124M", "350M", "774M", "1558M" }, help = "of the model" },
+  weights    = { "", help = "start from these .safetensors (a file or a folder, with config.json); they decide the size" },
+  vocab      = { 50304, help = "rows of the embedding: 50257 tokens, filled up to a multiple of 128" },
+  steps      = { 20000, help = "optimizer steps" },
+  batch      = { 4, help = "sequences of a pass" },
+  accumulate = { 8, help = "passes of a step" },
+  length     = { 1024, help = "tokens of a sequence" },
+  lr         = { 6e-4, help = "peak learning rate" },
+  warmup     = { 700, help = "steps until the peak" },
+  decay      = { 0.1, help = "weight decay of matrices" },
+  clip       = { 1.0, help = "global norm of gradients" },
+  dropout    = 0.0,
+  recompute  = { false, help = "run blocks again in backward instead of keeping their activations" },
+  dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  resume     = { "never", help = "never, auto, or a checkpoint" },
+  run        = { "", help = "folder of the run" },
+  every      = { eval = 250, save = 1000, sample = 1000 },
+  model      = { layers = { 0, help = "instead of what the size says; also width and heads" }, width = 0, heads = 0 },
+}
+
+local sizes = {
+  ["124M"] = { layers = 12, width = 768, heads = 12 }, ["350M"] = { layers = 24, width = 1024, heads = 16 },
+  ["774M"] = { layers = 36, width = 1280, heads = 20 }, ["1558M"] = { layers = 48, width = 1600, heads = 25 },
+}
+
+local read = cfg.bytes and data.bytes or data.tokens
+local train = assert(read(cfg.data))
+local valid
+if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
+
+local model
+if cfg.weights ~= "" then
+  model = assert(nn.pretrained(cfg.weights, { dropout = cfg.dropout, recompute = cfg.recompute }))
+else
+  local size = sizes[cfg.size]
+  for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
+  model = nn.gpt2 {
+    vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width, heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
+  }
+end
+
+-- Weight decay is for matrices; biases and norms go without.
+local optimizer = optim.adamw({
+  { params = model:parameters(function(p) return p:dim() >= 2 end) },
+  { params = model:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
+}, {
+  lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay, schedule = optim.cosine { warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1 },
+})
+
+local result = ms.train {
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate, clip = cfg.clip, dtype = cfg.dtype,
+  data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
+  valid = valid:loader { batch = cfg.batch, length = cfg.length },
+  eval = { every = cfg.every.eval, batches = 20 },
+  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,      -- shards do not say which text their tokens are
+  save = { every = cfg.every.save, last = 2 },
+  resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
+}
+assert(model:save(result.run .. "/model"))
+ms.log("validation loss %.4f nats per token; the model is in %s/model", result.valid.loss, result.run)

@@ -1,0 +1,59 @@
+-- Llama, small enough for a laptop unless told otherwise, on token shards or bytes; from scratch or from given weights.
+--     ./moonshard run recipes/llama.lua data=shards
+--     ./moonshard run recipes/llama.lua data=FILE_OR_FOLDER bytes=true vocab=256
+--     ./moonshard run recipes/llama.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=1e-5
+local ms = require "moonshard"
+local nn, optim, data = ms.nn, ms.optim, ms.data
+
+local cfg = ms.config {
+  data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
+  valid      = { "", help = "held-out shards; the last part of data unless given" },
+  bytes      = { false, help = "data are text files, and their bytes the tokens" },
+  weights    = { "", help = "start from these .safetensors (a file or a folder, with config.json); they decide the model" },
+  vocab      = { 32000, help = "tokens that there are" },
+  steps      = { 2000, help = "optimizer steps" },
+  batch      = { 8, help = "sequences of a pass" },
+  accumulate = { 1, help = "passes of a step" },
+  length     = { 256, help = "tokens of a sequence" },
+  lr         = { 1e-3, help = "peak learning rate" },
+  warmup     = { 100, help = "steps until the peak" },
+  decay      = { 0.1, help = "weight decay of matrices" },
+  clip       = { 1.0, help = "global norm of gradients" },
+  recompute  = { false, help = "run blocks again in backward instead of keeping their activations" },
+  dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  resume     = { "never", help = "never, auto, or a checkpoint" },
+  run        = { "", help = "folder of the run" },
+  every      = { eval = 200, save = 500, sample = 500 },
+  model      = { layers = 6, width = 256, heads = 8, kv_heads = { 4, help = "heads of keys and values, shared by groups of query heads" }, rotary_base = 10000.0 },
+}
+
+local read = cfg.bytes and data.bytes or data.tokens
+local train = assert(read(cfg.data))
+local valid
+if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
+
+local m = cfg.model
+local model = cfg.weights ~= "" and assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute })) or nn.llama {
+  vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads, kv_heads = m.kv_heads, rotary_base = m.rotary_base,
+  recompute = cfg.recompute,
+}
+
+-- Weight decay is for matrices; norms go without.
+local optimizer = optim.adamw({
+  { params = model:parameters(function(p) return p:dim() >= 2 end) },
+  { params = model:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
+}, {
+  lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay, schedule = optim.cosine { warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1 },
+})
+
+local result = ms.train {
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate, clip = cfg.clip, dtype = cfg.dtype,
+  data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
+  valid = valid:loader { batch = cfg.batch, length = cfg.length },
+  eval = { every = cfg.every.eval, batches = 20 },
+  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,      -- shards do not say which text their tokens are
+  save = { every = cfg.every.save, last = 2 },
+  resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
+}
+assert(model:save(result.run .. "/model"))
+ms.log("validation loss %.4f nats per token; the model is in %s/model", result.valid.loss, result.run)
