@@ -59,7 +59,8 @@ static void put_text(ms_header *header, const char *text) { put(header, text, st
 static void put_number(ms_header *header, uint64_t number)
 {
     char text[24];
-    put(header, text, (size_t)snprintf(text, sizeof text, "%" PRIu64, number));
+    snprintf(text, sizeof text, "%" PRIu64, number);
+    put_text(header, text);
 }
 
 static void put_string(ms_header *header, const char *text)
@@ -69,7 +70,10 @@ static void put_string(ms_header *header, const char *text)
     for (; *text; text++) {
         if (*text == '"' || *text == '\\') put(header, "\\", 1);
         if ((unsigned char)*text >= 0x20) put(header, text, 1);
-        else put(header, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*text));
+        else {
+            snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*text);
+            put_text(header, escape);
+        }
     }
     put_text(header, "\"");
 }

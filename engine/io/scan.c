@@ -190,7 +190,7 @@ static bool skip_scalar(ms_scan *scan)
 
 bool ms_scan_skip(ms_scan *scan)
 {
-    char close[DEPTH_MAX];           /* of the lists and objects that we are in */
+    char close[DEPTH_MAX] = "";      /* of the lists and objects that we are in */
     char *key;
     int depth = 0;
     bool first = false;

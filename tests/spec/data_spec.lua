@@ -192,6 +192,21 @@ describe("data", function()
     assert.equal("not_found", select(3, data.mnist(folder)))
   end)
 
+  it("methods take their own kind of object only, and metatables are out of reach", function()
+    local set = assert(data.bytes(put("text", "abcdefgh")))
+    local loader = set:loader { batch = 1, length = 2 }
+    for _, other in ipairs { set, io.stdout, ms.ones { 1 }, {}, 1, "x" } do
+      assert.has_error(function() loader.next(other) end)
+      assert.has_error(function() loader.batches(other) end)
+      assert.has_error(function() loader.load_state(other, {}) end)
+    end
+    assert.has_error(function() set.size(loader) end)
+    assert.has_error(function() set.split(loader, 0.5) end)
+    assert.equal("locked", getmetatable(loader))
+    assert.equal("locked", getmetatable(set))
+    assert.has_error(function() setmetatable(loader, {}) end)
+  end)
+
   it("loaders may be dropped at any moment", function()
     local set = assert(data.bytes(put("text", ("abcdefgh"):rep(1000))))
     for i = 1, 30 do
