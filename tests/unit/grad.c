@@ -1,0 +1,333 @@
+/* grad.c: the tape: order and sums of gradients, hooks, freed and changed graphs, depth, recomputation, and every failed allocation. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "fault_os.h"
+#include "moonshard/grad.h"
+
+static ms_engine *make_engine(const ms_os *os)
+{
+    ms_engine_options options = { .os = os, .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3 };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+static ms_status vector(ms_engine *engine, float first, float second, bool leaf, ms_tensor **out)
+{
+    const int64_t shape[] = { 2 };
+    const float values[] = { first, second };
+    ms_status status = ms_tensor_new(engine, MS_F32, 1, shape, out);
+    if (!status) status = ms_tensor_write(*out, values, sizeof values);
+    if (!status && leaf) status = ms_tensor_set_requires_grad(*out, true);
+    if (status && *out) { ms_tensor_release(*out); *out = NULL; }
+    return status;
+}
+
+static ms_status apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor **out)
+{
+    ms_tensor *inputs[] = { a, b };
+    return ms_apply(engine, op, NULL, false, inputs, b ? 2 : 1, out, 1);
+}
+
+static ms_status total(ms_engine *engine, ms_tensor *a, ms_tensor **out)
+{
+    ms_attributes attributes = { .reduce = { .all = true } };
+    return ms_apply(engine, &ms_op_sum, &attributes, false, &a, 1, out, 1);
+}
+
+static void assert_gradient(const ms_tensor *leaf, float first, float second)
+{
+    float got[2];
+    assert_non_null(ms_tensor_grad(leaf));
+    assert_int_equal(ms_tensor_read(ms_tensor_grad(leaf), got, sizeof got), MS_OK);
+    assert_true(got[0] == first && got[1] == second);
+}
+
+#define OK(call) assert_int_equal(call, MS_OK)
+
+/* ------------------------------------------------------------------------------------------------------------------ sums and order */
+
+static void gradients_add_up_over_uses_and_passes(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *square = NULL, *both = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    for (int pass = 1; pass <= 2; pass++) {
+        OK(apply(engine, &ms_op_mul, x, x, &square));
+        OK(apply(engine, &ms_op_add, square, x, &both));
+        OK(total(engine, both, &loss));
+        OK(ms_backward(engine, &loss, NULL, 1, false));
+        assert_gradient(x, 7.0f * (float)pass, -3.0f * (float)pass);     /* d(x^2 + x) = 2x + 1 */
+        ms_tensor_release(square);
+        ms_tensor_release(both);
+        ms_tensor_release(loss);
+    }
+    ms_tensor_release(x);
+    ms_engine_free(engine);
+}
+
+static void a_graph_may_be_deep_and_dies_without_recursion(void **state)
+{
+    (void)state;
+    enum { DEPTH = 200000 };
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *now = NULL, *loss = NULL;
+    OK(vector(engine, 1, 2, true, &x));
+    for (int round = 0; round < 2; round++) {          /* once through backward, once dropped as it is */
+        now = ms_tensor_retain(x);
+        for (int i = 0; i < DEPTH; i++) {
+            ms_tensor *next = NULL;
+            OK(apply(engine, &ms_op_neg, now, NULL, &next));
+            ms_tensor_release(now);
+            now = next;
+        }
+        OK(total(engine, now, &loss));
+        if (round == 0) {
+            OK(ms_backward(engine, &loss, NULL, 1, false));
+            assert_gradient(x, 1, 1);                  /* an even number of signs */
+        }
+        ms_tensor_release(now);
+        ms_tensor_release(loss);
+    }
+    ms_tensor_release(x);
+    ms_engine_free(engine);
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- hooks */
+
+typedef struct trail { char text[64]; int frees; } trail;
+
+static ms_status double_it(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    trail *t = user;
+    strcat(t->text, "g");
+    ms_attributes attributes = { .scalar = { .value = 2 } };
+    return ms_op_apply(ms_tensor_engine(gradient), &ms_op_mul_scalar, &attributes, false, &gradient, 1, replacement, 1);
+}
+
+static ms_status note(void *user, ms_tensor *leaf)
+{
+    trail *t = user;
+    assert_non_null(ms_tensor_grad(leaf));
+    strcat(t->text, "a");
+    return MS_OK;
+}
+
+static ms_status refuse(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    (void)user;
+    (void)replacement;
+    return ms_engine_fail(ms_tensor_engine(gradient), MS_ERROR_SCRIPT, "the hook says no");
+}
+
+static void count_free(void *user) { ((trail *)user)->frees++; }
+
+static void hooks_see_whole_gradients_and_may_replace_them(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    trail t = { .text = "" };
+    uint64_t on_middle = 0, on_leaf = 0, ready = 0, gone = 0;
+    ms_tensor *x = NULL, *middle = NULL, *used = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    assert_int_equal(ms_tensor_on_gradient(x, double_it, &t, count_free, &on_leaf), MS_OK);
+    OK(ms_tensor_on_gradient(x, double_it, &t, count_free, &gone));
+    ms_tensor_remove_hook(x, gone);
+    assert_int_equal(t.frees, 1);
+    OK(ms_tensor_on_accumulated(x, note, &t, count_free, &ready));
+    OK(apply(engine, &ms_op_neg, x, NULL, &middle));
+    OK(ms_tensor_on_gradient(middle, double_it, &t, count_free, &on_middle));
+    OK(apply(engine, &ms_op_mul, middle, middle, &used));
+    OK(total(engine, used, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_string_equal(t.text, "gga");                /* the middle once, with both its uses summed; the leaf; then its sum is ready */
+    assert_gradient(x, 24, -16);                       /* 2x times two for each hook */
+    assert_int_equal(t.frees, 2);                      /* the middle's hook went with its graph */
+    ms_tensor_release(middle);
+    ms_tensor_release(used);
+    ms_tensor_release(loss);
+    ms_tensor_release(x);
+    assert_int_equal(t.frees, 4);
+    ms_engine_free(engine);
+}
+
+static void an_error_of_a_hook_ends_backward(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    uint64_t id = 0;
+    ms_tensor *x = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(ms_tensor_on_gradient(x, refuse, NULL, NULL, &id));
+    OK(total(engine, x, &loss));
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_SCRIPT);
+    assert_string_equal(ms_engine_error(engine)->message, "the hook says no");
+    assert_null(ms_tensor_grad(x));
+    assert_true(ms_engine_is_recording(engine));
+    ms_tensor_release(loss);
+    ms_tensor_release(x);
+    assert_int_equal(ms_engine_memory(engine).live, 0);
+    ms_engine_free(engine);
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- misuse */
+
+static void misuse_is_named(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *y = NULL, *loss = NULL, *changed = NULL, *view = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(apply(engine, &ms_op_exp, x, NULL, &y));
+    OK(total(engine, y, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, true));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "was freed by the backward"));
+    ms_tensor_release(loss);
+    ms_tensor_release(y);
+    OK(apply(engine, &ms_op_exp, x, NULL, &y));
+    OK(total(engine, y, &loss));
+    bool recording = ms_engine_set_recording(engine, false);
+    OK(ms_op_apply(engine, &ms_op_fill, NULL, true, &y, 1, &changed, 1));      /* exp saved its result */
+    ms_engine_set_recording(engine, recording);
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "exp"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "written in place"));
+    ms_tensor_release(changed);
+    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &x, 1, &changed, 1), MS_ERROR_ARGUMENT);     /* a leaf, in place */
+    OK(apply(engine, &ms_op_clone, x, NULL, &changed));
+    ms_attributes whole = { .shape = { .dims = 1, .sizes = { 2 } } };
+    OK(ms_apply(engine, &ms_op_view, &whole, false, &changed, 1, &view, 1));
+    ms_tensor *unused = NULL;
+    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &view, 1, &unused, 1), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_backward(engine, &view, NULL, 1, false), MS_ERROR_ARGUMENT);                       /* two elements */
+    ms_tensor *gradient = ms_tensor_grad(x);
+    assert_int_equal(ms_backward(engine, &gradient, NULL, 1, false), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "gradients of gradients"));
+    ms_tensor_release(view);
+    ms_tensor_release(changed);
+    ms_tensor_release(loss);
+    ms_tensor_release(y);
+    ms_tensor_release(x);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- recomputation */
+
+/* dropout(x) * w, where w is a leaf that the function holds. */
+static ms_status masked(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+{
+    ms_tensor *w = user, *dropped = NULL, *x = inputs[0];
+    ms_engine *engine = ms_tensor_engine(x);
+    ms_attributes attributes = { .random = { .a = 0.5, .random = ms_engine_draw(engine) } };
+    if (count != 1) return MS_ERROR_ARGUMENT;
+    ms_status status = ms_apply(engine, &ms_op_dropout, &attributes, false, &x, 1, &dropped, 1);
+    if (!status) status = apply(engine, &ms_op_mul, dropped, w, outputs);
+    ms_tensor_release(dropped);
+    if (!status) *made = 1;
+    return status;
+}
+
+static void recomputing_gives_the_same_gradients(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    float gradients[2][2][2];
+    for (int again = 0; again < 2; again++) {
+        ms_tensor *x = NULL, *w = NULL, *y = NULL, *loss = NULL;
+        uint32_t made = 0;
+        ms_engine_set_random(engine, (ms_random){ .seed = 5 });
+        OK(vector(engine, 3, -2, true, &x));
+        OK(vector(engine, 10, 20, true, &w));
+        if (again) OK(ms_recompute(engine, masked, w, NULL, &x, 1, &y, &made));
+        else OK(masked(w, &x, 1, &y, &made));
+        assert_int_equal(ms_engine_draw(engine).draw, 1);
+        OK(total(engine, y, &loss));
+        OK(ms_backward(engine, &loss, NULL, 1, false));
+        OK(ms_tensor_read(ms_tensor_grad(x), gradients[again][0], 8));
+        OK(ms_tensor_read(ms_tensor_grad(w), gradients[again][1], 8));
+        assert_int_equal(ms_engine_draw(engine).draw, 2);      /* running again took no draws from anybody */
+        ms_tensor_release(x);
+        ms_tensor_release(w);
+        ms_tensor_release(y);
+        ms_tensor_release(loss);
+    }
+    assert_memory_equal(gradients[0], gradients[1], sizeof gradients[0]);
+    ms_engine_free(engine);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
+
+/* Every call of grad.h that can fail. */
+static ms_status program(ms_engine *engine)
+{
+    trail t = { .text = "" };
+    uint64_t id = 0;
+    uint32_t made = 0;
+    ms_tensor *x = NULL, *w = NULL, *y = NULL, *z = NULL, *loss = NULL, *given = NULL;
+    ms_status status = vector(engine, 3, -2, true, &x);
+    if (!status) status = vector(engine, 1, 2, true, &w);
+    if (!status) status = ms_tensor_on_gradient(x, double_it, &t, NULL, &id);
+    if (!status) status = ms_tensor_on_accumulated(x, note, &t, NULL, &id);
+    for (int pass = 0; pass < 2 && !status; pass++) {
+        status = ms_recompute(engine, masked, w, NULL, &x, 1, &y, &made);
+        if (!status) status = apply(engine, &ms_op_mul, y, x, &z);
+        if (!status) status = total(engine, z, &loss);
+        if (!status) status = ms_backward(engine, &loss, NULL, 1, false);
+        ms_tensor_release(y);
+        ms_tensor_release(z);
+        ms_tensor_release(loss);
+        y = z = loss = NULL;
+    }
+    if (!status) status = vector(engine, 1, 1, false, &given);
+    if (!status) status = ms_tensor_set_grad(w, given);
+    ms_tensor_release(given);
+    ms_tensor_release(x);
+    ms_tensor_release(w);
+    return status;
+}
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    for (int forever = 0; forever < 2; forever++)
+        for (long n = 1;; n++) {
+            fault_os fault;
+            fault_os_init(&fault);
+            ms_engine *engine = make_engine(&fault.table);
+            long limit = atomic_load(&fault.calls) + n;
+            atomic_store(&fault.forever, forever);
+            atomic_store(&fault.fail_at, limit);
+            ms_status status = program(engine);
+            bool reached = atomic_load(&fault.calls) >= limit;
+            atomic_store(&fault.fail_at, 0);
+            if (!reached) assert_int_equal(status, MS_OK);
+            assert_int_equal(ms_engine_memory(engine).live, 0);
+            assert_true(ms_engine_is_recording(engine));
+            assert_int_equal(program(engine), MS_OK);
+            ms_engine_free(engine);
+            assert_int_equal(atomic_load(&fault.live), 0);
+            if (!reached) break;
+            assert_true(n < 500);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_add_up_over_uses_and_passes),
+        cmocka_unit_test(a_graph_may_be_deep_and_dies_without_recursion),
+        cmocka_unit_test(hooks_see_whole_gradients_and_may_replace_them),
+        cmocka_unit_test(an_error_of_a_hook_ends_backward),
+        cmocka_unit_test(misuse_is_named),
+        cmocka_unit_test(recomputing_gives_the_same_gradients),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
