@@ -215,16 +215,18 @@ static int arange(lua_State *L)
 {
     enum { LONGEST = 1000000000 };
     ms_engine *engine = ms_lua_enter(L);
+    lua_settop(L, 3);
     double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2), step = luaL_optnumber(L, 3, 1);
-    bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnoneornil(L, 3) || lua_isinteger(L, 3));
+    bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
+    int64_t stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
     if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step)) return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", first, last, step);
     double steps = floor((last - first) / step + 1e-9);
     int64_t count = steps < 0 ? 0 : steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
-    if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), lua_isnoneornil(L, 3) ? 1 : lua_tointeger(L, 3));
+    if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), stride);
     if (count > LONGEST) return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first, last, step, LONGEST);
     void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
     for (int64_t i = 0; i < count; i++) {
-        if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * (lua_isnoneornil(L, 3) ? 1 : lua_tointeger(L, 3));
+        if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * stride;
         else ((float *)data)[i] = (float)(first + (double)i * step);
     }
     ms_dtype dtype = integers ? MS_I64 : MS_F32;
