@@ -1,0 +1,385 @@
+/* optim.c: optimizer steps against the formulas in f64, 16-bit parameters, flags, clipping and unscaling, threads, failed allocations.
+ * ctest: each-isa */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "exec/poison.h"
+#include "fault_os.h"
+#include "moonshard/optim.h"
+#include "tensor/op.h"
+
+enum { N = 70001, STEPS = 5 };                 /* more than one tile, and not a multiple of a vector */
+
+static ms_engine *make_engine(const ms_os *os, uint32_t threads)
+{
+    ms_engine_options options = { .os = os, .threads = threads, .strict = true, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU") };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+#define OK(call) assert_int_equal(call, MS_OK)
+
+static ms_status full(ms_engine *engine, ms_dtype dtype, int64_t count, double value, ms_tensor **out)
+{
+    return ms_op_full(engine, dtype, count ? 1 : 0, &count, value, out);
+}
+
+static float start_of(int64_t i) { return (float)((i * 131) % 997) / 500.0f - 1.0f; }
+static float gradient_of(int64_t i, int step) { return (float)((i * 37 + step * 101) % 211) / 100.0f - 1.05f; }
+
+/* --------------------------------------------------------------------------------------------------- the formulas, written once more */
+
+typedef struct model { double p, a, b, c; } model;
+
+static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model *m, double g, int t)
+{
+    if (h->maximize) g = -g;
+    if (kind == MS_ADAMW) m->p *= 1 - h->lr * h->weight_decay;
+    else g += h->weight_decay * m->p;
+    double c1 = 1 - pow(h->beta1, t), c2 = 1 - pow(h->beta2, t), d;
+    switch (kind) {
+    case MS_SGD:
+        if (h->momentum != 0) {
+            m->a = t == 1 ? g : h->momentum * m->a + (1 - h->dampening) * g;
+            g = h->nesterov ? g + h->momentum * m->a : m->a;
+        }
+        m->p -= h->lr * g;
+        break;
+    case MS_ADAM:
+    case MS_ADAMW:
+        m->a = h->beta1 * m->a + (1 - h->beta1) * g;
+        m->b = h->beta2 * m->b + (1 - h->beta2) * g * g;
+        m->c = fmax(m->c, m->b);
+        m->p -= h->lr / c1 * m->a / (sqrt(h->amsgrad ? m->c : m->b) / sqrt(c2) + h->eps);
+        break;
+    case MS_ADAGRAD:
+        if (t == 1) m->a = h->initial_accumulator_value;
+        m->a += g * g;
+        m->p -= h->lr / (1 + (t - 1) * h->lr_decay) * g / (sqrt(m->a) + h->eps);
+        break;
+    case MS_ADADELTA:
+        m->a = h->rho * m->a + (1 - h->rho) * g * g;
+        d = sqrt(m->b + h->eps) / sqrt(m->a + h->eps) * g;
+        m->b = h->rho * m->b + (1 - h->rho) * d * d;
+        m->p -= h->lr * d;
+        break;
+    case MS_RMSPROP:
+        m->a = h->alpha * m->a + (1 - h->alpha) * g * g;
+        m->c += (1 - h->alpha) * (g - m->c);
+        d = sqrt(h->centered ? m->a - m->c * m->c : m->a) + h->eps;
+        m->b = h->momentum * m->b + g / d;
+        m->p -= h->lr * (h->momentum != 0 ? m->b : g / d);
+        break;
+    case MS_RPROP:
+        if (t == 1) m->b = h->lr;
+        m->b *= g * m->a > 0 ? h->eta_plus : g * m->a < 0 ? h->eta_minus : 1;
+        m->b = fmin(fmax(m->b, h->step_min), h->step_max);
+        if (g * m->a < 0) g = 0;
+        m->p -= (g > 0) * m->b - (g < 0) * m->b;
+        m->a = g;
+        break;
+    default:
+        m->a = h->beta1 * m->a + (1 - h->beta1) * g;
+        m->b = fmax(h->beta2 * m->b, fabs(g) + h->eps);
+        m->p -= h->lr / c1 * m->a / m->b;
+    }
+}
+
+/* Runs STEPS steps; leaves the parameter in values. */
+static ms_status run(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperparameters *hyper, ms_dtype dtype, ms_dtype gradient_dtype, bool master, float *values)
+{
+    ms_optimizer_step step = { .kind = kind, .hyper = *hyper };
+    ms_tensor *wide = NULL, *source = NULL, *cast = NULL;
+    ms_attributes to = { .cast = { .dtype = dtype } }, to_gradient = { .cast = { .dtype = gradient_dtype } }, to_f32 = { .cast = { .dtype = MS_F32 } };
+    ms_status status = full(engine, MS_F32, N, 0, &wide);
+    for (int64_t i = 0; i < N; i++) values[i] = start_of(i);
+    if (!status) status = ms_tensor_write(wide, values, N * 4);
+    if (!status) status = ms_op_unary(engine, &ms_op_cast, &to, wide, &step.parameter);
+    if (!status && master) status = ms_op_unary(engine, &ms_op_cast, &to_f32, step.parameter, &step.master);
+    if (!status) status = full(engine, MS_I64, 0, 0, &step.count);
+    for (uint32_t i = 0; i < MS_OPTIMIZER_STATES && !status; i++)
+        if (ms_optimizer_state_name(kind, hyper, i)) status = full(engine, MS_F32, N, ms_optimizer_state_start(kind, hyper, i), &step.states[i]);
+    for (int t = 1; t <= STEPS && !status; t++) {
+        for (int64_t i = 0; i < N; i++) values[i] = gradient_of(i, t);
+        status = full(engine, MS_F32, N, 0, &source);
+        if (!status) status = ms_tensor_write(source, values, N * 4);
+        if (!status) status = ms_op_unary(engine, &ms_op_cast, &to_gradient, source, &step.gradient);
+        step.random = (ms_random){ .seed = 9, .step = (uint64_t)t };
+        if (!status) status = ms_optimizer_step_param(engine, &step);
+        ms_tensor_release(source);
+        ms_tensor_release(step.gradient);
+        source = step.gradient = NULL;
+    }
+    if (!status) status = ms_op_unary(engine, &ms_op_cast, &to_f32, step.parameter, &cast);
+    if (!status) status = ms_tensor_read(cast, values, N * 4);
+    ms_tensor *made[] = { wide, cast, step.parameter, step.master, step.count, step.states[0], step.states[1], step.states[2] };
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) ms_tensor_release(made[i]);
+    return status;
+}
+
+static const struct { ms_optimizer_kind kind; double lr, momentum, decay; bool flag, maximize; } cases[] = {
+    { MS_SGD, 0.1, 0, 0.1, false, false },    { MS_SGD, 0.1, 0.9, 0, true, false },     { MS_ADAM, 0.01, 0, 0.1, false, true }, { MS_ADAM, 0.01, 0, 0, true, false },
+    { MS_ADAMW, 0.01, 0, 0.3, false, false }, { MS_ADAMW, 0.01, 0, 0.3, true, false },  { MS_ADAGRAD, 0.1, 0, 0.1, false, false },
+    { MS_ADADELTA, 1, 0, 0, false, false },   { MS_RMSPROP, 0.01, 0.9, 0, true, false }, { MS_RMSPROP, 0.01, 0, 0, false, false }, { MS_RPROP, 0.01, 0, 0, false, false },
+    { MS_ADAMAX, 0.01, 0, 0.1, false, false },
+};
+
+static ms_hyperparameters hyper_of(size_t i)
+{
+    ms_hyperparameters h = ms_optimizer_defaults(cases[i].kind);
+    h.lr = cases[i].lr;
+    h.momentum = cases[i].momentum;
+    h.weight_decay = cases[i].decay;
+    h.maximize = cases[i].maximize;
+    h.nesterov = cases[i].kind == MS_SGD && cases[i].flag;
+    h.amsgrad = cases[i].flag && (cases[i].kind == MS_ADAM || cases[i].kind == MS_ADAMW);
+    h.centered = cases[i].kind == MS_RMSPROP && cases[i].flag;
+    h.lr_decay = cases[i].kind == MS_ADAGRAD ? 0.1 : 0;
+    h.initial_accumulator_value = cases[i].kind == MS_ADAGRAD ? 0.2 : 0;
+    return h;
+}
+
+/* f32 against f64 after five steps: a few roundings each, 1e-5 of the largest value is far above them. With 16-bit gradients, the reference gets the
+ * rounded ones. */
+static void steps_follow_the_formulas(void **state)
+{
+    (void)state;
+    float *values = malloc(N * sizeof *values);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            ms_engine *engine = make_engine(NULL, 2);
+            ms_hyperparameters hyper = hyper_of(i);
+            OK(run(engine, cases[i].kind, &hyper, MS_F32, bf16 ? MS_BF16 : MS_F32, false, values));
+            for (int64_t e = 0; e < N; e += 97) {
+                model m = { .p = start_of(e) };
+                for (int t = 1; t <= STEPS; t++) {
+                    float g = gradient_of(e, t);
+                    reference(cases[i].kind, &hyper, &m, (double)(bf16 ? ms_float_from_bf16(ms_bf16_from_float(g)) : g), t);
+                }
+                if (!(fabs((double)values[e] - m.p) < 1e-5 * 3)) fail_msg("%s case %zu element %lld: %.8g, not %.8g", ms_optimizer_name(cases[i].kind), i, (long long)e, (double)values[e], m.p);
+            }
+            ms_engine_free(engine);
+        }
+    free(values);
+}
+
+static void bits_do_not_depend_on_threads_or_what_is_around(void **state)
+{
+    (void)state;
+    float *first = malloc(N * sizeof *first), *values = malloc(N * sizeof *values);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint32_t variant = 1; variant <= 4; variant++) {
+            ms_engine *engine = make_engine(NULL, variant);
+            ms_engine_set_poison(engine, variant == 4);
+            ms_hyperparameters hyper = hyper_of(i);
+            OK(run(engine, cases[i].kind, &hyper, MS_F32, MS_F32, false, variant == 1 ? first : values));
+            if (variant > 1) assert_memory_equal(first, values, N * sizeof *values);
+            ms_engine_free(engine);
+        }
+    free(first);
+    free(values);
+}
+
+/* A master copy makes a 16-bit parameter the rounded f32 one; without it the mean over many elements still moves as it should, although each
+ * step is far below half a unit in the last place. */
+static void sixteen_bit_parameters_do_not_lose_small_steps(void **state)
+{
+    (void)state;
+    float *exact = malloc(N * sizeof *exact), *values = malloc(N * sizeof *values);
+    const ms_dtype dtypes[] = { MS_BF16, MS_F16 };
+    for (int d = 0; d < 2; d++) {
+        ms_engine *engine = make_engine(NULL, 2);
+        ms_hyperparameters hyper = ms_optimizer_defaults(MS_SGD);
+        hyper.lr = d == 0 ? 1e-3 : 1e-4;
+        OK(run(engine, MS_SGD, &hyper, dtypes[d], MS_F32, true, values));
+        double master = 0, stochastic = 0, expected = 0;
+        for (int64_t i = 0; i < N; i++) master += (double)values[i];
+        OK(run(engine, MS_SGD, &hyper, dtypes[d], MS_F32, false, values));
+        for (int64_t i = 0; i < N; i++) {
+            stochastic += (double)values[i];
+            float p = start_of(i);
+            p = d == 0 ? ms_float_from_bf16(ms_bf16_from_float(p)) : ms_float_from_f16(ms_f16_from_float(p));
+            expected += (double)p;
+            for (int t = 1; t <= STEPS; t++) expected -= hyper.lr * (double)gradient_of(i, t);
+        }
+        /* The mean of N roundings of at most one unit (2^-8 or 2^-11 of values up to 1) scatters by unit / sqrt(N): six of those. */
+        double scatter = 6 * (d == 0 ? 0.00390625 : 0.00048828125) / sqrt(N);
+        assert_true(fabs(master - expected) / N < scatter);
+        assert_true(fabs(stochastic - expected) / N < scatter);
+        ms_engine_free(engine);
+    }
+    free(exact);
+    free(values);
+}
+
+static void a_false_flag_changes_nothing(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL, 1);
+    ms_optimizer_step step = { .kind = MS_ADAM, .hyper = ms_optimizer_defaults(MS_ADAM) };
+    OK(full(engine, MS_F32, 8, 1, &step.parameter));
+    OK(full(engine, MS_F32, 8, 1, &step.gradient));
+    OK(full(engine, MS_F32, 8, 0, &step.states[0]));
+    OK(full(engine, MS_F32, 8, 0, &step.states[1]));
+    OK(full(engine, MS_I64, 0, 0, &step.count));
+    OK(full(engine, MS_BOOL, 0, 0, &step.only_if));
+    OK(ms_optimizer_step_param(engine, &step));
+    float p[8], m[8];
+    int64_t count;
+    OK(ms_tensor_read(step.parameter, p, sizeof p));
+    OK(ms_tensor_read(step.states[0], m, sizeof m));
+    OK(ms_tensor_read(step.count, &count, 8));
+    assert_true(p[0] == 1 && m[0] == 0 && count == 0);
+    ms_tensor *wrong = NULL;
+    OK(full(engine, MS_F32, 7, 0, &wrong));
+    ms_tensor *right = step.gradient;
+    step.gradient = wrong;
+    assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_ARGUMENT);
+    assert_string_equal(ms_engine_error(engine)->message, "adam: the gradient is [7] f32, the parameter [8] f32");
+    step.gradient = right;
+    step.hyper.beta2 = 1;
+    assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_ARGUMENT);
+    assert_string_equal(ms_engine_error(engine)->message, "adam: betas[2] = 1; 0 or more and below 1 is allowed");
+    ms_tensor *made[] = { step.parameter, step.gradient, step.states[0], step.states[1], step.count, step.only_if, wrong };
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) ms_tensor_release(made[i]);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- clipping, unscaling */
+
+enum { GRADIENTS = 30 };                       /* more than one task holds */
+
+static ms_status make_gradients(ms_engine *engine, ms_tensor *gradients[GRADIENTS], float bad)
+{
+    ms_status status = MS_OK;
+    for (int i = 0; i < GRADIENTS && !status; i++) {
+        int64_t count = i == 3 ? N : 5 + i;
+        float *values = malloc((size_t)count * sizeof *values);
+        for (int64_t e = 0; e < count; e++) values[e] = gradient_of(e, i);
+        if (i == 17) values[2] = bad == 0 ? values[2] : bad;
+        status = full(engine, MS_F32, count, 0, &gradients[i]);
+        if (!status) status = ms_tensor_write(gradients[i], values, (size_t)count * 4);
+        free(values);
+    }
+    return status;
+}
+
+static void release_all(ms_tensor *tensors[GRADIENTS])
+{
+    for (int i = 0; i < GRADIENTS; i++) ms_tensor_release(tensors[i]);
+}
+
+static void clipping_scales_to_the_common_norm(void **state)
+{
+    (void)state;
+    const double orders[] = { 2, 1, 3, INFINITY };
+    for (int o = 0; o < 4; o++)
+        for (int over = 0; over < 2; over++) {
+            ms_engine *engine = make_engine(NULL, 2);
+            ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL;
+            OK(make_gradients(engine, gradients, 0));
+            double p = orders[o], expected = 0;
+            for (int i = 0; i < GRADIENTS; i++)
+                for (int64_t e = 0; e < (i == 3 ? N : 5 + i); e++) {
+                    double size = fabs((double)gradient_of(e, i));
+                    expected = isinf(p) ? fmax(expected, size) : expected + pow(size, p);
+                }
+            if (!isinf(p)) expected = pow(expected, 1 / p);
+            double max = over ? expected / 4 : expected * 2;
+            OK(ms_clip_norm(engine, gradients, GRADIENTS, max, p, &norm, &bad));
+            float got, value[5];
+            int64_t position;
+            OK(ms_tensor_read(norm, &got, 4));
+            OK(ms_tensor_read(bad, &position, 8));
+            OK(ms_tensor_read(gradients[0], value, sizeof value));
+            assert_true(fabs((double)got - expected) < 1e-6 * expected);
+            assert_int_equal(position, -1);
+            double factor = over ? max / (expected + 1e-6) : 1;
+            assert_true(fabs((double)value[1] - factor * (double)gradient_of(1, 0)) < 1e-6);
+            ms_tensor_release(norm);
+            ms_tensor_release(bad);
+            release_all(gradients);
+            ms_engine_free(engine);
+        }
+}
+
+static void what_is_not_finite_is_found(void **state)
+{
+    (void)state;
+    const float values[] = { NAN, INFINITY, -INFINITY };
+    for (int v = 0; v < 3; v++) {
+        ms_engine *engine = make_engine(NULL, 2);
+        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL, *finite = NULL;
+        int64_t position;
+        uint8_t flag;
+        OK(make_gradients(engine, gradients, values[v]));
+        OK(ms_clip_norm(engine, gradients, GRADIENTS, INFINITY, 2, &norm, &bad));
+        OK(ms_tensor_read(bad, &position, 8));
+        assert_int_equal(position, 17);
+        OK(full(engine, MS_F32, 0, 0.5, &factor));
+        OK(ms_unscale(engine, gradients, GRADIENTS, factor, &finite));
+        OK(ms_tensor_read(finite, &flag, 1));
+        assert_int_equal(flag, 0);
+        float value[5];
+        OK(ms_tensor_read(gradients[0], value, sizeof value));
+        assert_true(value[1] == 0.5f * gradient_of(1, 0));
+        ms_tensor *all[] = { norm, bad, factor, finite };
+        for (int i = 0; i < 4; i++) ms_tensor_release(all[i]);
+        release_all(gradients);
+        ms_engine_free(engine);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    float *values = malloc(N * sizeof *values);
+    ms_hyperparameters hyper = ms_optimizer_defaults(MS_ADAM);
+    for (long n = 1;; n++) {
+        fault_os fault;
+        fault_os_init(&fault);
+        ms_engine *engine = make_engine(&fault.table, 2);
+        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL, *finite = NULL;
+        long limit = atomic_load(&fault.calls) + n;
+        atomic_store(&fault.fail_at, limit);
+        ms_status status = run(engine, MS_ADAM, &hyper, MS_BF16, MS_F32, true, values);
+        if (!status) status = make_gradients(engine, gradients, 0);
+        if (!status) status = ms_clip_norm(engine, gradients, GRADIENTS, 1, 2, &norm, &bad);
+        if (!status) status = full(engine, MS_F32, 0, 0.5, &factor);
+        if (!status) status = ms_unscale(engine, gradients, GRADIENTS, factor, &finite);
+        if (!status) status = ms_engine_sync(engine);
+        bool reached = atomic_load(&fault.calls) >= limit;
+        atomic_store(&fault.fail_at, 0);
+        ms_tensor *all[] = { norm, bad, factor, finite };
+        for (int i = 0; i < 4; i++) ms_tensor_release(all[i]);
+        release_all(gradients);
+        assert_int_equal(status, reached ? MS_ERROR_MEMORY : MS_OK);
+        assert_int_equal(ms_engine_memory(engine).live, 0);
+        ms_engine_free(engine);
+        assert_int_equal(atomic_load(&fault.live), 0);
+        if (!reached) break;
+        assert_true(n < 200);
+    }
+    free(values);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_follow_the_formulas),
+        cmocka_unit_test(bits_do_not_depend_on_threads_or_what_is_around),
+        cmocka_unit_test(sixteen_bit_parameters_do_not_lose_small_steps),
+        cmocka_unit_test(a_false_flag_changes_nothing),
+        cmocka_unit_test(clipping_scales_to_the_common_norm),
+        cmocka_unit_test(what_is_not_finite_is_found),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
