@@ -88,19 +88,21 @@ end
 -- Mean loss and measures over the validation batches.
 local function validate(self)
   local o = self.o
-  local count, sums = 0, {}
+  local count, batches, sums = 0, 0, {}
   o.model:eval()
   core.no_grad(function()
     for x, y in o.valid:batches(o.eval.batches) do
       local loss, outputs = pass(self, x, y)
       local values = o.eval.measure and o.eval.measure(outputs, y) or {}
       values.loss = loss
+      -- The last batch may be shorter: means are over rows.
+      local rows = #y
       for name, value in pairs(values) do
-        value = value:to "f32"
-        sums[name] = sums[name] and sums[name]:add_(value) or value:clone()
+        value = value:to "f32" * rows
+        sums[name] = sums[name] and sums[name]:add_(value) or value
       end
-      count = count + 1
-      if count % 8 == 0 then core.synchronize() end
+      count, batches = count + rows, batches + 1
+      if batches % 8 == 0 then core.synchronize() end
     end
   end)
   o.model:train()
@@ -153,7 +155,6 @@ local function after(self, step)
   if o.save and (due(o.save.every, step, last) or stop) then
     busy = true
     folder.save(self, step + 1)
-    if stop then launch.saved = true end
   end
   if stop then
     self.report:break_line()
@@ -200,7 +201,8 @@ function train.train(options)
   end
   for _, entry in ipairs(self.unjudged) do judge(self, entry) end
   self.report:close()
-  folder.close(self)
+  local written = folder.close(self)
+  if steps.stop_requested() and o.save then launch.saved = written end
   local final = self.report.last or {}
   return { step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run }
 end

@@ -98,11 +98,15 @@ function folder.save(self, step)
   prune(self)
 end
 
---- Waits for what is still being written.
+--- Waits for what is still being written; false if the last checkpoint did not make it.
 ---@param self ms.Training
+---@return boolean
 function folder.close(self)
-  if core.checkpoint_wait then core.checkpoint_wait() end
   self.lock = nil
+  if not self.o.save or core.is_sim() then return true end
+  local ok, message = checkpoints().wait()
+  if not ok then log.warn("the last checkpoint was not saved: %s", message) end
+  return ok == true
 end
 
 return folder
