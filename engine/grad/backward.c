@@ -209,14 +209,15 @@ static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *ne
     return node->op->backward(&gradient);
 }
 
-/* Hands the results on; takes them over. */
-static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results)
+/* Hands the results on; takes them over. One that is the sum it was shown has been added there; the same tensor without that is a gradient
+ * that goes on unchanged by a second way, as in x + x. */
+static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_tensor *const *sums)
 {
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < node->input_count; i++) {
         ms_edge edge = node->edges[i];
         if (!edge.node) continue;
-        if (status || results[i] == edge.node->gradients[edge.output]) ms_tensor_release(results[i]);
+        if (status || (sums[i] && results[i] == sums[i])) ms_tensor_release(results[i]);
         else if (results[i]) status = add_to(pass->engine, &edge.node->gradients[edge.output], results[i]);
         if (!status && --edge.node->pending == 0) status = heap_push(pass, edge.node);
     }
@@ -265,7 +266,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         node->freed_script = script;
     }
     if (status) for (uint32_t i = 0; i < node->input_count; i++) ms_tensor_release(results[i]);
-    else status = deliver(pass, node, results);
+    else status = deliver(pass, node, results, sums);
 done:
     ms_release(ms_engine_context(engine), memory);
     ms_engine_set_script(engine, script);
