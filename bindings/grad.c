@@ -250,7 +250,7 @@ static int is_recording(lua_State *L)
 /* ------------------------------------------------------------------------------------------------------------------- recomputation */
 
 /* What recompute keeps: the function, and its arguments with tensors replaced by the engine's aliases at each run. */
-typedef struct recomputed { ms_callback *callback; uint32_t inputs; } recomputed;
+typedef struct recomputed { ms_callback *callback; uint32_t inputs; uint64_t begin, end; } recomputed;
 
 static void recomputed_free(void *object)
 {
@@ -283,7 +283,10 @@ static int run_recomputed(lua_State *L)
     lua_call(L, count, LUA_MULTRET);
     int results = lua_gettop(L) - base + 1;
     if (results < 1 || results > MS_RECOMPUTE_OUTPUTS) return ms_lua_error(L, "recompute: the function returned %d values; 1 to %d tensors are expected", results, MS_RECOMPUTE_OUTPUTS);
-    for (int i = 0; i < results; i++) ms_lua_tensor(L, base + i);
+    for (int i = 0; i < results; i++) {
+        if (!ms_lua_is_tensor(L, base + i)) return ms_lua_error(L, "recompute: value %d that the function returned is a %s, not a tensor", i + 1, luaL_typename(L, base + i));
+        ms_lua_tensor(L, base + i);
+    }
     for (int i = 0; i < results; i++) io->outputs[i] = ms_tensor_retain(ms_lua_tensor(L, base + i));
     io->count = (uint32_t)results;
     return 0;
@@ -297,9 +300,18 @@ static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t i
     if (!lua_checkstack(L, 10) || !ms_callback_push(kept->callback))
         return ms_engine_fail(kept->callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a recomputed function");
     lua_pushlightuserdata(L, &io);
+    kept->begin = ms_handle_count(kept->callback->runtime);
     ms_status status = ms_lua_call(L, kept->callback->runtime, 1, 0);
+    kept->end = ms_handle_count(kept->callback->runtime);
     if (!status) *count = io.count;
     return status;
+}
+
+/* The tape has what backward reads; handles that the function left behind would keep the rest. */
+static void recompute_done(void *user)
+{
+    const recomputed *kept = user;
+    ms_handles_drop(kept->callback->runtime, kept->begin, kept->end, "was made in a recomputed function and went with it; return it, or call keep()");
 }
 
 static int recompute(lua_State *L)
@@ -342,7 +354,7 @@ static int recompute(lua_State *L)
     *kept = (recomputed){ .callback = callback, .inputs = tensors };
     ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
     uint32_t made = 0;
-    ms_status status = ms_recompute(engine, recompute_call, kept, recomputed_free, inputs, tensors, outputs, &made);
+    ms_status status = ms_recompute(engine, recompute_call, kept, recompute_done, recomputed_free, inputs, tensors, outputs, &made);
     if (status) recomputed_free(kept);
     ms_lua_ok(L, status);
     for (uint32_t i = 0; i < made; i++) ms_handle_fill(handles[i], outputs[i]);

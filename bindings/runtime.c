@@ -61,19 +61,22 @@ ms_engine *ms_lua_enter(lua_State *L)
     return runtime->engine;
 }
 
-static void release_dropped(ms_runtime *runtime, uint64_t step)
+/* Those of that step (0: of any) that were made after `begin` and up to `end`. */
+static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, uint64_t end)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < runtime->dropped_count; i++)
-        if (step == 0 || runtime->dropped[i].step == step) ms_tensor_release(runtime->dropped[i].tensor);
-        else runtime->dropped[kept++] = runtime->dropped[i];
+    for (size_t i = 0; i < runtime->dropped_count; i++) {
+        ms_dropped dropped = runtime->dropped[i];
+        if ((step == 0 || dropped.step == step) && dropped.order > begin && dropped.order <= end) ms_tensor_release(dropped.tensor);
+        else runtime->dropped[kept++] = dropped;
+    }
     runtime->dropped_count = kept;
 }
 
 void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
     lua_gc(L, LUA_GCCOLLECT);
-    release_dropped(runtime, 0);
+    release_dropped(runtime, 0, 0, UINT64_MAX);
     runtime->live_at_collect = ms_engine_memory(runtime->engine).live;
     ms_engine_relieved(runtime->engine);
 }
@@ -94,7 +97,7 @@ static void unlink_handle(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
     if (handle->previous) handle->previous->next = handle->next;
-    else if (runtime->step_handles == handle) runtime->step_handles = handle->next;
+    else if (runtime->handles == handle) runtime->handles = handle->next;
     if (handle->next) handle->next->previous = handle->previous;
     handle->previous = handle->next = NULL;
 }
@@ -107,7 +110,7 @@ static int handle_close(lua_State *L)
     ms_runtime *runtime = handle->runtime;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
-    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step };
+    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step, .order = handle->order };
     handle->tensor = NULL;
     handle->gone = "was closed";
     return 0;
@@ -145,40 +148,47 @@ void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
     handle->gone = NULL;
     handle->step = runtime->step_serial;
     handle->script = ms_engine_script(runtime->engine);
-    if (!handle->step) return;
-    handle->next = runtime->step_handles;
+    handle->order = ++runtime->orders;
+    handle->next = runtime->handles;
     if (handle->next) handle->next->previous = handle;
-    runtime->step_handles = handle;
+    runtime->handles = handle;
 }
 
 void ms_handle_keep(ms_handle *handle)
 {
-    if (handle->step && !handle->kept) unlink_handle(handle);
+    unlink_handle(handle);
     handle->kept = true;
 }
 
 void ms_handle_drop(ms_handle *handle, const char *why)
 {
     if (!handle->tensor) return;
-    if (handle->step && !handle->kept) unlink_handle(handle);
+    unlink_handle(handle);
     ms_tensor *tensor = handle->tensor;
     handle->tensor = NULL;
     handle->gone = why;
     ms_tensor_release(tensor);
 }
 
+uint64_t ms_handle_count(const ms_runtime *runtime) { return runtime->orders; }
+
+void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why)
+{
+    ms_handle *handle = runtime->handles;
+    while (handle && handle->order > begin) {
+        ms_handle *next = handle->next;
+        if (handle->order <= end) ms_handle_drop(handle, why);
+        handle = next;
+    }
+    release_dropped(runtime, 0, begin, end);
+}
+
 /* Everything that was made in the step and not kept goes, whoever still holds a handle. */
 static void release_step(ms_runtime *runtime)
 {
-    while (runtime->step_handles) {
-        ms_handle *handle = runtime->step_handles;
-        unlink_handle(handle);
-        ms_tensor *tensor = handle->tensor;
-        handle->tensor = NULL;
-        handle->gone = "was released when its step ended; call keep() on what is to live longer";
-        ms_tensor_release(tensor);
-    }
-    release_dropped(runtime, runtime->step_serial);
+    while (runtime->handles && runtime->handles->step == runtime->step_serial)
+        ms_handle_drop(runtime->handles, "was released when its step ended; call keep() on what is to live longer");
+    release_dropped(runtime, runtime->step_serial, 0, UINT64_MAX);
 }
 
 /* --------------------------------------------------------------------------------------------------------------------------- steps */
@@ -225,7 +235,7 @@ static int runtime_gc(lua_State *L)
     ms_runtime *runtime = lua_touserdata(L, 1);
     if (runtime->closed) return 0;
     runtime->closed = true;
-    release_dropped(runtime, 0);
+    release_dropped(runtime, 0, 0, UINT64_MAX);
     ms_engine_free(runtime->engine);
     runtime->engine = NULL;
     ms_release(&runtime->context, runtime->dropped);

@@ -33,11 +33,12 @@ typedef struct ms_handle {
     ms_tensor *tensor;
     ms_runtime *runtime;
     uint64_t step;                             /* serial number of the step that made it; 0: outside */
+    uint64_t order;                            /* counts all handles from 1 */
     uint32_t script;                           /* line that made it */
-    struct ms_handle *previous, *next;         /* handles of the current step */
+    struct ms_handle *previous, *next;         /* those that are not kept, the latest first */
 } ms_handle;
 
-typedef struct ms_dropped { ms_tensor *tensor; uint64_t step; } ms_dropped;
+typedef struct ms_dropped { ms_tensor *tensor; uint64_t step, order; } ms_dropped;
 
 struct ms_runtime {
     ms_context context;                        /* for what happens before there is an engine */
@@ -50,7 +51,8 @@ struct ms_runtime {
     int64_t step;                              /* number of the current or last step */
     uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
     bool drain;                                /* futures' callbacks wait for the hook to return */
-    ms_handle *step_handles;
+    ms_handle *handles;                        /* the latest that is not kept */
+    uint64_t orders;                           /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
     uint64_t live_at_collect;                  /* bytes, after the last ms_lua_collect */
@@ -122,6 +124,11 @@ void ms_handle_fill(ms_handle *handle, ms_tensor *owned);
 /* Marks it as kept: it outlives its step. */
 void ms_handle_keep(ms_handle *handle);
 void ms_handle_drop(ms_handle *handle, const char *why);                 /* releases now; why: static text */
+
+/* How many handles have been made, and the end of those that were made from `begin` to `end`, but for kept ones, whoever holds them: as at a
+ * step's end. why: static text. */
+uint64_t ms_handle_count(const ms_runtime *runtime);
+void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
 
 /* -------------------------------------------------------------------------------------------------------------- calls into Lua */
 

@@ -7,6 +7,7 @@ typedef struct ms_recomputed {
     ms_engine *engine;
     ms_recompute_function f;
     void *user;
+    void (*done)(void *);
     void (*free_user)(void *);
     ms_random random;                          /* as it was when f ran first */
     ms_dtype autocast;
@@ -55,6 +56,7 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
             entering[used++] = gradients[i];
         }
     if (!status && used) status = ms_backward(kept->engine, roots, entering, used, false);
+    if (kept->done) kept->done(kept->user);
     for (uint32_t i = 0; i < count; i++) ms_tensor_release(outputs[i]);
     for (uint32_t i = 0; i < kept->input_count; i++) {
         ms_tensor *gradient = ms_tensor_grad(kept->inputs[i]);
@@ -66,8 +68,8 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
 
 static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free };
 
-ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*free_user)(void *), ms_tensor *const *inputs,
-                       uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
+ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
+                       ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
 {
     void *memory = NULL;
     ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_recomputed) + input_count * sizeof(ms_tensor *), "recompute", &memory);
@@ -78,12 +80,16 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, v
     bool recording = ms_engine_set_recording(engine, false);
     uint32_t count = 0;
     ms_tensor *made[MS_RECOMPUTE_OUTPUTS] = { NULL };
-    if (!status) status = f(user, kept->inputs, kept->input_count, made, &count);
+    if (!status) {
+        status = f(user, kept->inputs, kept->input_count, made, &count);
+        if (done) done(user);
+    }
     ms_engine_set_recording(engine, recording);
     kept->output_count = count;
     if (!status && recording) {
         /* From here on the node owns user; before, the caller does. */
         kept->user = user;
+        kept->done = done;
         kept->free_user = free_user;
         status = ms_record(engine, &recompute_function, kept, true, inputs, input_count, made, count);
         if (status) kept->free_user = NULL;

@@ -64,11 +64,12 @@ end
 function Metric:push(value)
   if core.is_tensor(value) then
     if value:numel() ~= 1 then core.raise(("metric '%s': push one element, not %s"):format(self.name, tostring(value))) end
-    value = core.no_grad(function() return value:detach():reshape():to "f32" end)
+    value = core.no_grad(function() return value:detach():reshape():to "f32":keep() end)
   elseif type(value) ~= "number" then
     core.raise(("metric '%s': push a number or a one-element tensor, not %s"):format(self.name, type(value)))
   end
-  self.value = self.count == 0 and value or core.no_grad(function() return combine[self.op](self.value, value) end)
+  if self.count > 0 then value = core.no_grad(function() return combine[self.op](self.value, value) end) end
+  self.value = core.is_tensor(value) and value:keep() or value
   self.count = self.count + 1
 end
 

@@ -245,7 +245,7 @@ static void recomputing_gives_the_same_gradients(void **state)
         ms_engine_set_random(engine, (ms_random){ .seed = 5 });
         OK(vector(engine, 3, -2, true, &x));
         OK(vector(engine, 10, 20, true, &w));
-        if (again) OK(ms_recompute(engine, masked, w, NULL, &x, 1, &y, &made));
+        if (again) OK(ms_recompute(engine, masked, w, NULL, NULL, &x, 1, &y, &made));
         else OK(masked(w, &x, 1, &y, &made));
         assert_int_equal(ms_engine_draw(engine).draw, 1);
         OK(total(engine, y, &loss));
@@ -276,7 +276,7 @@ static ms_status program(ms_engine *engine)
     if (!status) status = ms_tensor_on_gradient(x, double_it, &t, NULL, &id);
     if (!status) status = ms_tensor_on_accumulated(x, note, &t, NULL, &id);
     for (int pass = 0; pass < 2 && !status; pass++) {
-        status = ms_recompute(engine, masked, w, NULL, &x, 1, &y, &made);
+        status = ms_recompute(engine, masked, w, NULL, NULL, &x, 1, &y, &made);
         if (!status) status = apply(engine, &ms_op_mul, y, x, &z);
         if (!status) status = total(engine, z, &loss);
         if (!status) status = ms_backward(engine, &loss, NULL, 1, false);

@@ -61,11 +61,12 @@ MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, 
                            ms_tensor *const *outputs, uint32_t output_count);
 
 /* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without a tape and again in backward, with the
- * same random numbers; nothing in between is kept. user is freed with the graph. */
+ * same random numbers; nothing in between is kept. done (may be NULL) is called when what a run made on its way is not needed any more: behind
+ * the first run, and behind backward through what a later one recorded. user is freed with the graph. */
 #define MS_RECOMPUTE_OUTPUTS 8
 typedef ms_status (*ms_recompute_function)(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count);
-MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*free_user)(void *), ms_tensor *const *inputs,
-                              uint32_t input_count, ms_tensor **outputs, uint32_t *output_count);
+MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
+                              ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count);
 
 #ifdef __cplusplus
 }
