@@ -26,7 +26,7 @@ function report.report(options)
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
     file = assert(core.file_append(options.run .. "/metrics.jsonl")),
-    terminal = process and process.is_terminal() or false, flops = core.flops(), before = core.clock_ms(), times = {},
+    terminal = process and process.is_terminal() or false, flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
   local measured
   self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
@@ -60,11 +60,13 @@ local function line_of(self, entry)
   if entry.loss then parts[#parts + 1] = ("loss %.4f"):format(entry.loss) end
   if entry.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(entry.grad_norm) end
   if entry.lr then parts[#parts + 1] = ("lr %.2e"):format(entry.lr) end
-  parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
-  if entry.tok_s then parts[#parts + 1] = amount(entry.tok_s) .. " tok/s" end
-  if entry.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * entry.mfu) end
+  if self.reported > 3 then                -- before, the host has only run ahead of the device
+    parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
+    if entry.tok_s then parts[#parts + 1] = amount(entry.tok_s) .. " tok/s" end
+    if entry.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * entry.mfu) end
+  end
   parts[#parts + 1] = ("mem %.0f MiB"):format(entry.peak_bytes / 2 ^ 20)
-  if self.total then
+  if self.total and self.reported > 3 then
     parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * entry.mean_ms / 1e3)
   end
   return table.concat(parts, "  ")
@@ -107,6 +109,8 @@ function Report:step(values)
   local ms, work = now - self.before, flops - self.flops
   self.before, self.flops = now, flops
   -- The host runs ahead of the device by up to two steps, so a single step's time says little: rates are over the last ones.
+  self.reported = self.reported + 1
+  if self.reported == 4 then self.times = {} end
   self.times[#self.times + 1] = ms
   if #self.times > 20 then table.remove(self.times, 1) end
   local sum = 0
