@@ -1,0 +1,508 @@
+---@meta moonshard
+-- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units, errors. Definitions only; nothing here runs.
+-- What belongs to several ranks (groups, ddp, hooks, planners, fsdp) joins it when it is built.
+--
+-- Eleven rules hold everywhere, and are not repeated below.
+--  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans, stats) are plain tables with fields.
+--  2. What you write in Lua counts from 1: positions in tables, dimensions, `narrow`, `t[i]`; negative dimensions count from the end.
+--     What is stored in a tensor or has a name on the wire counts from 0: rank, device, step, bucket and unit index, token id,
+--     class label, and the index tensors of argmax, topk, gather, scatter (so that they mean the same to peers, files and other tools).
+--  3. In-place operators end in `_` and return their tensor. Collectives have no `_`: they return futures and say what they write.
+--  4. Arguments go: subject, options, function. A function comes last; what is run "inside" (`no_grad`, `autocast`, `no_sync`,
+--     `summon`, `stream:run`) gets a function and returns its results. Only `ms.recompute(f, ...)`, like `pcall`, has it first.
+--  5. Enums are strings. An unknown option or string raises and names the nearest one.
+--  6. A programmer's mistake raises, with position and what to do. What the environment can refuse (files, data, hosts) returns
+--     `nil, message, code` (typed `T?, string?, string?`); codes: "not_found" "denied" "exists" "no_space" "corrupt" "mismatch" "timeout" "unsupported" "io".
+--     What fails after the call that enqueued it (device, peer) is raised by the next call that meets it, with the first cause;
+--     it ends the job: a step's collectives have no local way back.
+--  7. Nothing waits unless it says **blocks**: the host then waits for the device. Blocking calls raise inside hooks and plans.
+--  8. A tensor made inside a step (`ms.steps`) is released at that step's end, whoever still holds the handle; later use raises,
+--     naming the line that made it. Kept are: what `t:keep()` marks, parameters, buffers, gradients, what a State, an optimizer's
+--     `state` or a future keeps, and all that was made outside a step.
+--  9. Where a future is wanted, a tensor is taken as one that is ready on the current stream. Where a number scales a tensor, a
+--     one-element tensor will do.
+-- 10. What has something to save has `state()` and `load_state(t)`: plain tables of tensors, numbers, strings, booleans, tables.
+-- 11. Sizes are in bytes, times in milliseconds, and their names say so (`budget_bytes`, `ready_ms`).
+--
+-- Phases: *load* (the file runs), *plan* (planners: numbers in, table out), *step* (inside `ms.steps`), *hook* (links, gradient hooks,
+-- `and_then`; enqueue only). In a hook it is an error to block, call backward, step the optimizer as a whole, make groups or register
+-- hooks; in a plan, to touch tensors, groups or clocks. Nothing that runs in hooks or plans may yield.
+
+---@alias ms.DType "f32"|"f16"|"bf16"|"i64"|"i32"|"u16"|"u8"|"bool"
+---@alias ms.Op "sum"|"avg"|"min"|"max"|"prod"
+---@alias ms.Number number|ms.Tensor  a number or a one-element tensor
+---@alias ms.Index ms.Tensor          i64, i32 or u16; counts from 0
+
+-------------------------------------------------------------------------------------------------------------------- the module
+
+---@class ms
+---@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
+---@field optim ms.optim
+---@field data ms.data
+---@field checkpoint ms.checkpoint
+---@field safetensors ms.safetensors
+---@field trace ms.trace
+---@field version string
+--- The engine starts by itself at first use, from the launcher's settings; only a program without the launcher calls this, first
+--- (rendezvous: a socket path that all its ranks share).
+---@field init fun(options: { device?: "cpu"|"sim", threads?: integer, strict?: boolean, pin?: boolean, seed?: integer, memory_bytes?: integer, cpu?: "portable"|"avx2"|"avx512"|"avx512bf16" })
+
+---@class ms
+---@field memory fun(): { live: integer, peak: integer, reserved: integer }   bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since the start or reset_peak; reserved: live and what the pool keeps
+---@field reset_peak fun()
+--- **blocks** until all streams have finished.
+---@field synchronize fun()
+---@field info fun(): table   cpu, threads, blas, memory_bytes, devices, mpi, nccl, lua, version
+---@field rank fun(): integer
+---@field world_size fun(): integer
+--- The current step: 0-based; after a resume it goes on where the run stopped.
+---@field step fun(): integer
+--- `for step in ms.steps(count, first) do`: the only way to say what a step is. Yields first (0 unless given) to count - 1. Leaving
+--- the loop in any way ends the step. Plans, metrics, the trace, memory accounts and a stop request act at its edges.
+---@field steps fun(count: integer, first?: integer): fun(): integer?
+--- Seeds the counter-based generator of this engine: draws depend on seed, step and position, never on threads.
+---@field seed fun(seed: integer)
+--- Declares the recipe's options and returns their values: default, then the file of `--config`, then `key=value` of the command line.
+--- The default gives the type; a table with a value at [1] describes (`{ 3e-4, help = "peak", choices = {...} }`), any other table is
+--- a group (`model.layers=24`). An integer default takes integers only. Engine switches are flags (`--trace`, `--device`), not options.
+---@field config fun(options: table): table
+--- A line on rank 0, formatted as `string.format`; tensors may be arguments only of `%s`, which shows shape and dtype, not values.
+---@field log fun(format: string, ...: any)
+--- The same on whichever rank calls it, with its number.
+---@field warn fun(format: string, ...: any)
+--- `pairs` in key order: the order of `pairs` differs between ranks.
+---@field sorted_pairs fun(t: table)
+--- Errors. config: unknown option (names the nearest), wrong type (shows default). init: called after the engine has started.
+--- steps: nested or inside a hook. Any call from another Lua state or thread than the engine's own.
+
+---------------------------------------------------------------------------------------------------------------- making tensors
+
+--- One table gives shape and options: `ms.zeros { 2, 3, dtype = "bf16" }`; `ms.zeros {}` is a scalar (no dimensions).
+---@class ms.Shape: { [integer]: integer }
+---@field dtype? ms.DType              "f32" unless given
+---@field device? string               the current device unless given; "cpu" "cuda:0" "meta" (shape without memory)
+---@field requires_grad? boolean
+
+---@class ms.RandomShape: ms.Shape
+---@field seed? integer                the engine's seed unless given
+---@field std? number                  randn only
+---@field low? number                  rand, randint: inclusive
+---@field high? number                 rand, randint: exclusive
+
+---@class ms
+--- values: nested lists of equal lengths; dtype: "f32", "i64" if all are integers, "bool" if booleans.
+---@field tensor fun(values: number|boolean|table, dtype?: ms.DType): ms.Tensor
+---@field empty fun(shape: ms.Shape): ms.Tensor   contents undefined
+---@field zeros fun(shape: ms.Shape): ms.Tensor
+---@field ones fun(shape: ms.Shape): ms.Tensor
+---@field full fun(value: number, shape: ms.Shape): ms.Tensor
+--- first, first + step, ... up to and including last, as Lua's `for`.
+---@field arange fun(first: number, last: number, step?: number): ms.Tensor
+---@field rand fun(shape: ms.RandomShape): ms.Tensor   uniform in [low, high), [0, 1) unless given
+---@field randn fun(shape: ms.RandomShape): ms.Tensor   normal, mean 0
+---@field randint fun(shape: ms.RandomShape): ms.Tensor   i64
+---@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: 1 unless given
+---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: the new dimension; 1 unless given
+---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor   condition: bool
+--- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the original shapes, in order.
+---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
+--- Errors. tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several units; inside a step; after ddp
+--- (wrap afterwards). where: shapes that do not broadcast (shows all three).
+
+------------------------------------------------------------------------------------------------------------- scopes, futures, tools
+
+---@class ms
+--- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the current one.
+---@field device fun(name?: string, f?: function): any
+---@field no_grad fun(f: function)   f: no graph is recorded inside
+--- Matrix products, convolution-like operators and attention inside f compute in dtype and accumulate in f32; norms, softmax, losses
+--- and reductions stay in f32. Weights stay f32; their casts are cached for the step.
+---@field autocast fun(dtype: "bf16"|"f16", f: function)
+--- Runs f(...) without storing its activations; backward runs it again, with the same random numbers.
+---@field recompute fun(f: function, ...: any)
+--- Without a name: the current stream. With one: that stream, made at first use.
+---@field stream fun(name?: string, options?: { priority?: "low"|"normal"|"high" }): ms.Stream
+--- A future of the list of all values, in order.
+---@field all fun(futures: (ms.Future|ms.Tensor)[]): ms.Future
+--- A named series with one value a step: what is pushed in a step is combined by op, over the step and, at its end, over all ranks (all
+--- metrics in one small all-reduce). Goes to metrics.jsonl. The same name returns the same metric.
+---@field metric fun(name: string, op?: ms.Op): ms.Metric   op: "avg" unless given
+--- The step line on rank 0 and `metrics.jsonl`, for loops written by hand.
+---@field report fun(options: { run: string, tokens?: integer, every?: integer }): ms.Report   options: run: folder; tokens: a step, over all ranks
+
+--- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps its value until collected, across
+--- steps too, and several `and_then` may hang on one.
+---@class ms.Future
+--- The current stream waits; the host does not.
+---@field value fun(self): any
+--- f(value) runs on the host with the future's stream current: at once, or after the running hook or callback has returned (a flat FIFO,
+--- in order of registration). What f returns (future, tensor or list of tensors; nothing: the same value) is the new future's value.
+---@field and_then fun(self, f: fun(value: any): any): ms.Future
+---@field sync fun(self): any   **blocks** until it is ready
+--- Errors. sync inside a hook. An error in f ends the step on every rank with hook, bucket and script line. f yields.
+--- There is no `done()`: what depends on timing makes ranks diverge.
+
+---@class ms.Stream
+---@field name fun(self): string
+--- f runs at once on the host; what it enqueues goes onto this stream.
+---@field run fun(self, f: function)
+--- This stream waits; hazards on tensors need no wait, they are found by the engine (and are errors in strict mode only in C code).
+---@field wait fun(self, future: ms.Future)
+--- **blocks**
+---@field sync fun(self)
+--- Errors. sync inside a hook. An error of a task on it, raised with task name and script line.
+
+---@class ms.Metric
+---@field push fun(self, value: ms.Number)
+--- The value of step `ms.step() - steps`, the same on every rank; nil where there is none. Waits only if the device is further behind.
+---@field lag fun(self, steps: integer): number?   steps: 1 or more
+--- Errors. lag(0). push of more than one element. Two metrics of one name with different ops.
+
+
+---@class ms.Report
+--- Never waits: tensors are shown one step late. Adds ms, tok/s, MFU, memory, ETA by itself.
+---@field step fun(self, values: table<string, ms.Number>)
+
+------------------------------------------------------------------------------------------------------------------------- tensor
+
+--- Arithmetic (+ - * / ^ unary -) with tensors and numbers, broadcasting from the last dimension; `#t` is the first dimension's size;
+--- `t[i]` selects along it (a view; write with `t[i]:copy_(x)`); `==` compares handles, `t:eq(x)` values; tostring shows shape, not values.
+---@class ms.Tensor
+---@operator add(ms.Number): ms.Tensor
+---@operator sub(ms.Number): ms.Tensor
+---@operator mul(ms.Number): ms.Tensor
+---@operator div(ms.Number): ms.Tensor
+---@operator pow(number): ms.Tensor
+---@operator unm: ms.Tensor
+---@operator len: integer
+---@field [integer] ms.Tensor
+-- what it is
+---@field shape fun(self): integer[]
+---@field size fun(self, dim: integer): integer
+---@field dim fun(self): integer                     number of dimensions
+---@field numel fun(self): integer
+---@field dtype fun(self): ms.DType
+---@field device fun(self): string
+---@field is_contiguous fun(self): boolean
+---@field item fun(self): number|boolean             one element; **blocks**
+---@field to_table fun(self): table                  nested lists; **blocks**; up to a million elements
+---@field show fun(self): string                     values, abridged; **blocks**
+-- memory
+---@field keep fun(self): self                       survives the end of the step
+---@field clone fun(self): ms.Tensor                 contiguous
+---@field contiguous fun(self): ms.Tensor            itself if it is
+---@field to fun(self, what: ms.DType|string): ms.Tensor     dtype or device; itself if equal
+---@field empty_like fun(self, dtype?: ms.DType): ms.Tensor
+---@field zeros_like fun(self, dtype?: ms.DType): ms.Tensor
+---@field ones_like fun(self, dtype?: ms.DType): ms.Tensor
+---@field copy_ fun(self, from: ms.Tensor): self     casts, broadcasts, crosses devices
+---@field fill_ fun(self, value: ms.Number): self
+---@field zero_ fun(self): self
+-- views (no copy; `view` raises where reshape would copy)
+---@field view fun(self, ...: integer): ms.Tensor            one size may be -1
+---@field reshape fun(self, ...: integer): ms.Tensor
+---@field flatten fun(self, first?: integer, last?: integer): ms.Tensor
+---@field narrow fun(self, dim: integer, start: integer, length: integer): ms.Tensor
+---@field select fun(self, dim: integer, index: integer): ms.Tensor
+---@field split fun(self, sizes: integer|integer[], dim?: integer): ms.Tensor[]
+---@field chunk fun(self, count: integer, dim?: integer): ms.Tensor[]
+---@field transpose fun(self, a: integer, b: integer): ms.Tensor
+---@field t fun(self): ms.Tensor                             the last two dimensions swapped
+---@field permute fun(self, ...: integer): ms.Tensor
+---@field squeeze fun(self, dim: integer): ms.Tensor
+---@field unsqueeze fun(self, dim: integer): ms.Tensor
+---@field expand fun(self, ...: integer): ms.Tensor
+---@field pad_to fun(self, multiple: integer): ms.Tensor     1-D, zeros at the end up to a multiple; itself if it is one
+-- elementwise; each of these has an in-place twin: add_, relu_, clamp_ ...
+---@field add fun(self, other: ms.Number, factor?: number): ms.Tensor   self + factor * other, one pass
+---@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor
+---@field mul fun(self, other: ms.Number): ms.Tensor
+---@field div fun(self, other: ms.Number): ms.Tensor
+---@field pow fun(self, exponent: number): ms.Tensor
+---@field neg fun(self): ms.Tensor
+---@field exp fun(self): ms.Tensor
+---@field log fun(self): ms.Tensor
+---@field sqrt fun(self): ms.Tensor
+---@field rsqrt fun(self): ms.Tensor
+---@field square fun(self): ms.Tensor
+---@field abs fun(self): ms.Tensor
+---@field sign fun(self): ms.Tensor
+---@field clamp fun(self, low?: number, high?: number): ms.Tensor
+---@field maximum fun(self, other: ms.Number): ms.Tensor
+---@field minimum fun(self, other: ms.Number): ms.Tensor
+---@field lerp fun(self, to: ms.Tensor, weight: ms.Number): ms.Tensor   self + weight * (to - self)
+---@field addcmul fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+---@field addcdiv fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+---@field relu fun(self): ms.Tensor
+---@field gelu fun(self, form?: "tanh"|"erf"): ms.Tensor    "tanh" unless given, everywhere
+---@field silu fun(self): ms.Tensor
+---@field tanh fun(self): ms.Tensor
+---@field sigmoid fun(self): ms.Tensor
+---@field dropout fun(self, p: number): ms.Tensor            other numbers on every rank
+---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor
+---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
+---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor   equal indices add in order of position
+-- comparison, to bool
+---@field eq fun(self, other: ms.Number|boolean): ms.Tensor
+---@field ne fun(self, other: ms.Number|boolean): ms.Tensor
+---@field lt fun(self, other: ms.Number): ms.Tensor
+---@field le fun(self, other: ms.Number): ms.Tensor
+---@field gt fun(self, other: ms.Number): ms.Tensor
+---@field ge fun(self, other: ms.Number): ms.Tensor
+---@field is_finite fun(self): ms.Tensor
+---@field any fun(self): ms.Tensor                           scalar
+---@field all fun(self): ms.Tensor                           scalar
+-- reductions: over dim, or over everything to a scalar
+---@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor   2 unless given; math.huge; in f32
+---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0
+---@field cumsum fun(self, dim: integer): ms.Tensor
+---@field dot fun(self, other: ms.Tensor): ms.Tensor
+---@field quantile fun(self, q: number): ms.Tensor
+---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
+-- selection
+---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor            values, i64 indices; last dimension unless given; ties: lower index
+---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor   1-D: |x| > threshold: values, indices, count; unused slots are 0 and index 0
+---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
+---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor
+-- linear algebra and layers
+---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
+---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight^T + bias
+---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight + bias, weight [in, out]
+---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor   self + residual, and its norm, in one pass
+---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
+---@field log_softmax fun(self, dim?: integer): ms.Tensor
+---@field cross_entropy fun(self, target: ms.Index, options?: { ignore_index?: integer, reduction?: "mean"|"sum"|"none" }): ms.Tensor   [..., classes] against [...]; ignore_index -100
+---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
+---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor   eps of both norms: 1e-5 unless given
+---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
+---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
+---@field embedding fun(self, weight: ms.Tensor): ms.Tensor  self: token ids
+---@field rotary fun(self, first?: integer, base?: number): ms.Tensor               [batch, heads, time, width]; first position, from 0
+---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor   queries [batch, heads, time, width]; fewer key heads: grouped; causal unless told
+-- gradients
+---@field requires_grad fun(self): boolean
+---@field requires_grad_ fun(self, yes?: boolean): self
+---@field detach fun(self): ms.Tensor
+---@field grad fun(self): ms.Tensor?
+---@field set_grad fun(self, grad?: ms.Tensor)
+---@field backward fun(self, options?: { gradient?: ms.Tensor, retain_graph?: boolean })      gradients add up
+---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()              before it is used further; the result is a function that removes f
+--- Errors. Shapes that do not fit (operator, both shapes, script line). Dtypes that do not match: no silent promotion between floats.
+--- Use after the step that made it (rule 8), of a borrowed bucket tensor after its hook, or after an error spoiled it. backward: the graph
+--- was freed (by which line), a saved tensor was changed in place (which), backward of a backward is not supported.
+--- item, to_table, show inside a hook: use a Metric and `lag`.
+
+----------------------------------------------------------------------------------------------------------------------------- nn
+
+---@class ms.Parameter: ms.Tensor      under fsdp: this rank's 1-D piece, perhaps empty, except during its unit's use or `summon`
+---@field name fun(self): string       dotted, "" until it has a root module
+---@field full_shape fun(self): integer[]
+---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()     after the gradient was added up; removes f
+
+--- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of assignment. Names are dotted and list
+--- items count from 0 in them, as in other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight".
+---@class ms.Module
+---@operator call(...): any            runs forward with hooks; call the wrapped model, not what is inside
+---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]   each once, tied ones under their first name
+---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
+---@field children fun(self): ms.Module[]   direct ones
+---@field modules fun(self): (fun(): string, ms.Module)   itself ("") and all below, in order
+---@field train fun(self, yes?: boolean): self
+---@field eval fun(self): self
+---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
+---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })   t: saved unless options.save is false
+--- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward: f(module, gradients). What it returns replaces.
+---@field hook fun(self, when: "pre_forward"|"forward"|"pre_backward"|"backward", f: function): fun()
+--- f(i) for i = 1..count; gradients are reduced in the last pass only. A plain module just loops.
+---@field accumulate fun(self, count: integer, f: fun(i: integer))
+--- Scales all gradients to a norm of at most `max`, over all ranks and shards; the norm before is a device scalar.
+---@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor   p: 2 unless given
+---@field clip_grad_value fun(self, max: number)
+--- options: full (unless given): complete tensors on rank 0, elsewhere empty.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
+---@field load_state fun(self, state: table<string, ms.Tensor>, options?: { partial?: boolean })
+--- As safetensors, written by rank 0, a unit at a time. All ranks call.
+---@field save fun(self, path: string): true?, string?, string?
+--- A file, a list of files or a folder; each rank reads only what it holds.
+---@field load fun(self, path: string|string[], options?: { partial?: boolean }): true?, string?, string?
+--- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same parameter assigned under two roots.
+--- forward called directly on a wrapped module. accumulate: f did not call backward.
+
+---@class ms.ModelOptions
+---@field vocab integer
+---@field context integer
+---@field layers integer
+---@field width integer
+---@field heads integer
+---@field kv_heads? integer            llama
+---@field hidden? integer
+---@field dropout? number              gpt2
+---@field tie? boolean                 head and embedding: gpt2 true, llama false
+---@field eps? number                  of the norms; 1e-5
+---@field rotary_base? number          llama; 10000
+---@field recompute? boolean           activations, block by block
+
+---@class ms.nn
+---@field List fun(modules: ms.Module[]): ms.Module
+---@field Sequential fun(...: ms.Module): ms.Module
+---@field Linear fun(inputs: integer, outputs: integer, options?: { bias?: boolean }): ms.Module
+---@field Embedding fun(count: integer, width: integer): ms.Module
+---@field LayerNorm fun(width: integer, options?: { eps?: number, bias?: boolean }): ms.Module
+---@field RMSNorm fun(width: integer, options?: { eps?: number }): ms.Module
+---@field Dropout fun(p: number): ms.Module
+---@field ReLU fun(): ms.Module
+---@field GELU fun(form?: "tanh"|"erf"): ms.Module
+---@field SiLU fun(): ms.Module
+---@field MLP fun(width: integer, hidden: integer, options?: { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }): ms.Module
+---@field Attention fun(options: { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean }): ms.Module
+--- `local Block = nn.class("Block")`, then `function Block:init(...)` and `function Block:forward(...)`; `Block(...)` makes one.
+---@field class fun(name: string, base?: table): table
+---@field Parameter fun(t: ms.Tensor): ms.Parameter
+--- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
+---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
+---@class ms.LanguageModel: ms.Module
+---@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor   the new ids
+
+-------------------------------------------------------------------------------------------------------------------------- optim
+
+---@class ms.ParamGroup                live: what is written here holds from the next step on; hyper-parameters by their names below
+---@field params ms.Parameter[]|ms.Tensor[]
+---@field lr number
+---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
+
+---@class ms.OptimizerOptions
+---@field lr? ms.Number                each kind's default stands below
+---@field weight_decay? number
+---@field maximize? boolean
+---@field schedule? fun(step: integer): number   factor on lr; step counts this optimizer's steps from 0
+---@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
+---@field [string] any                 the hyper-parameters of the kind
+
+---@class ms.Kind
+---@field name string
+---@field defaults table<string, any>
+---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)   state: this parameter's, saved
+
+---@class ms.optim
+---@field sgd fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer       lr .01, momentum 0, dampening 0, nesterov false
+---@field adam fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer      lr 1e-3, betas {.9, .999}, eps 1e-8, amsgrad false
+---@field adamw fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer     as adam; weight_decay .01
+---@field adagrad fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer   lr .01, lr_decay 0, initial_accumulator_value 0, eps 1e-10
+---@field adadelta fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer  lr 1, rho .9, eps 1e-6
+---@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer   lr .01, alpha .99, eps 1e-8, momentum 0, centered false
+---@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer     lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
+---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer    lr 1e-3, betas {.9, .999}, eps 1e-8
+--- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in ones.
+---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
+--- options: floor: last factor, 0 unless given.
+---@field linear fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
+---@field cosine fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
+--- options: warm up, stay, decay in the last `decay` steps.
+---@field wsd fun(options: { steps: integer, decay: integer, warmup?: integer, floor?: number }): fun(step: integer): number
+--- As the Module's methods, for a list.
+---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
+---@field clip_grad_value fun(params: ms.Parameter[], max: number)
+--- In order: 65536, 2, .5, 2000 unless given.
+---@field scaler fun(options?: { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }): ms.Scaler
+
+
+---@class ms.Scaler
+---@field scale fun(self, loss: ms.Tensor): ms.Tensor
+---@field step fun(self, optimizer: ms.Optimizer)   unscales; skips on every rank if any rank saw inf or nan; adapts
+
+---@class ms.Optimizer
+--- One step from the gradients, which it consumes: they are gone afterwards (`keep_grads = true` leaves them). Under a policy it finishes
+--- what was not stepped early, so the same loop runs under every policy. Parameters without gradient are left alone.
+--- options: only_if: one bool on the device; false: nothing changes, not even the step count.
+---@field step fun(self, options?: { only_if?: ms.Tensor, keep_grads?: boolean })
+--- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks.
+---@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })   grad: p:grad() unless given
+---@field zero_grad fun(self)
+---@field groups fun(self): ms.ParamGroup[]
+---@field add_group fun(self, group: ms.ParamGroup)
+---@field lr fun(self): number   what the next step of the first group uses, schedule included
+---@field state fun(self): table   by parameter name
+---@field load_state fun(self, state: table)
+--- Errors. Hyper-parameter out of range or not of this kind (names the kind's own). A parameter in two groups.
+--- step inside a hook (says step_param).
+
+--------------------------------------------------------------------------------------------------------------------------- data
+
+---@class ms.data
+---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?   path: files or folders: their bytes as tokens
+---@field tokens fun(pattern: string): ms.Dataset?, string?, string?   pattern: token shards (`.bin`), u16 or u32
+---@field mnist fun(folder: string, files?: { images: string, labels: string }): ms.Dataset?, string?, string?   files: plain or .gz
+---@field to_tokens fun(text: string): ms.Tensor   byte tokens [length]
+---@field to_text fun(tokens: ms.Tensor): string   tokens: **blocks**
+---@class ms.Dataset
+---@field size fun(self): integer   samples, or tokens
+---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset   fraction: the first part gets it
+--- batch: samples of one pass over all ranks of group; each rank gets its slice, so that N ranks see what one would.
+---@field loader fun(self, options: { batch: integer, length?: integer, shuffle?: boolean, seed?: integer }): ms.Loader
+---@class ms.Loader                    read ahead by a C thread; state() and load_state() resume to the sample, at any world size
+---@field next fun(self): ms.Tensor, ms.Tensor   tokens: i64 [batch / ranks, length], y one later
+--- count: iterates from the beginning, without moving `next`; all unless given.
+---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
+--- Errors. batch does not divide by the ranks. length longer than the data. A bad shard (file, byte).
+
+-------------------------------------------------------------------------------------------------------------------------- train
+
+---@class ms.TrainOptions
+---@field model ms.Module
+---@field optimizer ms.Optimizer
+---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor
+---@field steps integer
+---@field valid? ms.Loader
+---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?   loss, outputs; model(x):cross_entropy(y)
+---@field accumulate? integer          1: passes a step; data's batch is of one pass
+---@field clip? number                 global norm
+---@field dtype? "f32"|"bf16"|"f16"    autocast; f16 brings its scaler
+---@field run? string                  folder; runs/<recipe>
+---@field resume? "auto"|"never"|string   "never"; a folder that exists already is then not touched: the run takes the next free name
+---@field eval? { every: integer, batches?: integer, measure?: fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor> }
+---@field sample? { every: integer, prompt?: string, count?: integer, temperature?: number }|{ every: integer, run: fun(model: ms.Module): string }
+---@field save? { every: integer, last?: integer, keep_every?: integer }
+---@field on_nan? "stop"|"skip"|"ignore"
+---@field things? table                more to save: anything with state and load_state
+---@field before_step? fun(step: integer)
+---@field after_backward? fun(step: integer)          before clipping
+---@field after_step? fun(step: integer)              after the optimizer, inside the step
+---@field on_eval? fun(step: integer, values: table)
+---@class ms
+--- Runs the loop and returns what it reached.
+---@field train fun(options: ms.TrainOptions): { step: integer, loss: number, valid?: table<string, number>, tokens_per_second: number, run: string }
+
+-------------------------------------------------------------------------------------------------------- files, checkpoints, trace
+
+---@class ms.safetensors
+--- On failure: nil, message, code; names: only these.
+---@field load fun(path: string, names?: string[]): table<string, ms.Tensor>?, table<string, string>|string, string?
+---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
+---@field header fun(path: string): table<string, { dtype: string, shape: integer[] }>?, table<string, string>|string, string?
+
+--- What a run needs to go on, bit for bit: things by name, each either with state() and load_state(), or a plain value. The states of links,
+--- the bucket layout, metrics and random numbers belong to it by themselves. Loads at any world size and strategy.
+---@class ms.checkpoint
+--- All ranks call it. Committed as a whole or not at all; written in the background while training goes on, so a late failure is reported
+--- by the next save (its result, and the log).
+---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
+---@field load fun(path: string, things: table<string, any>): table<string, any>?, string?, string?   things: loaded in place
+---@field latest fun(folder: string): string?   path of the last committed one
+--- Errors. A thing without load_state. Codes: "corrupt" (file, tensor), "mismatch" (names, shapes), "no_space".
+
+---@class ms.trace
+---@field start fun(path: string): true?, string?, string?   path: Chrome / Perfetto JSON of all streams and ranks
+---@field stop fun()
+--- A named range around what f enqueues.
+---@field range fun(name: string, f: function)
+
+---@type ms
+local ms
+return ms
