@@ -93,7 +93,15 @@ static int backward(lua_State *L)
     /* What the forward pass dropped is not needed any more: without it backward can write where it was. */
     ms_lua_collect_after(L, runtime, MS_COLLECT_BYTES);
     ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
+    runtime->backwards++;
     return 0;
+}
+
+/* core.backwards() -> how many there were */
+static int backwards(lua_State *L)
+{
+    lua_pushinteger(L, ms_lua_runtime(L)->backwards);
+    return 1;
 }
 
 /* --------------------------------------------------------------------------------------------------------------------------- hooks */
@@ -364,7 +372,7 @@ static int recompute(lua_State *L)
 
 void ms_open_grad(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { "backwards", backwards }, { NULL, NULL } };
     static const luaL_Reg methods[] = { { "requires_grad", requires_grad }, { "requires_grad_", set_requires_grad }, { "detach", detach }, { "grad", grad },
                                         { "set_grad", set_grad }, { "backward", backward }, { "on_grad", on_grad }, { "on_grad_ready", on_grad_ready }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

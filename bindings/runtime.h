@@ -57,6 +57,7 @@ struct ms_runtime {
     size_t dropped_count, dropped_capacity, handle_count;
     uint64_t live_at_collect;                  /* bytes, after the last ms_lua_collect */
     int64_t callbacks;                         /* numbers handed out */
+    int64_t backwards;                         /* calls of backward that succeeded */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
     int exit_code;                             /* of the command line, if the error in exit_message ends the run */

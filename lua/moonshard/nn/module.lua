@@ -350,7 +350,11 @@ end
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
   if math.type(count) ~= "integer" or count < 1 then core.raise("accumulate: count must be an integer of 1 or more") end
-  for i = 1, count do f(i) end
+  for i = 1, count do
+    local before = core.backwards()
+    f(i)
+    if core.backwards() == before then core.raise(("accumulate: pass %d did not call backward"):format(i)) end
+  end
 end
 
 ------------------------------------------------------------------------------------------------------------------------------ saving
