@@ -77,12 +77,14 @@ static int synchronize(lua_State *L)
     return 0;
 }
 
+/* Begins the numbers of this seed anew: outside of steps as if none had run yet. */
 static int seed(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_random random = ms_engine_random(engine);
     random.seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed");
     random.draw = 0;
+    if (!ms_lua_runtime(L)->step_serial) random.step = 0;
     ms_engine_set_random(engine, random);
     return 0;
 }

@@ -285,34 +285,32 @@ function Module:eval() return self:train(false) end
 ---@return boolean
 function Module:is_training() return state_of(self).training end
 
---- dtype of float parameters and buffers, or device
+local floats = { f32 = true, f16 = true, bf16 = true }
+
+-- Puts `new` wherever a module below `root` has `old`.
+local function replace(root, old, new)
+  for _, object in root:modules() do
+    local state = state_of(object)
+    for _, key in ipairs(state.order) do
+      if state.fields[key] == old then state.fields[key] = new end
+    end
+  end
+end
+
+--- dtype of float parameters and buffers, or device. Tensors that are shared stay shared. Make optimizers afterwards.
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
-  for _, object in self:modules() do
-    local state = state_of(object)
-    for _, key in ipairs(state.order) do
-      local t = state.fields[key]
-      if core.is_tensor(t) then
-        local is_float = ({ f32 = true, f16 = true, bf16 = true })[t:dtype()]
-        local new = is_float and core.no_grad(function() return t:detach():to(what) end) or t
-        if is_float and new:dtype() ~= t:dtype() then
-          if core.is_parameter(t) then
-            local owner = owners[t]
-            local frozen = not t:requires_grad()
-            new = module.Parameter(new)
-            if frozen then new:requires_grad_(false) end
-            owners[new] = owner
-          end
-          -- Every place that shares the tensor gets the same new one.
-          for _, other in self:modules() do
-            local others = state_of(other)
-            for _, name in ipairs(others.order) do
-              if others.fields[name] == t then others.fields[name] = new:keep() end
-            end
-          end
-        end
+  local tensors = {}
+  each_tensor(self, function(_, t) tensors[#tensors + 1] = t end)
+  for _, t in ipairs(tensors) do
+    local new = floats[t:dtype()] and core.no_grad(function() return t:detach():to(what) end)
+    if new and new:dtype() ~= t:dtype() then
+      if core.is_parameter(t) then
+        new = module.Parameter(new)
+        owners[new] = owners[t]
       end
+      replace(self, t, new:keep())
     end
   end
   return self
