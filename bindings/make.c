@@ -202,12 +202,13 @@ static int tensor(lua_State *L)
     return 1;
 }
 
-/* How many integers first, first + step, ... there are up to last; INT64_MAX if more than that. Differences of integers need 65 bits. */
+/* How many integers first, first + step, ... there are up to last, step not 0; INT64_MAX if more than that. Differences of integers need 65 bits. */
 static int64_t count_integers(int64_t first, int64_t last, int64_t step)
 {
-    if (step > 0 ? last < first : last > first) return 0;
-    uint64_t span = step > 0 ? (uint64_t)last - (uint64_t)first : (uint64_t)first - (uint64_t)last;
-    uint64_t steps = span / (step > 0 ? (uint64_t)step : 0 - (uint64_t)step);
+    bool up = step > 0;
+    if (up ? last < first : last > first) return 0;
+    uint64_t span = up ? (uint64_t)last - (uint64_t)first : (uint64_t)first - (uint64_t)last, stride = up ? (uint64_t)step : 0 - (uint64_t)step;
+    uint64_t steps = stride ? span / stride : 0;
     return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
 }
 
