@@ -56,9 +56,9 @@ local function draw(logits, how, seed, position)
   local chances = logits:softmax()
   local sums = chances:cumsum(1)
   if how.top_p then
-    -- Keep the first ones up to the mass top_p, the one that crosses it included.
+    -- Keep the first ones up to the mass top_p, the one that crosses it included; the very first always.
     local before = sums - chances
-    chances = chances:masked_fill(before:ge(how.top_p), 0)
+    chances = chances:masked_fill(before:ge(math.max(how.top_p, 1e-30)), 0)
     sums = chances:cumsum(1)
   end
   local total = sums:narrow(1, sums:size(1), 1)

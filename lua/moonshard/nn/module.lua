@@ -307,7 +307,9 @@ function Module:to(what)
     local new = floats[t:dtype()] and core.no_grad(function() return t:detach():to(what) end)
     if new and new:dtype() ~= t:dtype() then
       if core.is_parameter(t) then
+        local frozen = not t:requires_grad()
         new = module.Parameter(new)
+        if frozen then new:requires_grad_(false) end
         owners[new] = owners[t]
       end
       replace(self, t, new:keep())
