@@ -48,9 +48,14 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     if (ms_engine_new(&runtime->settings, &error, &runtime->engine)) luaL_error(L, "moonshard could not start: %s", error.message);
 }
 
+/* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would depend on the collector's pace, and could be
+ * what a bound function below it is working on. Lua answers no question about its collector there. */
+static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
+
 ms_engine *ms_lua_enter(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
+    if (in_finalizer(L)) ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use <close>, or call a function");
     if (!runtime->engine) start_engine(L, runtime);
     if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
     char line[160];
@@ -102,17 +107,22 @@ static void unlink_handle(ms_handle *handle)
     handle->previous = handle->next = NULL;
 }
 
-/* __close: the tensor goes to the list of dropped ones; the handle tells later users why. */
-static int handle_close(lua_State *L)
+/* The tensor goes to the list of dropped ones; the handle tells later users why. */
+static void drop_later(ms_handle *handle)
 {
-    ms_handle *handle = lua_touserdata(L, 1);
-    if (!handle || handle->magic != MS_HANDLE_MAGIC || !handle->tensor) return 0;
     ms_runtime *runtime = handle->runtime;
+    if (!handle->tensor) return;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
     runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step, .order = handle->order };
     handle->tensor = NULL;
     handle->gone = "was closed";
+}
+
+static int handle_close(lua_State *L)
+{
+    ms_handle *handle = lua_touserdata(L, 1);
+    if (handle && handle->magic == MS_HANDLE_MAGIC && !in_finalizer(L)) drop_later(handle);
     return 0;
 }
 
@@ -120,7 +130,7 @@ static int handle_gc(lua_State *L)
 {
     ms_handle *handle = lua_touserdata(L, 1);
     if (!handle || handle->magic != MS_HANDLE_MAGIC) return 0;
-    handle_close(L);
+    drop_later(handle);
     handle->magic = 0;
     handle->runtime->handle_count--;
     return 0;

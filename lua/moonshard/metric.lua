@@ -44,6 +44,7 @@ end
 ---@param op? ms.Op "avg" unless given
 ---@return ms.Metric
 function metric.metric(name, op)
+  if type(name) ~= "string" or name == "" then core.raise("metric: a name is expected, not " .. (name == "" and "an empty one" or type(name))) end
   if op ~= nil and not combine[op] then
     core.raise(("unknown op '%s' of a metric: known are sum, avg, min, max, prod"):format(tostring(op)))
   end

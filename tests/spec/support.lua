@@ -44,7 +44,7 @@ end
 
 --- Runs a shell command; its exit code and all that it printed.
 function support.shell(command)
-  local pipe = io.popen("{ " .. command .. "; } 2>&1; echo; echo rc=$?")
+  local pipe = io.popen("{ " .. command .. "; } 2>&1; code=$?; echo; echo rc=$code")
   local text = pipe:read "a"
   pipe:close()
   local output, code = text:match "^(.*)\nrc=(%d+)\n$"
