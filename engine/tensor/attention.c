@@ -53,7 +53,7 @@ static ms_status attention_check(const ms_op_call *call)
     return MS_OK;
 }
 
-static ms_status fill_args(ms_engine *engine, const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k, const ms_tensor *v, ms_attention_args *args)
+static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k, const ms_tensor *v, ms_attention_args *args)
 {
     args->q = heads_of(q);
     args->k = heads_of(k);
@@ -66,12 +66,8 @@ static ms_status fill_args(ms_engine *engine, const ms_attributes *attributes, c
     args->width = q->shape[3];
     args->scale = attributes->attention.scale != 0.0 ? attributes->attention.scale : 1.0 / sqrt((double)args->width);
     args->dtype = (uint8_t)q->dtype;
+    args->compute = (uint8_t)attributes->attention.compute;
     args->causal = attributes->attention.causal;
-    if (ms_engine_is_sim(engine)) return MS_OK;
-    ms_gemm *gemm = NULL;
-    ms_status status = ms_gemm_get(engine, &gemm);
-    args->gemm = gemm;
-    return status;
 }
 
 /* Multiply-adds of what is not masked, for `products` products of that size. */
@@ -89,15 +85,18 @@ static ms_status attention_forward(ms_op_call *call)
     ms_status status = attention_check(call);
     if (status) return status;
     const int64_t *shape = call->inputs[0]->shape;
+    ms_dtype dtype = call->inputs[0]->dtype;
+    /* Backward runs outside of the autocast that forward saw. */
+    call->attributes.attention.compute = dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
     for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
-    if (!status) status = make_heads(engine, call->inputs[0]->dtype, shape, &out);
+    if (!status) status = make_heads(engine, dtype, shape, &out);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out), .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
-        status = fill_args(engine, &call->attributes, in[0], in[1], in[2], &args);
+        fill_args(&call->attributes, in[0], in[1], in[2], &args);
         ms_tensor *writes[] = { out, log_sum };
         ms_task_cost cost = { .flops = flops_of(&args, 2.0), .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
-        if (!status) status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward), &args, in, 3, writes, 2, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward), &args, in, 3, writes, 2, cost);
     }
     ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum };
     for (int i = 0; i < 5 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
@@ -118,10 +117,10 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     if (!status && results[1]->count > 0) {
         ms_attention_args args = { .out = heads_of(saved[3]), .log_sum = ms_tensor_data(saved[4]), .dout = heads_of(g),
                                    .dq = heads_of(results[0]), .dk = heads_of(results[1]), .dv = heads_of(results[2]) };
-        status = fill_args(engine, &gradient->attributes, saved[0], saved[1], saved[2], &args);
+        fill_args(&gradient->attributes, saved[0], saved[1], saved[2], &args);
         ms_tensor *reads[] = { saved[0], saved[1], saved[2], saved[3], saved[4], g };
         ms_task_cost cost = { .flops = flops_of(&args, 5.0), .bytes = 4 * ms_tensor_bytes(g) + 4 * ms_tensor_bytes(results[1]) };
-        if (!status) status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward), &args, reads, 6, results, 3, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward), &args, reads, 6, results, 3, cost);
     }
     ms_tensor_release(g);
     for (int i = 0; i < 3; i++) {

@@ -7,7 +7,6 @@
 #define MOONSHARD_TENSOR_ATTENTION_H
 
 #include "tensor/backend.h"
-#include "tensor/cpu/gemm.h"
 
 /* The first element, and elements from one batch, head, moment to the next. */
 typedef struct ms_heads { void *data; int64_t batch, head, time; } ms_heads;
@@ -17,10 +16,9 @@ typedef struct ms_attention_args {
     ms_heads q, k, v, out;
     ms_heads dout, dq, dk, dv;          /* backward */
     float *log_sum;                     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or NULL */
-    const ms_gemm *gemm;
     int64_t batches, heads, groups, queries, keys, width;
     double scale;
-    uint8_t dtype;
+    uint8_t dtype, compute;             /* of tensors, and of operands of products: see ms_engine_set_autocast */
     bool causal;
 } ms_attention_args;
 

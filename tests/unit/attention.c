@@ -59,7 +59,7 @@ static void test_attention_small(void **state)
     run_check(&scaled);
 }
 
-/* Lengths around the sizes of blocks (64 queries, 256 keys), so that blocks are partly masked, partly full, and several. */
+/* Lengths around the sizes of blocks (64 queries, 64 keys, 256 queries at a time), so that blocks are partly masked, partly full, and several. */
 static void test_attention_blocks(void **state)
 {
     (void)state;
@@ -67,6 +67,8 @@ static void test_attention_blocks(void **state)
     run_attention(MS_F32, (sizes){ 1, 1, 1, 65, 257, 16, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 2, 2, 300, 300, 16, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 2, 1, 130, 600, 24, false }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 50, 63, 40, true }, PLAIN);               /* the diagonal begins anywhere in a block */
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 70, 121, 130, true }, PLAIN);
 }
 
 static void test_attention_half(void **state)
@@ -75,6 +77,23 @@ static void test_attention_half(void **state)
     run_attention(MS_BF16, (sizes){ 1, 4, 2, 9, 9, 16, true }, PLAIN);
     run_attention(MS_F16, (sizes){ 1, 4, 2, 9, 9, 16, true }, SPREAD);
     run_attention(MS_F16, (sizes){ 1, 2, 1, 70, 300, 8, true }, PLAIN);
+}
+
+/* Operands rounded to bf16 (where the processor multiplies such pairs), everything else in f32: rows that are no whole vectors or pairs, blocks
+ * cut by the diagonal, gradients summed over heads. An operand's rounding is 2^-9; a score's error of some of these moves its probability, and
+ * so the gradients, by about as much. */
+static void test_attention_autocast(void **state)
+{
+    (void)state;
+    const sizes cases[] = { { 2, 2, 2, 5, 5, 8, true }, { 1, 4, 2, 3, 6, 5, false }, { 1, 17, 1, 1, 7, 17, true }, { 1, 2, 1, 70, 131, 24, true },
+                            { 1, 1, 1, 65, 257, 64, true }, { 1, 2, 2, 300, 300, 16, true }, { 1, 2, 1, 130, 333, 80, false }, { 2, 1, 1, 40, 64, 130, true } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        check c = attention_of(MS_F32, cases[i], i % 2 == 0 ? PLAIN : SPREAD);
+        c.autocast = MS_BF16;
+        c.tolerance = 1e-2;
+        run_check(&c);
+    }
+    run_attention(MS_BF16, (sizes){ 1, 2, 1, 70, 131, 24, true }, SPREAD);
 }
 
 /* Scores whose exponentials overflow, in a later block than the first: the maximum moves on. */
@@ -213,7 +232,8 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half),
+        cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half), cmocka_unit_test(test_attention_autocast),
+       
         cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_memory),
         cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_lack_of_memory),

@@ -79,7 +79,7 @@ typedef union ms_attributes {
     struct { const int64_t *sizes; uint32_t count; int32_t dim; } split;    /* forward only; outputs carry the sizes */
     struct { double eps; } norm;
     struct { int64_t ignore_index; int32_t reduction; } loss;               /* reduction: ms_reduction */
-    struct { double scale; bool causal; } attention;                        /* scale 0: 1/sqrt(width) */
+    struct { double scale; bool causal; ms_dtype compute; } attention;      /* scale 0: 1/sqrt(width); compute is the operator's own */
     struct { int64_t first; double base; } rotary;
     struct { int64_t k; int32_t dim; bool largest; } top;
     struct { ms_random random; double a, b; } random;                       /* uniform [a, b); normal mean a, deviation b; dropout: p = a */
@@ -101,7 +101,8 @@ MS_API const char *ms_op_name(const ms_op *op);
 MS_API const ms_op *ms_op_find(const char *name);                           /* NULL if there is none */
 MS_API const ms_op *ms_op_at(uint32_t index);                               /* all operators, from 0; NULL past the last */
 
-/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. */
+/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. Attention does
+ * so only for bf16 on processors with a bf16 dot product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
 /* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */

@@ -1,9 +1,9 @@
 /* attention.c: attention on the CPU, block of scores by block of scores.
  *
- * A block is 64 queries by 256 keys: its products are large enough for the library's kernels to run near their peak, its scores
- * (64 KiB) stay in cache, and of a causal triangle little is computed in vain. All arithmetic is in f32; 16-bit rows are widened into
- * scratch. Sums over keys go from the first block to the last, sums over queries from the first head's first block to the last head's
- * last: who computes which tile never shows in the result.
+ * A block is 64 queries (the lanes of vectors) by up to 64 keys: its scores (16 KiB) stay in the first cache. Where the diagonal of causal
+ * attention crosses a block, it is cut into parts of 16 keys, which leave out the vectors of queries that see none of them. Operands are packed
+ * first, as f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first to the last, sums over queries from
+ * the first head's first block to the last head's last: who computes which tile never shows in the result.
  */
 #include "tensor/attention.h"
 
@@ -12,210 +12,300 @@
 #include <string.h>
 
 #include "tensor/cpu/attention.h"
-#include "tensor/cpu/convert.h"
 
-enum { QUERY_BLOCK = 64, KEY_BLOCK = 256, TILE_QUERIES = 256 };
+enum { LANES = MS_QUERY_LANES, KEY_BLOCK = 64, KEY_PART = 16, TILE_BLOCKS = 4 };
 
 typedef struct job {
     const ms_attention_args *args;
     const ms_attention_kernels *kernels;
-    const ms_convert_kernels *convert;
+    bool pairs;                          /* of bf16, else f32 */
+    int64_t wide, units;                 /* the width, and how many units of it, with what is padded */
     int64_t chunks;                      /* tiles of a head, forward */
     atomic_bool no_memory;
 } job;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* --------------------------------------------------------------------------------------------------------------------------- rows */
+/* Elements as units. */
+static int64_t in_units(const job *j, int64_t elements) { return j->pairs ? elements / 2 : elements; }
 
-/* f32 rows of one head, `row` apart. */
-typedef struct rows { float *data; int64_t row; } rows;
-
-static char *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
     return (char *)h->data + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes((ms_dtype)j->args->dtype);
 }
 
-/* Where one row only is, its distance to the next says nothing. */
-static rows direct(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+/* --------------------------------------------------------------------------------------------------------------------------- packs */
+
+/* Takes `floats` of the scratch. */
+static float *take(float **room, int64_t floats)
 {
-    int64_t width = j->args->width;
-    return (rows){ .data = (float *)(void *)address(j, h, batch, head, time), .row = h->time < width ? width : h->time };
+    float *taken = *room;
+    *room += floats;
+    return taken;
 }
 
-/* The rows themselves if they are f32, else widened into room, which moves on behind them. */
-static rows widened(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, float **room)
+static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, int64_t all, float *to)
 {
-    if (j->args->dtype == MS_F32) return direct(j, h, batch, head, time);
-    rows wide = { .data = *room, .row = j->args->width };
-    for (int64_t i = 0; i < count; i++)
-        j->convert->to_f32[j->args->dtype](wide.data + i * wide.row, address(j, h, batch, head, time + i), (size_t)wide.row);
-    *room += count * wide.row;
-    return wide;
+    const ms_attention_args *a = j->args;
+    j->kernels->pack_rows(j->pairs, (ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count, all, a->width, to);
 }
 
-static void narrow(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, const float *from)
+/* As pairs of rows; f32 has no pairs. */
+static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, int64_t all, float *to)
 {
-    for (int64_t i = 0; i < count; i++)
-        j->convert->from_f32[j->args->dtype](address(j, h, batch, head, time + i), from + i * j->args->width, (size_t)j->args->width);
+    const ms_attention_args *a = j->args;
+    if (!j->pairs) pack_rows(j, h, batch, head, time, count, all, to);
+    else j->kernels->pack_steps((ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count, all, a->width, to);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- products */
-
-/* c[m, n] (+)= a[m, k] b[n, k]^T */
-static void times_transposed(const job *j, int64_t m, int64_t n, int64_t k, rows a, rows b, rows c)
+static void unpack(const job *j, const float *from, int64_t count, const float *factor, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
-    ms_gemm_shape s = { .m = m, .n = n, .k = k, .a_row = a.row, .b_row = b.row, .c_row = c.row, .b_transposed = true };
-    ms_gemm_f32(j->args->gemm, &s, a.data, b.data, c.data);
+    const ms_attention_args *a = j->args;
+    j->kernels->unpack((ms_dtype)a->dtype, from, j->wide, count, a->width, factor, address(j, h, batch, head, time), h->time);
 }
 
-/* c[m, n] (+)= a[m, k] b[k, n] */
-static void times(const job *j, int64_t m, int64_t n, int64_t k, rows a, rows b, rows c, bool accumulate)
-{
-    ms_gemm_shape s = { .m = m, .n = n, .k = k, .a_row = a.row, .b_row = b.row, .c_row = c.row, .accumulate = accumulate };
-    ms_gemm_f32(j->args->gemm, &s, a.data, b.data, c.data);
-}
+/* ------------------------------------------------------------------------------------------------------------------------- blocks */
 
-/* c[m, n] += a[k, m]^T b[k, n] */
-static void transposed_times(const job *j, int64_t m, int64_t n, int64_t k, rows a, rows b, rows c)
-{
-    ms_gemm_shape s = { .m = m, .n = n, .k = k, .a_row = a.row, .b_row = b.row, .c_row = c.row, .a_transposed = true, .accumulate = true };
-    ms_gemm_f32(j->args->gemm, &s, a.data, b.data, c.data);
-}
+/* Queries query .. query + count - 1 of a head. */
+typedef struct queries { int64_t batch, head, first, count; } queries;
 
 /* How many keys the queries before `end` see. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end) { return a->causal ? a->keys - a->queries + end : a->keys; }
+static int64_t keys_seen(const job *j, const queries *q) { return keys_for(j->args, q->first + q->count); }
 
-static int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
-
-static ms_score_block block_at(const ms_attention_args *a, float *scores, int64_t query, int64_t count, int64_t key, int64_t columns)
+/* The part of a block that begins `begin` keys behind key `key`; false where none is left. A block that all queries see has one part. */
+static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores, ms_score_block *part)
 {
-    return (ms_score_block){ .scores = scores, .rows = count, .columns = columns, .row = padded(columns), .seen = a->causal ? keys_for(a, query + 1) - key : columns,
-                             .step = a->causal, .scale = (float)a->scale };
+    const ms_attention_args *a = j->args;
+    int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key), seen = keys_for(a, q->first + 1) - key;
+    if (begin >= rows) return false;
+    bool cut = a->causal && seen < rows;
+    int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;      /* queries before this one see nothing of the part */
+    *part = (ms_score_block){ .scores = scores + begin * LANES, .rows = padded(cut ? least(KEY_PART, rows - begin) : rows, 4), .begin = hidden / 16 * 16,
+                              .end = padded(q->count, 16), .seen = seen - begin, .step = a->causal, .scale = (float)a->scale };
+    return true;
+}
+
+/* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). */
+static void score(const job *j, const ms_score_block *part, const float *keys, const float *columns, float *to)
+{
+    ms_unit_product p = { .rows = part->rows, .columns = part->end - part->begin, .depth = j->units, .a = keys, .a_row = j->units, .a_step = 1,
+                          .b = columns + part->begin, .b_step = LANES, .c = to + part->begin, .c_row = LANES };
+    j->kernels->multiply(j->pairs, &p);
+}
+
+/* to[width, queries] += the transpose of packed steps of keys, times a right operand made of the part's scores. */
+static void add_to_columns(const job *j, const ms_score_block *part, const float *steps, const float *right, float *to)
+{
+    ms_unit_product p = { .rows = j->wide, .columns = part->end - part->begin, .depth = in_units(j, part->rows), .a = steps, .a_row = 1, .a_step = j->wide,
+                          .b = right + part->begin, .b_step = LANES, .c = to + part->begin, .c_row = LANES, .accumulate = true };
+    j->kernels->multiply(j->pairs, &p);
+}
+
+/* to[keys of the part, width] += a left operand made of the part's scores, times packed steps of queries. */
+static void add_to_rows(const job *j, const ms_score_block *part, const float *left, const float *steps, float *to)
+{
+    int64_t first = in_units(j, part->begin);
+    ms_unit_product p = { .rows = part->rows, .columns = j->wide, .depth = in_units(j, part->end) - first, .a = left + first, .a_row = in_units(j, LANES), .a_step = 1,
+                          .b = steps + first * j->wide, .b_step = j->wide, .c = to, .c_row = j->wide, .accumulate = true };
+    j->kernels->multiply(j->pairs, &p);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ forward */
 
-static void forward_block(const job *j, float *scratch, int64_t batch, int64_t head, int64_t query)
+/* A block of queries on its way: its columns packed, its result [width, queries], and per query the greatest score and the total. */
+typedef struct progress { queries q; float *columns, *out, *most, *total; } progress;
+
+/* Shared by the blocks of a tile. */
+typedef struct forward_room { float *keys, *values, *scores, *steps, *rows; } forward_room;
+
+static int64_t forward_floats(const job *j)
 {
-    const ms_attention_args *a = j->args;
-    int64_t count = least(QUERY_BLOCK, a->queries - query), limit = keys_for(a, query + count), group = head / (a->heads / a->groups), width = a->width;
-    float *most = scratch, *total = most + QUERY_BLOCK, *scores = total + QUERY_BLOCK;
-    rows out = { .data = scores + QUERY_BLOCK * KEY_BLOCK, .row = width };
-    float *room = out.data + QUERY_BLOCK * width;
-    rows q = widened(j, &a->q, batch, head, query, count, &room);
-    for (int64_t i = 0; i < count; i++) {
-        most[i] = -INFINITY;
-        total[i] = 0.0f;
-    }
-    for (int64_t key = 0; key < limit; key += KEY_BLOCK) {
-        int64_t columns = least(KEY_BLOCK, limit - key);
-        float *key_room = room;
-        rows k = widened(j, &a->k, batch, group, key, columns, &key_room), v = widened(j, &a->v, batch, group, key, columns, &key_room);
-        rows p = { .data = scores, .row = padded(columns) };
-        times_transposed(j, count, columns, width, q, k, p);
-        ms_score_block block = block_at(a, scores, query, count, key, columns);
-        j->kernels->softmax(&block, most, total, key == 0, out.data, width);
-        times(j, count, width, columns, p, v, out, key > 0);
-    }
-    float *log_sum = a->log_sum != NULL ? a->log_sum + (batch * a->heads + head) * a->queries + query : NULL;
-    j->kernels->finish(count, width, most, total, out.data, log_sum);
-    narrow(j, &a->out, batch, head, query, count, out.data);
+    int64_t block = LANES * j->units + LANES * j->wide + 2 * LANES;
+    return TILE_BLOCKS * block + 2 * KEY_BLOCK * j->units + 2 * KEY_BLOCK * LANES + LANES * j->wide;
 }
 
-static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
+static void begin_queries(const job *j, progress *p, float *rows, float **room)
+{
+    const queries *q = &p->q;
+    p->columns = take(room, LANES * j->units);
+    p->out = take(room, LANES * j->wide);
+    p->most = take(room, LANES);
+    p->total = take(room, LANES);
+    pack_rows(j, &j->args->q, q->batch, q->head, q->first, q->count, LANES, rows);
+    j->kernels->transpose(rows, j->units, LANES, j->units, p->columns, LANES);
+    memset(p->out, 0, (size_t)(LANES * j->wide) * sizeof *p->out);
+    for (int64_t i = 0; i < LANES; i++) {
+        p->most[i] = -INFINITY;
+        p->total[i] = 0.0f;
+    }
+}
+
+/* The softmax so far goes on by one block of keys. */
+static void forward_block(const job *j, const progress *p, const forward_room *r, int64_t key)
+{
+    ms_score_block part;
+    float before[LANES];
+    memcpy(before, p->most, sizeof before);
+    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, &part); at += part.rows) {
+        score(j, &part, r->keys + at * j->units, p->columns, part.scores);
+        j->kernels->mask(&part, p->most);
+    }
+    j->kernels->shrink(before, p->most, p->total, p->out, j->wide);
+    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, &part); at += part.rows) {
+        float *steps = j->pairs ? r->steps + at / 2 * LANES : part.scores;
+        j->kernels->exponentials(j->pairs, &part, p->most, p->total, steps);
+        add_to_columns(j, &part, r->values + in_units(j, at) * j->wide, steps, p->out);
+    }
+}
+
+static void finish_queries(const job *j, const progress *p, float *rows)
+{
+    const ms_attention_args *a = j->args;
+    const queries *q = &p->q;
+    float log_sum[LANES];
+    j->kernels->finish(p->most, p->total, log_sum);
+    if (a->log_sum != NULL) memcpy(a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first, log_sum, (size_t)q->count * sizeof *log_sum);
+    j->kernels->transpose(p->out, LANES, j->wide, LANES, rows, j->wide);
+    unpack(j, rows, q->count, p->total, &a->out, q->batch, q->head, q->first);
+}
+
+/* Up to 256 queries of a head, so that each block of keys is packed for all of them at once. */
+static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_attention_args *a = j->args;
-    int64_t chunk = tile % j->chunks, head = tile / j->chunks % a->heads, batch = tile / j->chunks / a->heads;
-    size_t floats = 2 * QUERY_BLOCK + QUERY_BLOCK * KEY_BLOCK + (size_t)(2 * QUERY_BLOCK + 2 * KEY_BLOCK) * (size_t)a->width;
-    float *scratch = ms_thread_scratch(thread, 0, floats * sizeof *scratch);
-    if (scratch == NULL) {
+    int64_t chunk = index % j->chunks, head = index / j->chunks % a->heads, batch = index / j->chunks / a->heads, group = head / (a->heads / a->groups);
+    float *room = ms_thread_scratch(thread, 0, (size_t)forward_floats(j) * sizeof *room);
+    if (room == NULL) {
         atomic_store(&j->no_memory, true);
         return;
     }
-    int64_t end = least((chunk + 1) * TILE_QUERIES, a->queries);
-    for (int64_t query = chunk * TILE_QUERIES; query < end; query += QUERY_BLOCK) forward_block(j, scratch, batch, head, query);
+    forward_room r = { .keys = take(&room, KEY_BLOCK * j->units), .values = take(&room, KEY_BLOCK * j->units), .scores = take(&room, KEY_BLOCK * LANES),
+                       .steps = take(&room, KEY_BLOCK * LANES), .rows = take(&room, LANES * j->wide) };
+    progress blocks[TILE_BLOCKS];
+    int64_t count = 0, limit = 0;
+    for (int64_t first = chunk * TILE_BLOCKS * LANES; count < TILE_BLOCKS && first < a->queries; first += LANES) {
+        progress *p = &blocks[count++];
+        p->q = (queries){ batch, head, first, least(LANES, a->queries - first) };
+        begin_queries(j, p, r.rows, &room);
+        limit = keys_seen(j, &p->q);
+    }
+    for (int64_t key = 0; key < limit; key += KEY_BLOCK) {
+        int64_t keys = least(KEY_BLOCK, limit - key), all = padded(keys, 4);
+        pack_rows(j, &a->k, batch, group, key, keys, all, r.keys);
+        pack_steps(j, &a->v, batch, group, key, keys, all, r.values);
+        for (int64_t i = 0; i < count; i++) forward_block(j, &blocks[i], &r, key);
+    }
+    for (int64_t i = 0; i < count; i++) finish_queries(j, &blocks[i], r.rows);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------------- backward */
 
-/* One group of a batch: keys, values and their gradients whole, f32. */
-typedef struct group_rows { rows k, v, dk, dv; } group_rows;
+/* One group of a batch: its keys and values packed whole, and the sums of their gradients. */
+typedef struct group_room { float *k_rows, *v_rows, *k_steps, *dk, *dv; } group_room;
 
-/* The gradients of one block of queries, and what it adds to those of the keys and values. The scores are computed again. */
-static void backward_block(const job *j, const group_rows *g, float *scratch, int64_t batch, int64_t head, int64_t query)
+/* One block of queries: queries and incoming gradients as columns and steps, what is known of each query, and one block of scores. */
+typedef struct query_room { float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores, *change; ms_score_units units; } query_room;
+
+static int64_t backward_floats(const job *j)
 {
-    const ms_attention_args *a = j->args;
-    int64_t count = least(QUERY_BLOCK, a->queries - query), limit = keys_for(a, query + count), width = a->width;
-    float *offset = scratch, *scores = offset + QUERY_BLOCK, *change = scores + QUERY_BLOCK * KEY_BLOCK, *room = change + QUERY_BLOCK * KEY_BLOCK;
-    rows q = widened(j, &a->q, batch, head, query, count, &room), dout = widened(j, &a->dout, batch, head, query, count, &room);
-    rows out = widened(j, &a->out, batch, head, query, count, &room);
-    bool wide = a->dtype == MS_F32;
-    rows dq = wide ? direct(j, &a->dq, batch, head, query) : (rows){ .data = room, .row = width };
-    const float *log_sum = a->log_sum + (batch * a->heads + head) * a->queries + query;
-    j->kernels->row_dots(count, width, dout.data, dout.row, out.data, out.row, offset);
-    for (int64_t key = 0; key < limit; key += KEY_BLOCK) {
-        int64_t columns = least(KEY_BLOCK, limit - key);
-        rows k = { g->k.data + key * g->k.row, g->k.row }, v = { g->v.data + key * g->v.row, g->v.row };
-        rows dk = { g->dk.data + key * g->dk.row, g->dk.row }, dv = { g->dv.data + key * g->dv.row, g->dv.row };
-        rows p = { .data = scores, .row = padded(columns) }, d = { .data = change, .row = padded(columns) };
-        ms_score_block block = block_at(a, scores, query, count, key, columns);
-        times_transposed(j, count, columns, width, q, k, p);
-        j->kernels->probabilities(&block, log_sum);
-        transposed_times(j, columns, width, count, p, dout, dv);
-        times_transposed(j, count, columns, width, dout, v, d);
-        j->kernels->score_gradient(&block, change, offset);
-        times(j, count, width, columns, d, k, dq, key > 0);
-        transposed_times(j, columns, width, count, d, q, dk);
-    }
-    if (!wide) narrow(j, &a->dq, batch, head, query, count, dq.data);
+    int64_t keys = padded(j->args->keys, 4);
+    return keys * (3 * j->units + 2 * j->wide) + 4 * LANES * j->units + 2 * LANES * j->wide + 2 * LANES + 2 * KEY_BLOCK * LANES + 3 * KEY_BLOCK * LANES / 2;
 }
 
-/* Sums begin at zero: in place for f32, else in scratch. */
-static rows sum_place(const job *j, const ms_heads *h, int64_t batch, int64_t group, float **room)
+static void divide_room(const job *j, float *room, group_room *g, query_room *r)
+{
+    int64_t keys = padded(j->args->keys, 4), half = KEY_BLOCK * LANES / 2;
+    *g = (group_room){ .k_rows = take(&room, keys * j->units), .v_rows = take(&room, keys * j->units), .dk = take(&room, keys * j->wide), .dv = take(&room, keys * j->wide) };
+    g->k_steps = j->pairs ? take(&room, keys * j->units) : g->k_rows;
+    *r = (query_room){ .q_columns = take(&room, LANES * j->units), .g_columns = take(&room, LANES * j->units), .q_steps = take(&room, LANES * j->units),
+                       .g_steps = take(&room, LANES * j->units), .dq = take(&room, LANES * j->wide), .rows = take(&room, LANES * j->wide), .log_sum = take(&room, LANES),
+                       .offset = take(&room, LANES), .scores = take(&room, KEY_BLOCK * LANES), .change = take(&room, KEY_BLOCK * LANES) };
+    /* Without pairs the scores and their gradients are operands as they are. */
+    if (j->pairs) r->units = (ms_score_units){ take(&room, half), take(&room, half), take(&room, half) };
+    else r->units = (ms_score_units){ r->scores, r->change, r->change };
+}
+
+/* Columns and steps of 64 rows. */
+static void pack_queries(const job *j, const queries *q, const ms_heads *h, float *rows, float *columns, float *steps)
+{
+    if (!j->pairs) rows = steps;
+    else pack_steps(j, h, q->batch, q->head, q->first, q->count, LANES, steps);
+    pack_rows(j, h, q->batch, q->head, q->first, q->count, LANES, rows);
+    j->kernels->transpose(rows, j->units, LANES, j->units, columns, LANES);
+}
+
+/* One part: its scores again, and what they add to the gradients of queries, keys and values. `at` counts from key `key`. */
+static void backward_part(const job *j, const ms_score_block *part, const group_room *g, const query_room *r, int64_t key, int64_t at)
+{
+    int64_t begin = key + at, lanes = in_units(j, LANES);
+    float *change = r->change + at * LANES;
+    ms_score_units units = { r->units.p_rows + at * lanes, r->units.d_rows + at * lanes, r->units.d_steps + in_units(j, at) * LANES };
+    score(j, part, g->k_rows + begin * j->units, r->q_columns, part->scores);
+    score(j, part, g->v_rows + begin * j->units, r->g_columns, change);
+    j->kernels->gradient(j->pairs, part, change, r->log_sum, r->offset, &units);
+    add_to_rows(j, part, units.p_rows, r->g_steps, g->dv + begin * j->wide);
+    add_to_rows(j, part, units.d_rows, r->q_steps, g->dk + begin * j->wide);
+    add_to_columns(j, part, g->k_steps + in_units(j, begin) * j->wide, units.d_steps, r->dq);
+}
+
+static void backward_block(const job *j, const queries *q, const group_room *g, const query_room *r)
 {
     const ms_attention_args *a = j->args;
-    rows sums = { .data = *room, .row = a->width };
-    if (a->dtype == MS_F32) sums = direct(j, h, batch, group, 0);
-    else *room += a->keys * a->width;
-    for (int64_t i = 0; i < a->keys; i++) memset(sums.data + i * sums.row, 0, (size_t)a->width * sizeof(float));
-    return sums;
+    const float *log_sum = a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first;
+    ms_score_block part;
+    memset(r->log_sum, 0, LANES * sizeof(float));
+    memset(r->offset, 0, LANES * sizeof(float));
+    memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
+    j->kernels->row_dots((ms_dtype)a->dtype, q->count, a->width, address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
+                         address(j, &a->out, q->batch, q->head, q->first), a->out.time, r->offset);
+    pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
+    pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
+    memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);
+    for (int64_t key = 0; key < keys_seen(j, q); key += KEY_BLOCK)
+        for (int64_t at = 0; part_at(j, q, key, at, r->scores, &part); at += part.rows) backward_part(j, &part, g, r, key, at);
+    j->kernels->transpose(r->dq, LANES, j->wide, LANES, r->rows, j->wide);
+    unpack(j, r->rows, q->count, NULL, &a->dq, q->batch, q->head, q->first);
 }
 
 /* One group of one batch: all query heads that share its keys and values, so that nobody else adds to their gradients. */
-static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
+static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_attention_args *a = j->args;
-    int64_t group = tile % a->groups, batch = tile / a->groups, shared = a->heads / a->groups;
-    bool wide = a->dtype == MS_F32;
-    size_t floats = QUERY_BLOCK + 2 * QUERY_BLOCK * KEY_BLOCK + (wide ? 0 : (size_t)(4 * QUERY_BLOCK + 4 * a->keys) * (size_t)a->width);
-    float *scratch = ms_thread_scratch(thread, 0, floats * sizeof *scratch);
-    if (scratch == NULL) {
+    int64_t group = index % a->groups, batch = index / a->groups, shared = a->heads / a->groups, all = padded(a->keys, 4);
+    float *room = ms_thread_scratch(thread, 0, (size_t)backward_floats(j) * sizeof *room);
+    if (room == NULL) {
         atomic_store(&j->no_memory, true);
         return;
     }
-    float *room = scratch + floats - (wide ? 0 : 4 * a->keys * a->width);
-    group_rows g;
-    g.k = widened(j, &a->k, batch, group, 0, a->keys, &room);
-    g.v = widened(j, &a->v, batch, group, 0, a->keys, &room);
-    g.dk = sum_place(j, &a->dk, batch, group, &room);
-    g.dv = sum_place(j, &a->dv, batch, group, &room);
+    group_room g;
+    query_room r;
+    divide_room(j, room, &g, &r);
+    pack_rows(j, &a->k, batch, group, 0, a->keys, all, g.k_rows);
+    pack_rows(j, &a->v, batch, group, 0, a->keys, all, g.v_rows);
+    if (j->pairs) pack_steps(j, &a->k, batch, group, 0, a->keys, all, g.k_steps);
+    memset(g.dk, 0, (size_t)(all * j->wide) * sizeof *g.dk);
+    memset(g.dv, 0, (size_t)(all * j->wide) * sizeof *g.dv);
     for (int64_t head = group * shared; head < (group + 1) * shared; head++)
-        for (int64_t query = 0; query < a->queries; query += QUERY_BLOCK) backward_block(j, &g, scratch, batch, head, query);
-    if (wide) return;
-    narrow(j, &a->dk, batch, group, 0, a->keys, g.dk.data);
-    narrow(j, &a->dv, batch, group, 0, a->keys, g.dv.data);
+        for (int64_t first = 0; first < a->queries; first += LANES) {
+            queries q = { batch, head, first, least(LANES, a->queries - first) };
+            backward_block(j, &q, &g, &r);
+        }
+    unpack(j, g.dk, a->keys, NULL, &a->dk, batch, group, 0);
+    unpack(j, g.dv, a->keys, NULL, &a->dv, batch, group, 0);
 }
 
 /* -------------------------------------------------------------------------------------------------------------------------- tasks */
 
 static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, bool backward)
 {
-    ms_isa isa = ms_run_isa(run);
-    job j = { .args = args, .kernels = ms_attention_kernels_for(isa), .convert = ms_convert_kernels_for(isa),
-              .chunks = (args->queries + TILE_QUERIES - 1) / TILE_QUERIES };
+    const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));
+    bool pairs = kernels->has_pairs && args->compute == MS_BF16;
+    int64_t wide = padded(args->width, 16), tile = TILE_BLOCKS * LANES;
+    job j = { .args = args, .kernels = kernels, .pairs = pairs, .wide = wide, .units = pairs ? wide / 2 : wide, .chunks = (args->queries + tile - 1) / tile };
     if (backward) ms_run_tiles(run, (uint32_t)(args->batches * args->groups), backward_tile, &j);
     else ms_run_tiles(run, (uint32_t)(args->batches * args->heads * j.chunks), forward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;

@@ -1,120 +1,296 @@
-/* attention.c: blocks of scores through the softmax that goes on from block to block, and back; rotation of pairs. */
+/* attention.c: products of units, softmax with queries as lanes, and back; rotation of pairs. */
 #include "tensor/cpu/attention.h"
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
+#define UNROLL _Pragma("GCC unroll 16")
 
-/* How many columns of the block row i sees. */
-MS_VECTOR size_t seen_of(const ms_score_block *b, int64_t row)
+MS_VECTOR int64_t padded(int64_t n) { return (n + MS_LANES - 1) / MS_LANES * MS_LANES; }
+
+/* ----------------------------------------------------------------------------------------------------------------------- products */
+
+MS_VECTOR ms_v16f add_product(const bool pairs, ms_v16f sum, ms_v16f a, ms_v16f b)
 {
-    int64_t n = b->seen + row * b->step;
-    return (size_t)(n < 0 ? 0 : n > b->columns ? b->columns : n);
+#if defined(__AVX512BF16__)
+    if (pairs) return (ms_v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+    (void)pairs;
+    return sum + a * b;
 }
 
-MS_VECTOR ms_v16f part(const float *row, size_t i, size_t n, float rest) { return ms_row_get_part(MS_F32, row, i, n, rest); }
-
-/* Lanes of v before the n-th; `rest` in the others. Rows of a block end at a multiple of 16, so whole vectors can be read and written. */
-MS_VECTOR ms_v16f first_lanes(ms_v16f v, size_t n, float rest)
+/* rows x vectors sums stay in registers. */
+MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const ms_unit_product *p, int64_t row, int64_t column)
 {
-    const ms_v16i lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-    return ms_v_select(lane < ms_v_splat_int((int32_t)n), v, ms_v_splat(rest));
-}
-
-/* NaN is left to the exponentials: it comes out of their sum. */
-MS_VECTOR float block_row_max(const float *row, size_t n)
-{
-    size_t i = 0;
-    ms_v16f a = ms_v_splat(LEAST), b = a;
-    for (; i + 2 * MS_LANES <= n; i += 2 * MS_LANES) {
-        a = ms_v_greater(ms_v_load(row + i), a);
-        b = ms_v_greater(ms_v_load(row + i + MS_LANES), b);
-    }
-    if (i + MS_LANES <= n) {
-        a = ms_v_greater(ms_v_load(row + i), a);
-        i += MS_LANES;
-    }
-    if (i < n) b = ms_v_greater(first_lanes(ms_v_load(row + i), n - i, LEAST), b);
-    return ms_v_reduce_max(ms_v_greater(a, b));
-}
-
-/* row = exp(row * scale - shift), 0 from n to the end of the row; returns the sum. */
-MS_VECTOR float block_row_exp(float *row, size_t n, size_t end, float scale, float shift)
-{
-    size_t i = 0;
-    ms_v16f a = ms_v_splat(0.0f), b = a;
-    for (; i + 2 * MS_LANES <= n; i += 2 * MS_LANES) {
-        ms_v16f x = ms_v_exp_normal(ms_v_load(row + i) * scale - shift), y = ms_v_exp_normal(ms_v_load(row + i + MS_LANES) * scale - shift);
-        ms_v_store(row + i, x);
-        ms_v_store(row + i + MS_LANES, y);
-        a += x;
-        b += y;
-    }
-    for (; i < n; i += MS_LANES) {
-        ms_v16f x = first_lanes(ms_v_exp_normal(ms_v_load(row + i) * scale - shift), n - i, 0.0f);
-        ms_v_store(row + i, x);
-        a += x;
-    }
-    for (; i < end; i += MS_LANES) ms_v_store(row + i, ms_v_splat(0.0f));
-    return ms_v_sum(a + b);
-}
-
-MS_VECTOR void scale_row(float *row, size_t width, float factor)
-{
-    size_t i = 0;
-    for (; i + MS_LANES <= width; i += MS_LANES) ms_v_store(row + i, ms_v_load(row + i) * factor);
-    for (; i < width; i++) row[i] *= factor;
-}
-
-static void softmax(const ms_score_block *b, float *most, float *total, bool first, float *out, int64_t width)
-{
-    for (int64_t row = 0; row < b->rows; row++) {
-        float *scores = b->scores + row * b->row;
-        size_t n = seen_of(b, row);
-        float before = most[row], here = n > 0 ? block_row_max(scores, n) * b->scale : before;
-        float now = here > before ? here : before;
-        float sum = block_row_exp(scores, n, (size_t)b->row, b->scale, now);
-        if (n == 0) continue;
-        if (!first) {
-            float shrink = ms_v_exp_normal(ms_v_splat(before - now))[0];
-            if (shrink != 1.0f) scale_row(out + row * width, (size_t)width, shrink);
-            sum += total[row] * shrink;
+    const float *a = p->a + row * p->a_row, *b = p->b + column;
+    float *c = p->c + row * p->c_row + column;
+    const int64_t a_row = p->a_row, a_step = p->a_step, b_step = p->b_step, c_row = p->c_row;
+    ms_v16f sum[8][4];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : ms_v_splat(0.0f);
+    for (int64_t u = 0; u < p->depth; u++, a += a_step, b += b_step) {
+        ms_v16f right[4];
+        UNROLL for (int v = 0; v < vectors; v++) right[v] = ms_v_load(b + v * MS_LANES);
+        UNROLL for (int i = 0; i < rows; i++) {
+            ms_v16f left = ms_v_splat(a[i * a_row]);
+            UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = add_product(pairs, sum[i][v], left, right[v]);
         }
-        most[row] = now;
-        total[row] = sum;
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) ms_v_store(c + i * c_row + v * MS_LANES, sum[i][v]);
+}
+
+/* All rows of some columns. Few columns take more rows at a time: as many sums as it takes to hide how long an addition takes. */
+MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors, const ms_unit_product *p, int64_t column)
+{
+    int64_t row = 0;
+    for (; row + rows <= p->rows; row += rows) tile(pairs, rows, vectors, p, row, column);
+    for (; row < p->rows; row += 4) tile(pairs, 4, vectors, p, row, column);
+}
+
+MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
+{
+    int64_t column = 0;
+#if defined(__AVX512F__)
+    for (; column + 64 <= p->columns; column += 64) columns_of(pairs, 4, 4, p, column);
+    if (column + 48 <= p->columns) { columns_of(pairs, 4, 3, p, column); column += 48; }
+    if (column + 32 <= p->columns) { columns_of(pairs, 8, 2, p, column); column += 32; }
+    if (column + 16 <= p->columns) columns_of(pairs, 8, 1, p, column);
+#else
+    for (; column < p->columns; column += 16) columns_of(pairs, 4, 1, p, column);
+#endif
+}
+
+static void multiply(bool pairs, const ms_unit_product *p)
+{
+    if (pairs) multiply_as(true, p);
+    else multiply_as(false, p);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ packing */
+
+#if defined(__AVX512BF16__)
+/* 16 numbers as 8 units. */
+MS_VECTOR void store_pairs(float *to, ms_v16f v) { _mm256_storeu_si256((__m256i_u *)(void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+/* 16 units: lane i holds (first[i], second[i]). */
+MS_VECTOR ms_v16f join_pairs(ms_v16f first, ms_v16f second)
+{
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (ms_v16f)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
+#else
+MS_VECTOR void store_pairs(float *to, ms_v16f v) { ms_v_store(to, v); }
+MS_VECTOR ms_v16f join_pairs(ms_v16f first, ms_v16f second) { return first + second; }
+#endif
+
+MS_VECTOR ms_v16f row_part(const ms_dtype D, const void *row, int64_t i, int64_t n)
+{
+    return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i) : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
+}
+
+MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+{
+    int64_t units = pairs ? padded(width) / 2 : padded(width), bytes = row * (D == MS_F32 ? 4 : 2);
+    for (int64_t i = 0; i < count; i++, from += bytes, to += units)
+        for (int64_t k = 0; k < width; k += MS_LANES) {
+            ms_v16f v = row_part(D, from, k, width);
+            if (pairs) store_pairs(to + k / 2, v);
+            else ms_v_store(to + k, v);
+        }
+    if (count < all) __builtin_memset(to, 0, (size_t)((all - count) * units) * sizeof *to);
+}
+
+static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+{
+    if (pairs) MS_ROW_SWITCH(dtype, pack_rows_as(true, D, from, row, count, all, width, to));
+    else MS_ROW_SWITCH(dtype, pack_rows_as(false, D, from, row, count, all, width, to));
+}
+
+MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+{
+    int64_t bytes = row * (D == MS_F32 ? 4 : 2), wide = padded(width);
+    for (int64_t i = 0; i < all; i += 2, from += 2 * bytes, to += wide)
+        for (int64_t k = 0; k < width; k += MS_LANES) {
+            ms_v16f first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
+            ms_v16f second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
+            ms_v_store(to + k, join_pairs(first, second));
+        }
+}
+
+static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+{
+    MS_ROW_SWITCH(dtype, pack_steps_as(D, from, row, count, all, width, to));
+}
+
+MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, char *to, int64_t row)
+{
+    for (int64_t i = 0; i < count; i++, from += from_row, to += row * (D == MS_F32 ? 4 : 2)) {
+        ms_v16f times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
+        int64_t k = 0;
+        for (; k + MS_LANES <= width; k += MS_LANES) ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
+        if (k < width) ms_row_put_part(D, to, (size_t)k, (size_t)width, ms_v_load_part(from + k, (size_t)(width - k)) * times);
     }
 }
 
-static void finish(int64_t rows, int64_t width, const float *most, const float *total, float *out, float *log_sum)
+static void unpack(ms_dtype dtype, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, void *to, int64_t row)
 {
-    for (int64_t row = 0; row < rows; row++) {
-        scale_row(out + row * width, (size_t)width, 1.0f / total[row]);
-        if (log_sum != NULL) log_sum[row] = most[row] + ms_v_log(ms_v_splat(total[row]))[0];
+    MS_ROW_SWITCH(dtype, unpack_as(D, from, from_row, count, width, factor, to, row));
+}
+
+typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
+
+static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to, int64_t to_row)
+{
+    const ms_v4i low = { 0, 4, 1, 5 }, high = { 2, 6, 3, 7 }, front = { 0, 1, 4, 5 }, back = { 2, 3, 6, 7 };
+    for (int64_t i = 0; i < rows; i += 4)
+        for (int64_t k = 0; k < columns; k += 4) {
+            const float *x = from + i * from_row + k;
+            float *y = to + k * to_row + i;
+            ms_v4f a = *(const v4f_any *)x, b = *(const v4f_any *)(x + from_row), c = *(const v4f_any *)(x + 2 * from_row), d = *(const v4f_any *)(x + 3 * from_row);
+            ms_v4f ab_low = __builtin_shuffle(a, b, low), ab_high = __builtin_shuffle(a, b, high);
+            ms_v4f cd_low = __builtin_shuffle(c, d, low), cd_high = __builtin_shuffle(c, d, high);
+            *(v4f_any *)y = __builtin_shuffle(ab_low, cd_low, front);
+            *(v4f_any *)(y + to_row) = __builtin_shuffle(ab_low, cd_low, back);
+            *(v4f_any *)(y + 2 * to_row) = __builtin_shuffle(ab_high, cd_high, front);
+            *(v4f_any *)(y + 3 * to_row) = __builtin_shuffle(ab_high, cd_high, back);
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ softmax */
+
+MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row) { return b->scores + row * MS_QUERY_LANES; }
+
+/* Lanes q .. q + 15 that do not see this key: all ones. */
+MS_VECTOR ms_v16i hidden(const ms_score_block *b, int64_t row, int64_t q)
+{
+    const ms_v16f lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    float step = (float)b->step;
+    return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (lane + (float)q) * step);
+}
+
+/* The first key that some lane from q on does not see. */
+MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
+{
+    int64_t n = b->seen + q * b->step;
+    return n < 0 ? 0 : n > b->rows ? b->rows : n;
+}
+
+static void mask(const ms_score_block *b, float *most)
+{
+    const ms_v16f least = ms_v_splat(LEAST);
+    for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
+        ms_v16f greatest = least, other = least;
+        int64_t clear = clear_rows(b, q), row = 0;
+        for (; row + 2 <= clear; row += 2) {
+            greatest = ms_v_greater(ms_v_load(row_at(b, row) + q), greatest);
+            other = ms_v_greater(ms_v_load(row_at(b, row + 1) + q), other);
+        }
+        for (; row < b->rows; row++) {
+            ms_v16f x = ms_v_select(hidden(b, row, q), least, ms_v_load(row_at(b, row) + q));
+            ms_v_store(b->scores + row * MS_QUERY_LANES + q, x);
+            greatest = ms_v_greater(x, greatest);
+        }
+        greatest = ms_v_greater(greatest, other) * b->scale;
+        ms_v_store(most + q, ms_v_greater(greatest, ms_v_load(most + q)));
     }
 }
 
-static void probabilities(const ms_score_block *b, const float *log_sum)
+static void shrink(const float *before, const float *now, float *total, float *out, int64_t width)
 {
-    for (int64_t row = 0; row < b->rows; row++) block_row_exp(b->scores + row * b->row, seen_of(b, row), (size_t)b->row, b->scale, log_sum[row]);
-}
-
-static void score_gradient(const ms_score_block *b, float *change, const float *offset)
-{
-    for (int64_t row = 0; row < b->rows; row++) {
-        const float *p = b->scores + row * b->row;
-        float *d = change + row * b->row, shift = offset[row], scale = b->scale;
-        for (size_t i = 0; i < (size_t)b->columns; i += MS_LANES) ms_v_store(d + i, ms_v_load(p + i) * (ms_v_load(d + i) - shift) * scale);
+    for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
+        ms_v16f old = ms_v_load(before + q), new = ms_v_load(now + q);
+        int differ = 0;
+        for (int i = 0; i < MS_LANES; i++) differ |= before[q + i] != now[q + i];
+        if (!differ) continue;
+        ms_v16f factor = ms_v_exp_normal(old - new);
+        ms_v_store(total + q, ms_v_load(total + q) * factor);
+        for (int64_t i = 0; i < width; i++) ms_v_store(out + i * MS_QUERY_LANES + q, ms_v_load(out + i * MS_QUERY_LANES + q) * factor);
     }
 }
 
-static void row_dots(int64_t rows, int64_t width, const float *a, int64_t a_row, const float *b, int64_t b_row, float *offset)
+MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most, float *total, float *steps)
 {
-    for (int64_t row = 0; row < rows; row++, a += a_row, b += b_row) {
-        size_t n = (size_t)width, i = 0;
+    for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
+        ms_v16f shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
+        float *x = b->scores + q, *to = steps + q;
+        for (int64_t row = 0; row < b->rows; row += 2, x += 2 * MS_QUERY_LANES) {
+            ms_v16f first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift), second = ms_v_exp_normal(ms_v_load(x + MS_QUERY_LANES) * b->scale - shift);
+            sum += first;
+            other += second;
+            if (pairs) {
+                ms_v_store(to, join_pairs(first, second));
+                to += MS_QUERY_LANES;
+            } else {
+                ms_v_store(x, first);
+                ms_v_store(x + MS_QUERY_LANES, second);
+            }
+        }
+        ms_v_store(total + q, sum + other);
+    }
+}
+
+static void exponentials(bool pairs, const ms_score_block *b, const float *most, float *total, float *steps)
+{
+    if (pairs) exponentials_as(true, b, most, total, steps);
+    else exponentials_as(false, b, most, total, steps);
+}
+
+static void finish(const float *most, float *total, float *log_sum)
+{
+    for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
+        ms_v16f sum = ms_v_load(total + q);
+        ms_v_store(log_sum + q, ms_v_load(most + q) + ms_v_log(sum));
+        ms_v_store(total + q, 1.0f / sum);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- backward */
+
+/* Two keys at a time, because their gradients are a pair as right operand. */
+MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change, const float *log_sum, const float *offset, const ms_score_units *units)
+{
+    const int64_t lanes = pairs ? MS_QUERY_LANES / 2 : MS_QUERY_LANES;
+    for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
+        ms_v16f shift = ms_v_load(log_sum + q), less = ms_v_load(offset + q);
+        int64_t clear = clear_rows(b, q), lane = pairs ? q / 2 : q;
+        for (int64_t row = 0; row < b->rows; row += 2) {
+            ms_v16f p[2], d[2];
+            UNROLL for (int i = 0; i < 2; i++) {
+                p[i] = ms_v_exp_normal(ms_v_load(row_at(b, row + i) + q) * b->scale - shift);
+                if (row + i >= clear) p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
+                d[i] = p[i] * (ms_v_load(change + (row + i) * MS_QUERY_LANES + q) - less) * b->scale;
+                float *p_row = units->p_rows + (row + i) * lanes + lane, *d_row = units->d_rows + (row + i) * lanes + lane;
+                if (pairs) {
+                    store_pairs(p_row, p[i]);
+                    store_pairs(d_row, d[i]);
+                } else {
+                    ms_v_store(p_row, p[i]);
+                    ms_v_store(d_row, d[i]);
+                }
+            }
+            if (pairs) ms_v_store(units->d_steps + row / 2 * MS_QUERY_LANES + q, join_pairs(d[0], d[1]));
+        }
+    }
+}
+
+static void gradient(bool pairs, const ms_score_block *b, float *change, const float *log_sum, const float *offset, const ms_score_units *units)
+{
+    if (pairs) gradient_as(true, b, change, log_sum, offset, units);
+    else gradient_as(false, b, change, log_sum, offset, units);
+}
+
+MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a, int64_t a_row, const char *b, int64_t b_row, float *offset)
+{
+    const int64_t item = D == MS_F32 ? 4 : 2;
+    for (int64_t row = 0; row < rows; row++, a += a_row * item, b += b_row * item) {
         ms_v16f total = ms_v_splat(0.0f);
-        for (; i + MS_LANES <= n; i += MS_LANES) total += ms_v_load(a + i) * ms_v_load(b + i);
-        if (i < n) total += part(a, i, n, 0.0f) * part(b, i, n, 0.0f);
+        for (int64_t k = 0; k < width; k += MS_LANES) total += row_part(D, a, k, width) * row_part(D, b, k, width);
         offset[row] = ms_v_sum(total);
     }
+}
+
+static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row, const void *b, int64_t b_row, float *offset)
+{
+    MS_ROW_SWITCH(dtype, row_dots_as(D, rows, width, a, a_row, b, b_row, offset));
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------- rotary */
@@ -132,7 +308,7 @@ MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float 
     }
     if (i < half) {
         ms_v16f a = ms_row_get_part(D, x, i, half, 0.0f), b = ms_row_get_part(D, x_high, i, half, 0.0f);
-        ms_v16f c = part(cosine, i, half, 0.0f), s = part(sine, i, half, 0.0f);
+        ms_v16f c = ms_v_load_part(cosine + i, half - i), s = ms_v_load_part(sine + i, half - i);
         if (back) s = -s;
         ms_row_put_part(D, y, i, half, a * c - b * s);
         ms_row_put_part(D, y_high, i, half, b * c + a * s);
@@ -145,5 +321,9 @@ static void rotate(ms_dtype dtype, const void *x, void *y, const float *cosine, 
 }
 
 const ms_attention_kernels MS_ISA_NAME(ms_attention_kernels) = {
-    .softmax = softmax, .finish = finish, .probabilities = probabilities, .score_gradient = score_gradient, .row_dots = row_dots, .rotate = rotate,
+#if defined(__AVX512BF16__)
+    .has_pairs = true,
+#endif
+    .multiply = multiply, .pack_rows = pack_rows, .pack_steps = pack_steps, .unpack = unpack, .transpose = transpose,
+    .mask = mask, .shrink = shrink, .exponentials = exponentials, .finish = finish, .gradient = gradient, .row_dots = row_dots, .rotate = rotate,
 };
