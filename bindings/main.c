@@ -50,6 +50,15 @@ static int is_terminal(lua_State *L)
     return 1;
 }
 
+/* Errors in finalizers and what scripts say with warn(): a line with the rank, whole when its last part has come. */
+static void warning(void *user, const char *message, int more)
+{
+    bool *inside = user;
+    if (!*inside && !more && *message == '@') return;      /* a control message */
+    fprintf(stderr, "%s%s%s", *inside ? "" : "moonshard: rank 0: ", message, more ? "" : "\n");
+    *inside = more;
+}
+
 typedef struct arguments { int count; char **values; int code; } arguments;
 
 static int traceback(lua_State *L)
@@ -103,6 +112,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "moonshard: no memory for a Lua state\n");
         return 8;
     }
+    bool inside_warning = false;
+    lua_setwarnf(L, warning, &inside_warning);
     lua_gc(L, LUA_GCGEN, 0, 0);
     lua_pushcfunction(L, traceback);
     lua_pushcfunction(L, run);

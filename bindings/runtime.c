@@ -283,6 +283,31 @@ static int set_library(lua_State *L)
     return 0;
 }
 
+/* The engine's log goes where the Lua state's warnings go: the program prints them, a stock interpreter after warn("@on"). Host thread only. */
+static void log_as_warning(void *user, ms_log_level level, const char *message)
+{
+    static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
+    const ms_runtime *runtime = user;
+    lua_warning(runtime->main, names[level], 1);
+    lua_warning(runtime->main, message, 0);
+}
+
+/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock interpreter and a host. */
+static void read_environment(ms_runtime *runtime)
+{
+    const ms_os *os = runtime->context.os;
+    const char *cpu = os->environment(os->user, "MOONSHARD_CPU"), *strict = os->environment(os->user, "MOONSHARD_STRICT");
+    const char *log = os->environment(os->user, "MOONSHARD_LOG");
+    if (cpu && *cpu && strlen(cpu) < sizeof runtime->cpu_text) {
+        strcpy(runtime->cpu_text, cpu);
+        runtime->settings.cpu = runtime->cpu_text;
+    }
+    runtime->settings.strict = strict && strcmp(strict, "1") == 0;
+    runtime->settings.log = log_as_warning;
+    runtime->settings.log_user = runtime;
+    runtime->settings.log_level = log && strcmp(log, "debug") == 0 ? MS_LOG_DEBUG : log && strcmp(log, "info") == 0 ? MS_LOG_INFO : MS_LOG_WARN;
+}
+
 static const luaL_Reg functions[] = {
     { "step_begin", step_begin },
     { "step_end", step_end },
@@ -296,8 +321,11 @@ static int open_module(lua_State *L)
     ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
     memset(runtime, 0, sizeof *runtime);
     runtime->owner = pthread_self();
+    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
+    runtime->main = lua_tothread(L, -1);
+    lua_pop(L, 1);
     ms_context_init(&runtime->context, NULL);
-    runtime->settings.pin = false;
+    read_environment(runtime);
     int at = lua_gettop(L);
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, runtime_gc);

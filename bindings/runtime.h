@@ -42,6 +42,7 @@ typedef struct ms_dropped { ms_tensor *tensor; uint64_t step, order; } ms_droppe
 
 struct ms_runtime {
     ms_context context;                        /* for what happens before there is an engine */
+    lua_State *main;
     ms_engine *engine;                         /* NULL until first use */
     ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];

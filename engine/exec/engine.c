@@ -58,6 +58,9 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     if (!status) status = ms_pool_open(engine, limit);
     if (!status) status = engine->executor->open(engine);
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
+    if (!status)
+        ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s", engine->executor->name, machine.cpu, engine->threads, ms_isa_name(engine->isa),
+               engine->strict ? ", strict" : "");
     return status;
 }
 

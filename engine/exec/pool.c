@@ -162,6 +162,7 @@ static ms_block *grow(ms_stream *stream, uint64_t size)
         const ms_os *os = engine->context.os;
         if (engine->executor->data && os->commit(os->user, pool->base + pool->committed, upto - pool->committed, true)) return NULL;
         pool->committed = upto;
+        ms_log(&engine->context, MS_LOG_DEBUG, "the memory pool grows to %llu MiB (live %llu MiB)", (unsigned long long)(upto >> 20), (unsigned long long)(pool->stats.live >> 20));
     }
     if (last) {
         list_remove(pool, last);
@@ -249,6 +250,8 @@ ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **d
                 ms_status waited = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
                 if (waited) { list_add(pool, block); return waited; }
                 pool->stats.waits++;
+                ms_log(&engine->context, MS_LOG_DEBUG, "over the limit: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes", stream->name, engine->streams[i]->name,
+                       (unsigned long long)block->size);
             }
     }
     split(pool, block, size);

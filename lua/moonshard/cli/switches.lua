@@ -29,14 +29,11 @@ function switches.parse(parser, arguments)
   return result
 end
 
---- Hands the engine's switches and environment to the engine.
+--- Hands the engine's switches to the engine. What they do not say comes from the environment: MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
 ---@param parsed table
 function switches.apply(parsed)
-  local core = require "moonshard.core"
-  local cpu = os.getenv "MOONSHARD_CPU"
-  core.configure {
-    device = parsed.device, threads = parsed.threads, seed = parsed.seed, memory_bytes = parsed.memory, pin = parsed.pin,
-    strict = parsed.strict or os.getenv "MOONSHARD_STRICT" == "1" or nil, cpu = cpu ~= "" and cpu or nil,
+  require "moonshard.core".configure {
+    device = parsed.device, threads = parsed.threads, seed = parsed.seed, memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
   }
 end
 
