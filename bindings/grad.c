@@ -3,9 +3,6 @@
 
 #include "bindings/runtime.h"
 
-/* Growth of live memory after which backward and the end of no_grad collect first. */
-#define MS_COLLECT_BYTES (16u << 20)
-
 static int requires_grad(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_requires_grad(ms_lua_tensor(L, 1)));
@@ -91,9 +88,10 @@ static int backward(lua_State *L)
     }
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
     /* What the forward pass dropped is not needed any more: without it backward can write where it was. */
-    ms_lua_collect_after(L, runtime, MS_COLLECT_BYTES);
+    ms_lua_collect_above(L, runtime, runtime->live_after_backward);
     ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
     runtime->backwards++;
+    runtime->live_after_backward = ms_engine_memory(engine).live;
     return 0;
 }
 
@@ -226,11 +224,12 @@ static int no_grad(lua_State *L)
     luaL_checktype(L, 1, LUA_TFUNCTION);
     lua_settop(L, 1);
     ms_engine *engine = ms_lua_enter(L);
+    uint64_t live = ms_engine_memory(engine).live;
     bool before = ms_engine_set_recording(engine, false);
     ms_status status = call_scope(L, 1);
     ms_engine_set_recording(engine, before);
     ms_lua_ok(L, status);
-    ms_lua_collect_after(L, ms_lua_runtime(L), MS_COLLECT_BYTES);
+    ms_lua_collect_above(L, ms_lua_runtime(L), live);
     return lua_gettop(L) - 1;
 }
 

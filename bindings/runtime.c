@@ -82,13 +82,13 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
     lua_gc(L, LUA_GCCOLLECT);
     release_dropped(runtime, 0, 0, UINT64_MAX);
-    runtime->live_at_collect = ms_engine_memory(runtime->engine).live;
     ms_engine_relieved(runtime->engine);
 }
 
-void ms_lua_collect_after(lua_State *L, ms_runtime *runtime, uint64_t bytes)
+void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 {
-    if (runtime->engine && ms_engine_memory(runtime->engine).live > runtime->live_at_collect + bytes) ms_lua_collect(L, runtime);
+    /* Below 16 MiB of growth the collection costs more than what it can give back is worth. */
+    if (ms_engine_memory(runtime->engine).live > live + (16u << 20)) ms_lua_collect(L, runtime);
 }
 
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)

@@ -56,7 +56,7 @@ struct ms_runtime {
     uint64_t orders;                           /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
-    uint64_t live_at_collect;                  /* bytes, after the last ms_lua_collect */
+    uint64_t live_after_backward;              /* bytes, behind the last backward: what grows from there on is the next forward's */
     int64_t callbacks;                         /* numbers handed out */
     int64_t backwards;                         /* calls of backward that succeeded */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
@@ -74,8 +74,8 @@ ms_runtime *ms_lua_runtime(lua_State *L);
 ms_engine *ms_lua_enter(lua_State *L);
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
-/* The same if live memory grew by more than `bytes` since the last one. */
-void ms_lua_collect_after(lua_State *L, ms_runtime *runtime, uint64_t bytes);
+/* The same if live memory is well above `live` bytes. */
+void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
 /* Raises "<what> inside a hook ..." while hooks run. */
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 
