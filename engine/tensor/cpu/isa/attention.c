@@ -3,6 +3,7 @@
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
+#define FETCH_ROWS 16
 #define UNROLL _Pragma("GCC unroll 16")
 
 MS_VECTOR int64_t padded(int64_t n) { return (n + MS_LANES - 1) / MS_LANES * MS_LANES; }
@@ -87,15 +88,24 @@ MS_VECTOR ms_v16f row_part(const ms_dtype D, const void *row, int64_t i, int64_t
     return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i) : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
 }
 
+/* Rows of a head lie far apart (all heads of a moment, and often queries, keys and values, lie between them), and no processor guesses which
+ * comes next. What is asked for behind the last row is never read. */
+MS_VECTOR void fetch(const char *row, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+}
+
 MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
 {
     int64_t units = pairs ? padded(width) / 2 : padded(width), bytes = row * (D == MS_F32 ? 4 : 2);
-    for (int64_t i = 0; i < count; i++, from += bytes, to += units)
+    for (int64_t i = 0; i < count; i++, from += bytes, to += units) {
+        fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
         for (int64_t k = 0; k < width; k += MS_LANES) {
             ms_v16f v = row_part(D, from, k, width);
             if (pairs) store_pairs(to + k / 2, v);
             else ms_v_store(to + k, v);
         }
+    }
     if (count < all) __builtin_memset(to, 0, (size_t)((all - count) * units) * sizeof *to);
 }
 
@@ -108,12 +118,15 @@ static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row,
 MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
 {
     int64_t bytes = row * (D == MS_F32 ? 4 : 2), wide = padded(width);
-    for (int64_t i = 0; i < all; i += 2, from += 2 * bytes, to += wide)
+    for (int64_t i = 0; i < all; i += 2, from += 2 * bytes, to += wide) {
+        fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
+        fetch(from + (FETCH_ROWS + 1) * bytes, width * (D == MS_F32 ? 4 : 2));
         for (int64_t k = 0; k < width; k += MS_LANES) {
             ms_v16f first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
             ms_v16f second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
             ms_v_store(to + k, join_pairs(first, second));
         }
+    }
 }
 
 static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
@@ -124,6 +137,7 @@ static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t co
 MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, char *to, int64_t row)
 {
     for (int64_t i = 0; i < count; i++, from += from_row, to += row * (D == MS_F32 ? 4 : 2)) {
+        for (int64_t k = 0; k < width; k += 64 / (D == MS_F32 ? 4 : 2)) __builtin_prefetch(to + FETCH_ROWS * row * (D == MS_F32 ? 4 : 2) + k * (D == MS_F32 ? 4 : 2), 1);
         ms_v16f times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
         int64_t k = 0;
         for (; k + MS_LANES <= width; k += MS_LANES) ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
