@@ -227,6 +227,8 @@ function checkpoint.save(folder, things)
     tensors = tensors, values = values, random = { seed = seed, step = random_step, draw = draw },
   })
   if not ok then return nil, why, kind end
+  local launch = require "moonshard.launch"
+  if require "moonshard.steps".stop_requested() then launch.saved = true end
   if not before then return nil, "the checkpoint before this one was not written: " .. message, code end
   return folder:gsub("/+$", "") .. "/" .. name
 end
@@ -336,12 +338,15 @@ end
 
 --- The last committed checkpoint of a folder, nil if there is none. Waits for one that is being written.
 ---@param folder string
+---@param before? string path of a checkpoint of the folder: only those behind it in this order count
 ---@return string? path
-function checkpoint.latest(folder)
+function checkpoint.latest(folder, before)
   remember(core.checkpoint_wait())
+  local passed = before == nil
   for _, candidate in ipairs(candidates(folder)) do
     local path = folder:gsub("/+$", "") .. "/" .. candidate.name
-    if read_manifest(path) then return path end
+    if passed and read_manifest(path) then return path end
+    passed = passed or path == before
   end
 end
 

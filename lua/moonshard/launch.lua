@@ -6,7 +6,8 @@ local launch = {
   recipe = nil,          -- path of the recipe
   run = nil,             -- folder of the run, once there is one
   declared = false,      -- ms.config was called
-  saved = false,         -- a checkpoint was committed on a request to stop
+  cut = nil,             -- the signal for which a loop of steps ended before its last one
+  saved = false,         -- a checkpoint was started after a request to stop
   checking = false,      -- `moonshard check`: nothing is written, no line is printed, values are zeros that decide nothing
 }
 

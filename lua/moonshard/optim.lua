@@ -92,7 +92,7 @@ local function new(kind, params, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
-    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, skipped = {},
+    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {},
   }, Optimizer)
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self
@@ -164,19 +164,23 @@ local function step_one(self, p, grad, group, only_if)
   for _, t in pairs(slot.state) do if core.is_tensor(t) then t:keep() end end
 end
 
+-- Whether the flag on the device prevented this step; **blocks** if the device is not there yet.
+local function was_lost(item) return item.lost or (item.probe and item.probe:value() == 0 and not core.is_sim()) end
+
 --- Steps that have been taken: those that a flag on the device prevented are known two steps later, and counted out then, so that
 --- schedules do not advance through them.
----@param now? boolean **blocks** and counts out all of them
 ---@return integer
-function Optimizer:finished(now)
+function Optimizer:finished()
   local pending = {}
   for _, item in ipairs(self.skipped) do
-    if now or item.step + 2 <= self.steps then
-      if item.probe:value() == 0 and not core.is_sim() then self.lost = (self.lost or 0) + 1 end
-    else pending[#pending + 1] = item end
+    if item.step + 2 > self.steps then pending[#pending + 1] = item
+    elseif was_lost(item) then
+      self.lost = self.lost + 1
+      for _, slot in pairs(self.slots) do if slot.taken then slot.taken = slot.taken - 1 end end
+    end
   end
   self.skipped = pending
-  return self.steps - (self.lost or 0)
+  return self.steps - self.lost
 end
 
 --- One step from the gradients, which it consumes. Parameters without gradient are left alone.
@@ -236,11 +240,16 @@ end
 --- State by parameter name, and the count of steps; **blocks** after steps with only_if.
 ---@return table
 function Optimizer:state()
-  local saved = { kind = self.kind.name, steps = self:finished(true), parameters = {} }
+  -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
+  local taken, behind = self:finished(), {}
+  for _, item in ipairs(self.skipped) do
+    if was_lost(item) then behind[#behind + 1] = item.step - self.lost end
+  end
+  local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
-    own["#taken"] = slot.taken
+    own["#taken"] = slot.taken and slot.taken - #behind
     if next(own) ~= nil then saved.parameters[name_of(p, position)] = own end
   end
   return saved
@@ -259,17 +268,19 @@ function Optimizer:load_state(saved)
   for name in pairs(saved.parameters) do
     if not own[name] then core.raise(("load_state: parameter '%s' is unknown here"):format(name)) end
   end
+  local behind = saved.behind or {}
   for name, p in pairs(own) do
     local slot, given = self.slots[p], saved.parameters[name]
     local state = {}
     for key, value in pairs(given or {}) do
-      if key == "#taken" then slot.taken = value
+      if key == "#taken" then slot.taken = value + #behind
       elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
       else state[key] = value end
     end
     slot.state = state
   end
-  self.steps, self.lost, self.skipped = saved.steps, 0, {}
+  self.steps, self.lost, self.skipped = saved.steps + #behind, 0, {}
+  for i, step in ipairs(behind) do self.skipped[i] = { step = step, lost = true } end
 end
 
 -------------------------------------------------------------------------------------------------------------------------- clipping

@@ -1,5 +1,6 @@
 -- ms.steps: the only way to say what a step is; ms.step.
 local core = require "moonshard.core"
+local launch = require "moonshard.launch"
 
 local steps = {}
 local at_end = {}                 -- functions called with the step's number before what it made is released
@@ -41,7 +42,9 @@ function steps.steps(count, first)
   if select(2, core.step()) then core.raise("ms.steps: a step is running already; steps cannot be nested") end
   local function iterate()
     finish()
-    if next_step >= count or steps.stop_requested() then return nil end
+    if next_step >= count then return nil end
+    launch.cut = steps.stop_requested()
+    if launch.cut then return nil end
     local step = next_step
     next_step = step + 1
     core.step_begin(step)

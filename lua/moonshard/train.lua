@@ -43,15 +43,16 @@ local function forward_backward(self)
   return total
 end
 
--- Unscales, clips, steps; the flag says on the device whether this step's numbers were finite, the position which gradient was not.
+-- Unscales, clips, steps. On the device: the norm before clipping, whether this step's numbers were finite (nil: nobody asks), and the
+-- position of the first gradient that was not; last, whose gradients they are.
 local function update(self, loss)
   local o = self.o
   local finite
   if self.scaler then finite = self.scaler:unscale(o.optimizer) end
-  local gradients = {}
+  local gradients, parameters = {}, {}
   for _, p in ipairs(self.parameters) do
     local gradient = p:grad()
-    if gradient then gradients[#gradients + 1] = gradient end
+    if gradient then gradients[#gradients + 1], parameters[#parameters + 1] = gradient, p end
   end
   if #gradients == 0 then core.raise("train: no parameter got a gradient; does the loss depend on the model?") end
   local norm, bad = core.clip_norm(gradients, o.clip or math.huge, 2)
@@ -64,7 +65,7 @@ local function update(self, loss)
     finite = finite:gt(0)
     o.optimizer:step { only_if = finite }
   end
-  return norm, finite, bad
+  return norm, finite, bad, parameters
 end
 
 -- Looks at a step of which the device has told by now: stops, or says that it was skipped.
@@ -75,7 +76,7 @@ local function judge(self, entry)
     return
   end
   local position = math.tointeger(entry.bad:value())
-  local where = position >= 0 and self.parameters[position + 1] and (" (first bad gradient: %s)"):format(self.parameters[position + 1]:name()) or " (the gradients are finite)"
+  local where = position >= 0 and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name()) or " (the gradients are finite)"
   self.skips = self.skips + 1
   if self.o.on_nan == "stop" and not self.scaler then
     launch.exit(4, ("step %d: loss or gradients are inf or nan%s; nothing of that step was applied. Lower the learning rate, set clip, or choose on_nan = \"skip\"")
@@ -151,14 +152,9 @@ local function after(self, step)
     busy = true
     sample(self)
   end
-  local stop = steps.stop_requested()
-  if o.save and (due(o.save.every, step, last) or stop) then
+  if o.save and due(o.save.every, step, last) then
     busy = true
     folder.save(self, step + 1)
-  end
-  if stop then
-    self.report:break_line()
-    log.log("stopped on request behind step %d%s", step, o.save and ", checkpoint saved" or "")
   end
   if busy then self.report:skip_time() end
 end
@@ -169,10 +165,10 @@ local function run_step(self, step)
   local lr = o.optimizer.lr and o.optimizer:lr()
   local loss = forward_backward(self)
   if o.after_backward then o.after_backward(step) end
-  local norm, finite, bad = update(self, loss)
+  local norm, finite, bad, parameters = update(self, loss)
   self.report:step { loss = loss, grad_norm = norm, lr = lr }
   if finite then
-    self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad) }
+    self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters }
     -- Two steps late, so that the host never waits for a step that it has only just enqueued.
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
@@ -180,9 +176,18 @@ local function run_step(self, step)
   after(self, step)
 end
 
---- Runs the loop and returns what it reached.
+-- Ends the run that was told to stop: the recipe's own end is for runs that reached theirs.
+local function stop(self, last, signal)
+  if self.o.save and last >= self.start and self.saved ~= last + 1 then folder.save(self, last + 1) end
+  self.report:close()
+  local written = folder.close(self) and (self.saved or self.start > 0)
+  if written then launch.exit(75, ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run)) end
+  launch.exit(128 + signal, ("stopped on request behind step %d; no checkpoint is saved"):format(last))
+end
+
+--- Runs the loop and returns what it reached. Where everything was done before (a resumed run that had ended), loss is nil.
 ---@param options ms.TrainOptions
----@return { step: integer, loss: number, valid?: table<string, number>, tokens_per_second: number, run: string }
+---@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string }
 function train.train(options)
   local o = settings.check(options)
   local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters() }
@@ -200,9 +205,14 @@ function train.train(options)
     last = step
   end
   for _, entry in ipairs(self.unjudged) do judge(self, entry) end
+  local signal = last + 1 < o.steps and steps.stop_requested()
+  if signal then stop(self, last, signal) end
+  if self.start >= o.steps then
+    log.log("all %d steps were done already", o.steps)
+    if o.valid and o.eval then self.valid = validate(self) end
+  end
   self.report:close()
-  local written = folder.close(self)
-  if steps.stop_requested() and o.save then launch.saved = written end
+  folder.close(self)
   local final = self.report.last or {}
   return { step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run }
 end

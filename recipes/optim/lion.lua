@@ -18,8 +18,8 @@ local lion = optim.define {
   end,
 }
 
--- As a module: return the constructor. As a recipe: show it at work.
-if not require "moonshard.launch".recipe then return lion end
+-- As a module (`require` gives its name): return the constructor. As a recipe: show it at work.
+if ... then return lion end
 
 local cfg = ms.config { steps = 200, width = 64 }
 

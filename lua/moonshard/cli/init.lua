@@ -69,7 +69,9 @@ local function handler(failure)
   -- The part of the traceback that belongs to the user: without the library's and the program's own frames.
   local lines = {}
   for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
-    if not line:match "^stack traceback" and not line:match "lua/[%d.]*/?moonshard/" and not line:match "%[C%]" then lines[#lines + 1] = line end
+    local ours = line:match "^stack traceback" or line:match "lua/[%d.]*/?moonshard/" or line:match "%[C%]" or line:match "%(%.%.%.tail calls"
+    -- A recursion is shown once.
+    if not ours and line ~= lines[#lines] then lines[#lines + 1] = line end
   end
   return #lines > 0 and failure .. "\n" .. table.concat(lines, "\n") or failure
 end

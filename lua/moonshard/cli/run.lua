@@ -20,9 +20,9 @@ function run.recipe(file, settings)
   if launch.help and not launch.declared then print("the recipe declares no options") end
   local core = require "moonshard.core"
   core.synchronize()
-  local signal = require "moonshard.steps".stop_requested()
-  if signal then return launch.saved and 75 or 128 + signal end
-  return 0
+  if not launch.cut then return 0 end
+  local committed = launch.saved and require "moonshard.checkpoint".wait()
+  return committed and 75 or 128 + launch.cut
 end
 
 --- moonshard run FILE [switches] [key=value ...]
@@ -46,9 +46,11 @@ function run.main(arguments)
   if package.loaded["moonshard.process"] and not parsed.help then package.loaded["moonshard.process"].watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end
-  local code = run.recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
-  if trace then trace.stop() end
-  return code
+  -- However the recipe ends, what was recorded until then is written.
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    if trace then trace.stop() end
+  end })
+  return run.recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
 end
 
 return run

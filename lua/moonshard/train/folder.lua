@@ -47,6 +47,32 @@ local function choose(self)
   return o.run or path, latest
 end
 
+-- Loads the checkpoint into what trains. Where nobody named it, a damaged one gives way to the one before.
+local function load(self, path)
+  while true do
+    local loaded, message, code = checkpoints().load(path, things_of(self))
+    if loaded then return loaded.step, path end
+    local before = self.o.resume == "auto" and code == "corrupt" and checkpoints().latest(self.run, path)
+    if not before then launch.exit(3, message) end
+    log.warn("%s; going on from %s", message, before)
+    path = before
+  end
+end
+
+-- Lines of steps behind the checkpoint go: the run makes them again.
+local function trim_metrics(self)
+  local path = self.run .. "/metrics.jsonl"
+  local text = core.file_read(path)
+  if not text then return end
+  local kept = {}
+  for line in text:gmatch "[^\n]+" do
+    local entry = core.json_decode(line)
+    if type(entry) == "table" and math.type(entry.step) == "integer" and entry.step < self.start then kept[#kept + 1] = line .. "\n" end
+  end
+  local ok, message = core.file_write(path, table.concat(kept))
+  if not ok then launch.exit(3, message) end
+end
+
 --- Chooses the folder, locks it, loads the checkpoint if there is one to go on from.
 ---@param self ms.Training
 function folder.open(self)
@@ -60,24 +86,25 @@ function folder.open(self)
   if not self.lock then launch.exit(3, message) end
   launch.run = self.run
   if not path then return end
-  local loaded, why = checkpoints().load(path, things_of(self))
-  if not loaded then launch.exit(3, why) end
-  self.start = loaded.step
+  self.start, path = load(self, path)
+  trim_metrics(self)
   log.log("resumed from %s", path)
 end
 
--- Old checkpoints go: of the last `last` all stay, of older ones those whose step divides by keep_every.
+-- Of the last `last` checkpoints on disk all stay, of older ones those whose step divides by keep_every.
 local function prune(self)
-  local save = self.o.save
+  local save, found = self.o.save, {}
   if not save.last then return end
-  local found = {}
   for _, name in ipairs(core.list(self.run) or {}) do
     local step = name:match "^step%-(%d+)$"
     if step then found[#found + 1] = { name = name, step = math.tointeger(tonumber(step)) } end
   end
   table.sort(found, function(a, b) return a.step > b.step end)
   for i = save.last + 1, #found do
-    if not (save.keep_every and found[i].step % save.keep_every == 0) then core.checkpoint_remove(self.run, found[i].name) end
+    if not (save.keep_every and found[i].step % save.keep_every == 0) then
+      local ok, message = core.checkpoint_remove(self.run, found[i].name)
+      if not ok then log.warn("an old checkpoint was not removed: %s", message) end
+    end
   end
 end
 
@@ -91,9 +118,10 @@ function folder.save(self, step)
   local path, message = checkpoints().save(self.run, things)
   self.report:flush()
   if not path then
-    log.warn("the checkpoint of step %d was not saved: %s", step, message)
+    log.warn("step %d: %s", step, message)
     return
   end
+  self.saved = step
   log.log("saved %s", path)
   prune(self)
 end
@@ -102,11 +130,16 @@ end
 ---@param self ms.Training
 ---@return boolean
 function folder.close(self)
+  local written = true
+  if self.o.save and self.saved and (launch.checking or not core.is_sim()) then
+    local ok, message = checkpoints().wait()
+    if not ok then log.warn("the last checkpoint was not saved: %s", message) end
+    prune(self)
+    written = ok == true
+  end
+  if self.lock then self.lock:close() end
   self.lock = nil
-  if not self.o.save or core.is_sim() then return true end
-  local ok, message = checkpoints().wait()
-  if not ok then log.warn("the last checkpoint was not saved: %s", message) end
-  return ok == true
+  return written
 end
 
 return folder
