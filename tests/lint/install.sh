@@ -47,6 +47,11 @@ echo "with CMake"
 cmake -S "$folder" -B "$folder/build" -DCMAKE_PREFIX_PATH="$prefix" >"$folder/log" 2>&1 &&
     cmake --build "$folder/build" >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
 "$folder/build/host"
+echo "recipes/embed with CMake"
+source=$(cd "$(dirname "$0")/../.." && pwd)
+cmake -S "$source/recipes/embed" -B "$folder/embed" -DCMAKE_PREFIX_PATH="$prefix" >"$folder/log" 2>&1 &&
+    cmake --build "$folder/embed" >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+(cd "$source" && "$folder/embed/two_engines")
 echo "with $lua"
 LUA_PATH="$prefix/share/lua/5.4/?.lua;$prefix/share/lua/5.4/?/init.lua" LUA_CPATH="$prefix/lib/lua/5.4/?.so" \
     "$lua" -e 'assert(require "moonshard")'

@@ -90,6 +90,10 @@ end
 ---@return integer code, string? message
 function cli.recipe(file, arguments)
   text_only()
+  -- The process is the host's: a recipe ends only itself.
+  os.exit = function(code) -- luacheck: ignore 122
+    require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0), "the recipe called os.exit")
+  end
   return protected(function() return require "moonshard.cli.run".recipe(file, { arguments = arguments }) end)
 end
 
