@@ -166,6 +166,7 @@ struct ms_engine {
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the accesses of task `seq`. */
 ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses, uint32_t count);
+bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);             /* whether a failure skipped that task */
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
 /* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has been enqueued there). */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);

@@ -30,7 +30,7 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
     memcpy(change->clock, into->clock, sizeof change->clock);
 }
 
-static bool is_spoiled(const ms_engine *engine, ms_point point)
+bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 {
     const ms_stream *stream = engine->streams[point.stream];
     for (uint32_t i = 0; i < stream->spoiled_count; i++)
@@ -60,7 +60,7 @@ ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access 
         for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells; c++) {
             const ms_cell *cell = &access->storage->cells[c];
             if (cell->writer.seq) {
-                if (engine->streams[cell->writer.stream]->spoiled_count && (access->mode & MS_READ) && is_spoiled(engine, cell->writer))
+                if (engine->streams[cell->writer.stream]->spoiled_count && (access->mode & MS_READ) && ms_hazard_spoiled(engine, cell->writer))
                     return ms_engine_fail(engine, MS_ERROR_TASK, "%s reads a tensor that was never written, because of the error reported before", task);
                 ms_status status = order(stream, task, cell->writer.stream, cell->writer.seq, access->storage);
                 if (status) return status;

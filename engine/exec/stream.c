@@ -197,7 +197,10 @@ ms_status ms_point_sync(ms_engine *engine, ms_point point)
     if (point.seq == 0) return ms_engine_check(engine);
     if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "the host was told to wait for work that is not enqueued yet");
-    return await(engine, engine->streams[point.stream], point.seq);
+    ms_status status = await(engine, engine->streams[point.stream], point.seq);
+    if (!status && ms_hazard_spoiled(engine, point))
+        status = ms_engine_fail(engine, MS_ERROR_TASK, "this value was never computed, because of the error reported before");
+    return status;
 }
 
 bool ms_point_reached(const ms_engine *engine, ms_point point)
@@ -224,7 +227,7 @@ ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead)
         const uint64_t *before = engine->step_marks[(step - ahead) % MS_STEPS_AHEAD_MAX];
         for (uint16_t i = 0; i < engine->stream_count; i++)
             if (before[i]) {
-                ms_status status = ms_point_sync(engine, (ms_point){ .stream = i, .seq = before[i] });
+                ms_status status = await(engine, engine->streams[i], before[i]);
                 if (status) return status;
             }
     }
