@@ -144,10 +144,19 @@ static ms_status add_to(ms_engine *engine, ms_tensor **slot, ms_tensor *gradient
     return status;
 }
 
-static ms_status call_hooks(ms_engine *engine, const ms_hook *hooks, uint32_t output, ms_tensor **gradient)
+/* The first hook behind the one with this id: hooks may remove themselves and each other, so none is held over a call. */
+static const ms_hook *hook_after(const ms_hook *hooks, uint64_t id)
 {
-    for (const ms_hook *hook = hooks, *next; hook; hook = next) {
-        next = hook->next;                     /* a hook may remove itself */
+    while (hooks && hooks->id <= id) hooks = hooks->next;
+    return hooks;
+}
+
+/* hooks: where the list begins. */
+static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t output, ms_tensor **gradient)
+{
+    uint64_t id = 0;
+    for (const ms_hook *hook; (hook = hook_after(*hooks, id)) != NULL;) {
+        id = hook->id;
         if (!hook->gradient || hook->output != output) continue;
         ms_tensor *replacement = NULL;
         ms_status status = hook->gradient(hook->user, *gradient, &replacement);
@@ -173,7 +182,7 @@ static ms_status run_accumulator(ms_node *node)
     ms_meta *meta = leaf->meta;
     node->gradients[0] = NULL;
     if (!gradient) return MS_OK;
-    ms_status status = call_hooks(engine, meta->hooks, 0, &gradient);
+    ms_status status = call_hooks(engine, &meta->hooks, 0, &gradient);
     if (!status && !meta->grad && !is_exclusive(gradient)) {
         ms_tensor *copy = NULL;
         status = ms_op_unary(engine, &ms_op_clone, NULL, gradient, &copy);
@@ -189,8 +198,9 @@ static ms_status run_accumulator(ms_node *node)
         ms_tensor_release(sum);
         ms_tensor_release(gradient);
     }
-    for (const ms_hook *hook = meta->hooks, *next; hook && !status; hook = next) {
-        next = hook->next;
+    uint64_t id = 0;
+    for (const ms_hook *hook; !status && (hook = hook_after(meta->hooks, id)) != NULL;) {
+        id = hook->id;
         if (hook->accumulated) status = hook->accumulated(hook->user, leaf);
     }
     return status;
@@ -237,7 +247,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (node->leaf) { status = run_accumulator(node); goto done; }
     for (uint32_t i = 0; i < node->output_count && !status; i++) {
         any |= node->gradients[i] != NULL;
-        if (node->gradients[i] && node->hooks) status = call_hooks(engine, node->hooks, i, &node->gradients[i]);
+        if (node->gradients[i] && node->hooks) status = call_hooks(engine, &node->hooks, i, &node->gradients[i]);
     }
     if (!status && node->input_count > MS_NODE_INPUTS) {
         status = ms_allocate(ms_engine_context(engine), node->input_count * (2 * sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
