@@ -68,6 +68,16 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
 
 static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free };
 
+/* What f returned may be what it got, or a parameter: the history that is to come belongs to a tensor of its own. */
+static ms_status own_window(ms_tensor **tensor)
+{
+    ms_tensor *given = *tensor;
+    ms_status status = ms_tensor_alias(given, tensor);
+    if (status) *tensor = given;
+    else ms_tensor_release(given);
+    return status;
+}
+
 ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
                        ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
 {
@@ -86,6 +96,7 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, v
     }
     ms_engine_set_recording(engine, recording);
     kept->output_count = count;
+    for (uint32_t i = 0; i < count && !status; i++) status = own_window(&made[i]);
     if (!status && recording) {
         /* From here on the node owns user; before, the caller does. */
         kept->user = user;

@@ -262,6 +262,45 @@ static void recomputing_gives_the_same_gradients(void **state)
     ms_engine_free(engine);
 }
 
+static ms_status as_it_is(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+{
+    (void)count;
+    outputs[0] = ms_tensor_retain(inputs[0]);
+    outputs[1] = ms_tensor_retain(user);
+    *made = 2;
+    return MS_OK;
+}
+
+static void a_recomputed_function_may_return_what_it_got(void **state)
+{
+    (void)state;
+    fault_os fault;
+    fault_os_init(&fault);
+    ms_engine *engine = make_engine(&fault.table);
+    ms_tensor *x = NULL, *w = NULL, *y[2] = { NULL }, *product = NULL, *loss = NULL;
+    uint32_t made = 0;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 10, 20, true, &w));
+    OK(ms_recompute(engine, as_it_is, w, NULL, NULL, &x, 1, y, &made));
+    assert_true(ms_tensor_is_leaf(w));
+    OK(apply(engine, &ms_op_mul, y[0], y[1], &product));
+    OK(total(engine, product, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_gradient(x, 10, 20);
+    assert_gradient(w, 3, -2);
+    ms_tensor *all[] = { x, w, y[0], y[1], product, loss };
+    for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
+    /* And a graph that nobody goes back through. */
+    OK(vector(engine, 3, -2, true, &x));
+    OK(ms_recompute(engine, as_it_is, x, NULL, NULL, &x, 1, y, &made));
+    ms_tensor_release(y[0]);
+    ms_tensor_release(y[1]);
+    ms_tensor_release(x);
+    assert_int_equal(ms_engine_memory(engine).live, 0);
+    ms_engine_free(engine);
+    assert_int_equal(atomic_load(&fault.live), 0);
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
 
 /* Every call of grad.h that can fail. */
@@ -327,6 +366,7 @@ int main(void)
         cmocka_unit_test(an_error_of_a_hook_ends_backward),
         cmocka_unit_test(misuse_is_named),
         cmocka_unit_test(recomputing_gives_the_same_gradients),
+        cmocka_unit_test(a_recomputed_function_may_return_what_it_got),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
