@@ -107,13 +107,42 @@ static ms_status attention_forward(ms_op_call *call)
     return status;
 }
 
+/* Whether queries, keys and values lie side by side in each row of one matrix, as one linear layer makes them. */
+static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor *v)
+{
+    int64_t width = q->shape[3];
+    return q->storage == k->storage && k->storage == v->storage && q->shape[2] == k->shape[2] && q->strides[1] == width && k->offset - q->offset == q->shape[1] * width &&
+           v->offset - k->offset == k->shape[1] * width && memcmp(q->strides, k->strides, sizeof q->strides) == 0 && memcmp(k->strides, v->strides, sizeof q->strides) == 0;
+}
+
+/* Gradients of what lies side by side do so too: they are the gradient of that matrix as they are, without a copy. */
+static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
+{
+    ms_engine *engine = gradient->engine;
+    ms_status status = MS_OK;
+    const ms_tensor_info *in = gradient->inputs;
+    if (!side_by_side(gradient->saved[0], gradient->saved[1], gradient->saved[2])) {
+        for (int i = 0; i < 3 && !status; i++) status = make_heads(engine, in[i].dtype, in[i].shape, &results[i]);
+        return status;
+    }
+    int64_t batches = in[0].shape[0], times = in[0].shape[2], width = in[0].shape[3], row = (in[0].shape[1] + 2 * in[1].shape[1]) * width, at = 0;
+    ms_tensor *whole = NULL;
+    status = ms_tensor_new(engine, in[0].dtype, 3, (int64_t[]){ batches, times, row }, &whole);
+    for (int i = 0; i < 3 && !status; i++) {
+        status = ms_tensor_window(whole, 4, in[i].shape, (int64_t[]){ times * row, width, row, 1 }, at, &results[i]);
+        at += in[i].shape[1] * width;
+    }
+    ms_tensor_release(whole);
+    return status;
+}
+
 static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *const *saved = gradient->saved;
     ms_tensor *g = NULL, *results[3] = { NULL };
     ms_status status = with_rows(engine, gradient->gradients[0], &g);
-    for (int i = 0; i < 3 && !status; i++) status = make_heads(engine, gradient->inputs[i].dtype, gradient->inputs[i].shape, &results[i]);
+    if (!status) status = make_gradients(gradient, results);
     if (!status && results[1]->count > 0) {
         ms_attention_args args = { .out = heads_of(saved[3]), .log_sum = ms_tensor_data(saved[4]), .dout = heads_of(g),
                                    .dq = heads_of(results[0]), .dk = heads_of(results[1]), .dv = heads_of(results[2]) };

@@ -2,6 +2,7 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 #include "tensor/op.h"
+#include "tensor/state.h"
 
 #include <string.h>
 
@@ -171,6 +172,20 @@ static ms_status split_forward(ms_op_call *call)
     return status;
 }
 
+/* Whether the gradients already lie in one memory as the parts of a whole do. */
+static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
+{
+    const ms_tensor *first = gradient->gradients[0];
+    int64_t at = 0;
+    for (uint32_t i = 0; i < gradient->output_count; i++) {
+        const ms_tensor *part = gradient->gradients[i];
+        if (part == NULL || part->storage != first->storage || part->offset - first->offset != at) return false;
+        if (memcmp(part->strides, first->strides, first->dims * sizeof *first->strides) != 0) return false;
+        at += part->shape[dim] * part->strides[dim];
+    }
+    return true;
+}
+
 /* Each part's gradient, or zeros where none arrived, goes into its place of one new tensor: every element is written once. */
 static ms_status split_backward(ms_op_gradient *gradient)
 {
@@ -180,6 +195,8 @@ static ms_status split_backward(ms_op_gradient *gradient)
     int64_t at = 0;
     if (!gradient->needs[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.split.dim, &dim);
+    if (gradient->output_count > 0 && adjoining(gradient, dim))
+        return ms_tensor_window(gradient->gradients[0], info->dims, info->shape, gradient->gradients[0]->strides, 0, &gradient->results[0]);
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &whole);
     for (uint32_t i = 0; i < gradient->output_count && status == MS_OK; i++) {
         int64_t length = gradient->outputs[i].shape[dim];

@@ -134,6 +134,68 @@ static void test_attention_results_lie_by_time(void **state)
     ms_engine_free(engine);
 }
 
+/* Forward and backward with the result as its own gradient; results: of q, k, v. */
+static void forward_and_back(ms_engine *engine, ms_tensor *const *in, ms_tensor **results)
+{
+    ms_tensor *out = NULL;
+    ms_tensor_info in_info[3] = { info_from(in[0]), info_from(in[1]), info_from(in[2]) }, out_info;
+    ms_op_call call = { .engine = engine, .op = &ms_op_attention, .attributes.attention.causal = true, .inputs = in, .input_count = 3, .outputs = &out, .output_count = 1, .record = true };
+    OK(ms_op_run(&call));
+    out_info = info_from(out);
+    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_attention, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info, .input_count = 3,
+                                .outputs = &out_info, .gradients = &out, .output_count = 1, .results = results, .needs = (bool[]){ true, true, true } };
+    OK(ms_op_attention.backward(&gradient));
+    ms_op_drop_saved(&call);
+    ms_tensor_release(out);
+}
+
+/* Queries, keys and values that one layer made: their gradients are those of separate tensors, and lie as that layer's result does, so that
+ * the way back through the split is a view. */
+static void test_attention_side_by_side(void **state)
+{
+    (void)state;
+    enum { BATCH = 2, HEADS = 4, GROUPS = 2, TIME = 70, WIDTH = 8, ROW = (HEADS + 2 * GROUPS) * WIDTH };
+    ms_engine *engine = engine_with(2, NULL);
+    ms_tensor *joined = TENSOR(engine, MS_F32, BATCH, TIME, ROW), *drawn = NULL, *parts[3] = { NULL }, *in[3], *apart[3], *results[2][3] = { { NULL } }, *rows[3], *whole = NULL;
+    int64_t widths[3] = { HEADS * WIDTH, GROUPS * WIDTH, GROUPS * WIDTH };
+    ms_attributes split = { .split = { .sizes = widths, .count = 3, .dim = -1 } }, swap = { .dim = { .a = 1, .b = 2 } };
+    OK(ms_op_apply(engine, ms_op_find("normal"), &(ms_attributes){ .random = { .random = { .seed = 3 }, .b = 1 } }, true, &joined, 1, &drawn, 1));
+    OK(ms_op_apply(engine, &ms_op_split, &split, false, &joined, 1, parts, 3));
+    for (int i = 0; i < 3; i++) {
+        ms_tensor *heads = NULL;
+        OK(ms_op_unary(engine, &ms_op_view, &(ms_attributes){ .shape = { .dims = 4, .sizes = { BATCH, TIME, widths[i] / WIDTH, WIDTH } } }, parts[i], &heads));
+        OK(ms_op_unary(engine, &ms_op_transpose, &swap, heads, &in[i]));
+        OK(ms_op_unary(engine, &ms_op_clone, NULL, in[i], &apart[i]));
+        ms_tensor_release(heads);
+    }
+    forward_and_back(engine, in, results[0]);
+    forward_and_back(engine, apart, results[1]);
+    for (int i = 0; i < 3; i++) {
+        static double a[BATCH * HEADS * TIME * WIDTH], b[BATCH * HEADS * TIME * WIDTH];
+        read_values(engine, results[0][i], a);
+        read_values(engine, results[1][i], b);
+        assert_memory_equal(a, b, (size_t)ms_tensor_count(in[i]) * sizeof *a);
+        ms_tensor *turned = NULL;
+        OK(ms_op_unary(engine, &ms_op_transpose, &swap, results[0][i], &turned));
+        OK(ms_op_unary(engine, &ms_op_view, &(ms_attributes){ .shape = { .dims = 3, .sizes = { BATCH, TIME, widths[i] } } }, turned, &rows[i]));
+        ms_tensor_release(turned);
+    }
+    ms_tensor_info in_info = info_from(joined), out_info[3] = { info_from(rows[0]), info_from(rows[1]), info_from(rows[2]) };
+    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_split, .attributes = split, .inputs = &in_info, .input_count = 1, .outputs = out_info, .gradients = rows, .output_count = 3,
+                                .results = &whole, .needs = (bool[]){ true } };
+    OK(ms_op_split.backward(&gradient));
+    assert_ptr_equal(ms_tensor_storage(whole), ms_tensor_storage(rows[0]));
+    assert_true(ms_tensor_is_contiguous(whole) && ms_tensor_data(whole) == ms_tensor_data(rows[0]));
+    for (int i = 0; i < 3; i++) {
+        ms_tensor *released[] = { parts[i], in[i], apart[i], results[0][i], results[1][i], rows[i] };
+        for (int k = 0; k < 6; k++) ms_tensor_release(released[k]);
+    }
+    ms_tensor_release(joined);
+    ms_tensor_release(drawn);
+    ms_tensor_release(whole);
+    ms_engine_free(engine);
+}
+
 /* At 4,096 queries the scores alone would be 64 MiB a head: what is live is inputs, result, one number a row, gradients. */
 static void test_attention_memory(void **state)
 {
@@ -234,7 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half), cmocka_unit_test(test_attention_autocast),
        
-        cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_memory),
+        cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_side_by_side), cmocka_unit_test(test_attention_memory),
         cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_lack_of_memory),
     };
