@@ -88,15 +88,15 @@ MS_VECTOR ms_v16f ms_v_copysign(ms_v16f size, ms_v16f sign)
 MS_VECTOR ms_v16f ms_v_max(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(a), a, b); }
 MS_VECTOR ms_v16f ms_v_min(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(a), a, b); }
 
-/* The greater where neither is NaN; b where either is NaN. */
-MS_VECTOR ms_v16f ms_v_greater(ms_v16f a, ms_v16f b)
-{
+/* The greater, the less; b where either is NaN. */
 #if defined(__AVX512F__)
-    return (ms_v16f)_mm512_max_ps((__m512)a, (__m512)b);   /* gcc 12 makes a comparison and two logical operations of the other */
+/* gcc 12 makes a comparison and logical operations of the other forms. */
+MS_VECTOR ms_v16f ms_v_greater(ms_v16f a, ms_v16f b) { return (ms_v16f)_mm512_max_ps((__m512)a, (__m512)b); }
+MS_VECTOR ms_v16f ms_v_lesser(ms_v16f a, ms_v16f b) { return (ms_v16f)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
-    return ms_v_select(a > b, a, b);
+MS_VECTOR ms_v16f ms_v_greater(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(b, a), a, b); }
+MS_VECTOR ms_v16f ms_v_lesser(ms_v16f a, ms_v16f b) { return ms_v_select(ms_v_less(a, b), a, b); }
 #endif
-}
 
 /* Lanes added in a fixed order: pairs 8 apart, 4 apart, 2 apart, neighbours. */
 MS_VECTOR float ms_v_sum(ms_v16f v)
@@ -133,16 +133,25 @@ MS_VECTOR ms_v16f ms_v_sqrt(ms_v16f x)
 /* 2^n for n in -126 .. 127. */
 MS_VECTOR ms_v16f ms_v_power_of_two(ms_v16i n) { return (ms_v16f)(((ms_v16u)n + 127) << 23); }
 
+/* p 2^n for p in 0.5 .. 2, n in -160 .. 145 as `shifted` - shift: rounded once, so these forms agree in every bit. */
+MS_VECTOR ms_v16f ms_v_scaled(ms_v16f p, ms_v16f shifted, float shift)
+{
+#if defined(__AVX512F__)
+    return (ms_v16f)_mm512_scalef_ps((__m512)p, (__m512)(shifted - shift));
+#else
+    /* Two factors: 2^n alone would overflow or underflow at the ends of the range. */
+    ms_v16i n = (ms_v16i)((ms_v16u)shifted - (ms_v16u)ms_v_splat(shift)), half = n >> 1;
+    return p * ms_v_power_of_two(half) * ms_v_power_of_two(n - half);
+#endif
+}
+
 /* e^x, at most 1.1 ulp; 0 below -104, infinity above 88.73, subnormal results included. */
 MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
 {
     const float shift = 12582912.0f;   /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
-    const ms_v16f most = ms_v_splat(100.0f), least = ms_v_splat(-110.0f);
-    x = ms_v_select(ms_v_less(most, x), most, x);      /* comparisons with NaN are false, so NaN passes */
-    x = ms_v_select(ms_v_less(x, least), least, x);
+    x = ms_v_greater(ms_v_splat(-110.0f), ms_v_lesser(ms_v_splat(100.0f), x));      /* NaN passes */
     ms_v16f shifted = x * 1.442695041f + shift;
     ms_v16f whole = shifted - shift;
-    ms_v16i n = (ms_v16i)((ms_v16u)shifted - (ms_v16u)ms_v_splat(shift));
     ms_v16f r = x - whole * 0.693359375f;      /* ln 2 in two parts, the first so short that the product is exact */
     r = r - whole * -2.12194440e-4f;
     ms_v16f p = r * 1.381314127e-03f + 8.369418792e-03f;
@@ -150,9 +159,7 @@ MS_VECTOR ms_v16f ms_v_exp(ms_v16f x)
     p = p * r + 1.666651517e-01f;
     p = p * r + 4.999999404e-01f;
     p = (p * r) * r + r + 1.0f;
-    /* Two factors: 2^n alone would overflow or underflow at the ends of the range. */
-    ms_v16i half = n >> 1;
-    return p * ms_v_power_of_two(half) * ms_v_power_of_two(n - half);
+    return ms_v_scaled(p, shifted, shift);
 }
 
 /* e^x for x up to 88, at most 1.1 ulp; 0 below -87, where the true value is no normal number. Half the price of ms_v_exp: for softmax. */

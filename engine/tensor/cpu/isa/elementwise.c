@@ -48,14 +48,14 @@ MS_VECTOR ms_v16f gelu_gate(ms_v16f x) { return ms_v_sigmoid((2.0f * GELU_SCALE)
 MS_VECTOR ms_v16f gelu_slope(ms_v16f x)
 {
     /* From |x| = 16 on the slope is 0 or 1; without the bound x^2 would overflow and infinity * 0 be NaN. */
-    x = ms_v_min(ms_v_max(x, ms_v_splat(-16.0f)), ms_v_splat(16.0f));
+    x = ms_v_lesser(ms_v_splat(16.0f), ms_v_greater(ms_v_splat(-16.0f), x));
     ms_v16f gate = gelu_gate(x);
     return gate + gate * (1.0f - gate) * x * (2.0f * GELU_SCALE) * (1.0f + (3.0f * GELU_CUBE) * x * x);
 }
 MS_VECTOR ms_v16f gelu_erf_gate(ms_v16f x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
 MS_VECTOR ms_v16f gelu_erf_slope(ms_v16f x)
 {
-    x = ms_v_min(ms_v_max(x, ms_v_splat(-16.0f)), ms_v_splat(16.0f));
+    x = ms_v_lesser(ms_v_splat(16.0f), ms_v_greater(ms_v_splat(-16.0f), x));
     return gelu_erf_gate(x) + x * 0.3989422804f * ms_v_exp(-0.5f * x * x);
 }
 MS_VECTOR ms_v16f silu_slope(ms_v16f x)
