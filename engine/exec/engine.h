@@ -23,6 +23,7 @@
 #define MS_RING_SLOTS 1024
 #define MS_CLOCK_LOG 64        /* changes of a stream's clock that are remembered */
 #define MS_SPOILED_MAX 4
+#define MS_SCRIPT_BYTES 160    /* of a message, kept free for ", enqueued at <line>" */
 #define MS_STEPS_AHEAD_MAX 8
 #define MS_POOL_BINS 192
 
@@ -92,7 +93,8 @@ struct ms_stream {
     ms_word done_bell;
     alignas(128) ms_word failed;               /* set once, after `error` is complete */
     uint64_t failed_seq;
-    ms_error error;
+    uint32_t failed_script;
+    ms_error error;                            /* without the script line, which the host adds */
 };
 
 /* --------------------------------------------------------------------------------------------------------------------------- pool */

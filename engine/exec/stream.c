@@ -168,7 +168,13 @@ void ms_streams_report(ms_engine *engine)
         if (!first || (first->error.status == MS_ERROR_ABORTED && stream->error.status != MS_ERROR_ABORTED)) first = stream;
         mark_spoiled(stream);
     }
-    if (first) engine->context.error = first->error;
+    if (first) {
+        ms_error *error = &engine->context.error;
+        *error = first->error;
+        snprintf(error->script, sizeof error->script, "%s", ms_strings_get(engine->strings, first->failed_script));
+        size_t used = strlen(error->message);
+        if (*error->script) snprintf(error->message + used, sizeof error->message - used, ", enqueued at %s", error->script);
+    }
     for (uint16_t i = 0; i < engine->stream_count; i++) atomic_store(&engine->streams[i]->failed, 0);
     atomic_store(&engine->failed, 0);
 }

@@ -92,13 +92,11 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
     error->rank = error->bucket = -1;
     error->collective = -1;
     snprintf(error->operation, sizeof error->operation, "%s", run->task->name);
-    snprintf(error->script, sizeof error->script, "%s", ms_strings_get(run->engine->strings, run->script));
-    char reason[MS_ERROR_MESSAGE_BYTES - 256];
+    run->stream->failed_script = run->script;  /* its text is the host's to read: ms_streams_report */
     va_list list;
     va_start(list, format);
-    vsnprintf(reason, sizeof reason, format, list);
+    vsnprintf(error->message, sizeof error->message - MS_SCRIPT_BYTES, format, list);
     va_end(list);
-    snprintf(error->message, sizeof error->message, "%s%s%s", reason, *error->script ? ", enqueued at " : "", error->script);
 }
 
 static void touch_canaries(const ms_slot *slot)
@@ -134,6 +132,7 @@ static void run_wait(ms_worker *worker, const ms_slot *slot, uint64_t seq)
     await_done(of, slot->wait.seq, ((ms_cpu *)stream->engine->executor_state)->spin);
     if (atomic_load(&stream->failed) || !atomic_load(&of->failed) || of->failed_seq > slot->wait.seq) return;
     stream->error = of->error;
+    stream->failed_script = of->failed_script;
     stream->error.status = MS_ERROR_ABORTED;
     stream_fail(stream, seq);
 }
