@@ -134,7 +134,7 @@ int ms_lua_choice(lua_State *L, int index, const char *const choices[], const ch
     if (lua_type(L, index) != LUA_TSTRING) ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
     const char *given = lua_tostring(L, index);
     for (int i = 0; choices[i]; i++)
-        if (strcmp(given, choices[i]) == 0) return i;
+        if (strcmp(given, choices[i]) == 0 && strlen(given) == lua_rawlen(L, index)) return i;
     return refuse_name(L, what, given, choices);
 }
 

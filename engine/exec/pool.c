@@ -197,30 +197,41 @@ static void split(ms_pool *pool, ms_block *block, uint64_t size)
     list_add(pool, rest);
 }
 
+/* Bytes of live storages by the line that made them. script is an id + 1; 0: a free place. */
+#define OWNERS 256
+typedef struct owner { uint32_t script; uint64_t bytes; } owner;
+
+/* One pass, however many storages there are; lines beyond OWNERS are left out. */
+static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
+{
+    for (const ms_storage *one = engine->storages; one; one = one->next) {
+        for (uint32_t i = 0; i < OWNERS; i++) {
+            owner *place = &owners[(one->script + i) % OWNERS];
+            if (place->script && place->script != one->script + 1) continue;
+            place->script = one->script + 1;
+            place->bytes += one->bytes;
+            break;
+        }
+    }
+}
+
 /* Error 8 of the reliability rules: what was asked, what there is, and who holds most of it. */
 static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
 {
+    owner all[OWNERS] = { { 0 } };
     char owners[512] = "";
     size_t used = 0;
-    uint32_t told[5] = { 0 };
+    add_up_owners(engine, all);
     for (int rank = 0; rank < 5; rank++) {
-        uint32_t best = 0;
-        uint64_t most = 0;
-        for (ms_storage *one = engine->storages; one; one = one->next) {
-            bool known = false;
-            for (int i = 0; i < rank; i++) known |= told[i] == one->script + 1;
-            if (known) continue;
-            uint64_t sum = 0;
-            for (ms_storage *other = one; other; other = other->next)
-                if (other->script == one->script) sum += other->bytes;
-            if (sum > most) { most = sum; best = one->script + 1; }
-        }
-        if (!best) break;
-        told[rank] = best;
-        const char *name = ms_strings_get(engine->strings, best - 1);
-        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most >> 20), *name ? name : "the engine");
+        owner *most = &all[0];
+        for (uint32_t i = 1; i < OWNERS; i++)
+            if (all[i].bytes > most->bytes) most = &all[i];
+        if (!most->bytes) break;
+        const char *name = ms_strings_get(engine->strings, most->script - 1);
+        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most->bytes >> 20), *name ? name : "the engine");
         if (wrote < 0 || (size_t)wrote >= sizeof owners - used) break;
         used += (size_t)wrote;
+        most->bytes = 0;
     }
     ms_memory m = engine->pool.stats;
     return ms_engine_fail(engine, MS_ERROR_MEMORY, "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, limit %llu; largest owners: %s",
