@@ -366,6 +366,8 @@
 --- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
+--- A model of a folder (or file beside) with config.json and .safetensors, as other tools write them. On failure: nil, message, code.
+---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
 ---@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor   the new ids
 
