@@ -272,6 +272,7 @@ static int pack(lua_State *L)
     for (uint32_t i = 0; i < count; i++) {
         if (ms_tensor_dtype(tensors[i]) != dtype)
             return ms_lua_error(L, "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype", ms_dtype_name(dtype), i + 1, ms_dtype_name(ms_tensor_dtype(tensors[i])));
+        if (ms_tensor_count(tensors[i]) > INT64_MAX - total) return ms_lua_error(L, "pack: the tensors have more elements than 63 bits can count");
         total += ms_tensor_count(tensors[i]);
     }
     ms_handle *whole = ms_lua_new_handle(L);

@@ -1,5 +1,6 @@
 -- The hazards of a C library in Lua (B1 to B23), as far as a script can make them: whatever it does, it gets an error or a value, never a
--- crash. Allocations that fail and hosts are in tests/host.
+-- crash. Hosts with several engines are in recipes/embed.
+-- luacheck: ignore 512
 local ms = require "moonshard"
 -- Nothing here may take much memory, whatever numbers it gets.
 ms.init { memory_bytes = 1 << 28, threads = 2 }
@@ -448,8 +449,8 @@ describe("B12: yields", function()
   end)
 
   it("a step in a coroutine that is closed ends", function()
-    local routine, held = nil, nil
-    routine = coroutine.create(function() for _ in ms.steps(3) do held = ms.ones { 1 } coroutine.yield() end end)
+    local held
+    local routine = coroutine.create(function() for _ in ms.steps(3) do held = ms.ones { 1 } coroutine.yield() end end)
     coroutine.resume(routine)
     assert.is_true(select(2, core.step()))
     coroutine.close(routine)
@@ -521,9 +522,12 @@ describe("B14: integers at the edges", function()
     randint = function(n) return ms.randint { 2, low = 0, high = n } end, randint2 = function(n) return ms.randint { 2, low = n, high = n } end,
     size = function(n) return t:size(n) end, index = function(n) return t[n] end, select = function(n) return t:select(1, n) end, dim = function(n) return t:select(n, 1) end,
     narrow = function(n) return t:narrow(1, n, 1) end, narrow2 = function(n) return t:narrow(1, 1, n) end, narrow3 = function(n) return t:narrow(1, n, n) end,
-    view = function(n) return t:view(n) end, view2 = function(n) return t:view(n, n) end, view3 = function(n) return t:view(n, -1) end, reshape = function(n) return t:reshape(n, 2) end,
-    expand = function(n) return ms.ones({ 1 }):expand(n) end, expand2 = function(n) return ms.ones({ 1 }):expand(n, 1) end, split = function(n) return t:split(n) end,
-    split2 = function(n) return t:split { n, n } end, split3 = function(n) return t:split { n, 2 - (math.type(n) == "integer" and n or 0) } end, chunk = function(n) return t:chunk(n) end,
+    view = function(n) return t:view(n) end, view2 = function(n) return t:view(n, n) end, view3 = function(n) return t:view(n, -1) end,
+    reshape = function(n) return t:reshape(n, 2) end,
+    expand = function(n) return ms.ones({ 1 }):expand(n) end,
+    expand2 = function(n) return ms.ones({ 1 }):expand(n, 1) end, split = function(n) return t:split(n) end,
+    split2 = function(n) return t:split { n, n } end,
+    split3 = function(n) return t:split { n, 2 - (math.type(n) == "integer" and n or 0) } end, chunk = function(n) return t:chunk(n) end,
     transpose = function(n) return t:transpose(n, 1) end, permute = function(n) return t:permute(n, n) end, squeeze = function(n) return t:squeeze(n) end,
     unsqueeze = function(n) return t:unsqueeze(n) end, flatten = function(n) return t:flatten(n, n) end, pad_to = function(n) return ms.ones({ 3 }):pad_to(n) end,
     sum = function(n) return t:sum(n) end, argmax = function(n) return t:argmax(n) end, cumsum = function(n) return t:cumsum(n) end, softmax = function(n) return t:softmax(n) end,
@@ -533,15 +537,18 @@ describe("B14: integers at the edges", function()
     rotary = function(n) return ms.ones({ 1, 1, 2, 4 }):rotary(n) end, cross_entropy = function(n) return t:cross_entropy(ids, { ignore_index = n }) end,
     embedding = function(n) return ms.tensor({ n }):embedding(t):to_table() end, target = function(n) return t:cross_entropy(ms.tensor { n, 0 }):item() end,
     scatter = function(n) return ms.zeros({ 3 }):scatter(1, ms.tensor { n }, 1):to_table() end, index_select = function(n) return t:index_select(1, ms.tensor { n }):to_table() end,
-    steps = function(n) for _ in ms.steps(n, n) do return end end, steps2 = function(n) for _ in ms.steps(n) do return end end, lag = function(n) return ms.metric("edge"):lag(n) end,
+    steps = function(n) for _ in ms.steps(n, n) do return end end, steps2 = function(n) for _ in ms.steps(n) do return end end,
+    lag = function(n) return ms.metric("edge"):lag(n) end,
     loader = function(n) return dataset:loader { batch = n, length = 4 } end, loader2 = function(n) return dataset:loader { batch = 1, length = n } end,
     loader3 = function(n) return dataset:loader({ batch = 1, length = 4 }):batches(n) end, split_data = function(n) return dataset:split(n) end,
     loader4 = function(n) dataset:loader({ batch = 1, length = 4 }):load_state { seed = n, epoch = n, position = n, samples = n } end,
     random = function(n) core.set_random_state(n, n, n) core.set_random_state(1, 0, 0) end, peak = function(n) core.set_peak(n) ms.reset_peak() end,
     point = function(n) return core.point_sync(n, 0) end, point2 = function(n) return ms.stream():_wait(n, 0) end, linear = function(n) return ms.nn.Linear(n, n) end,
     embedding2 = function(n) return ms.nn.Embedding(n, n) end, model = function(n) return ms.nn.gpt2 { vocab = n, context = 4, layers = 1, width = 4, heads = n } end,
-    schedule = function(n) return ms.optim.cosine({ steps = n })(n) end, hash = function(n) return core.hash("x", n) end, json = function(n) return core.json_decode(core.json_encode(n)) end,
-    cast = function(n) return ms.tensor({ n * 1.0 }, "f32"):to("u8"):to_table() end, cast2 = function(n) return ms.tensor({ n * 1.0 }, "f32"):to("i64"):to_table() end,
+    schedule = function(n) return ms.optim.cosine({ steps = n })(n) end, hash = function(n) return core.hash("x", n) end,
+    json = function(n) return core.json_decode(core.json_encode(n)) end,
+    cast = function(n) return ms.tensor({ n * 1.0 }, "f32"):to("u8"):to_table() end,
+    cast2 = function(n) return ms.tensor({ n * 1.0 }, "f32"):to("i64"):to_table() end,
     fill = function(n) return ms.zeros({ 2, dtype = "u8" }):fill_(n):to_table() end, pow = function(n) return ms.tensor({ 2 }):pow(n):to_table() end,
   }
 
@@ -608,7 +615,9 @@ local function alone(text, expected)
   file:close()
   local interpreter = arg and arg[-1] or "lua5.4"
   for i = -1, -20, -1 do if arg and arg[i] then interpreter = arg[i] end end
-  local code, output = shell(("'%s' '%s'"):format(interpreter, path))
+  -- Who leaves in the middle of a hook leaves the engine's frames behind; all else must free what it has.
+  local quiet = text:find("os.exit(0, true) end) x:sum", 1, true) and "ASAN_OPTIONS=detect_leaks=0 " or ""
+  local code, output = shell(("%s'%s' '%s'"):format(quiet, interpreter, path))
   os.remove(path)
   assert.equal(expected or 0, code, output)
   return output
@@ -685,7 +694,8 @@ describe("B19: Lua's finalizers", function()
     debug.sethook(function() trap() collectgarbage() end, "", 40)
     local ok, message = pcall(function()
       for _ in ms.steps(3) do
-        ;(p * p):sum():backward()
+        local loss = (p * p):sum()
+        loss:backward()
         optimizer:step()
       end
     end)
