@@ -207,6 +207,7 @@ static uint64_t os_realtime_ns(void *user)
 
 struct ms_os_thread {
     pthread_t thread;
+    pid_t process;                             /* a forked child has this record, but not the thread */
     void (*run)(void *);
     void *argument;
 };
@@ -225,6 +226,7 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
     (void)user;
     ms_os_thread *made = malloc(sizeof *made);
     if (made == NULL) return -ENOMEM;
+    made->process = getpid();
     made->run = run;
     made->argument = argument;
     sigset_t all, before;
@@ -246,7 +248,7 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
 static void os_thread_join(void *user, ms_os_thread *thread)
 {
     (void)user;
-    pthread_join(thread->thread, NULL);
+    if (thread->process == getpid()) pthread_join(thread->thread, NULL);
     free(thread);
 }
 

@@ -49,6 +49,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     if (status) return status;
     if (options->threads > 1024) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "threads = %u: 1 to 1024 are allowed, 0 for the cores of this machine", options->threads);
     engine->threads = options->threads ? options->threads : machine.cores;
+    engine->process = os->process_id(os->user);
     engine->strict = options->strict;
     engine->pin = options->pin;
     engine->random.seed = options->seed;

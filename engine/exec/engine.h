@@ -144,6 +144,7 @@ struct ms_engine {
     uint32_t script;
     ms_isa isa;
     uint32_t threads;
+    int64_t process;                           /* that started the threads */
     bool strict, pin;
     int sync_forbidden;
     ms_random random;

@@ -215,8 +215,27 @@ static void cpu_close(ms_engine *engine)
     engine->executor_state = NULL;
 }
 
+/* In a forked child there are no workers, and nothing more will ever be done: waiting is an error of the stream. */
+static void fail_forked(ms_stream *stream)
+{
+    ms_error *error = &stream->error;
+    memset(error, 0, sizeof *error);
+    error->status = MS_ERROR_STATE;
+    error->rank = error->bucket = -1;
+    error->collective = -1;
+    snprintf(error->message, sizeof error->message, "this process was forked from one with a running engine, whose threads did not come along: start another program instead, or fork before the first use");
+    stream->failed_script = 0;
+    stream_fail(stream, atomic_load(&stream->done) + 1);
+}
+
 /* The host mostly has nothing else to do, but shares its core with the helpers: it spins only a moment. */
-static void cpu_await(ms_stream *stream, uint64_t seq) { await_done(stream, seq, (ms_spin){ .nanoseconds = 2000 }); }
+static void cpu_await(ms_stream *stream, uint64_t seq)
+{
+    const ms_engine *engine = stream->engine;
+    if (atomic_load_explicit(&stream->done, memory_order_acquire) >= seq) return;
+    if (engine->context.os->process_id(engine->context.os->user) != engine->process) fail_forked(stream);
+    else await_done(stream, seq, (ms_spin){ .nanoseconds = 2000 });
+}
 
 const ms_executor ms_executor_cpu = {
     .name = "cpu",
