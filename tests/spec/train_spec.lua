@@ -283,7 +283,7 @@ describe("ms.train", function()
   it("F14: nan or inf in a random element of a gradient changes nothing, and the message names the parameter", function()
     -- From step 1 on: before the first step an optimizer has no state to compare with.
     math.randomseed(os.time())
-    for round = 1, command.full and 20 or 3 do
+    for round = 1, command.full and 100 or 3 do
       local poison = ("poison.step=%d poison.parameter=%d poison.element=%d poison.value=%s optimizer=%s dtype=%s"):format(math.random(1, 9), math.random(1, 100),
         math.random(1, 100000), round % 2 == 0 and "nan" or "inf", round % 3 == 0 and "lion" or "adamw", round % 4 == 1 and "f16" or "f32")
       local code, out, err = run(poison .. " on_nan=skip run=skip" .. round)
