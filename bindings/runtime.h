@@ -4,7 +4,8 @@
  * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls, which never touch Lua; (3) push results.
  *   Whatever is owned across a call that may raise lies in a userdata that was made, empty, before.
  * - The runtime is upvalue 1 of every bound function. One Lua state belongs to one host thread.
- * - Only call.c calls Lua functions. A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again by the
+ * - The engine reaches Lua functions through call.c only, protected; a plain lua_call stands only in functions that already run below it or
+ *   below Lua itself (a metamethod, the trampoline of a hook). A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again by the
  *   bound function that had called the engine.
  * - __gc never blocks, enqueues or fails: it hands the tensor to the runtime's list of dropped ones. Those are released at fixed points
  *   only (ms_lua_collect, the end of their step), so what is free when does not depend on the collector's pace.

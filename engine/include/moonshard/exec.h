@@ -10,7 +10,8 @@
  *   only, never on what has already happened on a stream. The sim executor makes the same decisions without data.
  * - Nothing blocks the host but *_sync, a full ring, an exhausted pool and ms_engine_step_end.
  * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that wait for it, are skipped, and the
- *   next host call that looks (any *_sync, ms_engine_check, enqueue) reports the first cause.
+ *   next host call that looks (any *_sync, ms_engine_check, enqueue) reports the first cause, once, after all streams have come to rest;
+ *   what was skipped was never written and cannot be read.
  */
 #ifndef MOONSHARD_EXEC_H
 #define MOONSHARD_EXEC_H
@@ -104,7 +105,7 @@ MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* b
 MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);      /* an acquire load; never decides anything about memory */
 MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
 MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
-/* Marks the end of a step; blocks until the work of `ahead` steps ago is done. Clears streams' errors if they were reported. */
+/* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
 MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
