@@ -1,0 +1,217 @@
+/* moonshard/comm.h: many ranks: the rendezvous through which they find each other, process groups, collectives, the order ledger.
+ *
+ * Invariants
+ * - A rank is one engine with its host thread: a process, or a thread of one process. Both run the same code over the same memory files,
+ *   and all they share lies there: no pointers, no locks.
+ * - All ranks of a group make the same calls in the same order with equal arguments; what a call must agree in is written beside
+ *   ms_collective. This is checked at every entry, always: a difference, or a rank that will make no more calls while others wait
+ *   for it, ends the job at once with one error that shows both sides. The order counts across groups too: of two collectives that
+ *   two ranks have in common, both make the same one first.
+ * - A collective is a task on a stream: it waits there for the last writers and readers of its tensors, and never blocks the host. A
+ *   peer's memory is touched only while both ranks are inside the collective, and a rank leaves when all are done with its memory.
+ * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run, as processes and as threads, with any
+ *   number of threads, in place and staged.
+ * - The first cause wins: it is written once into the abort record of the job, every wait ends with it, and later collectives of every group
+ *   fail with it. A task that fails on one rank, and an error that a host reports with ms_comm_abort, end the job the same way.
+ * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal algorithm makes it send. Both are counted where
+ *   the collective is enqueued, so they are the same on the sim executor, in a fake world and in a run.
+ */
+#ifndef MOONSHARD_COMM_H
+#define MOONSHARD_COMM_H
+
+#include "moonshard/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MS_LOCAL_RANKS_MAX 128     /* ranks of one host */
+#define MS_GROUPS_MAX 256          /* groups of one job, the world among them */
+#define MS_CHANNELS 2
+
+typedef struct ms_rendezvous ms_rendezvous;
+typedef struct ms_group ms_group;
+
+/* ----------------------------------------------------------------------------------------------- rendezvous: where ranks of a host meet */
+
+typedef struct ms_rendezvous_options {
+    uint32_t ranks;
+    uint32_t threads;              /* of each rank, for the choice between spinning and sleeping; 0: cores / ranks */
+    uint64_t heap_bytes;           /* address space of each rank's heap; 0: the machine's memory, at most 64 GiB. Pages come as it grows. */
+    uint64_t link_bytes_per_second;   /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
+    uint64_t link_latency_ns;
+    uint64_t timeout_ns;           /* a wait for a peer that shows no progress ends the job after this long; 0: 300 s */
+} ms_rendezvous_options;
+
+/* Creates the memory files of a job: one for control, one heap a rank. They have no names and vanish with their last user.
+ * MS_ERROR_UNSUPPORTED where the system has no such files. The context is used by this call only. */
+MS_API ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options, ms_rendezvous **out);
+/* The value for MS_RENDEZVOUS_VARIABLE of a child: names the files' descriptors, which from now on are inherited by what this process
+ * starts. MS_ERROR_ARGUMENT when text is too small (32 + 12 bytes a rank are enough). */
+#define MS_RENDEZVOUS_VARIABLE "MOONSHARD_RENDEZVOUS"
+MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text, size_t bytes);
+/* In the child: takes over what text names. The descriptors are not inherited further. MS_ERROR_CORRUPT if they are something else. */
+MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvous **out);
+/* Another reference, from any thread: thread ranks share one rendezvous. */
+MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
+MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous);               /* NULL is allowed */
+MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
+
+/* Why a job ended. */
+typedef enum ms_abort_reason {
+    MS_ABORT_NONE, MS_ABORT_MISMATCH, MS_ABORT_LEFT /* early */, MS_ABORT_TIMEOUT, MS_ABORT_RAISED, MS_ABORT_DIED, MS_ABORT_STOPPED /* by request */
+} ms_abort_reason;
+typedef struct ms_abort_record { ms_abort_reason reason; ms_error error; } ms_abort_record;   /* error.rank: whose fault, or -1 */
+
+/* Ends the job: every rank leaves its collectives with this cause. The first call wins; false if another had come before. From any thread,
+ * and from a signal handler. rank: whom it is about, or -1. A supervisor calls this when a rank's process has ended. */
+MS_API bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank, const char *message);
+/* The cause; false (and *out unchanged) while the job is alive. */
+MS_API bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out);
+
+typedef enum ms_rank_phase { MS_RANK_ABSENT, MS_RANK_PRESENT, MS_RANK_LEFT } ms_rank_phase;
+typedef struct ms_rank_state {
+    ms_rank_phase phase;
+    int64_t process;
+    uint64_t progress;             /* grows with every collective that is entered or left and with every call of ms_comm_progress */
+    uint64_t collectives;          /* entered since the start: the length of the flight record */
+} ms_rank_state;
+MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
+
+/* A collective as one rank has recorded it in its flight record: what a report needs after that rank has died. */
+typedef struct ms_flight {
+    uint64_t number;               /* in its group and channel, from 1 */
+    uint64_t count, entered_ns, left_ns;      /* monotonic; left 0: inside */
+    uint32_t group;                /* 0: the world */
+    int32_t root, bucket;          /* -1: none */
+    uint8_t kind, op, dtype, channel;
+    char label[32];
+    char script[64];               /* the end of "file.lua:12" */
+} ms_flight;
+#define MS_FLIGHTS 128             /* that a rank's record keeps */
+/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. */
+MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out);
+/* "all_reduce #17 of the world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text; returns text. */
+MS_API const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes);
+
+/* ------------------------------------------------------------------------------------------------------------------ a rank's membership */
+
+/* Joins as `rank` and gives the group of all ranks, which the engine owns. Once for each engine, on the cpu executor. MS_ERROR_STATE if the rank
+ * is taken. Does not wait for the others. The engine keeps a reference to the rendezvous. */
+MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_group **world);
+/* A world of one rank among `size` without any other: no traffic, no waiting, on any executor. Its results are those of a job in which all
+ * other ranks bring the data that this one brings: all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
+MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world);
+/* The engine's world; NULL before it is opened. An engine alone is a fake world of size 1, if anybody asks for one. */
+MS_API ms_group *ms_comm_world(const ms_engine *engine);
+/* This rank will make no more calls: peers that wait for one of it fail at once, as they do when the engine is freed; what is enqueued
+ * still runs. message NULL: it has finished; otherwise the job ends "because rank R: message". Twice is harmless. */
+MS_API void ms_comm_leave(ms_engine *engine, const char *message);
+/* Ends the job from this rank's host thread with its error. The first cause wins. */
+MS_API void ms_comm_abort(ms_engine *engine, const ms_error *error);
+/* The abort record as this engine's error, if the job has ended: MS_OK otherwise. Never blocks. */
+MS_API ms_status ms_comm_check(ms_engine *engine);
+/* Tells the supervisor that this rank's host is alive. */
+MS_API void ms_comm_progress(ms_engine *engine);
+
+/* --------------------------------------------------------------------------------------------------------------------------- groups */
+
+MS_API uint32_t ms_group_rank(const ms_group *group);
+MS_API uint32_t ms_group_size(const ms_group *group);
+MS_API const char *ms_group_name(const ms_group *group);                    /* "world", "world/1.0" ... */
+MS_API uint32_t ms_group_id(const ms_group *group);                         /* 0: the world; the same on all its ranks */
+MS_API bool ms_group_is_fake(const ms_group *group);
+MS_API ms_engine *ms_group_engine(const ms_group *group);
+MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank);  /* of member `rank` */
+/* The stream of a channel, 1 or 2, made at first use. */
+MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out);
+
+/* Cuts the group into `parts` groups: sizes[p] numbers of `ranks` for each, which are ranks of this group, none twice. All ranks of
+ * the group call it with equal lists; *out is NULL for one that is in no part. Blocks. The engine owns what is made. */
+MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, ms_group **out);
+
+/* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of copying. Usable on `stream` at once, and in
+ * all else a storage as any other. A fake world gives ordinary memory. MS_ERROR_MEMORY when the heap or the machine is full. */
+MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out);
+
+/* ----------------------------------------------------------------------------------------------------------------------- collectives */
+
+typedef enum ms_collective_kind {
+    MS_ALL_REDUCE, MS_REDUCE, MS_REDUCE_SCATTER, MS_ALL_GATHER, MS_ALL_TO_ALL, MS_BROADCAST, MS_GATHER, MS_SCATTER, MS_SEND, MS_RECV, MS_BARRIER,
+    MS_SPLIT /* ms_group_split's own */, MS_COLLECTIVES
+} ms_collective_kind;
+MS_API const char *ms_collective_name(ms_collective_kind kind);             /* "all_reduce" ... */
+
+/* avg: the sum divided by the size; floats only. premul_sum: the sum of each rank's tensor times that rank's factor; floats only. Integers wrap.
+ * For bool, sum and max are "or", prod and min are "and". min and max of floats: a NaN of any rank is the result. */
+typedef enum ms_reduce_op { MS_REDUCE_OP_SUM, MS_REDUCE_OP_AVG, MS_REDUCE_OP_MIN, MS_REDUCE_OP_MAX, MS_REDUCE_OP_PROD, MS_REDUCE_OP_PREMUL_SUM, MS_REDUCE_OPS } ms_reduce_op;
+MS_API const char *ms_reduce_op_name(ms_reduce_op op);
+MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
+
+/* One call. N is the size of the group, r this rank in it. Tensors are contiguous, of one dtype, on this engine. Lengths are in elements:
+ *
+ *   kind            in             out                          counts
+ *   all_reduce      n              NULL: in place; or n         -
+ *   reduce          n              on root NULL (in place) or n -
+ *   reduce_scatter  n              n / N, or counts[r]          N parts of in
+ *   all_gather      counts[r]      N times as many, or the sum  N parts of out
+ *   all_to_all      n              n, or the sum of receive     N parts of in to each rank; receive_counts: parts of out
+ *   broadcast       n, in place    NULL                         -
+ *   gather          counts[r]      on root as all_gather's      as all_gather's
+ *   scatter         on root n      n / N, or counts[r]          N parts of in; elsewhere in is NULL
+ *   send, recv      n; recv fills  NULL                         -
+ *   barrier         NULL           NULL                         -
+ *
+ * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out (all_gather, gather); otherwise they do not overlap.
+ * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, and the number of calls before; they may differ in
+ * factor, label, script line, stream, and in where their tensors lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered
+ * for each pair and direction, and run on streams of their own, so that a send waits for no collective and no recv. */
+typedef struct ms_collective {
+    ms_collective_kind kind;
+    ms_reduce_op op;
+    uint32_t root;                 /* of the group; the other rank of send and recv */
+    double factor;                 /* premul_sum: this rank's */
+    ms_tensor *in, *out;
+    const int64_t *counts, *receive_counts;
+    ms_stream *stream;             /* NULL: the channel's */
+    int32_t bucket;                /* index for messages and the ledger, or -1 */
+    const char *label;             /* for messages ("blocks.4"), or NULL; copied */
+    uint64_t timeout_ns;           /* 0: the job's */
+} ms_collective;
+
+/* Enqueues the collective behind all earlier ones of this channel (1 or 2) and after the last uses of its tensors. *ready (may be NULL) is when the
+ * result is there. Errors of arguments name the operation and change nothing. */
+MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective, ms_point *ready);
+/* A barrier that the host waits for. */
+MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
+
+/* -------------------------------------------------------------------------------------------------------------------------- accounts */
+
+typedef struct ms_traffic { uint64_t calls, payload_bytes, wire_bytes; } ms_traffic;
+/* Since the start, of one kind; MS_COLLECTIVES: of all. */
+MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
+/* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL past the last. */
+MS_API ms_group *ms_comm_group(const ms_engine *engine, uint32_t index);
+
+/* The collectives that were enqueued since ms_comm_record(engine, true), in order, for `check`. */
+typedef struct ms_collective_record {
+    ms_collective_kind kind;
+    ms_reduce_op op;
+    ms_dtype dtype;
+    uint64_t count, payload_bytes, wire_bytes;
+    ms_group *group;
+    uint32_t channel, root;
+    int32_t bucket;
+    uint32_t label, script;        /* ms_engine_strings */
+} ms_collective_record;
+/* on: drops what was recorded before and records from now on; off: keeps the records. */
+MS_API void ms_comm_record(ms_engine *engine, bool on);
+MS_API size_t ms_comm_record_count(const ms_engine *engine);
+MS_API const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t index);
+/* Of the records' kind, op, dtype, count, group, channel, root and bucket, in order: equal on ranks that made the same calls. */
+MS_API uint64_t ms_comm_order_hash(const ms_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
