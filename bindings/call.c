@@ -201,6 +201,7 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
 void ms_callback_free(void *object)
 {
     ms_callback *callback = object;
+    callback->runtime->callbacks_freed++;
     /* While the state closes, the registry goes with it. */
     if (!callback->runtime->closed) luaL_unref(callback->L, LUA_REGISTRYINDEX, callback->reference);
     ms_release(&callback->runtime->context, callback);

@@ -20,12 +20,14 @@ static bool is_library(const ms_runtime *runtime, const char *source)
     return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
 }
 
+#define LIBRARY_DEEPEST 256                    /* frames of the library in a row: modules in modules; Lua allows 200 calls through C */
+
 /* The first Lua frame outside the library; else the first Lua frame. */
 static bool user_frame(lua_State *L, const ms_runtime *runtime, lua_Debug *out)
 {
     lua_Debug frame;
     bool found = false;
-    for (int level = 1; level < 24 && lua_getstack(L, level, &frame); level++) {
+    for (int level = 1; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
         lua_getinfo(L, "Sl", &frame);
         if (frame.currentline <= 0) continue;
         bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
@@ -80,8 +82,12 @@ static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, 
 
 void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
-    lua_gc(L, LUA_GCCOLLECT);
-    release_dropped(runtime, 0, 0, UINT64_MAX);
+    /* With a tensor the engine may give up functions (of recompute, of hooks) that were all that still held others. */
+    for (uint64_t before = runtime->callbacks_freed;; before = runtime->callbacks_freed) {
+        lua_gc(L, LUA_GCCOLLECT);
+        release_dropped(runtime, 0, 0, UINT64_MAX);
+        if (runtime->callbacks_freed == before) break;
+    }
     ms_engine_relieved(runtime->engine);
 }
 

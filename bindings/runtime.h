@@ -59,6 +59,7 @@ struct ms_runtime {
     size_t dropped_count, dropped_capacity, handle_count;
     uint64_t live_after_backward;              /* bytes, behind the last backward: what grows from there on is the next forward's */
     int64_t callbacks;                         /* numbers handed out */
+    uint64_t callbacks_freed;
     int64_t backwards;                         /* calls of backward that succeeded */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];

@@ -795,4 +795,10 @@ describe("F34: deep recursion", function()
     assert.equal(1, #top:parameters())
     assert.equal(150 * 6 + 6, #at.weight:name())
   end)
+
+  it("of modules that call each other still names the script's line", function()
+    local at = ms.nn.Linear(2, 2)
+    for _ = 1, 40 do at = ms.nn.Sequential(at) end
+    fails(function() at(ms.ones { 3 }) end, "linear")
+  end)
 end)

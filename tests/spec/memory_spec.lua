@@ -44,6 +44,22 @@ describe("memory", function()
     assert.equal(before, logits:sum():item())
   end)
 
+  it("comes back in one collection, also what a function held that the graph had kept", function()
+    local function live()
+      core.collect()
+      return ms.memory().live
+    end
+    local before = live()
+    do
+      local x = ms.ones { 1024, requires_grad = true }
+      for _ = 1, 3 do                                -- each function refers to the result of the one before
+        local inner = x
+        x = ms.recompute(function(t) return t * inner end, ms.ones { 1024, requires_grad = true })
+      end
+    end
+    assert.equal(before, live())
+  end)
+
   it("is the same in every step", function()
     local model = ms.nn.gpt2 { vocab = 64, context = 32, layers = 2, width = 64, heads = 4 }
     local optimizer = ms.optim.adamw(model)
