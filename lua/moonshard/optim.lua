@@ -50,14 +50,14 @@ local function check_options(kind, options)
 end
 
 -- A module, a list of parameters or tensors, or a list of groups: a list of groups.
-local function groups_of(params, options)
+local function groups_of(params)
   if module.is_module(params) then return { { params = params:parameters() } } end
   if type(params) ~= "table" then core.raise("an optimizer needs a module, a list of parameters or a list of groups, not " .. type(params)) end
   if params.params then core.raise("groups come in a list: { { params = ... }, ... }") end
   local first = params[1]
   if core.is_tensor(first) then return { { params = params } } end
   if first == nil then core.raise("an optimizer needs at least one parameter") end
-  return params, options
+  return params
 end
 
 local function add_group(self, group)
@@ -139,15 +139,27 @@ end
 -- A view of the group whose lr is the scheduled one.
 local function at_this_step(self, group) return setmetatable({ lr = scheduled(self, group) }, { __index = group }) end
 
--- Lua kinds know no flags: what they wrote is put back where the flag is false.
+-- The names of a state's tensors, in order: what is enqueued must not follow the order of pairs, which differs between runs.
+local function tensor_names(state)
+  local names = {}
+  for name, value in pairs(state) do if core.is_tensor(value) then names[#names + 1] = name end end
+  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
+  return names
+end
+
+-- Lua kinds know no flags. Where the flag is false, the parameter and its state are put back to what they were; state that begins with this
+-- step, to what it was when it was put there. The gradient of such a step is zeros to them, so that nothing keeps its nan.
 local function step_if(kind, p, grad, slot, group, only_if)
-  local before = { [p] = p:clone() }
-  for _, t in pairs(slot.state) do if core.is_tensor(t) then before[t] = t:clone() end end
-  kind.step_param(p, grad, slot.state, group, slot.taken)
-  for t, old in pairs(before) do t:copy_(core.where(only_if, t, old)) end
-  for _, t in pairs(slot.state) do
-    if core.is_tensor(t) and not before[t] then t:copy_(core.where(only_if, t, t:zeros_like())) end
-  end
+  local state, before, old = slot.state, p:clone(), {}
+  for _, name in ipairs(tensor_names(state)) do old[name] = state[name]:clone() end
+  setmetatable(state, { __newindex = function(_, name, value)
+    rawset(state, name, value)
+    if core.is_tensor(value) then old[name] = old[name] or value:clone() end
+  end })
+  kind.step_param(p, core.where(only_if, grad, grad:zeros_like()), state, group, slot.taken)
+  setmetatable(state, nil)
+  p:copy_(core.where(only_if, p, before))
+  for _, name in ipairs(tensor_names(state)) do state[name]:copy_(core.where(only_if, state[name], old[name])) end
 end
 
 local function step_one(self, p, grad, group, only_if)
@@ -161,7 +173,7 @@ local function step_one(self, p, grad, group, only_if)
     if only_if then step_if(kind, p, grad, slot, group, only_if)
     else kind.step_param(p, grad, slot.state, group, slot.taken) end
   end)
-  for _, t in pairs(slot.state) do if core.is_tensor(t) then t:keep() end end
+  for _, name in ipairs(tensor_names(slot.state)) do slot.state[name]:keep() end
 end
 
 -- Whether the flag on the device prevented this step; **blocks** if the device is not there yet.
@@ -176,7 +188,7 @@ function Optimizer:finished()
     if item.step + 2 > self.steps then pending[#pending + 1] = item
     elseif was_lost(item) then
       self.lost = self.lost + 1
-      for _, slot in pairs(self.slots) do if slot.taken then slot.taken = slot.taken - 1 end end
+      for _, slot in ipairs(item.slots) do slot.taken = slot.taken - 1 end
     end
   end
   self.skipped = pending
@@ -189,17 +201,20 @@ end
 function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
   options = check("optimizer:step", options, { "only_if", "keep_grads" })
+  self:finished()
+  local counted = {}                                 -- slots whose own count goes up with this step
   for _, group in ipairs(self.list) do
     local now = at_this_step(self, group)
     for _, p in ipairs(group.params) do
       local grad = p:grad()
       if grad then
         step_one(self, p, grad, now, options.only_if)
+        if not self.kind.native then counted[#counted + 1] = self.slots[p] end
         if not options.keep_grads then core.consume_grad(p) end
       end
     end
   end
-  if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if) } end
+  if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
   self.steps = self.steps + 1
 end
 
@@ -241,15 +256,22 @@ end
 ---@return table
 function Optimizer:state()
   -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
-  local taken, behind = self:finished(), {}
+  local taken, behind, missed = self:finished(), {}, {}
   for _, item in ipairs(self.skipped) do
-    if was_lost(item) then behind[#behind + 1] = item.step - self.lost end
+    if was_lost(item) then
+      local names = {}
+      for i, slot in ipairs(item.slots) do
+        names[i] = name_of(self.order[slot.position], slot.position)
+        missed[slot] = (missed[slot] or 0) + 1
+      end
+      behind[#behind + 1] = { step = item.step - self.lost, parameters = names }
+    end
   end
   local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
-    own["#taken"] = slot.taken and slot.taken - #behind
+    own["#taken"] = slot.taken and slot.taken - (missed[slot] or 0)
     if next(own) ~= nil then saved.parameters[name_of(p, position)] = own end
   end
   return saved
@@ -268,19 +290,24 @@ function Optimizer:load_state(saved)
   for name in pairs(saved.parameters) do
     if not own[name] then core.raise(("load_state: parameter '%s' is unknown here"):format(name)) end
   end
-  local behind = saved.behind or {}
   for name, p in pairs(own) do
-    local slot, given = self.slots[p], saved.parameters[name]
-    local state = {}
-    for key, value in pairs(given or {}) do
-      if key == "#taken" then slot.taken = value + #behind
-      elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
-      else state[key] = value end
+    local slot, given, state = self.slots[p], saved.parameters[name] or {}, {}
+    for key, value in pairs(given) do
+      if core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
+      elseif key ~= "#taken" then state[key] = value end
     end
-    slot.state = state
+    slot.state, slot.taken = state, given["#taken"]
   end
-  self.steps, self.lost, self.skipped = saved.steps + #behind, 0, {}
-  for i, step in ipairs(behind) do self.skipped[i] = { step = step, lost = true } end
+  local skipped = {}
+  for i, item in ipairs(saved.behind or {}) do
+    local slots = {}
+    for _, name in ipairs(item.parameters) do
+      local slot = self.slots[own[name]]
+      slots[#slots + 1], slot.taken = slot, slot.taken + 1
+    end
+    skipped[i] = { step = item.step, lost = true, slots = slots }
+  end
+  self.steps, self.lost, self.skipped = saved.steps + #skipped, 0, skipped
 end
 
 -------------------------------------------------------------------------------------------------------------------------- clipping

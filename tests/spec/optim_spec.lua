@@ -187,6 +187,61 @@ describe("only_if", function()
     near({ 2 }, optimizer:state().parameters["#1"].sum)
     assert.equal(2, optimizer:state().steps)
   end)
+
+  it("false leaves the state of a kind in Lua as it begins, also if the first step is not taken and the gradient is nan", function()
+    local kind = optim.define {
+      name = "memory", defaults = { lr = 1 },
+      step_param = function(p, grad, state)
+        state.scale = state.scale or p:ones_like()
+        state.scale:mul_(grad)                                       -- written in place
+        state.sum = (state.sum or p:zeros_like()) + grad             -- another tensor each time
+        state.last = grad:clone()                                    -- begins with a gradient: zeros as long as there was none
+      end,
+    }
+    local p = parameter { 0 }
+    local optimizer = kind({ p })
+    local function run(flag, value)
+      p:set_grad(ms.full(value, { 1 }))
+      optimizer:step { only_if = ms.tensor(flag) }
+      local state = optimizer:state().parameters["#1"]
+      return state.scale:to_table()[1], state.sum:to_table()[1], state.last:to_table()[1]
+    end
+    assert.same({ 1.0, 0.0, 0.0 }, { run(false, 0 / 0) })
+    assert.same({ 3.0, 3.0, 3.0 }, { run(true, 3) })
+    assert.same({ 3.0, 3.0, 3.0 }, { run(false, -1 / 0) })
+    assert.same({ 6.0, 5.0, 2.0 }, { run(true, 2) })
+  end)
+
+  it("false is not counted for a kind in Lua, and only for the parameters that had a gradient", function()
+    local seen = {}
+    local kind = optim.define {
+      name = "counting", defaults = { lr = 1 },
+      step_param = function(p, _, _, _, step) seen[p:numel()] = step end,
+    }
+    local p, q = parameter { 0 }, parameter { 0, 0 }
+    local optimizer = kind({ p, q })
+    local function run(flag, with_q)
+      p:set_grad(ms.ones { 1 })
+      if with_q then q:set_grad(ms.ones { 2 }) end
+      optimizer:step { only_if = ms.tensor(flag) }
+    end
+    run(true, true)
+    run(false, false)
+    for _ = 1, 3 do run(true, true) end
+    assert.same({ 3, 3 }, seen)
+    -- The same when the lost step is counted out only behind a checkpoint; what the other had counted before it was loaded is gone.
+    run(false, false)
+    local saved = optimizer:state()
+    assert.equal(3, saved.parameters["#1"]["#taken"])
+    assert.equal(3, saved.parameters["#2"]["#taken"])
+    local fresh = kind({ p, q }):state()
+    optimizer:load_state(saved)
+    for _ = 1, 3 do run(true, true) end
+    assert.same({ 6, 6 }, seen)
+    optimizer:load_state(fresh)
+    run(true, true)
+    assert.same({ 0, 0 }, seen)
+  end)
 end)
 
 describe("saved state", function()
