@@ -35,11 +35,13 @@ typedef struct ms_cell {
     uint32_t readers;                          /* bit per stream with reads != 0 since the last write */
 } ms_cell;
 
-typedef struct ms_block ms_block;              /* a piece of the arena: pool.c */
+typedef struct ms_block ms_block;              /* a piece of an arena: pool.c */
+typedef struct ms_pool ms_pool;
 
 struct ms_storage {
     ms_engine *engine;
     ms_storage *previous, *next;               /* all live storages; next also links the free list of structs */
+    ms_pool *pool;                             /* where block is from */
     ms_block *block;
     char *data;
     size_t bytes;
@@ -107,18 +109,21 @@ struct ms_block {
     uint64_t uses[MS_STREAMS_MAX];             /* of its former owners: what must be waited for */
 };
 
-typedef struct ms_pool {
+/* The engine's own pool, or one over memory that a layer above has brought (ms_arena). */
+struct ms_pool {
+    ms_engine *engine;
     char *base;                                /* of the reserved range; in sim a number that is never used */
     uint64_t reserved, committed, top;         /* bytes: of address space; usable; handed out at least once */
+    uint64_t limit, grain;                     /* of top; commit in pieces of this size */
+    ms_commit_function commit;
+    void *commit_user;
     uint64_t frees;
     ms_block *last;                            /* the block at the top of the arena */
     ms_block *bins[MS_POOL_BINS];
     ms_block *unused;
     void **chunks;                             /* of block structs */
     size_t chunk_count, chunk_capacity;
-    ms_memory stats;
-    uint64_t mark;
-} ms_pool;
+};
 
 /* ------------------------------------------------------------------------------------------------------------------------- engine */
 
@@ -153,7 +158,10 @@ struct ms_engine {
     uint16_t stream_count;
     ms_stream *current;
     ms_word failed;                            /* some stream has failed */
+    void (*on_failure)(ms_engine *, const ms_error *);
     ms_pool pool;
+    ms_memory memory;                          /* of all pools together */
+    uint64_t memory_mark;
     ms_storage *storages;                      /* live ones */
     ms_storage *unused_storages;
     void **storage_chunks;
@@ -178,14 +186,15 @@ void ms_hazard_uses(const ms_storage *storage, uint64_t uses[MS_STREAMS_MAX]);
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
 void ms_pool_close(ms_engine *engine);
-ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **data);
-void ms_pool_give(ms_engine *engine, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data);
+void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */
 void ms_streams_report(ms_engine *engine);                     /* drains all, puts the first failure into the context, clears, marks spoiled */
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 
 /* storage.c */
+ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out);
 void ms_storages_close(ms_engine *engine);
 
 /* trace.c */

@@ -1,4 +1,4 @@
-/* pool.c: the stream-ordered memory pool: one arena, best fit, reuse decided by recorded waits alone.
+/* pool.c: stream-ordered memory pools: an arena each, best fit, reuse decided by recorded waits alone.
  *
  * A freed block keeps, for each stream, the last number that used it. It is "covered" for a stream whose clock has passed all of these:
  * then it can be handed out at once. Order of choice for a request: (1) a covered block, (2) new memory while under the limit,
@@ -13,6 +13,7 @@
 #define MS_POOL_ALIGN 64u
 #define MS_POOL_SPLIT 512u                     /* a smaller rest stays with the block */
 #define MS_POOL_GROW (32ull << 20)             /* commit in pieces of this size */
+#define MS_ARENA_GROW (2ull << 20)             /* committing there takes the pages at once */
 #define MS_POOL_CHUNK 256                      /* block structs allocated together */
 #define MS_POOL_SCAN 64                        /* blocks of a bin that are looked at for the best fit */
 #define MS_PRESSURE_MIN (64ull << 20)
@@ -26,12 +27,24 @@ static uint32_t bin_of(uint64_t size)
     return bin < MS_POOL_BINS ? bin : MS_POOL_BINS - 1u;
 }
 
+static int commit_private(void *user, void *address, uint64_t bytes)
+{
+    const ms_engine *engine = user;
+    const ms_os *os = engine->context.os;
+    return engine->executor->data ? os->commit(os->user, address, bytes, true) : 0;
+}
+
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
 {
     ms_pool *pool = &engine->pool;
     const ms_os *os = engine->context.os;
-    pool->stats.limit = limit;
-    pool->mark = MS_PRESSURE_MIN;
+    engine->memory.limit = limit;
+    engine->memory_mark = MS_PRESSURE_MIN;
+    pool->engine = engine;
+    pool->limit = limit;
+    pool->grain = MS_POOL_GROW;
+    pool->commit = commit_private;
+    pool->commit_user = engine;
     if (!engine->executor->data) {
         pool->base = (char *)MS_SIM_BASE;
         pool->reserved = UINT64_MAX >> 8;
@@ -48,21 +61,52 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
     return ms_engine_fail(engine, MS_ERROR_MEMORY, "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v", (unsigned long long)limit);
 }
 
+static void pool_close(ms_pool *pool)
+{
+    ms_context *context = &pool->engine->context;
+    for (size_t i = 0; i < pool->chunk_count; i++) ms_release(context, pool->chunks[i]);
+    ms_release(context, pool->chunks);
+    memset(pool, 0, sizeof *pool);
+}
+
 void ms_pool_close(ms_engine *engine)
 {
     ms_pool *pool = &engine->pool;
     const ms_os *os = engine->context.os;
+    if (!pool->engine) return;
     if (engine->executor->data && pool->base) os->unreserve(os->user, pool->base, pool->reserved);
-    for (size_t i = 0; i < pool->chunk_count; i++) ms_release(&engine->context, pool->chunks[i]);
-    ms_release(&engine->context, pool->chunks);
-    memset(pool, 0, sizeof *pool);
+    pool_close(pool);
 }
+
+struct ms_arena { ms_pool pool; };
+
+ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit, void *user, ms_arena **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_arena), "memory pool", &memory);
+    if (status) return status;
+    ms_arena *arena = memory;
+    arena->pool = (ms_pool){ .engine = engine, .base = base, .reserved = bytes, .limit = bytes, .grain = MS_ARENA_GROW, .commit = commit, .commit_user = user };
+    *out = arena;
+    return MS_OK;
+}
+
+void ms_arena_free(ms_arena *arena)
+{
+    if (!arena) return;
+    ms_engine *engine = arena->pool.engine;
+    engine->memory.reserved -= arena->pool.top;
+    pool_close(&arena->pool);
+    ms_release(&engine->context, arena);
+}
+
+ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out) { return ms_storage_new_in(&arena->pool, stream, bytes, out); }
 
 /* ------------------------------------------------------------------------------------------------------------------ block structs */
 
-static ms_status reserve_structs(ms_engine *engine, uint32_t count)
+static ms_status reserve_structs(ms_pool *pool, uint32_t count)
 {
-    ms_pool *pool = &engine->pool;
+    ms_engine *engine = pool->engine;
     ms_block *block = pool->unused;
     while (count > 0 && block) { count--; block = block->next; }
     if (count == 0) return MS_OK;
@@ -145,24 +189,22 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 /* ------------------------------------------------------------------------------------------------------------------ taking, giving */
 
 /* New memory at the top of the arena; NULL where the limit or the machine says no. A free block there is used up first. */
-static ms_block *grow(ms_stream *stream, uint64_t size)
+static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
-    ms_engine *engine = stream->engine;
-    ms_pool *pool = &engine->pool;
+    ms_engine *engine = pool->engine;
     ms_block *last = pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
     if (last && last->size >= size) {          /* beyond what find_covered scanned */
         list_remove(pool, last);
         return last;
     }
     uint64_t begin = last ? last->offset : pool->top, end = begin + size;
-    if (end > pool->stats.limit || end > pool->reserved) return NULL;
+    if (end > pool->limit || end > pool->reserved) return NULL;
     if (end > pool->committed) {
-        uint64_t upto = (end + MS_POOL_GROW - 1) & ~(MS_POOL_GROW - 1);
+        uint64_t upto = (end + pool->grain - 1) & ~(pool->grain - 1);
         if (upto > pool->reserved) upto = pool->reserved;
-        const ms_os *os = engine->context.os;
-        if (engine->executor->data && os->commit(os->user, pool->base + pool->committed, upto - pool->committed, true)) return NULL;
+        if (pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed)) return NULL;
         pool->committed = upto;
-        ms_log(&engine->context, MS_LOG_DEBUG, "the memory pool grows to %llu MiB (live %llu MiB)", (unsigned long long)(upto >> 20), (unsigned long long)(pool->stats.live >> 20));
+        ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)", (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
     }
     if (last) {
         list_remove(pool, last);
@@ -175,8 +217,8 @@ static ms_block *grow(ms_stream *stream, uint64_t size)
         if (pool->last) pool->last->after = last;
         pool->last = last;
     }
+    engine->memory.reserved += end - pool->top;
     pool->top = end;
-    pool->stats.reserved = pool->top;
     return last;
 }
 
@@ -233,25 +275,24 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
         used += (size_t)wrote;
         most->bytes = 0;
     }
-    ms_memory m = engine->pool.stats;
+    ms_memory m = engine->memory;
     return ms_engine_fail(engine, MS_ERROR_MEMORY, "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, limit %llu; largest owners: %s",
                           (unsigned long long)bytes, (unsigned long long)m.live, (unsigned long long)m.peak, (unsigned long long)(m.reserved - m.live),
                           (unsigned long long)m.limit, owners);
 }
 
-ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **data)
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data)
 {
-    ms_engine *engine = stream->engine;
-    ms_pool *pool = &engine->pool;
+    ms_engine *engine = pool->engine;
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
     if (bytes > pool->reserved) return out_of_memory(engine, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
-    ms_status status = reserve_structs(engine, 2);     /* one for a new block, one for the rest of a split */
+    ms_status status = reserve_structs(pool, 2);     /* one for a new block, one for the rest of a split */
     if (status) return status;
     ms_block *block = find_covered(pool, stream, size);
     if (block) list_remove(pool, block);
-    else block = grow(stream, size);
+    else block = grow(pool, stream, size);
     if (!block) {
         block = find_oldest(pool, size);
         if (!block) return out_of_memory(engine, bytes);
@@ -260,7 +301,7 @@ ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **d
             if (i != stream->index && block->uses[i] > stream->clock[i]) {
                 ms_status waited = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
                 if (waited) { list_add(pool, block); return waited; }
-                pool->stats.waits++;
+                engine->memory.waits++;
                 ms_log(&engine->context, MS_LOG_DEBUG, "over the limit: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes", stream->name, engine->streams[i]->name,
                        (unsigned long long)block->size);
             }
@@ -268,8 +309,8 @@ ms_status ms_pool_take(ms_stream *stream, size_t bytes, ms_block **out, char **d
     split(pool, block, size);
     block->freed = 0;
     memset(block->uses, 0, sizeof block->uses);
-    pool->stats.live += bytes;
-    if (pool->stats.live > pool->stats.peak) pool->stats.peak = pool->stats.live;
+    engine->memory.live += bytes;
+    if (engine->memory.live > engine->memory.peak) engine->memory.peak = engine->memory.live;
     *out = block;
     *data = pool->base + block->offset;
     return MS_OK;
@@ -286,9 +327,8 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)     /* other
     struct_give(pool, other);
 }
 
-void ms_pool_give(ms_engine *engine, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
+void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
 {
-    ms_pool *pool = &engine->pool;
     memcpy(block->uses, uses, sizeof block->uses);
     if (block->after && block->after->freed) {
         list_remove(pool, block->after);
@@ -304,20 +344,20 @@ void ms_pool_give(ms_engine *engine, ms_block *block, const uint64_t uses[MS_STR
     list_add(pool, block);
 }
 
-ms_memory ms_engine_memory(const ms_engine *engine) { return engine->pool.stats; }
+ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 
-void ms_engine_reset_peak(ms_engine *engine) { engine->pool.stats.peak = engine->pool.stats.live; }
+void ms_engine_reset_peak(ms_engine *engine) { engine->memory.peak = engine->memory.live; }
 
 void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
 {
-    ms_memory *stats = &engine->pool.stats;
+    ms_memory *stats = &engine->memory;
     stats->peak = bytes > stats->live ? bytes : stats->live;
 }
 
-bool ms_engine_under_pressure(const ms_engine *engine) { return engine->pool.stats.live > engine->pool.mark; }
+bool ms_engine_under_pressure(const ms_engine *engine) { return engine->memory.live > engine->memory_mark; }
 
 void ms_engine_relieved(ms_engine *engine)
 {
-    uint64_t mark = engine->pool.stats.live + engine->pool.stats.live / 2;
-    engine->pool.mark = mark > MS_PRESSURE_MIN ? mark : MS_PRESSURE_MIN;
+    uint64_t mark = engine->memory.live + engine->memory.live / 2;
+    engine->memory_mark = mark > MS_PRESSURE_MIN ? mark : MS_PRESSURE_MIN;
 }

@@ -39,19 +39,22 @@ void ms_storages_close(ms_engine *engine)
     engine->storages = NULL;
 }
 
-ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
+ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out) { return ms_storage_new_in(&stream->engine->pool, stream, bytes, out); }
+
+ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_engine *engine = stream->engine;
     ms_storage *storage = NULL;
     ms_status status = struct_take(engine, &storage);
     if (status) return status;
-    status = ms_pool_take(stream, bytes, &storage->block, &storage->data);
+    status = ms_pool_take(pool, stream, bytes, &storage->block, &storage->data);
     if (status) {
         storage->next = engine->unused_storages;
         engine->unused_storages = storage;
         return status;
     }
     storage->engine = engine;
+    storage->pool = pool;
     storage->bytes = bytes;
     storage->references = 1;
     storage->script = engine->script;
@@ -78,8 +81,8 @@ void ms_storage_release(ms_storage *storage)
     if (engine->poison) ms_poison_fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, uses);
-    ms_pool_give(engine, storage->block, uses);
-    engine->pool.stats.live -= storage->bytes;
+    ms_pool_give(storage->pool, storage->block, uses);
+    engine->memory.live -= storage->bytes;
     if (storage->previous) storage->previous->next = storage->next;
     else engine->storages = storage->next;
     if (storage->next) storage->next->previous = storage->previous;
@@ -135,6 +138,16 @@ uint32_t ms_storage_references(const ms_storage *storage) { return storage->refe
 ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine; }
 uint64_t ms_storage_version(const ms_storage *storage) { return storage->version; }
 void ms_storage_touch(ms_storage *storage) { storage->version++; }
+
+uint32_t ms_storage_users(const ms_storage *storage, ms_point *out)
+{
+    uint64_t uses[MS_STREAMS_MAX];
+    uint32_t count = 0;
+    ms_hazard_uses(storage, uses);
+    for (uint16_t i = 0; i < MS_STREAMS_MAX; i++)
+        if (uses[i]) out[count++] = (ms_point){ .stream = i, .seq = uses[i] };
+    return count;
+}
 
 uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out)
 {

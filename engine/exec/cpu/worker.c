@@ -99,6 +99,8 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
     va_end(list);
 }
 
+ms_error *ms_run_error(ms_run *run) { return &run->stream->error; }
+
 static void touch_canaries(const ms_slot *slot)
 {
 #if MS_CANARY

@@ -105,6 +105,8 @@ MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* b
 MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);      /* an acquire load; never decides anything about memory */
 MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
 MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
+/* Called on the host thread when a task's failure is reported, before the call that met it returns: a layer with peers tells them. NULL: nobody. */
+MS_API void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error));
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
@@ -151,6 +153,8 @@ MS_API void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes);
 MS_API uint32_t ms_thread_index(const ms_thread *thread);                   /* unique in the engine, from 0 */
 /* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and script line. */
 MS_API void ms_run_fail(ms_run *run, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
+/* The record that ms_run_fail has made, to add rank, collective and bucket. */
+MS_API ms_error *ms_run_error(ms_run *run);
 
 /* ----------------------------------------------------------------------------------------------------------------------- storages */
 
@@ -172,6 +176,16 @@ MS_API uint64_t ms_storage_version(const ms_storage *storage);
 MS_API void ms_storage_touch(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
+/* All its last reads and writes: the points to wait for before a write. */
+MS_API uint32_t ms_storage_users(const ms_storage *storage, ms_point *out);
+
+/* A second pool over memory that the caller has brought, `bytes` of address space at base; commit makes a range of it usable and answers 0 or -errno.
+ * Its storages count as any other in ms_engine_memory. Free it after them, before its memory. */
+typedef struct ms_arena ms_arena;
+typedef int (*ms_commit_function)(void *user, void *address, uint64_t bytes);
+MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit, void *user, ms_arena **out);
+MS_API ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out);
+MS_API void ms_arena_free(ms_arena *arena);                                 /* NULL is allowed */
 
 typedef struct ms_memory { uint64_t live, peak, reserved, limit, waits; } ms_memory;   /* waits: stream waits inserted for reuse */
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
