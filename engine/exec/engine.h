@@ -45,7 +45,7 @@ struct ms_storage {
     ms_block *block;
     char *data;
     size_t bytes;
-    uint64_t version;
+    uint64_t version, recorded;                /* recorded: the version behind the last recorded write in place */
     uint32_t references;
     uint32_t script;                           /* who made it */
     uint32_t cell_count;

@@ -138,6 +138,8 @@ uint32_t ms_storage_references(const ms_storage *storage) { return storage->refe
 ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine; }
 uint64_t ms_storage_version(const ms_storage *storage) { return storage->version; }
 void ms_storage_touch(ms_storage *storage) { storage->version++; }
+uint64_t ms_storage_recorded(const ms_storage *storage) { return storage->recorded; }
+void ms_storage_record(ms_storage *storage) { storage->recorded = storage->version; }
 
 uint32_t ms_storage_users(const ms_storage *storage, ms_point *out)
 {

@@ -287,6 +287,8 @@ done:
 static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **out)
 {
     char have[160], want[160];
+    ms_status status = ms_history_check(root->engine, "backward", root);
+    if (status) return status;
     if (!ms_tensor_requires_grad(root))
         return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT, "backward: this tensor has no graph: nothing that it was computed from requires a gradient (what is computed from gradients has none either: gradients of gradients are not supported)");
     if (!given) {

@@ -23,6 +23,21 @@ static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
     ms_node_release(before);
 }
 
+ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor)
+{
+    char shape[160];
+    if (!tensor || tensor->made_version >= ms_storage_recorded(tensor->storage)) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_STATE, "%s: the tensor %s shares memory with one that was written in place after this was made, and its gradient knows nothing of that write: "
+                          "take the view (or detach) behind the write, or use the form without _ there", what, ms_tensor_describe(tensor, shape, sizeof shape));
+}
+
+static ms_status check_histories(ms_engine *engine, const char *what, ms_tensor *const *tensors, uint32_t count)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_history_check(engine, what, tensors[i]);
+    return status;
+}
+
 static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_tensor *target)
 {
     const ms_meta *meta = target->meta;
@@ -72,15 +87,21 @@ static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t c
 ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
                    uint32_t input_count, ms_tensor **outputs, uint32_t output_count)
 {
-    if (!ms_engine_is_recording(engine) || (op->flags & MS_OP_NO_GRAD) || !any_requires_grad(inputs, input_count))
+    bool needed = any_requires_grad(inputs, input_count), recording = ms_engine_is_recording(engine) && !(op->flags & MS_OP_NO_GRAD);
+    /* A target that is written without a record need not have a true history: it is not used. */
+    uint32_t used = in_place && !needed && input_count > 0 ? 1 : 0;
+    ms_status status = recording ? check_histories(engine, op->name, inputs + used, input_count - used) : MS_OK;
+    if (status) return status;
+    if (!recording || !needed)
         return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
     ms_op_call call = { .engine = engine, .op = op, .inputs = inputs, .input_count = input_count, .outputs = outputs, .output_count = output_count,
                         .in_place = in_place, .record = true };
     if (attributes) call.attributes = *attributes;
     ms_node *node = NULL;
     ms_meta *meta = NULL;
-    ms_status status = in_place && input_count > 0 && inputs[0] ? check_in_place(engine, op, inputs[0]) : MS_OK;
-    if (!status && in_place && input_count > 0 && inputs[0]) status = ms_meta_of(inputs[0], &meta);
+    ms_tensor *target = in_place && input_count > 0 ? inputs[0] : NULL;
+    if (target) status = check_in_place(engine, op, target);
+    if (!status && target) status = ms_meta_of(target, &meta);
     if (!status) status = prepare(engine, inputs, input_count, output_count, &node);
     if (!status) status = ms_op_run(&call);
     if (status) {
@@ -92,6 +113,10 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     node->saved_count = call.saved_count;
     for (uint32_t i = 0; i < call.saved_count; i++)
         node->saved[i] = (ms_saved){ .tensor = call.saved[i], .version = ms_storage_version(call.saved[i]->storage) };
+    if (target) {
+        ms_storage_record(target->storage);
+        target->made_version = ms_storage_version(target->storage);
+    }
     status = attach_all(node, outputs, output_count);
     if (status)
         for (uint32_t i = 0; i < output_count; i++) {
@@ -110,7 +135,8 @@ ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool al
         return MS_OK;
     }
     ms_node *node = NULL;
-    ms_status status = prepare(engine, inputs, input_count, output_count, &node);
+    ms_status status = check_histories(engine, f->name, inputs, input_count);
+    if (!status) status = prepare(engine, inputs, input_count, output_count, &node);
     if (!status) status = attach_all(node, outputs, output_count);
     if (!status) {
         node->function = f;

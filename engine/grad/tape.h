@@ -81,6 +81,8 @@ void ms_node_release(ms_node *node);           /* frees what follows from it wit
 void ms_node_drop_saved(ms_node *node);
 /* The meta of a tensor, made if there is none. */
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out);
+/* MS_ERROR_STATE if a recorded write has changed this tensor's memory (NULL: fine) behind its history. */
+ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor);
 /* Where the gradient of this tensor goes: fills edge with a retained node, or NULL if it needs none. */
 ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge);
 void ms_hooks_free(ms_context *context, ms_hook *hooks);

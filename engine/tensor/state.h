@@ -17,6 +17,7 @@ struct ms_tensor {
     bool contiguous;
     int64_t count, offset;              /* elements */
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
+    uint64_t made_version;              /* of the storage when this window, or its history, was made */
     void *meta;                         /* the tape's, or NULL */
     void (*free_meta)(void *meta);
     ms_tensor *cast;                    /* this weight in the autocast dtype, kept for the step */

@@ -180,6 +180,7 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
     tensor->dtype = base->dtype;
     tensor->dims = dims;
     tensor->offset = base->offset + (empty ? 0 : offset);
+    tensor->made_version = ms_storage_version(base->storage);
     if (dims) {
         memcpy(tensor->shape, shape, dims * sizeof *shape);
         memcpy(tensor->strides, strides, dims * sizeof *strides);

@@ -78,6 +78,22 @@ describe("backward", function()
     fails(function() (x * 2)[1]:add_(1) end, "view")
   end)
 
+  it("refuses a view behind a write that its history does not know", function()
+    local x = leaf { 1, 2 }
+    local y = x * 3
+    local head = y[1]
+    y:mul_(x)
+    fails(function() head:sum() end, "sum", "written in place", "view")
+    y[1]:sum():backward()                     -- 3x^2 of the first
+    near({ 6, 0 }, x:grad())
+    local rows = ms.zeros { 2, 2 }
+    rows[1]:copy_(leaf { 5, 6 })
+    fails(function() rows:sum() end, "written in place")
+    near({ 5, 6, 0, 0 }, ms.no_grad(function() return rows:reshape(4) end))
+    rows:zero_()
+    near(0, rows:detach():sum())
+  end)
+
   it("does not go through detach and no_grad", function()
     local x = leaf { 3 }
     assert.is_false(x:detach():requires_grad())

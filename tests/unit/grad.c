@@ -218,6 +218,114 @@ static void misuse_is_named(void **state)
     ms_engine_free(engine);
 }
 
+/* ---------------------------------------------------------------------------------------------------------- views and later writes */
+
+static ms_status view_of(ms_engine *engine, ms_tensor *a, ms_tensor **out)
+{
+    ms_attributes whole = { .shape = { .dims = 1, .sizes = { 2 } } };
+    return ms_apply(engine, &ms_op_view, &whole, false, &a, 1, out, 1);
+}
+
+static ms_status multiply_in_place(ms_engine *engine, ms_tensor *a, ms_tensor *by)
+{
+    ms_tensor *inputs[] = { a, by }, *same = NULL;
+    ms_status status = ms_apply(engine, &ms_op_mul, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(same);
+    return status;
+}
+
+static void assert_stale(ms_engine *engine, ms_tensor *tensor)
+{
+    ms_tensor *unused = NULL;
+    assert_int_equal(total(engine, tensor, &unused), MS_ERROR_STATE);
+    assert_null(unused);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "sum: "));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "[2] f32"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "written in place"));
+    ms_attributes two = { .scalar = { .value = 2 } };
+    assert_int_equal(ms_apply(engine, &ms_op_mul_scalar, &two, false, &tensor, 1, &unused, 1), MS_ERROR_STATE);
+    const int64_t shape[] = { 2 };
+    ms_tensor *one = NULL;
+    OK(ms_tensor_new(engine, MS_F32, 1, shape, &one));
+    if (ms_tensor_requires_grad(tensor)) assert_int_equal(ms_backward(engine, &tensor, &one, 1, false), MS_ERROR_STATE);
+    ms_tensor_release(one);
+    bool recording = ms_engine_set_recording(engine, false);      /* its values are nobody's secret */
+    OK(total(engine, tensor, &unused));
+    ms_engine_set_recording(engine, recording);
+    ms_tensor_release(unused);
+}
+
+/* The history of a view does not know of a write that was recorded elsewhere: gradients through it would be wrong. */
+static void a_view_is_not_used_behind_a_recorded_write(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *h = NULL, *before = NULL, *after = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(apply(engine, &ms_op_neg, x, NULL, &h));
+    OK(view_of(engine, h, &before));
+    OK(multiply_in_place(engine, h, x));
+    assert_stale(engine, before);
+    OK(view_of(engine, h, &after));
+    OK(total(engine, after, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_gradient(x, -6, 4);                         /* d(-x^2) = -2x */
+    ms_tensor *all[] = { x, h, before, after, loss };
+    for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
+/* Nor does a tensor without history know that a view of it got one; what is detached, or viewed, after the write is as it should be. */
+static void a_tensor_is_not_used_behind_a_recorded_write_to_its_view(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *buffer = NULL, *view = NULL, *loss = NULL, *apart = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 1, 10, false, &buffer));
+    OK(view_of(engine, buffer, &view));
+    OK(multiply_in_place(engine, view, x));
+    assert_stale(engine, buffer);
+    OK(total(engine, view, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_gradient(x, 1, 10);
+    ms_tensor_release(loss);
+    OK(ms_tensor_alias(buffer, &apart));
+    OK(apply(engine, &ms_op_mul, apart, x, &loss));
+    ms_tensor *unused = NULL;
+    ms_attributes zero = { .scalar = { .value = 0 } };
+    OK(ms_apply(engine, &ms_op_fill, &zero, true, &buffer, 1, &unused, 1));     /* a write that nobody records needs no history */
+    ms_tensor *all[] = { x, buffer, view, loss, apart, unused };
+    for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
+/* A write that is not recorded changes values only: the history of views stays true, and what was saved is looked after. */
+static void views_may_be_used_behind_a_write_that_is_not_recorded(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *h = NULL, *view = NULL, *square = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(apply(engine, &ms_op_neg, x, NULL, &h));
+    OK(view_of(engine, h, &view));
+    OK(apply(engine, &ms_op_mul, view, view, &square));
+    bool recording = ms_engine_set_recording(engine, false);
+    OK(multiply_in_place(engine, h, x));
+    ms_engine_set_recording(engine, recording);
+    OK(total(engine, view, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, true));
+    assert_gradient(x, -1, -1);
+    ms_tensor_release(loss);
+    OK(total(engine, square, &loss));
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "mul"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "[2] f32"));
+    ms_tensor *all[] = { x, h, view, square, loss };
+    for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------- recomputation */
 
 /* dropout(x) * w, where w is a leaf that the function holds. */
@@ -365,6 +473,9 @@ int main(void)
         cmocka_unit_test(hooks_see_whole_gradients_and_may_replace_them),
         cmocka_unit_test(an_error_of_a_hook_ends_backward),
         cmocka_unit_test(misuse_is_named),
+        cmocka_unit_test(a_view_is_not_used_behind_a_recorded_write),
+        cmocka_unit_test(a_tensor_is_not_used_behind_a_recorded_write_to_its_view),
+        cmocka_unit_test(views_may_be_used_behind_a_write_that_is_not_recorded),
         cmocka_unit_test(recomputing_gives_the_same_gradients),
         cmocka_unit_test(a_recomputed_function_may_return_what_it_got),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),

@@ -174,6 +174,9 @@ MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
 /* Counts writes; the tape compares it with what it saved. */
 MS_API uint64_t ms_storage_version(const ms_storage *storage);
 MS_API void ms_storage_touch(ms_storage *storage);
+/* The version behind the last write in place that the tape recorded (0: none), and that there was one now. */
+MS_API uint64_t ms_storage_recorded(const ms_storage *storage);
+MS_API void ms_storage_record(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
 /* All its last reads and writes: the points to wait for before a write. */

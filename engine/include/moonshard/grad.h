@@ -6,6 +6,8 @@
  * - backward visits nodes in reverse order of their making; a parameter's gradient is complete before its hooks run, once a backward.
  *   The order of additions is fixed by the graph, so gradients repeat bit for bit.
  * - What forward saved must be what backward reads: a saved tensor that was written since is an error that names it, before anything runs.
+ * - A write in place that is recorded becomes part of the written tensor's history only. Others that share its memory and were made before
+ *   know nothing of it: to record a use of one, or to go backward from it, is an error. Views taken behind the write are right.
  * - Without retain_graph backward frees what it has used, node by node; a second backward through it is an error that names both lines.
  * - Backward records nothing: gradients of gradients are not supported, and asking for one is an error.
  */
