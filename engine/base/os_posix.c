@@ -182,6 +182,64 @@ static int os_list(void *user, const char *path, void (*entry)(void *to, const c
     return -error;
 }
 
+/* ----------------------------------------------------------------------------------------------------------------- shared memory */
+
+static int file_of(int descriptor, ms_file **out)
+{
+    ms_file *file = malloc(sizeof *file);
+    if (file == NULL) return -ENOMEM;
+    file->descriptor = descriptor;
+    *out = file;
+    return 0;
+}
+
+static int os_shared_create(void *user, const char *name, uint64_t bytes, ms_file **out)
+{
+    (void)user;
+    int descriptor = memfd_create(name, MFD_CLOEXEC);
+    if (descriptor < 0) return -errno;
+    int error = ftruncate(descriptor, (off_t)bytes) == 0 ? 0 : -errno;
+    if (error == 0) error = file_of(descriptor, out);
+    if (error != 0) close(descriptor);
+    return error;
+}
+
+static int os_shared_share(void *user, ms_file *file, bool inherit)
+{
+    (void)user;
+    return fcntl(file->descriptor, F_SETFD, inherit ? 0 : FD_CLOEXEC) == 0 ? file->descriptor : -errno;
+}
+
+static int os_shared_adopt(void *user, int descriptor, ms_file **out)
+{
+    (void)user;
+    if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) return -errno;
+    return file_of(descriptor, out);
+}
+
+static void *os_shared_map(void *user, ms_file *file, uint64_t bytes)
+{
+    (void)user;
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file->descriptor, 0);
+    return address == MAP_FAILED ? NULL : address;
+}
+
+/* Kernels before 5.14 know no such advice; there the file's pages are taken without mapping them. */
+static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes)
+{
+    (void)user;
+    enum { POPULATE_WRITE = 23 };
+    int result;
+    do result = madvise(address, bytes, POPULATE_WRITE);
+    while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return 0;
+    if (errno == EFAULT) return -ENOMEM;
+    if (errno != EINVAL) return -errno;
+    do result = fallocate(file->descriptor, 0, (off_t)offset, (off_t)bytes);
+    while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno == ENOSPC ? -ENOMEM : -errno;
+}
+
 /* --------------------------------------------------------------------------------------------------------------------------- time */
 
 static uint64_t clock_read(clockid_t clock)
@@ -303,6 +361,8 @@ const ms_os *ms_os_posix(void)
         .reserve = os_reserve, .commit = os_commit, .unreserve = os_unreserve,
         .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .close = os_close,
         .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
+        .shared_create = os_shared_create, .shared_share = os_shared_share, .shared_adopt = os_shared_adopt, .shared_map = os_shared_map,
+        .shared_populate = os_shared_populate,
         .monotonic_ns = os_monotonic_ns, .realtime_ns = os_realtime_ns,
         .thread_start = os_thread_start, .thread_join = os_thread_join, .thread_pin = os_thread_pin,
         .machine = os_machine, .entropy = os_entropy, .process_id = os_process_id, .environment = os_environment,

@@ -2,23 +2,30 @@
 #include "base/thread.h"
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns)
+static bool futex_wait(ms_word *word, int operation, uint32_t expected, uint64_t timeout_ns)
 {
     struct timespec limit = { .tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u) };
     const struct timespec *timeout = timeout_ns == UINT64_MAX ? NULL : &limit;
-    long result = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout, NULL, 0);
+    long result = syscall(SYS_futex, word, operation, expected, timeout, NULL, 0);
     return result == 0 || errno != ETIMEDOUT;
 }
 
-void ms_futex_wake(ms_word *word, uint32_t count)
+static void futex_wake(ms_word *word, int operation, uint32_t count)
 {
     int most = count > INT32_MAX ? INT32_MAX : (int)count;
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+    syscall(SYS_futex, word, operation, most, NULL, NULL, 0);
 }
+
+bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns) { return futex_wait(word, FUTEX_WAIT_PRIVATE, expected, timeout_ns); }
+void ms_futex_wake(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE_PRIVATE, count); }
+bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns) { return futex_wait(word, FUTEX_WAIT, expected, timeout_ns); }
+void ms_futex_wake_shared(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE, count); }
+void ms_yield(void) { sched_yield(); }
 
 /* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most doubles the worst wait, and two
  * threads that spin on one core only keep each other from working. */

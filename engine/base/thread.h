@@ -17,6 +17,11 @@ typedef _Atomic uint32_t ms_word;
 /* Sleeps while *word == expected, at most timeout_ns (UINT64_MAX: no limit). false: the time is over. Private to this process. */
 bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns);
 void ms_futex_wake(ms_word *word, uint32_t count);
+/* The same for a word in memory that several processes map. */
+bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns);
+void ms_futex_wake_shared(ms_word *word, uint32_t count);
+/* Lets other threads of this core run. */
+void ms_yield(void);
 
 /* Tells the core that this is a waiting loop. */
 static inline void ms_pause(void)

@@ -134,7 +134,8 @@ static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *stride
     }
 }
 
-ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+/* Checks a new tensor's shape; *out: its bytes. */
+static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, size_t *out)
 {
     if (dims > MS_DIMS_MAX) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
     size_t bytes = ms_dtype_bytes(dtype);
@@ -145,10 +146,30 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
         overflow |= shape[d] > 0 && (!ms_multiply(bytes, (size_t)shape[d], &bytes) || bytes > (size_t)INT64_MAX);
     }
     if (overflow) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape has more bytes than 63 bits can count");
-    ms_tensor *tensor = NULL;
-    ms_status status = struct_take(engine, &tensor);
+    *out = empty ? 0 : bytes;
+    return MS_OK;
+}
+
+ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+{
+    ms_tensor whole = { .engine = ms_storage_engine(storage), .storage = storage, .dtype = dtype };
+    int64_t strides[MS_DIMS_MAX];
+    size_t bytes = 0;
+    ms_status status = shape_bytes(whole.engine, dtype, dims, shape, &bytes);
     if (status) return status;
-    status = ms_storage_new(ms_engine_current(engine), empty ? 0 : bytes, &tensor->storage);
+    natural_strides(dims, shape, strides);
+    return ms_tensor_window(&whole, dims, shape, strides, 0, out);
+}
+
+ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+{
+    size_t bytes = 0;
+    ms_status status = shape_bytes(engine, dtype, dims, shape, &bytes);
+    if (status) return status;
+    ms_tensor *tensor = NULL;
+    status = struct_take(engine, &tensor);
+    if (status) return status;
+    status = ms_storage_new(ms_engine_current(engine), bytes, &tensor->storage);
     if (status) { struct_give(tensor); return status; }
     tensor->dtype = dtype;
     tensor->dims = dims;

@@ -101,6 +101,14 @@ typedef struct ms_os {
     int (*remove)(void *user, const char *path);                            /* a file or an empty folder */
     int (*make_directory)(void *user, const char *path);
     int (*list)(void *user, const char *path, void (*entry)(void *to, const char *name), void *to);   /* without . and .. ; any order */
+    /* memory that several processes map: files without names, gone with their last user. New ones are zero and have no pages yet; map gives
+     * the whole of one; populate gets the pages of a mapped range, or -ENOMEM where touching them would be a signal. share: whether programs that are
+     * started from here inherit the descriptor (its number is the answer); adopt: the other end of that. Close with close, unmap with unreserve. */
+    int (*shared_create)(void *user, const char *name, uint64_t bytes, ms_file **out);
+    int (*shared_share)(void *user, ms_file *file, bool inherit);
+    int (*shared_adopt)(void *user, int descriptor, ms_file **out);
+    void *(*shared_map)(void *user, ms_file *file, uint64_t bytes);
+    int (*shared_populate)(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes);
     /* time */
     uint64_t (*monotonic_ns)(void *user);
     uint64_t (*realtime_ns)(void *user);                                    /* since 1970, UTC */

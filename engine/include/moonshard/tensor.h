@@ -33,6 +33,8 @@ static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; 
 
 /* A contiguous tensor on the current stream; MS_ERROR_ARGUMENT for more than MS_DIMS_MAX dimensions, negative sizes or overflow. */
 MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
+/* A contiguous tensor at the beginning of a storage, which it retains; MS_ERROR_ARGUMENT if it does not fit. */
+MS_API ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
 /* A window on base's storage: strides in elements; offset in elements from base's first. Everything must lie inside the storage. */
 MS_API ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset, ms_tensor **out);
 /* The same window with no gradient history. */
