@@ -81,7 +81,7 @@ static double flops_of(const ms_attention_args *args, double products)
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
-    ms_tensor *in[3] = { NULL }, *out = NULL, *log_sum = NULL;
+    ms_tensor *in[3] = { NULL }, *out = NULL, *cast = NULL, *log_sum = NULL;
     ms_status status = attention_check(call);
     if (status) return status;
     const int64_t *shape = call->inputs[0]->shape;
@@ -91,17 +91,24 @@ static ms_status attention_forward(ms_op_call *call)
     for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
     if (!status) status = make_heads(engine, dtype, shape, &out);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
+    if (!status) status = ms_tensor_new_cast(engine, out, &cast);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out), .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
         fill_args(&call->attributes, in[0], in[1], in[2], &args);
-        ms_tensor *writes[] = { out, log_sum };
+        if (cast) {
+            args.cast = heads_of(cast);
+            args.cast_dtype = (uint8_t)cast->dtype;
+        }
+        ms_tensor *writes[] = { out, log_sum, cast };
         ms_task_cost cost = { .flops = flops_of(&args, 2.0), .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward), &args, in, 3, writes, 2, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward), &args, in, 3, writes, 3, cost);
     }
+    if (!status) ms_tensor_keep_cast(out, cast);
     ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum };
     for (int i = 0; i < 5 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
     for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
     ms_tensor_release(log_sum);
+    ms_tensor_release(cast);
     if (status) ms_tensor_release(out);
     else call->outputs[0] = out;
     return status;

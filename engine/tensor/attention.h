@@ -13,12 +13,12 @@ typedef struct ms_heads { void *data; int64_t batch, head, time; } ms_heads;
 
 /* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 .. keys - queries + i. */
 typedef struct ms_attention_args {
-    ms_heads q, k, v, out;
+    ms_heads q, k, v, out, cast;        /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
     ms_heads dout, dq, dk, dv;          /* backward */
     float *log_sum;                     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or NULL */
     int64_t batches, heads, groups, queries, keys, width;
     double scale;
-    uint8_t dtype, compute;             /* of tensors, and of operands of products: see ms_engine_set_autocast */
+    uint8_t dtype, compute, cast_dtype; /* of tensors, and of operands of products: see ms_engine_set_autocast */
     bool causal;
 } ms_attention_args;
 

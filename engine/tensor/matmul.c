@@ -1,4 +1,4 @@
-/* matmul.c: products of matrices: matmul, linear and linear_t, with gradients. The products themselves are gemm.h's. */
+/* matmul.c: products of matrices: matmul with its gradients, and what linear layers share with it. The products themselves are gemm.h's. */
 #include "tensor/matmul.h"
 
 #include <string.h>
@@ -130,8 +130,7 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
 
 /* -------------------------------------------------------------------------------------------------------------------------- views */
 
-/* [..., rows, columns] as its transpose. */
-static ms_status swapped(ms_tensor *tensor, ms_tensor **out)
+ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint32_t last = tensor->dims - 1;
@@ -144,8 +143,7 @@ static ms_status swapped(ms_tensor *tensor, ms_tensor **out)
     return ms_tensor_window(tensor, tensor->dims, shape, strides, 0, out);
 }
 
-/* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory, else a copy. */
-static ms_status flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     uint32_t last = tensor->dims - 1;
     int64_t width = tensor->shape[last], rows = ms_shape_count(last, tensor->shape), step = 0, expected = 0;
@@ -242,9 +240,9 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     ms_tensor *rows = NULL, *right = NULL, *flat = NULL;
     bool whole = ms_shape_equal(a->dims - 2, a->shape, out->dims - 2, out->shape);
     if (!whole) return ms_matmul_into(engine, a, b, NULL, out);
-    ms_status status = flattened(engine, a, &rows);
+    ms_status status = ms_matrix_flattened(engine, a, &rows);
     if (!status) status = ms_tensor_window(b, 2, b->shape + b->dims - 2, b->strides + b->dims - 2, 0, &right);
-    if (!status) status = flattened(engine, out, &flat);
+    if (!status) status = ms_matrix_flattened(engine, out, &flat);
     if (!status) status = ms_matmul_into(engine, rows, right, NULL, flat);
     ms_tensor_release(rows);
     ms_tensor_release(right);
@@ -252,8 +250,7 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     return status;
 }
 
-/* The dtype that a product of these operands computes in. */
-static ms_dtype compute_dtype(ms_engine *engine, ms_dtype dtype)
+ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype)
 {
     return dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
 }
@@ -277,7 +274,7 @@ static ms_status matmul_forward(ms_op_call *call)
     product p = { 0 };
     ms_status status = matmul_check(call, &p);
     if (status) return status;
-    ms_dtype dtype = call->inputs[0]->dtype, compute = compute_dtype(engine, dtype);
+    ms_dtype dtype = call->inputs[0]->dtype, compute = ms_product_dtype(engine, dtype);
     for (int i = 0; i < 2 && !status; i++) {
         status = ms_tensor_cast_cached(engine, call->inputs[i], compute, false, &cast[i]);
         if (!status) status = as_matrices(cast[i], p.dims, i == 1, &matrix[i]);
@@ -314,7 +311,7 @@ static ms_status left_gradient(const ms_op_gradient *gradient, const product *p,
     int64_t shape[MS_DIMS_MAX];
     memcpy(shape, p->full, sizeof shape);
     shape[p->dims - 1] = a->shape[a->dims - 1];
-    ms_status status = swapped(b, &b_swapped);
+    ms_status status = ms_matrix_swapped(b, &b_swapped);
     if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, p->dims, shape, &whole);
     if (!status) status = multiply(gradient->engine, g, b_swapped, whole);
     ms_tensor_release(b_swapped);
@@ -333,9 +330,9 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     uint32_t dims = fold ? 2 : p->dims;
     memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);
     shape[dims - 2] = b->shape[b->dims - 2];
-    ms_status status = fold ? flattened(engine, a, &a_rows) : (a_rows = ms_tensor_retain(a), MS_OK);
-    if (!status) status = fold ? flattened(engine, g, &g_rows) : (g_rows = ms_tensor_retain(g), MS_OK);
-    if (!status) status = swapped(a_rows, &a_swapped);
+    ms_status status = fold ? ms_matrix_flattened(engine, a, &a_rows) : (a_rows = ms_tensor_retain(a), MS_OK);
+    if (!status) status = fold ? ms_matrix_flattened(engine, g, &g_rows) : (g_rows = ms_tensor_retain(g), MS_OK);
+    if (!status) status = ms_matrix_swapped(a_rows, &a_swapped);
     if (!status) status = ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
     if (!status) status = ms_matmul_into(engine, a_swapped, g_rows, NULL, whole);
     if (status) ms_tensor_release(whole);
@@ -379,147 +376,3 @@ static ms_status matmul_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_matmul = { .name = "matmul", .forward = matmul_forward, .backward = matmul_backward, .inputs_min = 2, .inputs_max = 2 };
-
-/* ------------------------------------------------------------------------------------------------------------------------- linear */
-
-static ms_tensor *bias_of(const ms_op_call *call) { return call->input_count > 2 ? call->inputs[2] : NULL; }
-
-static ms_status linear_check(const ms_op_call *call, int64_t *width)
-{
-    const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
-    bool turned = call->op == &ms_op_linear_t;
-    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype)) return ms_op_refuse(call, "all must have the same float dtype");
-    if (x->dims == 0 || w->dims != 2) return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
-    int64_t in = w->shape[turned ? 0 : 1];
-    *width = w->shape[turned ? 1 : 0];
-    if (x->shape[x->dims - 1] != in)
-        return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld", (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]", (long long)in);
-    if (bias && (bias->dims != 1 || bias->shape[0] != *width)) return ms_op_refuse(call, "the bias must have shape [%lld]", (long long)*width);
-    if (call->attributes.linear.activation != MS_ACTIVATION_NONE && call->attributes.linear.activation != MS_ACTIVATION_GELU)
-        return ms_op_refuse(call, "there is no activation %d", call->attributes.linear.activation);
-    return MS_OK;
-}
-
-/* The weight as [in, out], whichever way it is stored. */
-static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **out)
-{
-    if (op == &ms_op_linear) return swapped(weight, out);
-    *out = ms_tensor_retain(weight);
-    return MS_OK;
-}
-
-/* The gradient needs what went into the activation; without a gradient the activation works in place. */
-static ms_status activate(ms_op_call *call, ms_tensor *before)
-{
-    ms_status status = ms_op_save(call, before);
-    if (!status) status = ms_op_apply(call->engine, &ms_op_gelu, NULL, !call->record, &before, 1, call->outputs, 1);
-    return status;
-}
-
-static ms_status linear_forward(ms_op_call *call)
-{
-    ms_engine *engine = call->engine;
-    ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL, *flat = NULL;
-    int64_t width = 0, shape[MS_DIMS_MAX];
-    ms_status status = linear_check(call, &width);
-    if (status) return status;
-    ms_dtype dtype = call->inputs[0]->dtype, compute = compute_dtype(engine, dtype);
-    uint32_t dims = call->inputs[0]->dims;
-    memcpy(shape, call->inputs[0]->shape, sizeof shape);
-    shape[dims - 1] = width;
-    status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
-    if (!status) status = ms_tensor_cast_cached(engine, call->inputs[1], compute, true, &w);
-    if (!status) status = flattened(engine, x, &rows);
-    if (!status) status = weight_matrix(call->op, w, &matrix);
-    if (!status) status = ms_tensor_new(engine, dtype, dims, shape, &out);
-    if (!status) status = flattened(engine, out, &flat);
-    if (!status) status = ms_matmul_into(engine, rows, matrix, bias_of(call), flat);
-    if (!status) status = ms_op_save(call, x);
-    if (!status) status = ms_op_save(call, w);
-    if (!status && call->attributes.linear.activation == MS_ACTIVATION_GELU) status = activate(call, out);
-    else if (!status) call->outputs[0] = ms_tensor_retain(out);
-    ms_tensor_release(x);
-    ms_tensor_release(w);
-    ms_tensor_release(rows);
-    ms_tensor_release(matrix);
-    ms_tensor_release(flat);
-    ms_tensor_release(out);
-    return status;
-}
-
-/* Through the activation: what it saves is its input. */
-static ms_status activation_gradient(const ms_op_gradient *gradient, ms_tensor **out)
-{
-    bool needs = true;
-    ms_op_gradient inner = *gradient;
-    memset(&inner.attributes, 0, sizeof inner.attributes);
-    inner.op = &ms_op_gelu;
-    inner.saved = gradient->saved + 2;
-    inner.saved_count = 1;
-    inner.inputs = gradient->outputs;
-    inner.input_count = 1;
-    inner.results = out;
-    inner.needs = &needs;
-    return ms_op_gelu.backward(&inner);
-}
-
-static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
-{
-    ms_tensor *turned = NULL, *made = NULL;
-    bool stored = gradient->op == &ms_op_linear_t;   /* [in, out] = x^T g, else [out, in] = g^T x */
-    ms_status status = swapped(stored ? rows : g, &turned);
-    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[1].dtype, 2, gradient->inputs[1].shape, &made);
-    if (!status) status = ms_matmul_into(gradient->engine, turned, stored ? g : rows, NULL, made);
-    ms_tensor_release(turned);
-    if (status) ms_tensor_release(made);
-    else gradient->results[1] = made;
-    return status;
-}
-
-static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
-{
-    ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
-    ms_status status = weight_matrix(gradient->op, weight, &matrix);
-    if (!status) status = swapped(matrix, &back);
-    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
-    if (!status) status = flattened(gradient->engine, made, &flat);
-    if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
-    ms_tensor_release(matrix);
-    ms_tensor_release(back);
-    ms_tensor_release(flat);
-    if (status) ms_tensor_release(made);
-    else gradient->results[0] = made;
-    return status;
-}
-
-static ms_status bias_gradient(const ms_op_gradient *gradient, ms_tensor *g)
-{
-    ms_tensor *flat = NULL;
-    ms_attributes attributes = { .reduce = { .dim = 0 } };
-    ms_status status = flattened(gradient->engine, g, &flat);
-    if (!status) status = ms_op_unary(gradient->engine, &ms_op_sum, &attributes, flat, &gradient->results[2]);
-    ms_tensor_release(flat);
-    return status;
-}
-
-static ms_status linear_backward(ms_op_gradient *gradient)
-{
-    ms_engine *engine = gradient->engine;
-    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *wide = NULL, *g = NULL, *flat = NULL, *rows = NULL;
-    bool activated = gradient->attributes.linear.activation == MS_ACTIVATION_GELU;
-    ms_status status = activated ? activation_gradient(gradient, &wide) : (wide = ms_tensor_retain(gradient->gradients[0]), MS_OK);
-    if (!status && gradient->input_count > 2 && gradient->needs[2]) status = bias_gradient(gradient, wide);
-    if (!status) status = ms_tensor_cast_cached(engine, wide, x->dtype, false, &g);
-    if (!status) status = flattened(engine, g, &flat);
-    if (!status) status = flattened(engine, x, &rows);
-    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, flat);
-    if (!status && gradient->needs[0]) status = input_gradient(gradient, w, flat);
-    ms_tensor_release(wide);
-    ms_tensor_release(g);
-    ms_tensor_release(flat);
-    ms_tensor_release(rows);
-    return status;
-}
-
-const ms_op ms_op_linear = { .name = "linear", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };
-const ms_op ms_op_linear_t = { .name = "linear_t", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };

@@ -27,4 +27,11 @@ typedef struct ms_matmul_args {
  * leading ones, up to size 1. a and b have one dtype; out has it too, or is f32. The inner stride of out is 1. Any strides of a and b. */
 ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias, ms_tensor *out);
 
+/* [..., rows, columns] as its transpose. */
+ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out);
+/* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory, else a copy. */
+ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
+/* The dtype that a product of operands of this dtype computes in: see ms_engine_set_autocast. */
+ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype);
+
 #endif

@@ -30,7 +30,7 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
 
 typedef struct parts {
     ms_tensor *x, *residual, *weight, *bias;     /* contiguous */
-    ms_tensor *sum, *y, *mean, *scale;
+    ms_tensor *sum, *y, *cast, *mean, *scale;
 } parts;
 
 static void release_parts(parts *p)
@@ -39,6 +39,7 @@ static void release_parts(parts *p)
     ms_tensor_release(p->residual);
     ms_tensor_release(p->weight);
     ms_tensor_release(p->bias);
+    ms_tensor_release(p->cast);
     ms_tensor_release(p->mean);
     ms_tensor_release(p->scale);
 }
@@ -56,11 +57,15 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
     if (p->weight) args.weight = ms_tensor_data(p->weight);
     if (p->bias) args.bias = ms_tensor_data(p->bias);
     if (p->sum) args.sum = ms_tensor_data(p->sum);
+    if (p->cast) {
+        args.cast = ms_tensor_data(p->cast);
+        args.cast_dtype = (uint8_t)p->cast->dtype;
+    }
     if (p->mean) args.mean = ms_tensor_data(p->mean);
     if (p->scale) args.scale = ms_tensor_data(p->scale);
-    ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias }, *writes[] = { p->y, p->sum, p->mean, p->scale };
+    ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias }, *writes[] = { p->y, p->sum, p->cast, p->mean, p->scale };
     ms_task_cost cost = { .flops = 8.0 * (double)p->x->count, .bytes = (p->residual ? 4 : 2) * ms_tensor_bytes(p->x) };
-    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward), &args, reads, 4, writes, 4, cost);
+    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward), &args, reads, 4, writes, 5, cost);
 }
 
 static ms_status norm_forward(ms_op_call *call)
@@ -82,7 +87,9 @@ static ms_status norm_forward(ms_op_call *call)
     if (!status) status = ms_op_output(call, fused ? 1 : 0, x->dtype, x->dims, x->shape, &p.y);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);
     if (!status && call->record && is_centered(call->op)) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
+    if (!status) status = ms_tensor_new_cast(engine, p.y, &p.cast);
     if (!status && x->count > 0) status = enqueue_forward(call, &p, rows);
+    if (!status) ms_tensor_keep_cast(p.y, p.cast);
     /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm last. */
     if (!status) status = ms_op_save(call, fused ? p.sum : p.x);
     if (!status && p.scale) status = ms_op_save(call, p.scale);

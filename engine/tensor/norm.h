@@ -8,11 +8,11 @@
  * y = (s - mean) * scale * weight + bias, s = x (+ residual, kept in sum), scale = 1 / sqrt(variance + eps); mean is 0 for RMS norm. */
 typedef struct ms_norm_args {
     const void *x, *residual, *weight, *bias;
-    void *sum, *y;
+    void *sum, *y, *cast;               /* cast: y (then f32) once more in cast_dtype, or NULL */
     float *mean, *scale;                /* [rows]; mean is NULL for RMS norm; both NULL: not kept */
     int64_t rows, width;
     double eps;
-    uint8_t dtype;
+    uint8_t dtype, cast_dtype;
     bool centered;                      /* layer norm */
 } ms_norm_args;
 

@@ -28,6 +28,12 @@ struct ms_tensor {
 /* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends or the tensor changes). Caller releases. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out);
 
+/* Under autocast, for an f32 tensor whose task is yet to be enqueued: a new tensor of the autocast dtype, of the same shape and order in memory, that
+ * this task is to write as well, so that a product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
+ * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast (which takes NULL, too). */
+ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
+void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
+
 /* Where matmul.c keeps its plans; *slot is NULL at first, freed with ms_gemm_state_free (tensor/cpu/gemm.h). */
 void **ms_engine_gemm_slot(ms_engine *engine);
 void ms_gemm_state_free(ms_engine *engine, void *state);

@@ -180,6 +180,40 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     return MS_OK;
 }
 
+static void drop_cast(ms_tensor *tensor)
+{
+    ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
+    ms_tensor **link = &state->casts;
+    while (*link && *link != tensor) link = &(*link)->next_cast;
+    if (*link) *link = tensor->next_cast;
+    ms_tensor *cast = tensor->cast;
+    tensor->cast = NULL;
+    ms_tensor_release(cast);
+}
+
+void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
+{
+    if (!cast) return;
+    ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
+    if (tensor->cast) drop_cast(tensor);
+    tensor->cast = ms_tensor_retain(cast);
+    tensor->cast_version = ms_storage_version(tensor->storage);
+    tensor->next_cast = state->casts;
+    state->casts = tensor;
+}
+
+/* A window of a tensor that has a cast with the same order in memory has that window of the cast. */
+static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
+{
+    ms_tensor *cast = base->cast, *part = NULL;
+    if (!cast || base->cast_version != ms_storage_version(base->storage) || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0) return MS_OK;
+    ms_status status = ms_tensor_window(cast, window->dims, window->shape, window->strides, window->count == 0 ? 0 : offset, &part);
+    if (status) return status;
+    ms_tensor_keep_cast(window, part);
+    ms_tensor_release(part);
+    return MS_OK;
+}
+
 ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset, ms_tensor **out)
 {
     ms_engine *engine = base->engine;
@@ -207,8 +241,10 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
         memcpy(tensor->strides, strides, dims * sizeof *strides);
     }
     derive(tensor);
-    *out = tensor;
-    return MS_OK;
+    status = inherit_cast(base, offset, tensor);
+    if (status) ms_tensor_release(tensor);
+    else *out = tensor;
+    return status;
 }
 
 ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
@@ -220,17 +256,6 @@ ms_tensor *ms_tensor_retain(ms_tensor *tensor)
 {
     tensor->references++;
     return tensor;
-}
-
-static void drop_cast(ms_tensor *tensor)
-{
-    ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
-    ms_tensor **link = &state->casts;
-    while (*link && *link != tensor) link = &(*link)->next_cast;
-    if (*link) *link = tensor->next_cast;
-    ms_tensor *cast = tensor->cast;
-    tensor->cast = NULL;
-    ms_tensor_release(cast);
 }
 
 void ms_tensor_release(ms_tensor *tensor)
@@ -451,13 +476,18 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     ms_tensor *cast = NULL;
     ms_status status = ms_op_unary(engine, ms_op_find("cast"), &attributes, tensor, &cast);
     if (status) return status;
-    if (keep) {
-        ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-        tensor->cast = ms_tensor_retain(cast);
-        tensor->cast_version = version;
-        tensor->next_cast = state->casts;
-        state->casts = tensor;
-    }
+    if (keep) ms_tensor_keep_cast(tensor, cast);
     *out = cast;
     return MS_OK;
+}
+
+ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out)
+{
+    ms_dtype dtype = ms_engine_autocast(engine);
+    if (dtype == MS_F32 || tensor->dtype != MS_F32 || tensor->count == 0) return MS_OK;
+    ms_tensor *memory = NULL;
+    ms_status status = ms_tensor_new(engine, dtype, 1, &tensor->count, &memory);
+    if (!status) status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
+    ms_tensor_release(memory);
+    return status;
 }

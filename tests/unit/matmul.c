@@ -1,4 +1,4 @@
-/* matmul.c: products of matrices and linear layers: shapes, layouts, dtypes, autocast, activation.
+/* matmul.c: products of matrices: shapes, layouts, dtypes, autocast.
  * ctest: each-isa poisoned */
 #include "reference.h"
 
@@ -146,131 +146,11 @@ static void test_matmul_refusals(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ linear */
-
-static void linear_reference(const check *c)
-{
-    const operand *x = &c->in[0], *w = &c->in[1], *bias = &c->in[2], *out = &c->out[0];
-    size_t in = (size_t)x->shape[x->dims - 1], width = (size_t)out->shape[out->dims - 1], rows = count_of(out) / width;
-    bool turned = c->op == &ms_op_linear_t;
-    for (size_t row = 0; row < rows; row++)
-        for (size_t j = 0; j < width; j++) {
-            double sum = c->ins > 2 && !bias->absent ? bias->values[j] : 0;
-            for (size_t i = 0; i < in; i++) sum += x->values[row * in + i] * w->values[turned ? i * width + j : j * in + i];
-            if (c->attributes.linear.activation == MS_ACTIVATION_GELU) sum = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
-            out->values[row * width + j] = sum;
-        }
-}
-
-static check linear_of(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t in, int64_t out, bool bias)
-{
-    bool turned = op == &ms_op_linear_t;
-    return (check){
-        .op = op, .ins = 3, .outs = 1, .reference = linear_reference,
-        .in = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, in } },
-                { .dtype = dtype, .dims = 2, .shape = { turned ? in : out, turned ? out : in } },
-                { .dtype = dtype, .dims = 1, .shape = { out }, .absent = !bias } },
-        .out = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, out } } },
-    };
-}
-
-static void test_linear(void **state)
-{
-    (void)state;
-    const ms_op *ops[] = { &ms_op_linear, &ms_op_linear_t };
-    for (int i = 0; i < 2; i++)
-        for (int bias = 0; bias < 2; bias++)
-            for (int layout = PLAIN; layout <= SPREAD; layout++) {
-                check c = linear_of(ops[i], MS_F32, 3, 10, 6, bias);
-                c.in[0].layout = layout;
-                run_check(&c);
-                c.attributes.linear.activation = MS_ACTIVATION_GELU;
-                run_check(&c);
-            }
-    check one = linear_of(&ms_op_linear, MS_F32, 1, 16, 32, true);
-    run_check(&one);
-    check parts = linear_of(&ms_op_linear, MS_F32, 64, 96, 128, true);
-    run_check(&parts);
-    check odd = linear_of(&ms_op_linear_t, MS_F32, 61, 99, 131, true);
-    run_check(&odd);
-}
-
-static void test_linear_half_and_autocast(void **state)
-{
-    (void)state;
-    for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++) {
-        check c = linear_of(&ms_op_linear, dtype, 8, 16, 16, true);
-        run_check(&c);
-        check t = linear_of(&ms_op_linear_t, dtype, 3, 10, 6, true);
-        run_check(&t);
-        check cast = linear_of(&ms_op_linear_t, MS_F32, 16, 32, 48, true);
-        cast.autocast = dtype;
-        cast.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
-        run_check(&cast);
-        cast = linear_of(&ms_op_linear, MS_F32, 3, 10, 6, true);
-        cast.autocast = dtype;
-        cast.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
-        cast.attributes.linear.activation = MS_ACTIVATION_GELU;
-        run_check(&cast);
-    }
-}
-
-/* Without a gradient to come the activation overwrites what the product gave: same values, one tensor. */
-static void test_linear_gelu_without_gradient(void **state)
-{
-    (void)state;
-    ms_engine *engine = engine_with(1, NULL);
-    uint64_t random = 0;
-    check c = linear_of(&ms_op_linear, MS_F32, 4, 16, 32, true);
-    ms_tensor *in[3], *before = NULL, *fused = NULL, *apart = NULL;
-    for (int i = 0; i < 3; i++) {
-        fill(&c.in[i], &random);
-        in[i] = tensor_of(engine, &c.in[i]);
-        free(c.in[i].values);
-    }
-    OK(ms_engine_sync(engine));
-    uint64_t live = ms_engine_memory(engine).live;
-    ms_engine_reset_peak(engine);
-    ms_attributes attributes = { .linear.activation = MS_ACTIVATION_GELU };
-    OK(ms_op_apply(engine, &ms_op_linear, &attributes, false, in, 3, &fused, 1));
-    assert_true(ms_engine_memory(engine).peak <= live + 8 * 32 * sizeof(float));
-    OK(ms_op_apply(engine, &ms_op_linear, NULL, false, in, 3, &before, 1));
-    OK(ms_op_unary(engine, &ms_op_gelu, NULL, before, &apart));
-    double x[8 * 32], y[8 * 32];
-    read_values(engine, fused, x);
-    read_values(engine, apart, y);
-    assert_memory_equal(x, y, sizeof x);
-    for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
-    ms_tensor_release(before);
-    ms_tensor_release(fused);
-    ms_tensor_release(apart);
-    ms_engine_free(engine);
-}
-
-static void test_linear_refusals(void **state)
-{
-    (void)state;
-    ms_engine *engine = engine_with(1, NULL);
-    ms_tensor *x = TENSOR(engine, MS_F32, 2, 3), *w = TENSOR(engine, MS_F32, 4, 3), *bias = TENSOR(engine, MS_F32, 3), *cube = TENSOR(engine, MS_F32, 1, 4, 3);
-    check_refused(engine, &ms_op_linear_t, NULL, (ms_tensor *[]){ x, w }, 2, "the input's last dimension is 3, the weight ([in, out]) takes 4");
-    check_refused(engine, &ms_op_linear, NULL, (ms_tensor *[]){ x, w, bias }, 3, "the bias must have shape [4]");
-    check_refused(engine, &ms_op_linear, NULL, (ms_tensor *[]){ x, cube }, 2, "two dimensions");
-    ms_tensor_release(x);
-    ms_tensor_release(w);
-    ms_tensor_release(bias);
-    ms_tensor_release(cube);
-    ms_engine_free(engine);
-}
-
 static void test_lack_of_memory(void **state)
 {
     (void)state;
     check product = matmul_of(MS_BF16, (operand)SHAPE(2, 1, 16, 32), (operand)SHAPE(3, 32, 16), (operand)SHAPE(2, 3, 16, 16));
     check_lack_of_memory(&product);
-    check linear = linear_of(&ms_op_linear, MS_F32, 8, 16, 32, true);
-    linear.autocast = MS_F16;
-    linear.attributes.linear.activation = MS_ACTIVATION_GELU;
-    check_lack_of_memory(&linear);
 }
 
 int main(void)
@@ -278,9 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matmul_shapes), cmocka_unit_test(test_matmul_layouts), cmocka_unit_test(test_matmul_parts),
         cmocka_unit_test(test_matmul_half), cmocka_unit_test(test_matmul_autocast), cmocka_unit_test(test_matmul_empty),
-        cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_linear), cmocka_unit_test(test_linear_half_and_autocast),
-        cmocka_unit_test(test_linear_gelu_without_gradient), cmocka_unit_test(test_linear_refusals),
-        cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

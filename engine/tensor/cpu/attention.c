@@ -30,9 +30,14 @@ static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 /* Elements as units. */
 static int64_t in_units(const job *j, int64_t elements) { return j->pairs ? elements / 2 : elements; }
 
+static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+{
+    return (char *)h->data + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
+}
+
 static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
-    return (char *)h->data + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes((ms_dtype)j->args->dtype);
+    return address_in((ms_dtype)j->args->dtype, h, batch, head, time);
 }
 
 /* --------------------------------------------------------------------------------------------------------------------------- packs */
@@ -59,10 +64,14 @@ static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t h
     else j->kernels->pack_steps((ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count, all, a->width, to);
 }
 
+static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t count, const float *factor, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+{
+    j->kernels->unpack(dtype, from, j->wide, count, j->args->width, factor, address_in(dtype, h, batch, head, time), h->time);
+}
+
 static void unpack(const job *j, const float *from, int64_t count, const float *factor, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
-    const ms_attention_args *a = j->args;
-    j->kernels->unpack((ms_dtype)a->dtype, from, j->wide, count, a->width, factor, address(j, h, batch, head, time), h->time);
+    unpack_as(j, (ms_dtype)j->args->dtype, from, count, factor, h, batch, head, time);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------- blocks */
@@ -169,6 +178,7 @@ static void finish_queries(const job *j, const progress *p, float *rows)
     if (a->log_sum != NULL) memcpy(a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first, log_sum, (size_t)q->count * sizeof *log_sum);
     j->kernels->transpose(p->out, LANES, j->wide, LANES, rows, j->wide);
     unpack(j, rows, q->count, p->total, &a->out, q->batch, q->head, q->first);
+    if (a->cast.data != NULL) unpack_as(j, (ms_dtype)a->cast_dtype, rows, q->count, p->total, &a->cast, q->batch, q->head, q->first);
 }
 
 /* Up to 256 queries of a head, so that each block of keys is packed for all of them at once. */

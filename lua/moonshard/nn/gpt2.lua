@@ -12,7 +12,7 @@ function Conv1D:init(inputs, outputs, std)
   self.bias = module.Parameter(core.zeros { outputs })
 end
 
-function Conv1D:forward(x) return x:linear_t(self.weight, self.bias) end
+function Conv1D:forward(x, activation) return x:linear_t(self.weight, self.bias, activation) end
 
 local Attention = module.class "GPT2Attention"
 
@@ -38,7 +38,7 @@ function MLP:init(options, std)
   self.c_proj = Conv1D(hidden, options.width, std)
 end
 
-function MLP:forward(x) return self.c_proj(self.c_fc(x):gelu()) end
+function MLP:forward(x) return self.c_proj(self.c_fc(x, "gelu")) end
 
 -- A block gets the residual stream and what is to be added to it, so that each sum is one pass with the norm that follows.
 local Block = module.class "GPT2Block"

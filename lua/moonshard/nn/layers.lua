@@ -26,8 +26,9 @@ function Linear:init(inputs, outputs, options)
 end
 
 ---@param x ms.Tensor [..., inputs]
+---@param activation? "gelu" behind the product
 ---@return ms.Tensor [..., outputs]
-function Linear:forward(x) return x:linear(self.weight, self.bias) end
+function Linear:forward(x, activation) return x:linear(self.weight, self.bias, activation) end
 
 ---@class ms.Embedding: ms.Module
 local Embedding = module.class "Embedding"
@@ -139,8 +140,8 @@ end
 
 function MLP:forward(x)
   if self.activation == "swiglu" then return self.down(self.up(x):swiglu(self.gate(x))) end
-  local hidden = self.up(x)
-  return self.down(self.activation == "gelu" and hidden:gelu() or hidden:relu())
+  if self.activation == "gelu" then return self.down(self.up(x, "gelu")) end
+  return self.down(self.up(x):relu())
 end
 
 ---@class ms.Attention: ms.Module

@@ -1,6 +1,6 @@
 /* elementwise.c: inner loops of the elementwise kernels, compiled once for each instruction set. */
 #include "tensor/cpu/elementwise.h"
-#include "tensor/cpu/vector_math.h"
+#include "tensor/cpu/gelu.h"
 
 #include <math.h>
 
@@ -32,9 +32,6 @@
 #define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
 #define THREE(name, formula) KERNEL(name, FETCH, FETCH, formula)
 
-#define GELU_SCALE 0.7978845608f     /* sqrt(2 / pi) */
-#define GELU_CUBE 0.044715f
-
 MS_VECTOR ms_v16f truth(ms_v16i mask) { return (ms_v16f)(mask & (ms_v16i)ms_v_splat(1.0f)); }
 MS_VECTOR ms_v16f keep(ms_v16i mask, ms_v16f x) { return (ms_v16f)(mask & (ms_v16i)x); }
 MS_VECTOR ms_v16f sign(ms_v16f x)
@@ -43,15 +40,6 @@ MS_VECTOR ms_v16f sign(ms_v16f x)
     return truth(ms_v_less(zero, x)) - truth(ms_v_less(x, zero));
 }
 
-/* 0.5 (1 + tanh u) is sigmoid(2u), which keeps its relative accuracy where u is far below 0. */
-MS_VECTOR ms_v16f gelu_gate(ms_v16f x) { return ms_v_sigmoid((2.0f * GELU_SCALE) * (x + GELU_CUBE * x * x * x)); }
-MS_VECTOR ms_v16f gelu_slope(ms_v16f x)
-{
-    /* From |x| = 16 on the slope is 0 or 1; without the bound x^2 would overflow and infinity * 0 be NaN. */
-    x = ms_v_lesser(ms_v_splat(16.0f), ms_v_greater(ms_v_splat(-16.0f), x));
-    ms_v16f gate = gelu_gate(x);
-    return gate + gate * (1.0f - gate) * x * (2.0f * GELU_SCALE) * (1.0f + (3.0f * GELU_CUBE) * x * x);
-}
 MS_VECTOR ms_v16f gelu_erf_gate(ms_v16f x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
 MS_VECTOR ms_v16f gelu_erf_slope(ms_v16f x)
 {
@@ -87,7 +75,7 @@ ONE(square, a * a)
 ONE(abs, ms_v_abs(a))
 ONE(sign, sign(a))
 ONE(relu, keep(~ms_v_less(a, ms_v_splat(0.0f)), a))
-ONE(gelu, a * gelu_gate(a))
+ONE(gelu, a * ms_v_gelu_gate(a))
 ONE(gelu_erf, a * gelu_erf_gate(a))
 ONE(silu, a * ms_v_sigmoid(a))
 ONE(tanh, ms_v_tanh(a))
@@ -121,7 +109,7 @@ TWO(tanh_backward, b * (1.0f - a * a))
 TWO(sigmoid_backward, b * (a * (1.0f - a)))
 TWO(square_backward, 2.0f * a * b)
 TWO(abs_backward, sign(a) * b)
-TWO(gelu_backward, b * gelu_slope(a))
+TWO(gelu_backward, b * ms_v_gelu_slope(a))
 TWO(gelu_erf_backward, b * gelu_erf_slope(a))
 TWO(silu_backward, b * silu_slope(a))
 TWO(pow_backward, b * (v * power(a, s->value - 1.0f)))

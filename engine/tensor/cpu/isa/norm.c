@@ -50,20 +50,23 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
     return ms_v_sum(total);
 }
 
-MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y, float mean, float scale)
+MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y, void *cast, float mean, float scale)
 {
     size_t width = (size_t)a->width, i = 0;
+    ms_dtype C = (ms_dtype)a->cast_dtype;
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_v16f v = (ms_row_get(D, s, i) - mean) * scale;
         if (a->weight != NULL) v *= ms_row_get(D, a->weight, i);
         if (a->bias != NULL) v += ms_row_get(D, a->bias, i);
         ms_row_put(D, y, i, v);
+        if (cast != NULL) ms_row_put(C, cast, i, v);
     }
     if (i < width) {
         ms_v16f v = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
         if (a->weight != NULL) v *= ms_row_get_part(D, a->weight, i, width, 0.0f);
         if (a->bias != NULL) v += ms_row_get_part(D, a->bias, i, width, 0.0f);
         ms_row_put_part(D, y, i, width, v);
+        if (cast != NULL) ms_row_put_part(C, cast, i, width, v);
     }
 }
 
@@ -82,7 +85,8 @@ MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t beg
         float mean = a->centered ? total / (float)a->width : 0.0f;
         float variance = row_squares(D, s, (size_t)a->width, mean) / (float)a->width;
         float scale = 1.0f / __builtin_sqrtf(variance + (float)a->eps);
-        row_write(D, a, s, (char *)a->y + at, mean, scale);
+        void *cast = a->cast != NULL ? (uint16_t *)a->cast + row * a->width : NULL;
+        row_write(D, a, s, (char *)a->y + at, cast, mean, scale);
         if (a->mean != NULL) a->mean[row] = mean;
         if (a->scale != NULL) a->scale[row] = scale;
     }

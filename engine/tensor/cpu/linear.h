@@ -1,0 +1,16 @@
+/* linear.h: inner loops around the product of a linear layer. */
+#ifndef MOONSHARD_TENSOR_CPU_LINEAR_H
+#define MOONSHARD_TENSOR_CPU_LINEAR_H
+
+#include "tensor/cpu/isa.h"
+#include "tensor/linear.h"
+
+/* activate: elements begin .. end - 1. gradient: rows begin .. end - 1, their sums added to `sums` (f32, NULL: not wanted). */
+typedef struct ms_linear_kernels {
+    void (*activate)(const ms_activation_args *args, int64_t begin, int64_t end);
+    void (*gradient)(const ms_linear_gradient_args *args, int64_t begin, int64_t end, float *sums);
+} ms_linear_kernels;
+
+MS_ISA_TABLE(ms_linear_kernels, ms_linear_kernels)
+
+#endif
