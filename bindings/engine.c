@@ -121,7 +121,7 @@ static int info(lua_State *L)
     ms_machine machine = { .cores = 0 };
     int failed = os->machine(os->user, &machine);
     if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
-    lua_createtable(L, 0, 12);
+    lua_createtable(L, 0, 13);
     lua_pushstring(L, machine.cpu);
     lua_setfield(L, -2, "cpu");
     lua_pushinteger(L, machine.cores);
@@ -134,6 +134,8 @@ static int info(lua_State *L)
     lua_setfield(L, -2, "kernels");
     lua_pushstring(L, ms_engine_blas());
     lua_setfield(L, -2, "blas");
+    lua_pushstring(L, ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
+    lua_setfield(L, -2, "blas_isa");
     lua_pushstring(L, ms_engine_is_sim(engine) ? "sim" : "cpu");
     lua_setfield(L, -2, "device");
     lua_createtable(L, 1, 0);

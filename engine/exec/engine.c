@@ -30,6 +30,7 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
     for (ms_isa isa = MS_ISA_PORTABLE; isa <= MS_ISA_AVX512BF16; isa++)
         if (strcmp(cap, ms_isa_name(isa)) == 0) {
             if (isa < engine->isa) engine->isa = isa;
+            engine->isa_is_capped = true;
             return MS_OK;
         }
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
@@ -113,6 +114,7 @@ bool ms_engine_is_sim(const ms_engine *engine) { return !engine->executor->data;
 bool ms_engine_is_strict(const ms_engine *engine) { return engine->strict; }
 uint32_t ms_engine_threads(const ms_engine *engine) { return engine->threads; }
 ms_isa ms_engine_isa(const ms_engine *engine) { return engine->isa; }
+bool ms_engine_isa_is_capped(const ms_engine *engine) { return engine->isa_is_capped; }
 void ms_engine_set_script(ms_engine *engine, uint32_t id) { engine->script = id; }
 uint32_t ms_engine_script(const ms_engine *engine) { return engine->script; }
 ms_strings *ms_engine_strings(ms_engine *engine) { return engine->strings; }

@@ -148,6 +148,7 @@ struct ms_engine {
     ms_strings *strings;
     uint32_t script;
     ms_isa isa;
+    bool isa_is_capped;
     uint32_t threads;
     int64_t process;                           /* that started the threads */
     bool strict, pin;

@@ -52,7 +52,7 @@
 ---@field reset_peak fun()
 --- **blocks** until all streams have finished.
 ---@field synchronize fun()
----@field info fun(): table   cpu, threads, blas, memory_bytes, devices, mpi, nccl, lua, version
+---@field info fun(): table   cpu, threads, kernels, blas, blas_isa, memory_bytes, devices, mpi, nccl, lua, version
 ---@field rank fun(): integer
 ---@field world_size fun(): integer
 --- The current step: 0-based; after a resume it goes on where the run stopped.

@@ -63,6 +63,7 @@ MS_API bool ms_engine_is_sim(const ms_engine *engine);
 MS_API bool ms_engine_is_strict(const ms_engine *engine);
 MS_API uint32_t ms_engine_threads(const ms_engine *engine);
 MS_API ms_isa ms_engine_isa(const ms_engine *engine);
+MS_API bool ms_engine_isa_is_capped(const ms_engine *engine);               /* the options named a cap, which holds for libraries too */
 MS_API const char *ms_isa_name(ms_isa isa);
 
 /* The error record of this engine, with the script line of the current call. */

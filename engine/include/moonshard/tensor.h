@@ -109,6 +109,8 @@ MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
 /* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
 MS_API const char *ms_engine_blas(void);
+/* The best instruction set that it may use here, in its own words: "avx512_core_amx"; "" where it does not tell. Static. */
+MS_API const char *ms_engine_blas_isa(ms_engine *engine);
 
 /* Drops casts of weights that were kept for this step. */
 MS_API void ms_engine_drop_casts(ms_engine *engine);

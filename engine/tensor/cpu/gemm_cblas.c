@@ -78,6 +78,7 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
 }
 
 const char *ms_engine_blas(void) { return "CBLAS"; }
+const char *ms_engine_blas_isa(ms_engine *engine) { (void)engine; return ""; }
 
 #else
 typedef int ms_gemm_cblas_is_not_built;   /* C has no empty files */

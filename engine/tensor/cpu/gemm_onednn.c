@@ -72,23 +72,29 @@ const char *ms_gemm_library(void)
     return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(DNNL_VERSION_PATCH);
 }
 
-/* What the processor could do without a cap. */
-static ms_isa best_isa(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512bf16")) return MS_ISA_AVX512BF16;
-    if (__builtin_cpu_supports("avx512bw")) return MS_ISA_AVX512;
-    if (__builtin_cpu_supports("avx2")) return MS_ISA_AVX2;
-#endif
-    return MS_ISA_PORTABLE;
-}
-
 /* The user's cap on instruction sets holds for oneDNN too. Its setting belongs to the whole process and can only be made before first
  * use; so it is touched only when there is a cap, and an engine made later in the same process may find it already decided. */
-static void cap_isa(ms_isa isa)
+static void cap_isa(const ms_engine *engine)
 {
-    if (isa >= best_isa()) return;
-    dnnl_set_max_cpu_isa(isa == MS_ISA_AVX512 ? dnnl_cpu_isa_avx512_core : isa == MS_ISA_AVX2 ? dnnl_cpu_isa_avx2 : dnnl_cpu_isa_sse41);
+    static const dnnl_cpu_isa_t caps[] = { dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core, dnnl_cpu_isa_avx512_core_bf16 };
+    if (ms_engine_isa_is_capped(engine)) dnnl_set_max_cpu_isa(caps[ms_engine_isa(engine)]);
+}
+
+const char *ms_engine_blas_isa(ms_engine *engine)
+{
+    ms_gemm *gemm;
+    if (ms_gemm_get(engine, &gemm) != MS_OK) return "";
+    switch (dnnl_get_effective_cpu_isa()) {
+    case dnnl_cpu_isa_sse41: return "sse41";
+    case dnnl_cpu_isa_avx: return "avx";
+    case dnnl_cpu_isa_avx2: return "avx2";
+    case dnnl_cpu_isa_avx2_vnni: return "avx2_vnni";
+    case dnnl_cpu_isa_avx512_core: return "avx512_core";
+    case dnnl_cpu_isa_avx512_core_vnni: return "avx512_core_vnni";
+    case dnnl_cpu_isa_avx512_core_bf16: return "avx512_core_bf16";
+    case dnnl_cpu_isa_avx512_core_amx: return "avx512_core_amx";
+    default: return "";
+    }
 }
 
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
@@ -99,7 +105,7 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
         ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
         if (status != MS_OK) return status;
         ms_gemm *gemm = made;
-        cap_isa(ms_engine_isa(engine));
+        cap_isa(engine);
         if (dnnl_engine_create(&gemm->engine, dnnl_cpu, 0) != dnnl_success) {
             ms_release(ms_engine_context(engine), gemm);
             return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine", ms_gemm_library());

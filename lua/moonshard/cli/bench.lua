@@ -29,11 +29,12 @@ local function emit(parsed, result, order)
   end
 end
 
--- Runs f often enough to fill about a second, at least `least` times; milliseconds of each run.
-local function repeated(f, least, budget_ms)
+-- Runs f often enough to fill about a second, at least `least` times, with prepare (if given) before each; milliseconds of each run.
+local function repeated(f, least, budget_ms, prepare)
   local core = require "moonshard.core"
   local times, start = {}, core.clock_ms()
   repeat
+    if prepare then prepare() end
     local before = core.clock_ms()
     f()
     times[#times + 1] = core.clock_ms() - before
@@ -65,7 +66,7 @@ end
 local function bench_step(parser)
   parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens"):choices { "tiny", "gpt2" }:default "tiny"
   parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
-  parser:option("--steps", "steps to measure"):convert(math.tointeger)
+  parser:option("--steps", "steps to measure"):convert(switches.count)
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local part = trainer(parsed.config, parsed.dtype)
@@ -120,34 +121,32 @@ local shapes = {
 local function bench_gemm(parser)
   parser:option("--dtype", "of the operands"):choices { "f32", "bf16" }:default "f32"
   return function(parsed)
-    local core = require "moonshard.core"
-    local peak = require "moonshard.peak".flops(parsed.dtype)
-    local rows = {}
+    local core, peak = require "moonshard.core", require "moonshard.peak"
+    local flops, rows = peak.flops(parsed.dtype), {}
     core.no_grad(function()
-      for _, shape in ipairs(shapes) do
+      for i, shape in ipairs(shapes) do
         local m, k, n = table.unpack(shape)
         local x, w = core.randn { m, k, seed = 1 }:to(parsed.dtype), core.randn { n, k, seed = 2 }:to(parsed.dtype)
-        x:linear(w)
-        core.synchronize()
         local times = repeated(function()
           x:linear(w)
           core.synchronize()
-        end, 10, 300)
-        local rate = 2 * m * k * n / median(times) * 1e3
-        rows[#rows + 1] = { m = m, k = k, n = n, gflops = rate / 1e9, share_of_peak = rate / peak }
-        core.collect()
+        end, 10, 300, core.collect)          -- each product writes where the one before did, as in training
+        local work = 2 * m * k * n * 1e3
+        rows[i] = { m = m, k = k, n = n, gflops = work / median(times) / 1e9 }
+        flops = peak.raise(parsed.dtype, work / times[1])
       end
     end)
-    if parsed.json then print(core.json_encode { dtype = parsed.dtype, peak_gflops = peak / 1e9, products = rows }) return 0 end
-    print(("%s, peak %.0f GFLOP/s"):format(parsed.dtype, peak / 1e9))
+    for _, row in ipairs(rows) do row.share_of_peak = row.gflops * 1e9 / flops end
+    if parsed.json then print(core.json_encode { dtype = parsed.dtype, peak_gflops = flops / 1e9, products = rows }) return 0 end
+    print(("%s, peak %.0f GFLOP/s"):format(parsed.dtype, flops / 1e9))
     for _, row in ipairs(rows) do print(("%5d x %5d -> %5d  %7.0f GFLOP/s  %3.0f%%"):format(row.m, row.k, row.n, row.gflops, 100 * row.share_of_peak)) end
     return 0
   end
 end
 
 local function bench_optim(parser)
-  parser:option("--parameters", "elements"):convert(math.tointeger):default "124500000"
-  parser:option("--kind", "optimizer"):default "adamw"
+  parser:option("--parameters", "elements"):convert(switches.count):default "124500000"
+  parser:option("--kind", "optimizer"):choices { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax" }:default "adamw"
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local n = parsed.parameters
@@ -201,16 +200,16 @@ function bench.main(arguments)
   local launch = require "moonshard.launch"
   local kind = table.remove(arguments, 1)
   if not kinds[kind or ""] then
-    launch.exit(kind and kind ~= "--help" and 2 or 0, "usage: moonshard bench step|gemm|optim|enqueue [--json] ...; moonshard bench KIND --help tells more")
+    local usage = "usage: moonshard bench step|gemm|optim|enqueue [--json] ...; moonshard bench KIND --help tells more"
+    if kind ~= "--help" and kind ~= "-h" then launch.exit(2, usage) end
+    print(usage)
+    return 0
   end
   local parser = switches.parser("bench " .. kind, "Measures; figures are for comparing, on an otherwise idle machine.")
   parser:flag("--json", "one line of JSON")
   local run = kinds[kind](parser)
   local parsed = switches.parse(parser, arguments)
-  if parsed.help then
-    print(parser:get_help())
-    return 0
-  end
+  if parsed.device == "sim" then launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured") end
   switches.apply(parsed)
   return run(parsed)
 end

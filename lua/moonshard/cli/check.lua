@@ -57,19 +57,9 @@ end
 ---@param arguments string[]
 ---@return integer
 function check.main(arguments)
-  local parser = switches.parser("check", "Runs a recipe without data: peak memory and collectives of each rank. Files are read, none are written.")
-  parser:argument("recipe", "a Lua file"):args "?"
-  parser:argument("options", "key=value: options of the recipe"):args "*"
-  parser:option("-n --ranks", "ranks"):convert(math.tointeger):default "1"
-  parser:option("--config", "file with options (.lua or .json)")
+  local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and collectives of each rank. Files are read, none are written.")
   parser:flag("--json", "one line of JSON")
-  local parsed = switches.parse(parser, arguments)
-  if parsed.help and not parsed.recipe then
-    print(parser:get_help())
-    return 0
-  end
-  if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
-  if parsed.ranks ~= 1 then launch.exit(2, ("-n %d: this version runs one rank"):format(parsed.ranks)) end
+  local parsed = switches.parse_recipe(parser, arguments)
   if parsed.device == "cpu" then launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu") end
   parsed.device = "sim"
   switches.apply(parsed)

@@ -31,13 +31,7 @@ local function read_chunk()
 end
 
 function repl.main(arguments)
-  local parser = switches.parser("repl", "An interactive session; `ms` is the library.")
-  local parsed = switches.parse(parser, arguments)
-  if parsed.help then
-    print(parser:get_help())
-    return 0
-  end
-  switches.apply(parsed)
+  switches.apply(switches.parse(switches.parser("repl", "An interactive session; `ms` is the library."), arguments))
   local ms = require "moonshard"
   _G.ms = ms
   print(("Moonshard %s, %s. `ms` is the library; end with Control-D."):format(ms.version, ms.info().lua))

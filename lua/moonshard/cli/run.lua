@@ -29,26 +29,18 @@ end
 ---@param arguments string[]
 ---@return integer
 function run.main(arguments)
-  local parser = switches.parser("run", "Runs a recipe.")
-  parser:argument("recipe", "a Lua file"):args "?"
-  parser:argument("options", "key=value: options of the recipe"):args "*"
-  parser:option("-n --ranks", "ranks on this machine"):convert(math.tointeger):default "1"
-  parser:option("--config", "file with options (.lua or .json)")
+  local parser = switches.recipe_parser("run", "Runs a recipe.")
   parser:option("--trace", "write a Chrome trace of the run to this file")
-  local parsed = switches.parse(parser, arguments)
-  if parsed.help and not parsed.recipe then
-    print(parser:get_help())
-    return 0
-  end
-  if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
-  if parsed.ranks ~= 1 then launch.exit(2, "-n " .. tostring(parsed.ranks) .. ": this version runs one rank") end
+  local parsed = switches.parse_recipe(parser, arguments)
   switches.apply(parsed)
   if package.loaded["moonshard.process"] and not parsed.help then package.loaded["moonshard.process"].watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end
   -- However the recipe ends, what was recorded until then is written.
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
-    if trace then trace.stop() end
+    if not trace then return end
+    local ok, message = trace.stop()
+    if not ok then require "moonshard.log".warn("the trace was not written: %s", message) end
   end })
   return run.recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
 end

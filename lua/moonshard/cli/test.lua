@@ -114,10 +114,6 @@ function test.main(arguments)
   local parser = switches.parser("test", "Compares with what another implementation computed.")
   parser:option("--golden", "folder with manifest.json and safetensors files")
   local parsed = switches.parse(parser, arguments)
-  if parsed.help then
-    print(parser:get_help())
-    return 0
-  end
   if not parsed.golden then launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage()) end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
   switches.apply(parsed)
