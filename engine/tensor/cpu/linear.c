@@ -87,7 +87,8 @@ static ms_task_result gradient_run(ms_run *run, void *arguments)
             ms_run_fail(run, MS_ERROR_MEMORY, "linear: no memory for the sums of %u tiles of %lld numbers", j.tiles, (long long)args->width);
             return MS_TASK_FAILED;
         }
-        j.sums = (float *)(j.totals + numbers);
+        void *behind = j.totals + numbers;
+        j.sums = behind;
     }
     ms_run_tiles(run, j.tiles, gradient_tile, &j);
     if (args->bias != NULL) put_bias(&j, ms_convert_kernels_for(ms_run_isa(run)));
