@@ -4,7 +4,7 @@
 #
 # Makes the object target moonshard_NAME from *.c of the current folder and of the subfolders FOLDERS. It is compiled against
 # the layers in DEPENDS and nothing else; LIBRARIES are outside libraries that only this layer sees. Files in
-# cpu/isa/ are compiled once for each instruction set, with MS_ISA defined as the set's name.
+# */isa/ are compiled once for each instruction set, with MS_ISA defined as the set's name.
 # A folder without sources is an interface target, so that the layers above can already name it.
 function(ms_add_layer name)
   cmake_parse_arguments(layer "" "" "DEPENDS;FOLDERS;LIBRARIES" ${ARGN})
@@ -13,7 +13,7 @@ function(ms_add_layer name)
     list(APPEND patterns ${folder}/*.c)
   endforeach()
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
-  file(GLOB isa_sources CONFIGURE_DEPENDS cpu/isa/*.c)
+  file(GLOB isa_sources CONFIGURE_DEPENDS */isa/*.c)
 
   set(uses moonshard_settings ${layer_LIBRARIES})
   foreach(lower IN LISTS layer_DEPENDS)

@@ -159,7 +159,7 @@ struct ms_engine {
     uint16_t stream_count;
     ms_stream *current;
     ms_word failed;                            /* some stream has failed */
-    void (*on_failure)(ms_engine *, const ms_error *);
+    void (*on_failure)(ms_engine *, const ms_error *);         /* set before the first task that can fail */
     ms_pool pool;
     ms_memory memory;                          /* of all pools together */
     uint64_t memory_mark;
@@ -182,7 +182,8 @@ bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);             /* 
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
 /* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has been enqueued there). */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);
-void ms_hazard_uses(const ms_storage *storage, uint64_t uses[MS_STREAMS_MAX]);
+/* The last use of these cells by each stream. */
+void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells, uint64_t uses[MS_STREAMS_MAX]);
 
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit);

@@ -93,10 +93,10 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
     }
 }
 
-void ms_hazard_uses(const ms_storage *storage, uint64_t uses[MS_STREAMS_MAX])
+void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells, uint64_t uses[MS_STREAMS_MAX])
 {
     memset(uses, 0, MS_STREAMS_MAX * sizeof uses[0]);
-    for (uint32_t c = 0; c < storage->cell_count; c++) {
+    for (uint32_t c = first; c < (uint32_t)first + cells; c++) {
         const ms_cell *cell = &storage->cells[c];
         if (cell->writer.seq > uses[cell->writer.stream]) uses[cell->writer.stream] = cell->writer.seq;
         for (uint32_t readers = cell->readers; readers; readers &= readers - 1) {

@@ -80,7 +80,7 @@ void ms_storage_release(ms_storage *storage)
     ms_engine *engine = storage->engine;
     if (engine->poison) ms_poison_fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
-    ms_hazard_uses(storage, uses);
+    ms_hazard_uses(storage, 0, (uint16_t)storage->cell_count, uses);
     ms_pool_give(storage->pool, storage->block, uses);
     engine->memory.live -= storage->bytes;
     if (storage->previous) storage->previous->next = storage->next;
@@ -141,11 +141,13 @@ void ms_storage_touch(ms_storage *storage) { storage->version++; }
 uint64_t ms_storage_recorded(const ms_storage *storage) { return storage->recorded; }
 void ms_storage_record(ms_storage *storage) { storage->recorded = storage->version; }
 
-uint32_t ms_storage_users(const ms_storage *storage, ms_point *out)
+uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out)
 {
     uint64_t uses[MS_STREAMS_MAX];
+    uint16_t first, cells;
     uint32_t count = 0;
-    ms_hazard_uses(storage, uses);
+    ms_storage_cells(storage, begin, end, &first, &cells);
+    ms_hazard_uses(storage, first, cells, uses);
     for (uint16_t i = 0; i < MS_STREAMS_MAX; i++)
         if (uses[i]) out[count++] = (ms_point){ .stream = i, .seq = uses[i] };
     return count;

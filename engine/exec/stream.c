@@ -177,7 +177,6 @@ void ms_streams_report(ms_engine *engine)
     }
     for (uint16_t i = 0; i < engine->stream_count; i++) atomic_store(&engine->streams[i]->failed, 0);
     atomic_store(&engine->failed, 0);
-    if (first && engine->on_failure) engine->on_failure(engine, &engine->context.error);
 }
 
 void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error)) { engine->on_failure = told; }

@@ -78,6 +78,7 @@ ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
 static void stream_fail(ms_stream *stream, uint64_t seq)
 {
     stream->failed_seq = seq;
+    if (stream->engine->on_failure && stream->error.status != MS_ERROR_ABORTED) stream->engine->on_failure(stream->engine, &stream->error);
     atomic_store(&stream->failed, 1);
     atomic_store(&stream->engine->failed, 1);
 }

@@ -106,7 +106,7 @@ MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* b
 MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);      /* an acquire load; never decides anything about memory */
 MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
 MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
-/* Called on the host thread when a task's failure is reported, before the call that met it returns: a layer with peers tells them. NULL: nobody. */
+/* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them. Set while nothing is enqueued; NULL: nobody. */
 MS_API void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error));
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
@@ -180,8 +180,8 @@ MS_API uint64_t ms_storage_recorded(const ms_storage *storage);
 MS_API void ms_storage_record(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
-/* All its last reads and writes: the points to wait for before a write. */
-MS_API uint32_t ms_storage_users(const ms_storage *storage, ms_point *out);
+/* The last reads and writes of these bytes: the points to wait for before a write. */
+MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
 
 /* A second pool over memory that the caller has brought, `bytes` of address space at base; commit makes a range of it usable and answers 0 or -errno.
  * Its storages count as any other in ms_engine_memory. Free it after them, before its memory. */
