@@ -3,8 +3,10 @@
 
 #include "grad/tape.h"
 
-typedef struct ms_pass {                       /* one backward */
+struct ms_pass {                               /* one backward */
     ms_engine *engine;
+    const ms_pass *outer;                      /* the one that this runs inside of, or NULL */
+    bool inside;                               /* what it shares with an outer one is left to that */
     uint64_t visit;
     bool retain;
     ms_node **stack;                           /* nodes to look at; later all nodes that take part */
@@ -13,7 +15,7 @@ typedef struct ms_pass {                       /* one backward */
     size_t ready_count, ready_capacity;
     ms_node **seen;
     size_t seen_count, seen_capacity;
-} ms_pass;
+};
 
 static const char *name_of(const ms_node *node)
 {
@@ -42,7 +44,7 @@ static ms_status check_node(const ms_node *node)
                                   name_of(node), line_of(node, node->script), ms_tensor_describe(saved->tensor, shape, sizeof shape),
                                   (unsigned long long)saved->version, (unsigned long long)now);
     }
-    return MS_OK;
+    return node->function && node->function->check ? node->function->check(node->user) : MS_OK;
 }
 
 static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity, ms_node *node)
@@ -52,10 +54,23 @@ static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *ca
     return status;
 }
 
+/* Whether a backward that this one runs inside of goes through the node as well. */
+static bool is_shared(const ms_pass *pass, const ms_node *node)
+{
+    for (const ms_pass *outer = pass->outer; outer; outer = outer->outer)
+        if (node->visit == outer->visit) return true;
+    return false;
+}
+
 /* Marks a node as part of this pass at its first sight. */
 static ms_status see(ms_pass *pass, ms_node *node)
 {
     if (node->visit == pass->visit) return MS_OK;
+    if (is_shared(pass, node)) {
+        if (pass->inside) return MS_OK;
+        return ms_engine_fail(pass->engine, MS_ERROR_STATE, "backward: %s (made at %s) is part of the graph of the backward that is running: a hook cannot go through it, too",
+                              name_of(node), line_of(node, node->script));
+    }
     ms_status status = check_node(node);
     if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
     if (!status) status = push(pass, &pass->stack, &pass->stack_count, &pass->stack_capacity, node);
@@ -79,7 +94,7 @@ static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
             if (!node->edges[i].node) continue;
             ms_status status = see(pass, node->edges[i].node);
             if (status) return status;
-            node->edges[i].node->pending++;
+            if (node->edges[i].node->visit == pass->visit) node->edges[i].node->pending++;
         }
     }
     return MS_OK;
@@ -229,7 +244,7 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
         if (!edge.node) continue;
         if (status || (sums[i] && results[i] == sums[i])) ms_tensor_release(results[i]);
         else if (results[i]) status = add_to(pass->engine, &edge.node->gradients[edge.output], results[i]);
-        if (!status && --edge.node->pending == 0) status = heap_push(pass, edge.node);
+        if (!status && edge.node->visit == pass->visit && --edge.node->pending == 0) status = heap_push(pass, edge.node);
     }
     return status;
 }
@@ -318,6 +333,16 @@ static void pass_close(ms_pass *pass)
     ms_release(context, pass->seen);
 }
 
+/* Each node has run once all edges into it had delivered; only a recomputed function that did something else than at first comes later. */
+static ms_status check_delivered(const ms_node *node)
+{
+    for (uint32_t o = 0; o < node->output_count; o++)
+        if (node->gradients[o])
+            return ms_engine_fail(node->engine, MS_ERROR_STATE, "backward: the gradient of %s (made at %s) was complete when a recomputed function used it, which it had not at first: it must do the same each time",
+                                  name_of(node), line_of(node, node->script));
+    return MS_OK;
+}
+
 static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
 {
     ms_node *nodes[MS_RECOMPUTE_OUTPUTS];
@@ -331,10 +356,11 @@ static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *con
     for (size_t i = 0; i < pass->seen_count && !status; i++)
         if (pass->seen[i]->pending == 0) status = heap_push(pass, pass->seen[i]);
     while (!status && pass->ready_count > 0) status = run_node(pass, heap_pop(pass));
+    for (size_t i = 0; i < pass->seen_count && !status; i++) status = check_delivered(pass->seen[i]);
     return status;
 }
 
-ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph)
+static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph, bool inside)
 {
     ms_tape *tape = NULL;
     ms_edge edges[MS_RECOMPUTE_OUTPUTS] = { { 0 } };
@@ -344,11 +370,23 @@ ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *con
     for (uint32_t i = 0; i < count; i++)
         if (!ms_tensor_requires_grad(roots[i])) { ms_tensor *unused = NULL; return root_gradient(roots[i], NULL, &unused); }
     for (uint32_t i = 0; i < count && !status; i++) status = ms_edge_of(roots[i], &edges[i]);
-    ms_pass pass = { .engine = engine, .visit = ++tape->visits, .retain = retain_graph };
+    ms_pass pass = { .engine = engine, .outer = tape->pass, .inside = inside, .visit = ++tape->visits, .retain = retain_graph };
     bool recording = ms_engine_set_recording(engine, false);
+    tape->pass = &pass;
     if (!status) status = run_pass(&pass, roots, gradients, edges, count);
+    tape->pass = pass.outer;
     ms_engine_set_recording(engine, recording);
     pass_close(&pass);
     for (uint32_t i = 0; i < count; i++) ms_node_release(edges[i].node);
     return status;
+}
+
+ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph)
+{
+    return backward(engine, roots, gradients, count, retain_graph, false);
+}
+
+ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count)
+{
+    return backward(engine, roots, gradients, count, false, true);
 }

@@ -11,7 +11,8 @@ typedef struct ms_recomputed {
     void (*free_user)(void *);
     ms_random random;                          /* as it was when f ran first */
     ms_dtype autocast;
-    uint32_t input_count, output_count;
+    uint32_t script, input_count, output_count;
+    uint64_t *versions;                        /* of the inputs' storages before f ran first; behind the inputs */
     ms_tensor *inputs[];                       /* aliases without history */
 } ms_recomputed;
 
@@ -36,7 +37,8 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     ms_engine_set_autocast(engine, autocast);
     ms_engine_set_random(engine, now);
     ms_engine_set_recording(engine, recording);
-    if (!status && *count != kept->output_count)
+    if (status) *count = 0;
+    else if (*count != kept->output_count)
         status = ms_engine_fail(engine, MS_ERROR_STATE, "recompute: the function gave %u tensors at first and %u now: it must do the same each time", kept->output_count, *count);
     return status;
 }
@@ -51,11 +53,11 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
         if (needs[i]) status = ms_tensor_set_requires_grad(kept->inputs[i], true);
     if (!status) status = run_again(kept, outputs, &count);
     for (uint32_t i = 0; i < count; i++)
-        if (gradients[i] && ms_tensor_requires_grad(outputs[i])) {
+        if (!status && gradients[i] && ms_tensor_requires_grad(outputs[i])) {
             roots[used] = outputs[i];
             entering[used++] = gradients[i];
         }
-    if (!status && used) status = ms_backward(kept->engine, roots, entering, used, false);
+    if (!status && used) status = ms_backward_inside(kept->engine, roots, entering, used);
     if (kept->done) kept->done(kept->user);
     for (uint32_t i = 0; i < count; i++) ms_tensor_release(outputs[i]);
     for (uint32_t i = 0; i < kept->input_count; i++) {
@@ -66,7 +68,21 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     return status;
 }
 
-static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free };
+static ms_status recomputed_check(void *object)
+{
+    const ms_recomputed *kept = object;
+    char shape[160];
+    for (uint32_t i = 0; i < kept->input_count; i++) {
+        const ms_tensor *input = kept->inputs[i];
+        if (ms_storage_version(input->storage) == kept->versions[i]) continue;
+        const char *line = ms_strings_get(ms_engine_strings(kept->engine), kept->script);
+        return ms_engine_fail(kept->engine, MS_ERROR_STATE, "backward: recompute (at %s) is to run again with a tensor %s that was written in place since: use the form without _ there",
+                              *line ? line : "the engine", ms_tensor_describe(input, shape, sizeof shape));
+    }
+    return MS_OK;
+}
+
+static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free, .check = recomputed_check };
 
 /* What f returned may be what it got, or a parameter: the history that is to come belongs to a tensor of its own. */
 static ms_status own_window(ms_tensor **tensor)
@@ -78,41 +94,70 @@ static ms_status own_window(ms_tensor **tensor)
     return status;
 }
 
+static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32_t count, ms_recomputed **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_recomputed) + count * (sizeof(ms_tensor *) + sizeof(uint64_t)), "recompute", &memory);
+    if (status) return status;
+    ms_recomputed *kept = memory;
+    *kept = (ms_recomputed){ .engine = engine, .random = ms_engine_random(engine), .autocast = ms_engine_autocast(engine), .script = ms_engine_script(engine),
+                             .versions = (uint64_t *)(void *)(kept->inputs + count) };
+    for (; kept->input_count < count && !status; kept->input_count += !status) {
+        kept->versions[kept->input_count] = ms_storage_version(inputs[kept->input_count]->storage);
+        status = ms_tensor_alias(inputs[kept->input_count], &kept->inputs[kept->input_count]);
+    }
+    if (status) recomputed_free(kept);
+    else *out = kept;
+    return status;
+}
+
+/* f without a tape, noting what it uses that requires a gradient; *count is 0 after a failure. */
+static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_captures *captures, ms_tensor **made, uint32_t *count)
+{
+    ms_engine *engine = kept->engine;
+    ms_tape *tape = NULL;
+    ms_status status = ms_tape_of(engine, &tape);
+    if (status) return status;
+    ms_captures *outer = tape->captures;
+    bool recording = ms_engine_set_recording(engine, false);
+    if (recording) tape->captures = captures;
+    status = kept->f(user, kept->inputs, kept->input_count, made, count);
+    if (status) *count = 0;
+    else status = ms_capture(engine, made, *count);
+    if (done) done(user);
+    tape->captures = outer;
+    ms_engine_set_recording(engine, recording);
+    for (uint32_t i = 0; i < *count && !status; i++) status = own_window(&made[i]);
+    return status;
+}
+
 ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
                        ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
 {
-    void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_recomputed) + input_count * sizeof(ms_tensor *), "recompute", &memory);
-    if (status) return status;
-    ms_recomputed *kept = memory;
-    *kept = (ms_recomputed){ .engine = engine, .f = f, .random = ms_engine_random(engine), .autocast = ms_engine_autocast(engine) };
-    for (; kept->input_count < input_count && !status; kept->input_count += !status) status = ms_tensor_alias(inputs[kept->input_count], &kept->inputs[kept->input_count]);
-    bool recording = ms_engine_set_recording(engine, false);
-    uint32_t count = 0;
+    ms_recomputed *kept = NULL;
+    ms_captures captures = { 0 };
     ms_tensor *made[MS_RECOMPUTE_OUTPUTS] = { NULL };
+    uint32_t count = 0;
+    ms_status status = keep_inputs(engine, inputs, input_count, &kept);
+    if (status) return status;
+    kept->f = f;
+    status = run_first(kept, user, done, &captures, made, &count);
     if (!status) {
-        status = f(user, kept->inputs, kept->input_count, made, &count);
-        if (done) done(user);
-    }
-    ms_engine_set_recording(engine, recording);
-    kept->output_count = count;
-    for (uint32_t i = 0; i < count && !status; i++) status = own_window(&made[i]);
-    if (!status && recording) {
         /* From here on the node owns user; before, the caller does. */
         kept->user = user;
         kept->done = done;
         kept->free_user = free_user;
-        status = ms_record(engine, &recompute_function, kept, true, inputs, input_count, made, count);
+        kept->output_count = count;
+        status = ms_record_captured(engine, &recompute_function, kept, inputs, input_count, &captures, made, count);
         if (status) kept->free_user = NULL;
-        else kept = NULL;
-    } else if (!status && free_user) {
-        free_user(user);
     }
-    if (kept) recomputed_free(kept);
-    if (status) for (uint32_t i = 0; i < count; i++) ms_tensor_release(made[i]);
-    else {
+    if (status) recomputed_free(kept);
+    for (uint32_t i = 0; i < count && status; i++) ms_tensor_release(made[i]);
+    if (!status) {
         memcpy(outputs, made, count * sizeof *made);
         *output_count = count;
     }
+    for (size_t i = 0; i < captures.count; i++) ms_node_release(captures.nodes[i]);
+    ms_release(ms_engine_context(engine), captures.nodes);
     return status;
 }

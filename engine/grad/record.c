@@ -50,10 +50,16 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
 }
 
 /* The node with its edges, before anything runs, so that running out of memory changes nothing. */
-static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, uint32_t output_count, ms_node **out)
+static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, const ms_captures *captures, uint32_t output_count, ms_node **out)
 {
     ms_node *node = NULL;
-    ms_status status = ms_node_new(engine, input_count, output_count, &node);
+    uint32_t captured = captures ? (uint32_t)captures->count : 0;
+    ms_status status = ms_node_new(engine, input_count + captured, output_count, &node);
+    for (uint32_t i = 0; i < captured && !status; i++) {
+        describe(&node->inputs[input_count + i], NULL);
+        captures->nodes[i]->references++;
+        node->edges[input_count + i].node = captures->nodes[i];
+    }
     for (uint32_t i = 0; i < input_count && !status; i++) {
         describe(&node->inputs[i], inputs[i]);
         status = ms_edge_of(inputs[i], &node->edges[i]);
@@ -87,10 +93,13 @@ static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t c
 ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
                    uint32_t input_count, ms_tensor **outputs, uint32_t output_count)
 {
-    bool needed = any_requires_grad(inputs, input_count), recording = ms_engine_is_recording(engine) && !(op->flags & MS_OP_NO_GRAD);
+    bool needed = any_requires_grad(inputs, input_count), recording = ms_engine_is_recording(engine);
     /* A target that is written without a record need not have a true history: it is not used. */
     uint32_t used = in_place && !needed && input_count > 0 ? 1 : 0;
-    ms_status status = recording ? check_histories(engine, op->name, inputs + used, input_count - used) : MS_OK;
+    ms_status status = MS_OK;
+    if (op->flags & MS_OP_NO_GRAD) recording = false;
+    else if (recording) status = check_histories(engine, op->name, inputs + used, input_count - used);
+    else if (needed) status = ms_capture(engine, inputs, input_count);
     if (status) return status;
     if (!recording || !needed)
         return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
@@ -102,7 +111,7 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     ms_tensor *target = in_place && input_count > 0 ? inputs[0] : NULL;
     if (target) status = check_in_place(engine, op, target);
     if (!status && target) status = ms_meta_of(target, &meta);
-    if (!status) status = prepare(engine, inputs, input_count, output_count, &node);
+    if (!status) status = prepare(engine, inputs, input_count, NULL, output_count, &node);
     if (!status) status = ms_op_run(&call);
     if (status) {
         ms_node_release(node);
@@ -127,16 +136,35 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     return status;
 }
 
-ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool always, ms_tensor *const *inputs, uint32_t input_count,
-                    ms_tensor *const *outputs, uint32_t output_count)
+ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count)
 {
-    if (!ms_engine_is_recording(engine) || (!always && !any_requires_grad(inputs, input_count))) {
+    const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    ms_captures *captures = tape ? tape->captures : NULL;
+    for (uint32_t i = 0; captures && i < count; i++) {
+        ms_edge edge;
+        ms_status status = ms_edge_of(tensors[i], &edge);
+        if (status) return status;
+        size_t at = 0;
+        while (at < captures->count && captures->nodes[at] != edge.node) at++;
+        if (edge.node && at == captures->count) status = ms_grow(ms_engine_context(engine), (void **)&captures->nodes, &captures->capacity, at + 1, sizeof *captures->nodes);
+        if (edge.node && at == captures->count && !status) captures->nodes[captures->count++] = edge.node;
+        else ms_node_release(edge.node);
+        if (status) return status;
+    }
+    return MS_OK;
+}
+
+ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, const ms_captures *captures,
+                             ms_tensor *const *outputs, uint32_t output_count)
+{
+    ms_node *node = NULL;
+    ms_status status = ms_engine_is_recording(engine) ? check_histories(engine, f->name, inputs, input_count) : ms_capture(engine, inputs, input_count);
+    if (status) return status;
+    if (!ms_engine_is_recording(engine) || (!(captures && captures->count) && !any_requires_grad(inputs, input_count))) {
         f->free(user);
         return MS_OK;
     }
-    ms_node *node = NULL;
-    ms_status status = check_histories(engine, f->name, inputs, input_count);
-    if (!status) status = prepare(engine, inputs, input_count, output_count, &node);
+    status = prepare(engine, inputs, input_count, captures, output_count, &node);
     if (!status) status = attach_all(node, outputs, output_count);
     if (!status) {
         node->function = f;
@@ -144,4 +172,10 @@ ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool al
     }
     ms_node_release(node);
     return status;
+}
+
+ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor *const *outputs,
+                    uint32_t output_count)
+{
+    return ms_record_captured(engine, f, user, inputs, input_count, NULL, outputs, output_count);
 }

@@ -409,6 +409,171 @@ static void a_recomputed_function_may_return_what_it_got(void **state)
     assert_int_equal(atomic_load(&fault.live), 0);
 }
 
+/* x * w, where w is what the function holds. */
+static ms_status times_held(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+{
+    (void)count;
+    *made = 1;
+    return apply(ms_tensor_engine(inputs[0]), &ms_op_mul, inputs[0], user, outputs);
+}
+
+static ms_status recomputed_times(ms_engine *engine, ms_tensor *x, ms_tensor *w, ms_tensor **out)
+{
+    uint32_t made = 0;
+    return ms_recompute(engine, times_held, w, NULL, NULL, &x, 1, out, &made);
+}
+
+/* Two factors of the same leaf, each inside or outside of a recomputed function: one whole gradient, once. */
+static void a_leaf_held_by_a_recomputed_function_gets_one_whole_gradient(void **state)
+{
+    (void)state;
+    for (int first_inside = 0; first_inside < 2; first_inside++)
+        for (int second_inside = 0; second_inside < 2; second_inside++) {
+            ms_engine *engine = make_engine(NULL);
+            trail t = { .text = "" };
+            uint64_t id = 0;
+            ms_tensor *x = NULL, *w = NULL, *y = NULL, *z = NULL, *loss = NULL;
+            OK(vector(engine, 3, -2, true, &x));
+            OK(vector(engine, 10, 20, true, &w));
+            OK(ms_tensor_on_accumulated(w, note, &t, NULL, &id));
+            OK(first_inside ? recomputed_times(engine, x, w, &y) : apply(engine, &ms_op_mul, x, w, &y));
+            OK(second_inside ? recomputed_times(engine, y, w, &z) : apply(engine, &ms_op_mul, y, w, &z));
+            OK(total(engine, z, &loss));
+            for (int pass = 1; pass <= 2; pass++) {
+                OK(ms_backward(engine, &loss, NULL, 1, pass == 1));
+                assert_gradient(x, 100.0f * (float)pass, 400.0f * (float)pass);      /* of x w^2 */
+                assert_gradient(w, 60.0f * (float)pass, -80.0f * (float)pass);
+                assert_string_equal(t.text, pass == 1 ? "a" : "aa");
+            }
+            ms_tensor *all[] = { x, w, y, z, loss };
+            for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+            assert_int_equal(ms_engine_memory(engine).live, 0);
+            ms_engine_free(engine);
+        }
+}
+
+static ms_status nested(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+{
+    (void)count;
+    *made = 1;
+    return recomputed_times(ms_tensor_engine(inputs[0]), inputs[0], user, outputs);
+}
+
+/* What a recomputed function holds may have a history, which the rest of the graph goes through as well. */
+static void a_result_held_by_a_recomputed_function_is_gone_through_once(void **state)
+{
+    (void)state;
+    for (int depth = 1; depth <= 2; depth++) {
+        ms_engine *engine = make_engine(NULL);
+        trail t = { .text = "" };
+        uint64_t id = 0;
+        uint32_t made = 0;
+        ms_tensor *x = NULL, *w = NULL, *square = NULL, *y = NULL, *sum = NULL, *loss = NULL;
+        OK(vector(engine, 3, -2, true, &x));
+        OK(vector(engine, 10, 20, true, &w));
+        OK(apply(engine, &ms_op_mul, w, w, &square));
+        OK(ms_tensor_on_gradient(square, double_it, &t, NULL, &id));
+        OK(ms_recompute(engine, depth == 1 ? times_held : nested, square, NULL, NULL, &x, 1, &y, &made));
+        OK(apply(engine, &ms_op_add, y, square, &sum));
+        OK(total(engine, sum, &loss));
+        OK(ms_backward(engine, &loss, NULL, 1, false));
+        assert_gradient(x, 100, 400);
+        assert_gradient(w, 160, -80);                  /* 2w (x + 1), doubled by the hook */
+        assert_string_equal(t.text, "g");
+        ms_tensor *all[] = { x, w, square, y, sum, loss };
+        for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
+        assert_int_equal(ms_engine_memory(engine).live, 0);
+        ms_engine_free(engine);
+    }
+}
+
+static void an_input_of_a_recomputed_function_must_not_change(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *w = NULL, *h = NULL, *y = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 10, 20, true, &w));
+    OK(apply(engine, &ms_op_neg, x, NULL, &h));
+    OK(recomputed_times(engine, h, w, &y));
+    OK(multiply_in_place(engine, h, x));
+    OK(total(engine, y, &loss));
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "recompute"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "[2] f32"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "written in place"));
+    assert_null(ms_tensor_grad(w));
+    ms_tensor *all[] = { x, w, h, y, loss };
+    for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
+typedef struct fickle { ms_tensor *w, *other; int runs; } fickle;
+
+static ms_status hold_another(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+{
+    fickle *f = user;
+    return times_held(f->runs++ ? f->other : f->w, inputs, count, outputs, made);
+}
+
+/* A leaf that is used in the second run only, and whose gradient was complete before that: it would be lost. */
+static void a_recomputed_function_that_changes_its_mind_is_an_error(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    uint32_t made = 0;
+    ms_tensor *x = NULL, *w = NULL, *other = NULL, *y = NULL, *z = NULL, *loss = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 10, 20, true, &w));
+    OK(vector(engine, 1, 1, true, &other));
+    fickle f = { .w = w, .other = other };
+    OK(ms_recompute(engine, hold_another, &f, NULL, NULL, &x, 1, &y, &made));
+    OK(apply(engine, &ms_op_mul, y, other, &z));
+    OK(total(engine, z, &loss));
+    assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "the same each time"));
+    ms_tensor *all[] = { x, w, other, y, z, loss };
+    for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
+    assert_int_equal(ms_engine_memory(engine).live, 0);
+    ms_engine_free(engine);
+}
+
+typedef struct second_pass { ms_tensor *root; ms_status status; } second_pass;
+
+static ms_status go_back(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    (void)replacement;
+    second_pass *pass = user;
+    pass->status = ms_backward(ms_tensor_engine(gradient), &pass->root, NULL, 1, false);
+    return MS_OK;
+}
+
+static void a_hook_may_go_back_through_a_graph_of_its_own_only(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    uint64_t id = 0;
+    ms_tensor *x = NULL, *w = NULL, *y = NULL, *loss = NULL, *apart = NULL, *shared = NULL;
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 10, 20, true, &w));
+    OK(total(engine, w, &apart));
+    OK(total(engine, x, &shared));
+    OK(apply(engine, &ms_op_neg, x, NULL, &y));
+    second_pass first = { .root = apart, .status = MS_ERROR_IO }, second = { .root = shared, .status = MS_ERROR_IO };
+    OK(ms_tensor_on_gradient(y, go_back, &first, NULL, &id));
+    OK(ms_tensor_on_gradient(y, go_back, &second, NULL, &id));
+    OK(total(engine, y, &loss));
+    OK(ms_backward(engine, &loss, NULL, 1, false));
+    assert_int_equal(first.status, MS_OK);
+    assert_gradient(w, 1, 1);
+    assert_int_equal(second.status, MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "hook"));
+    assert_gradient(x, -1, -1);
+    ms_tensor *all[] = { x, w, y, loss, apart, shared };
+    for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
 
 /* Every call of grad.h that can fail. */
@@ -478,6 +643,11 @@ int main(void)
         cmocka_unit_test(views_may_be_used_behind_a_write_that_is_not_recorded),
         cmocka_unit_test(recomputing_gives_the_same_gradients),
         cmocka_unit_test(a_recomputed_function_may_return_what_it_got),
+        cmocka_unit_test(a_leaf_held_by_a_recomputed_function_gets_one_whole_gradient),
+        cmocka_unit_test(a_result_held_by_a_recomputed_function_is_gone_through_once),
+        cmocka_unit_test(an_input_of_a_recomputed_function_must_not_change),
+        cmocka_unit_test(a_recomputed_function_that_changes_its_mind_is_an_error),
+        cmocka_unit_test(a_hook_may_go_back_through_a_graph_of_its_own_only),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,8 @@
  * - What forward saved must be what backward reads: a saved tensor that was written since is an error that names it, before anything runs.
  * - A write in place that is recorded becomes part of the written tensor's history only. Others that share its memory and were made before
  *   know nothing of it: to record a use of one, or to go backward from it, is an error. Views taken behind the write are right.
+ * - A recomputed function gives gradients also to what it holds beside its inputs; it must use the same things each time it runs.
+ * - A hook may go backward through another graph, not through what the running backward goes through.
  * - Without retain_graph backward frees what it has used, node by node; a second backward through it is an error that names both lines.
  * - Backward records nothing: gradients of gradients are not supported, and asking for one is an error.
  */
@@ -56,10 +58,11 @@ typedef struct ms_function {
     const char *name;
     ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor **results, const bool *needs);
     void (*free)(void *user);
+    ms_status (*check)(void *user);            /* may be NULL; whether what was kept is still right, asked before anything of a backward runs */
 } ms_function;
 /* Makes `outputs` (tensors without history) depend on `inputs` through f; takes over user when it succeeds. Records nothing (and frees user)
- * if recording is off. `always`: even if no input requires a gradient. */
-MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, bool always, ms_tensor *const *inputs, uint32_t input_count,
+ * if recording is off or no input requires a gradient. */
+MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count,
                            ms_tensor *const *outputs, uint32_t output_count);
 
 /* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without a tape and again in backward, with the
