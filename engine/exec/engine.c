@@ -97,6 +97,7 @@ void ms_engine_free(ms_engine *engine)
         if (engine->slots[slot].destroy) engine->slots[slot].destroy(engine, engine->slots[slot].object);
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         engine->executor->stream_close(engine->streams[i]);
+        ms_release(&engine->context, engine->streams[i]->spoiled);
         ms_release(&engine->context, engine->streams[i]);
     }
     if (engine->executor && engine->executor_state) engine->executor->close(engine);

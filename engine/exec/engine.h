@@ -22,7 +22,6 @@
 
 #define MS_RING_SLOTS 1024
 #define MS_CLOCK_LOG 64        /* changes of a stream's clock that are remembered */
-#define MS_SPOILED_MAX 4
 #define MS_SCRIPT_BYTES 160    /* of a message, kept free for ", enqueued at <line>" */
 #define MS_STEPS_AHEAD_MAX 8
 #define MS_POOL_BINS 192
@@ -80,8 +79,8 @@ struct ms_stream {
     uint64_t clock[MS_STREAMS_MAX];            /* newest number of each stream that this one is after */
     ms_clock_change log[MS_CLOCK_LOG];         /* ring: how the clock grew */
     uint32_t log_count;
-    ms_interval spoiled[MS_SPOILED_MAX];       /* numbers that a failure skipped: what they should have written is garbage */
-    uint32_t spoiled_count;
+    ms_interval *spoiled;                      /* numbers that a failure skipped, ascending: what they should have written is garbage */
+    size_t spoiled_count, spoiled_capacity;
     uint16_t index;
     char name[32];
     ms_slot *ring;

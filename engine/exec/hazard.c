@@ -33,9 +33,13 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 {
     const ms_stream *stream = engine->streams[point.stream];
-    for (uint32_t i = 0; i < stream->spoiled_count; i++)
-        if (point.seq >= stream->spoiled[i].first && point.seq <= stream->spoiled[i].last) return true;
-    return false;
+    size_t low = 0, high = stream->spoiled_count;
+    while (low < high) {                       /* the first that ends at or behind the point */
+        size_t middle = low + (high - low) / 2;
+        if (stream->spoiled[middle].last < point.seq) low = middle + 1;
+        else high = middle;
+    }
+    return low < stream->spoiled_count && stream->spoiled[low].first <= point.seq;
 }
 
 /* Makes `stream` wait for number seq of `of`, unless it is already after it. */

@@ -23,8 +23,14 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     stream->index = engine->stream_count;
     snprintf(stream->name, sizeof stream->name, "%s", name);
     atomic_store(&stream->wake_at, UINT64_MAX);
-    status = engine->executor->stream_open(stream);
-    if (status) { ms_release(&engine->context, memory); return status; }
+    /* Room for the first failures comes with the stream: see mark_spoiled. */
+    status = ms_grow(&engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, 1, sizeof *stream->spoiled);
+    if (!status) status = engine->executor->stream_open(stream);
+    if (status) {
+        ms_release(&engine->context, stream->spoiled);
+        ms_release(&engine->context, memory);
+        return status;
+    }
     engine->streams[engine->stream_count++] = stream;
     *out = stream;
     return MS_OK;
@@ -149,12 +155,15 @@ double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
 /* ------------------------------------------------------------------------------------------------------------------ errors, syncing */
 
-/* What the failed stream skipped was never written: remembered, so that reading it later is an error. */
+/* What the failed stream skipped was never written: remembered, so that reading it later is an error. Without memory for that, what was
+ * written since the failure before counts as skipped, too. */
 static void mark_spoiled(ms_stream *stream)
 {
-    ms_interval now = { .first = stream->failed_seq, .last = stream->enqueued };
-    if (stream->spoiled_count == MS_SPOILED_MAX) stream->spoiled[MS_SPOILED_MAX - 1].last = now.last;
-    else stream->spoiled[stream->spoiled_count++] = now;
+    size_t count = stream->spoiled_count;
+    if (ms_grow(&stream->engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, count + 1, sizeof *stream->spoiled))
+        stream->spoiled[count - 1].last = stream->enqueued;
+    else
+        stream->spoiled[stream->spoiled_count++] = (ms_interval){ .first = stream->failed_seq, .last = stream->enqueued };
 }
 
 void ms_streams_report(ms_engine *engine)

@@ -248,6 +248,34 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     ms_engine_free(engine);
 }
 
+/* However often tasks fail: what they should have written stays unreadable, and what was written between is as good as ever. */
+static void many_failures_spoil_their_own_values_only(void **state)
+{
+    (void)state;
+    enum { FAILURES = 20 };
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *good[FAILURES], *bad[FAILURES], *to = cell_of(a, 8);
+    for (int i = 0; i < FAILURES; i++) {
+        good[i] = cell_of(a, 8);
+        bad[i] = cell_of(a, 8);
+        ms_access access = whole(bad[i], MS_WRITE);
+        assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+        assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
+        *(int64_t *)ms_storage_data(good[i]) = i;
+        assert_int_equal(add(a, good[i], NULL, 1, NULL), MS_OK);
+    }
+    for (int i = 0; i < FAILURES; i++) {
+        assert_int_equal(add(a, to, bad[i], 0, NULL), MS_ERROR_TASK);
+        assert_int_equal(add(a, to, good[i], 0, NULL), MS_OK);
+        assert_int_equal(value_of(engine, to), i + 1);
+        ms_storage_release(good[i]);
+        ms_storage_release(bad[i]);
+    }
+    ms_storage_release(to);
+    ms_engine_free(engine);
+}
+
 static void waiting_for_the_future_is_an_error(void **state)
 {
     (void)state;
@@ -553,6 +581,7 @@ int main(void)
         cmocka_unit_test(strict_mode_names_a_missing_wait),
         cmocka_unit_test(cells_of_one_storage_do_not_wait_for_each_other),
         cmocka_unit_test(a_failed_task_is_reported_with_its_reason),
+        cmocka_unit_test(many_failures_spoil_their_own_values_only),
         cmocka_unit_test(waiting_for_the_future_is_an_error),
         cmocka_unit_test(addresses_and_peak_are_the_same_in_every_run_and_in_sim),
         cmocka_unit_test(freed_memory_is_reused_in_stream_order),
