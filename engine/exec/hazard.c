@@ -42,6 +42,13 @@ bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
     return low < stream->spoiled_count && stream->spoiled[low].first <= point.seq;
 }
 
+bool ms_storage_spoiled(const ms_storage *storage)
+{
+    for (uint32_t c = 0; c < storage->cell_count; c++)
+        if (storage->cells[c].writer.seq && ms_hazard_spoiled(storage->engine, storage->cells[c].writer)) return true;
+    return false;
+}
+
 /* Makes `stream` wait for number seq of `of`, unless it is already after it. */
 static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq, const ms_storage *storage)
 {

@@ -159,6 +159,15 @@ ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **
     return ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
 }
 
+/* The cells are looked up for each task: the storage may have been split after the window was made. */
+static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
+{
+    ms_access access = { .storage = tensor->storage, .mode = mode };
+    size_t item = ms_dtype_bytes(tensor->dtype), begin = (size_t)tensor->offset * item;
+    ms_storage_cells(tensor->storage, begin, begin + (size_t)tensor->extent * item, &access.first_cell, &access.cells);
+    return access;
+}
+
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,
                             ms_tensor *const *writes, uint32_t write_count, ms_task_cost cost)
 {
@@ -167,11 +176,9 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
     if (read_count + write_count > MS_TASK_ACCESS_MAX)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %u tensors, at most %d", task->name, read_count + write_count, MS_TASK_ACCESS_MAX);
     for (uint32_t i = 0; i < read_count; i++)
-        if (reads[i])
-            accesses[count++] = (ms_access){ .storage = reads[i]->storage, .first_cell = reads[i]->first_cell, .cells = reads[i]->cells, .mode = MS_READ };
+        if (reads[i]) accesses[count++] = access_to(reads[i], MS_READ);
     for (uint32_t i = 0; i < write_count; i++)
-        if (writes[i])
-            accesses[count++] = (ms_access){ .storage = writes[i]->storage, .first_cell = writes[i]->first_cell, .cells = writes[i]->cells, .mode = MS_WRITE };
+        if (writes[i]) accesses[count++] = access_to(writes[i], MS_WRITE);
     ms_status status = ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
     if (status) return status;
     for (uint32_t i = 0; i < write_count; i++)

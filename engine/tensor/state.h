@@ -13,9 +13,9 @@ struct ms_tensor {
     uint32_t references;
     ms_dtype dtype;
     uint32_t dims;
-    uint16_t first_cell, cells;         /* of the storage: those that this window may touch */
     bool contiguous;
     int64_t count, offset;              /* elements */
+    int64_t extent;                     /* elements of the storage from the first to the last, both included; 0 if there are none */
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint64_t made_version;              /* of the storage when this window, or its history, was made */
     void *meta;                         /* the tape's, or NULL */

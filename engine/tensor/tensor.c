@@ -120,9 +120,7 @@ static void derive(ms_tensor *tensor)
         if (tensor->shape[d] > 0) last += (tensor->shape[d] - 1) * tensor->strides[d];
     }
     if (tensor->count == 0) tensor->contiguous = true;
-    size_t item = ms_dtype_bytes(tensor->dtype);
-    size_t begin = (size_t)tensor->offset * item, end = tensor->count ? begin + ((size_t)last + 1) * item : begin;
-    ms_storage_cells(tensor->storage, begin, end, &tensor->first_cell, &tensor->cells);
+    tensor->extent = tensor->count ? last + 1 : 0;
 }
 
 static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
@@ -470,7 +468,7 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
 {
     if (tensor->dtype == dtype) { *out = ms_tensor_retain(tensor); return MS_OK; }
     uint64_t version = ms_storage_version(tensor->storage);
-    if (tensor->cast && (tensor->cast->dtype != dtype || tensor->cast_version != version)) drop_cast(tensor);
+    if (tensor->cast && (tensor->cast->dtype != dtype || tensor->cast_version != version || ms_storage_spoiled(tensor->cast->storage))) drop_cast(tensor);
     if (tensor->cast) { *out = ms_tensor_retain(tensor->cast); return MS_OK; }
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     ms_tensor *cast = NULL;

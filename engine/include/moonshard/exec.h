@@ -180,6 +180,8 @@ MS_API uint64_t ms_storage_recorded(const ms_storage *storage);
 MS_API void ms_storage_record(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
+/* Whether a task that was to write some of it has failed or was skipped, and nothing has written there since. */
+MS_API bool ms_storage_spoiled(const ms_storage *storage);
 /* The last reads and writes of these bytes: the points to wait for before a write. */
 MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
 
