@@ -6,7 +6,7 @@ ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void 
 {
     const ms_os *os = context->os;
     size_t size = bytes != 0 ? bytes : 1;   /* so that NULL always means that there was no memory */
-    void *pointer = os->allocate(os->user, size, 64);
+    void *pointer = os->allocate(os->user, size, 128);
     if (pointer == NULL) return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
     memset(pointer, 0, size);
     *out = pointer;

@@ -16,7 +16,7 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     if (engine->stream_count == MS_STREAMS_MAX)
         return ms_engine_fail(engine, MS_ERROR_STATE, "stream \"%s\": %d streams are in use already, which is the most; use one of them", name, MS_STREAMS_MAX);
     void *memory = NULL;
-    ms_status status = ms_allocate(&engine->context, (sizeof *stream + 127) & ~(size_t)127, "stream", &memory);
+    ms_status status = ms_allocate(&engine->context, sizeof *stream, "stream", &memory);
     if (status) return status;
     stream = memory;
     stream->engine = engine;

@@ -148,7 +148,7 @@ MS_API void ms_log(ms_context *context, ms_log_level level, const char *format, 
 
 /* ------------------------------------------------------------------------------------------------------------------------- memory */
 
-/* Zeroed, aligned to 64 bytes; MS_ERROR_MEMORY names `what`. Release with ms_release. */
+/* Zeroed, aligned to 128 bytes; MS_ERROR_MEMORY names `what`. Release with ms_release. */
 MS_API ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void **out);
 MS_API void ms_release(ms_context *context, void *pointer);
 /* Makes room for `need` items of item_bytes in *items (from ms_grow only, or NULL), growing geometrically; new items are zeroed. */
