@@ -5,8 +5,6 @@
 #include "optim/tasks.h"
 #include "tensor/op.h"
 
-#define MS_GROUP (MS_CLIP_TENSORS / 2)         /* gradients of one task */
-
 static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients, uint32_t count)
 {
     char text[160];
@@ -17,12 +15,12 @@ static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor 
     return MS_OK;
 }
 
-static uint32_t group_size(uint32_t count, uint32_t first) { return count - first < MS_GROUP ? count - first : MS_GROUP; }
+static uint32_t group_size(uint32_t count, uint32_t first) { return count - first < MS_CLIP_TENSORS ? count - first : MS_CLIP_TENSORS; }
 
 /* Each gradient's part of the norm into partial[i]. */
 static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double p, ms_tensor *partial)
 {
-    for (uint32_t first = 0; first < count; first += MS_GROUP) {
+    for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
         ms_measure_args args = { .p = p, .count = group_size(count, first), .partial = (double *)ms_tensor_data(partial) + first };
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
@@ -41,20 +39,21 @@ static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_
 /* Multiplies all gradients by factor; finite (may be NULL) turns false where a result is not. */
 static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, ms_tensor *factor, ms_tensor *finite)
 {
-    for (uint32_t first = 0; first < count; first += MS_GROUP) {
+    for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
         ms_scale_args args = { .factor = ms_tensor_data(factor), .count = group_size(count, first), .finite = finite ? ms_tensor_data(finite) : NULL };
-        ms_tensor *writes[MS_GROUP + 1];
+        ms_tensor *used[MS_CLIP_TENSORS + 2];         /* gradients and finite are updated: read and written */
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
             ms_tensor *g = gradients[first + i];
-            writes[i] = g;
+            used[i] = g;
             args.tensors[i].data = ms_tensor_data(g);
             args.tensors[i].dtype = (int32_t)ms_tensor_dtype(g);
             args.tensors[i].elements = ms_tensor_count(g);
             bytes += 2 * ms_tensor_bytes(g);
         }
-        writes[args.count] = finite;
-        ms_status status = ms_tensor_enqueue(engine, &ms_cpu_scale, &args, &factor, 1, writes, args.count + 1, (ms_task_cost){ .bytes = bytes });
+        used[args.count] = finite;
+        used[args.count + 1] = factor;
+        ms_status status = ms_tensor_enqueue(engine, &ms_cpu_scale, &args, used, args.count + 2, used, args.count + 1, (ms_task_cost){ .bytes = bytes });
         if (status) return status;
     }
     return MS_OK;

@@ -111,19 +111,23 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
     ms_optimizer_args args = { .kind = step->kind, .dtype = ms_tensor_dtype(step->parameter), .gradient_dtype = ms_tensor_dtype(gradient), .hyper = step->hyper,
                                .parameter = ms_tensor_data(step->parameter), .gradient = ms_tensor_data(gradient), .count = ms_tensor_data(step->count),
                                .elements = ms_tensor_count(step->parameter), .random = step->random };
-    ms_tensor *reads[3] = { gradient, step->lr, step->only_if }, *writes[MS_OPTIMIZER_STATES + 3] = { step->parameter, step->count, step->master };
-    uint32_t written = 3;
+    /* What is updated is read as well, so it stands in both lists: the first `updated` of what is used. */
+    ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
+    uint32_t updated = 3;
     uint64_t bytes = 2 * ms_tensor_bytes(step->parameter) + ms_tensor_bytes(gradient);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++)
         if (ms_optimizer_state_name(step->kind, &step->hyper, i)) {
             args.states[i] = ms_tensor_data(step->states[i]);
-            writes[written++] = step->states[i];
+            used[updated++] = step->states[i];
             bytes += 2 * ms_tensor_bytes(step->states[i]);
         }
     if (step->master) args.master = ms_tensor_data(step->master);
     if (step->lr) args.lr = ms_tensor_data(step->lr);
     if (step->only_if) args.only_if = ms_tensor_data(step->only_if);
-    status = ms_tensor_enqueue(engine, &ms_cpu_optimizer, &args, reads, 3, writes, written, (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
+    used[updated] = gradient;
+    used[updated + 1] = step->lr;
+    used[updated + 2] = step->only_if;
+    status = ms_tensor_enqueue(engine, &ms_cpu_optimizer, &args, used, updated + 3, used, updated, (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
     ms_tensor_release(gradient);
     return status;
 }

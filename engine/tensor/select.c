@@ -68,9 +68,9 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
         set_strides(args.index_strides, &index_rows);
         args.small = ms_tensor_data(from);
         args.index = ms_tensor_data(at);
-        ms_tensor *reads[] = { from, at };
+        ms_tensor *reads[] = { from, at, target };      /* the target keeps what is not written, and what it is added to */
         ms_task_cost cost = { .flops = add ? (double)ms_tensor_count(values) : 0, .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(at) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, add ? MS_KERNEL_scatter_add : MS_KERNEL_scatter), &args, reads, 2, &target, 1, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, add ? MS_KERNEL_scatter_add : MS_KERNEL_scatter), &args, reads, 3, &target, 1, cost);
     }
     ms_tensor_release(from);
     ms_tensor_release(at);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -370,6 +371,47 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
     free(values);
 }
 
+/* ------------------------------------------------------------------------------------------------------------- behind a failed task */
+
+typedef struct gate_args { _Atomic int *open; } gate_args;
+
+static ms_task_result fail_behind_gate(ms_run *run, void *arguments)
+{
+    const gate_args *args = arguments;
+    if (!atomic_load(args->open)) return MS_TASK_PENDING;
+    ms_run_fail(run, MS_ERROR_ARGUMENT, "a bad index");
+    return MS_TASK_FAILED;
+}
+
+static const ms_task bad_task = { .name = "bad_gather", .function = fail_behind_gate, .args_bytes = sizeof(gate_args) };
+
+/* A state, count or gradient that a failed task should have written is no number to go on from. */
+static void what_was_never_written_is_not_updated(void **state)
+{
+    (void)state;
+    enum { TENSORS = 5 };
+    for (int lost = 0; lost < TENSORS; lost++) {
+        ms_engine *engine = make_engine(NULL, 1);
+        ms_tensor *t[TENSORS] = { NULL }, *factor = NULL, *finite = NULL;
+        ms_attributes zero = { .scalar = { .value = 0 } };
+        _Atomic int open = 0;
+        for (int i = 0; i < TENSORS; i++) OK(full(engine, i == 4 ? MS_I64 : MS_F32, i == 4 ? 0 : 3, 1, &t[i]));
+        OK(full(engine, MS_F32, 0, 1, &factor));
+        OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0, (ms_task_cost){ 0 }, NULL));
+        ms_tensor *same = NULL;
+        OK(ms_op_apply(engine, &ms_op_fill, &zero, true, &t[lost], 1, &same, 1));
+        ms_tensor_release(same);
+        atomic_store(&open, 1);
+        assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
+        ms_optimizer_step step = { .kind = MS_ADAM, .hyper = ms_optimizer_defaults(MS_ADAM), .parameter = t[0], .gradient = t[1], .states = { t[2], t[3] }, .count = t[4] };
+        assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_TASK);
+        if (lost == 1) assert_int_equal(ms_unscale(engine, &t[1], 1, factor, &finite), MS_ERROR_TASK);
+        for (int i = 0; i < TENSORS; i++) ms_tensor_release(t[i]);
+        ms_tensor_release(factor);
+        ms_engine_free(engine);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +421,7 @@ int main(void)
         cmocka_unit_test(a_false_flag_changes_nothing),
         cmocka_unit_test(clipping_scales_to_the_common_norm),
         cmocka_unit_test(what_is_not_finite_is_found),
+        cmocka_unit_test(what_was_never_written_is_not_updated),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,7 +115,9 @@ MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
 
 /* -------------------------------------------------------------------------------------------------------------------------- tasks */
 
-typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;   /* write includes read-modify-write */
+/* A write orders as a read does, too. What a task updates, or writes in part, it also declares as read: else the write would make readable again
+ * what a failed task before it has left unwritten. */
+typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;
 typedef struct ms_access { ms_storage *storage; uint16_t first_cell, cells; uint8_t mode; } ms_access;
 
 typedef enum ms_task_result { MS_TASK_DONE, MS_TASK_PENDING, MS_TASK_FAILED } ms_task_result;
