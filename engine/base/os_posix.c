@@ -69,7 +69,7 @@ struct ms_file { int descriptor; };
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
     (void)user;
-    int mode = O_CLOEXEC;
+    int mode = O_CLOEXEC | O_NONBLOCK;              /* opening a pipe that nobody has at its other end must not wait */
     if (flags & MS_FILE_DIRECTORY) mode |= O_RDONLY | O_DIRECTORY;
     else if (flags & (MS_FILE_WRITE | MS_FILE_APPEND)) mode |= flags & MS_FILE_READ ? O_RDWR : O_WRONLY;
     else mode |= O_RDONLY;
