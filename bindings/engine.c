@@ -1,4 +1,5 @@
 /* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine has. */
+#include <stdio.h>
 #include <string.h>
 
 #include "bindings/runtime.h"
@@ -196,6 +197,20 @@ static int traceback(lua_State *L)
 /* core.raise(message): raises with the user's line in front. */
 static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
 
+/* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run that ends with it is noted. */
+static int refuse(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    const char *message = luaL_checkstring(L, 1);
+    luaL_checkstring(L, 2);
+    lua_settop(L, 2);
+    runtime->exit_code = 3;
+    snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
+    lua_pushnil(L);
+    lua_insert(L, 1);
+    return 3;
+}
+
 /* core.nearest(given, names) -> the most similar name, or nil */
 static int nearest(lua_State *L)
 {
@@ -255,7 +270,7 @@ void ms_open_engine(lua_State *L, int runtime)
     static const luaL_Reg functions[] = {
         { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "set_peak", set_peak }, { "synchronize", synchronize },
         { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
-        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "traceback", traceback }, { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
+        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "refuse", refuse }, { "traceback", traceback }, { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     lua_pushstring(L, MS_VERSION);

@@ -113,7 +113,7 @@ local function manifest_text(manifest)
   return HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE .. body .. TAIL
 end
 
-local function corrupt(path, rule) return nil, ("'%s' is damaged: %s"):format(path, rule), "corrupt" end
+local function corrupt(path, rule) return core.refuse(("'%s' is damaged: %s"):format(path, rule), "corrupt") end
 
 -- Its hash is no signature: whoever can write files can write one, and must not get further than to an error.
 local function is_whole(manifest)
@@ -134,7 +134,8 @@ local function read_manifest(folder)
   local path = folder .. "/manifest.json"
   local text, message, code = core.file_read(path)
   if not text then
-    return nil, code == "not_found" and ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder) or message, code
+    if code == "not_found" then message = ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder) end
+    return core.refuse(message, code)
   end
   local start = #HEAD + 16 + #MIDDLE
   local body = text:sub(start + 1, -#TAIL - 1)
@@ -146,7 +147,7 @@ local function read_manifest(folder)
   if not manifest then return corrupt(path, message) end
   if type(manifest) ~= "table" or manifest.version ~= VERSION then
     local version = tostring(type(manifest) == "table" and manifest.version)
-    return nil, ("'%s' has version %s; this Moonshard reads %d"):format(path, version, VERSION), "unsupported"
+    return core.refuse(("'%s' has version %s; this Moonshard reads %d"):format(path, version, VERSION), "unsupported")
   end
   if not is_whole(manifest) then return corrupt(path, "a field is missing or of another kind") end
   return manifest
@@ -210,6 +211,7 @@ end
 ---@return string? code
 function checkpoint.save(folder, things)
   local ms = require "moonshard"
+  if type(things) ~= "table" then core.raise("checkpoint.save: a table of what is to be saved is expected, not " .. type(things)) end
   local before, message, code = checkpoint.wait()
   local step = math.type(things.step) == "integer" and things.step or ms.step()
   local ok, why, kind = core.make_directory(folder)
@@ -299,7 +301,7 @@ function checkpoint.load(path, things)
       core.raise(("checkpoint: the thing '%s' has no load_state"):format(name))
     end
     if is_object(thing) and manifest.values[name] == nil then
-      return nil, ("'%s' holds no '%s'; it holds %s"):format(path, name, known_names(manifest.values)), "mismatch"
+      return core.refuse(("'%s' holds no '%s'; it holds %s"):format(path, name, known_names(manifest.values)), "mismatch")
     end
   end
   local file
@@ -312,7 +314,7 @@ function checkpoint.load(path, things)
   for name, thing in require "moonshard".sorted_pairs(things) do
     if is_object(thing) then
       local ok, why = pcall(thing.load_state, thing, result[name])
-      if not ok then return nil, ("'%s', '%s': %s"):format(path, name, tostring(why)), "mismatch" end
+      if not ok then return core.refuse(("'%s', '%s': %s"):format(path, name, tostring(why)), "mismatch") end
       result[name] = thing
     end
   end

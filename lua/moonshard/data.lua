@@ -1,5 +1,6 @@
 -- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread prepares batches ahead.
 local core = require "moonshard.core"
+local check = require "moonshard.options".check
 
 ---@class ms.data
 local data = { to_tokens = core.to_tokens, to_text = core.to_text }
@@ -32,7 +33,7 @@ local function expand(pattern)
   for _, name in ipairs(names) do
     if name:match(wanted) and name:sub(1, 1) ~= "." then files[#files + 1] = (folder == "./" and "" or folder) .. name end
   end
-  if #files == 0 then return nil, ("no file matches '%s'"):format(pattern), "not_found" end
+  if #files == 0 then return core.refuse(("no file matches '%s'"):format(pattern), "not_found") end
   return files
 end
 
@@ -58,7 +59,7 @@ local function find_idx(folder, names, kind)
   end
   if #found == 1 then return folder .. "/" .. found[1] end
   local many = #found == 0 and "no" or "more than one"
-  return nil, ("'%s' has %s file whose name ends in %s: say which by files"):format(folder, many, kind), "not_found"
+  return core.refuse(("'%s' has %s file whose name ends in %s: say which by files"):format(folder, many, kind), "not_found")
 end
 
 --- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels y i64 [batch].
@@ -89,8 +90,8 @@ local Dataset = core.Dataset
 function Dataset:loader(options)
   local ms = require "moonshard"
   local own = {}
-  for key, value in pairs(options) do own[key] = value end
-  local group = options.group
+  for key, value in pairs(check("loader", options, { "batch", "length", "shuffle", "seed", "group" })) do own[key] = value end
+  local group = own.group
   own.group = nil
   own.rank = group and group:rank() or ms.rank()
   own.ranks = group and group:size() or ms.world_size()

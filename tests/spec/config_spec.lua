@@ -134,6 +134,17 @@ x:sum():backward()]])
     assert.truthy(output:find("RECIPE:1:", 1, true), output)
   end)
 
+  it("ends with 3 for what is missing or unfit outside, whoever finds it", function()
+    for call, text in pairs {
+      ["ms.data.mnist '/proc/self/fdinfo'"] = "images%-idx3%-ubyte", ["ms.data.tokens '/tmp/no-such-*.bin'"] = "no file matches", ["ms.data.bytes '/no/such'"] = "No such file",
+      ["ms.checkpoint.load '/proc/self'"] = "no checkpoint", ["ms.nn.Linear(1, 1):load '/proc/self/fdinfo'"] = "no .safetensors", ["ms.nn.pretrained '/proc/self'"] = "config.json",
+    } do
+      local code, output = support.recipe("local ms = require 'moonshard'\nassert(" .. call .. ")")
+      assert.equal(3, code, output)
+      assert.matches(text, output)
+    end
+  end)
+
   it("takes values that are errors", function()
     for _, text in ipairs { "error()", "error(nil)", "error({})", "error(5)", "error(setmetatable({}, { __tostring = function() return 'my error' end }))",
       "error(setmetatable({}, { __tostring = function() error 'again' end }))" } do

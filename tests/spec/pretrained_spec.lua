@@ -132,6 +132,10 @@ describe("pretrained models", function()
     refused("rope_scaling", "unsupported")
     with { head_dim = 5 }
     refused("head_dim", "unsupported")
+    with { head_dim = "five" }
+    refused("head_dim", "unsupported")
+    with { rms_norm_eps = "small" }
+    refused("eps", "corrupt")
     with { model_type = "bert" }
     refused("model_type is bert; gpt2 and llama", "unsupported")
     with { hidden_size = "wide" }

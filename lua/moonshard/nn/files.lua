@@ -2,7 +2,7 @@
 local core = require "moonshard.core"
 local Module = require "moonshard.nn.module".base
 
--- The files of a folder: the shards that an index names, or all .safetensors.
+-- The files: of a folder all whose names end in .safetensors.
 local function files_of(path)
   if type(path) == "table" then return path end
   local entries = core.list(path)
@@ -11,7 +11,7 @@ local function files_of(path)
   for _, name in ipairs(entries) do
     if name:match "%.safetensors$" then files[#files + 1] = path .. "/" .. name end
   end
-  if #files == 0 then return nil, path .. ": the folder holds no .safetensors file", "not_found" end
+  if #files == 0 then return core.refuse(path .. ": the folder holds no .safetensors file", "not_found") end
   return files
 end
 
@@ -33,7 +33,10 @@ function Module:load(path, options)
     end
   end
   local ok, failure = pcall(self.load_state, self, state, options)
-  if not ok then return nil, ("%s: %s"):format(type(path) == "table" and path[1] or path, tostring(failure):match "load_state: (.*)" or failure), "mismatch" end
+  if not ok then
+    local where = type(path) == "table" and path[1] or path
+    return core.refuse(("%s: %s"):format(where, tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
+  end
   return true
 end
 
@@ -41,6 +44,7 @@ end
 ---@param path string
 ---@return true?, string?, string?
 function Module:save(path)
+  if type(path) ~= "string" then core.raise("save: a path is expected, not " .. type(path)) end
   if not path:match "%.safetensors$" then
     local ok, message, code = core.make_directory(path)
     if not ok then return nil, message, code end

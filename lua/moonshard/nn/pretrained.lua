@@ -7,7 +7,7 @@ local required = {
   llama = { hidden_act = "silu", attention_bias = false, mlp_bias = false },
 }
 
-local function unsupported(path, what) return nil, ("'%s': %s"):format(path, what), "unsupported" end
+local function unsupported(path, what) return core.refuse(("'%s': %s"):format(path, what), "unsupported") end
 
 -- Whether the model here computes what the file means; else nil, message, code.
 local function check(path, config)
@@ -17,8 +17,10 @@ local function check(path, config)
     end
   end
   if config.rope_scaling ~= nil then return unsupported(path, "it scales its rotary positions (rope_scaling), which is not supported") end
-  if config.head_dim and config.head_dim * config.num_attention_heads ~= config.hidden_size then
-    return unsupported(path, ("head_dim %s times %s heads is not hidden_size %s"):format(config.head_dim, config.num_attention_heads, config.hidden_size))
+  local head, heads, width = math.tointeger(config.head_dim), math.tointeger(config.num_attention_heads), math.tointeger(config.hidden_size)
+  if config.head_dim ~= nil and not (head and heads and head * heads == width) then
+    local text = "head_dim %s times %s heads is not hidden_size %s"
+    return unsupported(path, text:format(tostring(config.head_dim), tostring(config.num_attention_heads), tostring(config.hidden_size)))
   end
   return true
 end
@@ -40,7 +42,7 @@ return function(path, options)
   if not text then return nil, message, code end
   local config
   config, message, code = core.json_decode(text)
-  if not config then return nil, ("'%s': %s"):format(where, message), code end
+  if not config then return core.refuse(("'%s': %s"):format(where, message or "null"), code or "corrupt") end
   if type(config) ~= "table" or not required[config.model_type] then
     return unsupported(where, ("model_type is %s; gpt2 and llama can be loaded"):format(tostring(type(config) == "table" and config.model_type or nil)))
   end
@@ -52,7 +54,7 @@ return function(path, options)
   for name, value in pairs(options or {}) do settings[name] = value end
   -- A file from elsewhere may say anything: what it lacks is its fault, not the caller's.
   local made, model = pcall(class, settings)
-  if not made then return nil, ("'%s': %s"):format(where, tostring(model)), "corrupt" end
+  if not made then return core.refuse(("'%s': %s"):format(where, tostring(model)), "corrupt") end
   ok, message, code = model:load(path)
   if not ok then return nil, message, code end
   return model
