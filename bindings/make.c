@@ -120,7 +120,10 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
     int64_t n = (int64_t)lua_rawlen(L, index);
     if (out->sizes[depth] < 0) out->sizes[depth] = n;
     if (out->sizes[depth] != n) ms_lua_error(L, "tensor: lists of dimension %u have %lld and %lld items; they must be equally long", depth + 1, (long long)out->sizes[depth], (long long)n);
-    if (n == 0 && out->dims == UINT32_MAX) out->dims = depth + 1;
+    if (n == 0) {
+        if (out->dims == UINT32_MAX) out->dims = depth + 1;
+        if (out->dims != depth + 1) ms_lua_error(L, "tensor: the lists are not equally deep");
+    }
     for (int64_t i = 1; i <= n; i++) {
         lua_rawgeti(L, index, i);
         measure(L, -1, depth + 1, out);

@@ -148,11 +148,20 @@ static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, u
     return at;
 }
 
+/* Elements, or of an empty tensor the lists that hold none. */
+static int64_t count_items(const ms_tensor *t)
+{
+    int64_t count = 1;
+    for (uint32_t d = 0; d < ms_tensor_dims(t) && ms_tensor_shape(t)[d] > 0; d++)
+        if (__builtin_mul_overflow(count, ms_tensor_shape(t)[d], &count)) return INT64_MAX;
+    return count;
+}
+
 static int to_table(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
     ms_lua_refuse_in_hook(L, "to_table", "use a metric and lag()");
-    if (ms_tensor_count(t) > 1000000) return ms_lua_error(L, "to_table: %lld elements; at most a million: narrow or reduce it first", (long long)ms_tensor_count(t));
+    if (count_items(t) > 1000000) return ms_lua_error(L, "to_table: a tensor of %lld items; at most a million: narrow or reduce it first", (long long)count_items(t));
     ms_lua_enter(L);
     push_nested(L, t, read_values(L, t), 0, 0);
     return 1;

@@ -1,5 +1,6 @@
 -- Futures and streams: a value, and the point in a stream at which it is ready.
 local core = require "moonshard.core"
+local check = require "moonshard.options".check
 
 local future = {}
 
@@ -172,10 +173,9 @@ end
 ---@param options? { priority?: "low"|"normal"|"high" }
 ---@return ms.Stream
 function future.stream(name, options)
-  local priorities = { low = true, normal = true, high = true }
-  for key, value in pairs(options or {}) do
-    if key ~= "priority" then core.raise(("stream: unknown option '%s': did you mean 'priority'?"):format(tostring(key))) end
-    if not priorities[value] then core.raise(("stream: unknown priority '%s': known are low, normal, high"):format(tostring(value))) end
+  local priority = check("stream", options, { "priority" }).priority
+  if priority ~= nil and priority ~= "low" and priority ~= "normal" and priority ~= "high" then
+    core.raise(("stream: unknown priority '%s': known are low, normal, high"):format(tostring(priority)))
   end
   return core.stream(name)
 end

@@ -6,6 +6,7 @@ local log = {}
 
 -- Tensors show shape and dtype, and only where the format says %s: showing values would wait for the device.
 local function text(format, ...)
+  if type(format) ~= "string" then core.raise("log: a format is expected, not " .. type(format)) end
   local count = select("#", ...)
   local values = { ... }
   local i = 0
@@ -18,7 +19,8 @@ local function text(format, ...)
       end
     end
   end
-  return string.format(format, table.unpack(values, 1, count))
+  local ok, line = pcall(string.format, format, table.unpack(values, 1, count))
+  return ok and line or core.raise("log: " .. line)
 end
 
 --- A line on rank 0, formatted as `string.format`.

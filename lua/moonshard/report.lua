@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local metric = require "moonshard.metric"
+local check = require "moonshard.options".check
 
 local report = {}
 
@@ -15,11 +16,7 @@ Report.__name = "ms.Report"
 ---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
 ---@return ms.Report
 function report.report(options)
-  for key in pairs(options) do
-    if not ({ run = 1, tokens = 1, every = 1, total = 1, dtype = 1 })[key] then
-      core.raise(("report: unknown option '%s'; it has run, tokens, every, total, dtype"):format(tostring(key)))
-    end
-  end
+  options = check("report", options, { "run", "tokens", "every", "total", "dtype" })
   if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
   assert(core.make_directory(options.run))
   local process = package.loaded["moonshard.process"]

@@ -171,6 +171,33 @@ describe("B1: any value in any place", function()
   end)
 end)
 
+describe("wrong arguments of what is written in Lua", function()
+  local nn, data = ms.nn, nil
+  local function model(key, value)
+    return function()
+      local options = { vocab = 4, context = 4, layers = 1, width = 4, heads = 2 }
+      options[key] = value
+      nn.llama(options)
+    end
+  end
+  for name, case in pairs {
+    ["nn.gpt2"] = { function() nn.gpt2() end, "missing" }, dropout = { model("dropout", 1), "dropout", "below 1" }, eps = { model("eps", "x"), "eps" },
+    rotary_base = { model("rotary_base", -1), "rotary_base" }, Linear = { function() nn.Linear(3) end, "Linear" }, Linear0 = { function() nn.Linear(0, 1) end, "1 or more" },
+    Embedding = { function() nn.Embedding() end, "Embedding" }, LayerNorm = { function() nn.LayerNorm "x" end, "LayerNorm" }, RMSNorm = { function() nn.RMSNorm() end, "RMSNorm" },
+    Attention = { function() nn.Attention { width = 4, heads = 2, kv_heads = 0 } end, "Attention" }, report = { function() ms.report() end, "give run" },
+    loader = { function() data:loader() end, "batch" }, loader_option = { function() data:loader { bach = 1 } end, "'batch'" },
+    log = { function() ms.log() end, "a format" }, log_d = { function() ms.log("%d", "x") end, "number expected" }, stream = { function() ms.stream("a", 5) end, "table" },
+    load_state = { function() nn.Linear(1, 1):load_state() end, "load_state" }, load_number = { function() nn.Linear(1, 1):load_state { weight = 1, bias = 2 } end, "weight" },
+    save = { function() nn.Linear(1, 1):save() end, "path" }, accumulate = { function() nn.Linear(1, 1):accumulate(2) end, "function" },
+    checkpoint = { function() ms.checkpoint.save "x" end, "checkpoint.save" }, scaler = { function() ms.optim.scaler():load_state {} end, "scaler" },
+  } do
+    it("are named with the script's line: " .. name, function()
+      data = assert(ms.data.bytes(debug.getinfo(1, "S").source:sub(2)))
+      fails(case[1], case[2], case[3])
+    end)
+  end
+end)
+
 describe("B2: finalizers", function()
   it("cannot be reached by getmetatable", function()
     local dataset = assert(ms.data.bytes { (os.getenv "MOONSHARD_SOURCE" or ".") .. "/tests/spec/bindings_spec.lua" })
@@ -475,6 +502,12 @@ describe("B13: deep and wide", function()
     assert.has_error(function() core.json_encode(itself) end)
     assert.has_error(function() core.json_encode(t) end)
     assert.has_error(function() ms.safetensors.save("/tmp/never", t) end)
+  end)
+
+  it("tables with lists beside numbers, and tensors of many empty lists", function()
+    for _, list in ipairs { { 1, {} }, { {}, 1 }, { { 1 }, { {} } }, { { {} }, {} } } do fails(function() ms.tensor(list) end, "tensor: ") end
+    fails(function() ms.zeros({ 100000000, 0 }):to_table() end, "a million")
+    assert.same({ {}, {} }, ms.zeros({ 2, 0 }):to_table())
   end)
 
   it("many arguments, many tensors, many results", function()

@@ -174,8 +174,11 @@ describe("ms.train", function()
     local bad = {
       ["{ model = m, optimizer = o, data = d }"] = "the option steps is missing",
       ["{ model = m, optimizer = o, data = d, stpes = 1 }"] = "unknown option 'stpes': did you mean 'steps'",
-      ["{ model = m, optimizer = o, data = d, steps = 0 }"] = "steps and accumulate must be 1 or more",
-      ["{ model = m, optimizer = o, data = d, steps = 1.5 }"] = "option steps must be a integer",
+      ["{ model = m, optimizer = o, data = d, steps = 0 }"] = "option steps must be a count (an integer of 1 or more), not 0",
+      ["{ model = m, optimizer = o, data = d, steps = 1, log_every = 0 }"] = "option log_every must be a count",
+      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, last = 0 } }"] = "option save.last must be a count",
+      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, keep_every = 0 } }"] = "option save.keep_every must be a count",
+      ["{ model = m, optimizer = o, data = d, steps = 1.5 }"] = "option steps must be a count",
       ["{ model = 1, optimizer = o, data = d, steps = 1 }"] = "option model must be a module",
       ["{ model = m, optimizer = o, data = d, steps = 1, dtype = 'f8' }"] = "dtype is one of f32, bf16, f16, not 'f8'",
       ["{ model = m, optimizer = o, data = d, steps = 1, eval = { every = 1 } }"] = "eval needs valid",

@@ -12,6 +12,10 @@ local options = {
   kv_heads = false, hidden = false, dropout = false, tie = false, eps = false, rotary_base = false, recompute = false,
 }
 
+local ranges = {
+  dropout = { 1, "of 0 or more and below 1" }, eps = { math.huge, "of 0 or more" }, rotary_base = { math.huge, "of 0 or more" },
+}
+
 --- Checks the options of a model and returns a copy.
 ---@param name string
 ---@param given ms.ModelOptions
@@ -20,19 +24,19 @@ function LanguageModel.check(name, given)
   local checked, known = {}, {}
   for key in pairs(options) do known[#known + 1] = key end
   table.sort(known)
-  for key, value in pairs(given) do
-    if options[key] == nil then
-      local nearest = core.nearest(tostring(key), known)
-      core.raise(("%s: unknown option '%s'%s"):format(name, key, nearest and (": did you mean '" .. nearest .. "'?") or ""))
-    end
-    checked[key] = value
-  end
+  for key, value in pairs(check(name, given, known)) do checked[key] = value end
   for _, key in ipairs(known) do
     local value = checked[key]
     if options[key] and value == nil then core.raise(("%s: the option %s is missing"):format(name, key)) end
     local counts = options[key] or key == "kv_heads" or key == "hidden"
     if counts and value ~= nil and (math.type(value) ~= "integer" or value < 1) then
       core.raise(("%s: %s must be an integer of 1 or more, not %s"):format(name, key, tostring(value)))
+    end
+  end
+  for key, range in pairs(ranges) do
+    local value = checked[key]
+    if value ~= nil and not (type(value) == "number" and value >= 0 and value < range[1]) then
+      core.raise(("%s: %s must be a number %s, not %s"):format(name, key, range[2], tostring(value)))
     end
   end
   if checked.width % checked.heads ~= 0 then

@@ -5,6 +5,13 @@ local check = require "moonshard.options".check
 
 local layers = {}
 
+local function check_sizes(what, ...)
+  for i = 1, select("#", ...) do
+    local size = select(i, ...)
+    if math.type(size) ~= "integer" or size < 1 then core.raise(("%s: sizes are integers of 1 or more, not %s"):format(what, tostring(size))) end
+  end
+end
+
 -- Uniform in +-1/sqrt(inputs), as is usual for linear layers.
 local function uniform(shape, inputs)
   local bound = 1 / math.sqrt(inputs)
@@ -21,6 +28,7 @@ layers.Linear = Linear
 ---@param options? { bias?: boolean }
 function Linear:init(inputs, outputs, options)
   check("Linear", options, { "bias" })
+  check_sizes("Linear", inputs, outputs)
   self.weight = uniform({ outputs, inputs }, inputs)
   if not options or options.bias ~= false then self.bias = uniform({ outputs }, inputs) end
 end
@@ -36,7 +44,10 @@ layers.Embedding = Embedding
 
 ---@param count integer
 ---@param width integer
-function Embedding:init(count, width) self.weight = module.Parameter(core.randn { count, width }) end
+function Embedding:init(count, width)
+  check_sizes("Embedding", count, width)
+  self.weight = module.Parameter(core.randn { count, width })
+end
 
 ---@param ids ms.Index
 ---@return ms.Tensor [..., width]
@@ -50,6 +61,7 @@ layers.LayerNorm = LayerNorm
 ---@param options? { eps?: number, bias?: boolean }
 function LayerNorm:init(width, options)
   check("LayerNorm", options, { "eps", "bias" })
+  check_sizes("LayerNorm", width)
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
   if not options or options.bias ~= false then self.bias = module.Parameter(core.zeros { width }) end
@@ -65,6 +77,7 @@ layers.RMSNorm = RMSNorm
 ---@param options? { eps?: number }
 function RMSNorm:init(width, options)
   check("RMSNorm", options, { "eps" })
+  check_sizes("RMSNorm", width)
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
 end
@@ -151,11 +164,9 @@ layers.Attention = Attention
 ---@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number }
 function Attention:init(options)
   options = check("Attention", options, { "width", "heads", "kv_heads", "rotary", "bias", "rotary_base" })
-  for _, name in ipairs { "width", "heads" } do
-    if math.type(options[name]) ~= "integer" or options[name] < 1 then core.raise(("Attention: %s must be an integer of 1 or more"):format(name)) end
-  end
   local width, heads = options.width, options.heads
   local kv_heads = options.kv_heads or heads
+  check_sizes("Attention", width, heads, kv_heads)
   if width % heads ~= 0 then core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads)) end
   if heads % kv_heads ~= 0 then core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads)) end
   local head = width // heads

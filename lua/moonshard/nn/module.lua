@@ -350,6 +350,7 @@ end
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
   if math.type(count) ~= "integer" or count < 1 then core.raise("accumulate: count must be an integer of 1 or more") end
+  if type(f) ~= "function" then core.raise("accumulate: a function is expected, not " .. type(f)) end
   for i = 1, count do
     local before = core.backwards()
     f(i)
@@ -385,12 +386,13 @@ end
 ---@param state table<string, ms.Tensor>
 ---@param options? { partial?: boolean }
 function Module:load_state(state, options)
+  if type(state) ~= "table" then core.raise("load_state: a table from names to tensors is expected, not " .. type(state)) end
   local own, problems = self:state(), {}
   local missing, unknown, wrong = {}, {}, {}
   for name, t in pairs(own) do
     local given = state[name]
     if not given then missing[#missing + 1] = name
-    elseif not same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
+    elseif not core.is_tensor(given) or not same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
   end
   for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = name end end
   if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end

@@ -56,6 +56,7 @@ end
 function Scaler:state() return { factor = self.factor, good = self.good } end
 
 function Scaler:load_state(saved)
+  if type(saved) ~= "table" or not core.is_tensor(saved.factor) or not core.is_tensor(saved.good) then core.raise "load_state: this is no state of a scaler" end
   core.no_grad(function()
     self.factor:copy_(saved.factor)
     self.good:copy_(saved.good)

@@ -6,17 +6,17 @@ local module = require "moonshard.nn.module"
 
 local settings = {}
 
--- name = type, or a list of types
+-- name = type, or a list of types; a count is an integer of 1 or more
 local known = {
-  model = "module", optimizer = "table", data = { "table", "userdata", "function" }, steps = "integer", valid = { "table", "userdata" }, loss = "function",
-  accumulate = "integer", clip = "number", dtype = "string", run = "string", resume = "string", eval = "table", sample = "table", save = "table",
-  on_nan = "string", things = "table", before_step = "function", after_backward = "function", after_step = "function", on_eval = "function", log_every = "integer",
+  model = "module", optimizer = "table", data = { "table", "userdata", "function" }, steps = "count", valid = { "table", "userdata" }, loss = "function",
+  accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string", eval = "table", sample = "table", save = "table",
+  on_nan = "string", things = "table", before_step = "function", after_backward = "function", after_step = "function", on_eval = "function", log_every = "count",
 }
 
 local parts = {
-  eval = { every = "integer", batches = "integer", measure = "function" },
-  sample = { every = "integer", prompt = "string", count = "integer", temperature = "number", run = "function" },
-  save = { every = "integer", last = "integer", keep_every = "integer" },
+  eval = { every = "integer", batches = "count", measure = "function" },
+  sample = { every = "integer", prompt = "string", count = "count", temperature = "number", run = "function" },
+  save = { every = "integer", last = "count", keep_every = "count" },
 }
 
 local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" } }
@@ -27,6 +27,7 @@ local function is(value, wanted)
     return false
   end
   if wanted == "integer" then return math.type(value) == "integer" end
+  if wanted == "count" then return math.type(value) == "integer" and value >= 1 end
   if wanted == "module" then return module.is_module(value) end
   return type(value) == wanted
 end
@@ -40,7 +41,7 @@ local function check_table(values, types, where)
       core.raise(("train: unknown option '%s%s'%s"):format(where, tostring(name), nearest and (": did you mean '%s%s'?"):format(where, nearest) or ""))
     end
     if not is(value, types[name]) then
-      local wanted = type(types[name]) == "table" and table.concat(types[name], " or ") or types[name]
+      local wanted = type(types[name]) == "table" and table.concat(types[name], " or ") or types[name]:gsub("^count$", "count (an integer of 1 or more)")
       core.raise(("train: option %s%s must be a %s, not %s"):format(where, name, wanted, tostring(value)))
     end
   end
@@ -68,7 +69,6 @@ function settings.check(options)
     for _, choice in ipairs(allowed) do found = found or choice == o[name] end
     if not found then core.raise(("train: %s is one of %s, not '%s'"):format(name, table.concat(allowed, ", "), o[name])) end
   end
-  if o.steps < 1 or o.accumulate < 1 then core.raise("train: steps and accumulate must be 1 or more") end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
   if o.eval and not o.valid then core.raise("train: eval needs valid, a loader of held-out data") end
   return o
