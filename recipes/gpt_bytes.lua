@@ -44,4 +44,5 @@ local result = ms.train {
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
 assert(model:save(result.run .. "/model"))
-if result.valid then ms.log("validation loss %.4f nats per byte; the model is in %s/model", result.valid.loss, result.run) end
+if result.valid then ms.log("validation loss %.4f nats per byte", result.valid.loss) end
+ms.log("the model is in %s/model", result.run)

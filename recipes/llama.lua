@@ -56,4 +56,5 @@ local result = ms.train {
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
 assert(model:save(result.run .. "/model"))
-ms.log("validation loss %.4f nats per token; the model is in %s/model", result.valid.loss, result.run)
+if result.valid then ms.log("validation loss %.4f nats per token", result.valid.loss) end
+ms.log("the model is in %s/model", result.run)

@@ -216,7 +216,7 @@ describe("only_if", function()
     local seen = {}
     local kind = optim.define {
       name = "counting", defaults = { lr = 1 },
-      step_param = function(p, _, _, _, step) seen[p:numel()] = step end,
+      step_param = function(p, _, _, _, count) seen[p:numel()] = count end,
     }
     local p, q = parameter { 0 }, parameter { 0, 0 }
     local optimizer = kind({ p, q })
