@@ -26,6 +26,7 @@ extern "C" {
 #endif
 
 #define MS_LOCAL_RANKS_MAX 128     /* ranks of one host */
+#define MS_FAKE_RANKS_MAX 65536    /* of a fake world */
 #define MS_GROUPS_MAX 256          /* groups of one job, the world among them */
 #define MS_CHANNELS 2
 
@@ -85,13 +86,14 @@ typedef struct ms_flight {
     uint32_t group;                /* 0: the world */
     int32_t root, bucket;          /* -1: none */
     uint8_t kind, op, dtype, channel;
-    char label[32];
+    char group_name[32], label[32];
     char script[64];               /* the end of "file.lua:12" */
 } ms_flight;
 #define MS_FLIGHTS 128             /* that a rank's record keeps */
-/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. */
+/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. For ranks that have ended: one that runs may be
+ * writing it. */
 MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out);
-/* "all_reduce #17 of the world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text; returns text. */
+/* "all_reduce #17 of world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text; returns text. */
 MS_API const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------------------------ a rank's membership */
@@ -163,7 +165,7 @@ MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
  *   barrier         NULL           NULL                         -
  *
  * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out (all_gather, gather); otherwise they do not overlap.
- * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, and the number of calls before; they may differ in
+ * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an out; they may differ in
  * factor, label, script line, stream, and in where their tensors lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered
  * for each pair and direction, and run on streams of their own, so that a send waits for no collective and no recv. */
 typedef struct ms_collective {

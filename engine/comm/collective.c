@@ -1,0 +1,345 @@
+/* collective.c: a collective's call: arguments checked, bytes counted, the task put on its stream. */
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/flow.h"
+#include "tensor/op.h"
+
+/* -------------------------------------------------------------------------------------------------------------------------- names */
+
+const char *ms_collective_name(ms_collective_kind kind)
+{
+    static const char *const names[MS_COLLECTIVES] = { "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv", "barrier", "split" };
+    return (unsigned)kind < MS_COLLECTIVES ? names[kind] : "unknown";
+}
+
+static const char *const op_names[MS_REDUCE_OPS] = { "sum", "avg", "min", "max", "prod", "premul_sum" };
+const char *ms_reduce_op_name(ms_reduce_op op) { return (unsigned)op < MS_REDUCE_OPS ? op_names[op] : "unknown"; }
+
+bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
+{
+    for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++)
+        if (strcmp(name, op_names[op]) == 0) {
+            *out = op;
+            return true;
+        }
+    return false;
+}
+
+const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
+{
+    char tensor[64] = "", op[24] = "", root[32] = "", bucket[80] = "", script[96] = "";
+    if (flight->kind != MS_BARRIER && flight->kind != MS_SPLIT)
+        snprintf(tensor, sizeof tensor, "%s x %llu", flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?", (unsigned long long)flight->count);
+    if (ms_kind_reduces(flight->kind)) snprintf(op, sizeof op, ", %s", ms_reduce_op_name((ms_reduce_op)flight->op));
+    if (flight->root >= 0) snprintf(root, sizeof root, ", %s %d", ms_kind_is_pair(flight->kind) ? "peer" : "root", flight->root);
+    if (flight->bucket >= 0 && *flight->label) snprintf(bucket, sizeof bucket, ", bucket %d \"%.32s\"", flight->bucket, flight->label);
+    else if (flight->bucket >= 0) snprintf(bucket, sizeof bucket, ", bucket %d", flight->bucket);
+    else if (*flight->label) snprintf(bucket, sizeof bucket, ", \"%.32s\"", flight->label);
+    if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
+    char inside[320];
+    snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, bucket, script);
+    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2;
+    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s", ms_collective_name((ms_collective_kind)flight->kind), (unsigned long long)flight->number, flight->group_name,
+             flight->channel ? ", channel 2" : "", *shown ? " [" : "", shown, *shown ? "]" : "");
+    return text;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------------- arguments */
+
+static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...) MS_PRINTF(3, 4);
+static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
+{
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "%s: %s", ms_collective_name(c->kind), text);
+}
+
+static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name, const ms_tensor *tensor)
+{
+    char text[128];
+    if (!tensor) return MS_OK;
+    if (ms_tensor_engine(tensor) != group->comm->engine) return refuse(group, c, "%s belongs to another engine", name);
+    if (!ms_tensor_is_contiguous(tensor)) return refuse(group, c, "%s %s is not contiguous: copy it first", name, ms_tensor_describe(tensor, text, sizeof text));
+    if (c->in && ms_tensor_dtype(tensor) != ms_tensor_dtype(c->in))
+        return refuse(group, c, "out is %s, in is %s: they must be of one dtype", ms_dtype_name(ms_tensor_dtype(tensor)), ms_dtype_name(ms_tensor_dtype(c->in)));
+    return MS_OK;
+}
+
+static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name, const int64_t *counts, uint64_t *sum)
+{
+    *sum = 0;
+    for (uint32_t m = 0; m < group->size; m++) {
+        if (counts[m] < 0) return refuse(group, c, "%s[%u] = %lld is negative", name, m, (long long)counts[m]);
+        if (__builtin_add_overflow(*sum, (uint64_t)counts[m], sum) || *sum > INT64_MAX) return refuse(group, c, "the sum of %s has more than 63 bits", name);
+    }
+    return MS_OK;
+}
+
+/* What the table of comm.h says about tensors that are there or not. */
+static ms_status check_presence(ms_group *group, uint32_t channel, const ms_collective *c)
+{
+    bool rooted = ms_kind_has_root(c->kind), at_root = rooted && group->rank == c->root;
+    if (channel < 1 || channel > MS_CHANNELS) return refuse(group, c, "channel %u: a group has channels 1 and 2", channel);
+    if ((rooted || ms_kind_is_pair(c->kind)) && c->root >= group->size) return refuse(group, c, "rank %u: %s has ranks 0 to %u", c->root, group->name, group->size - 1);
+    if (ms_kind_is_pair(c->kind) && c->root == group->rank) return refuse(group, c, "rank %u is this rank", c->root);
+    bool wants_in = c->kind != MS_BARRIER && c->kind != MS_SPLIT && !(c->kind == MS_SCATTER && !at_root);
+    bool wants_out = c->kind == MS_REDUCE_SCATTER || c->kind == MS_ALL_GATHER || c->kind == MS_ALL_TO_ALL || c->kind == MS_SCATTER || (c->kind == MS_GATHER && at_root);
+    bool may_out = wants_out || c->kind == MS_ALL_REDUCE || (c->kind == MS_REDUCE && at_root);
+    if (wants_in != (c->in != NULL)) return refuse(group, c, wants_in ? "the tensor is missing" : "this rank brings no tensor");
+    if (wants_out && !c->out) return refuse(group, c, "the tensor for the result is missing");
+    if (!may_out && c->out) return refuse(group, c, "this rank has no separate result");
+    bool cuts = ms_kind_parts(c->kind) || c->kind == MS_ALL_GATHER || c->kind == MS_GATHER;
+    if ((c->counts && !cuts) || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts)) return refuse(group, c, "counts are given where they mean nothing, or only for one side");
+    ms_status status = check_tensor(group, c, "in", c->in);
+    if (!status) status = check_tensor(group, c, "out", c->out);
+    if (status || !ms_kind_reduces(c->kind)) return status;
+    if ((unsigned)c->op >= MS_REDUCE_OPS) return refuse(group, c, "there is no such operation");
+    if ((c->op == MS_REDUCE_OP_AVG || c->op == MS_REDUCE_OP_PREMUL_SUM) && !ms_dtype_is_float(ms_tensor_dtype(c->in)))
+        return refuse(group, c, "%s of %s: it needs a float dtype; sum, then divide", ms_reduce_op_name(c->op), ms_dtype_name(ms_tensor_dtype(c->in)));
+    return MS_OK;
+}
+
+/* The lengths that the table asks for; *count: elements of the whole. */
+static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t *count)
+{
+    uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0, out = c->out ? (uint64_t)ms_tensor_count(c->out) : 0, size = group->size, sum = 0, receive = 0;
+    ms_status status = c->counts ? check_counts(group, c, "counts", c->counts, &sum) : MS_OK;
+    if (!status && c->receive_counts) status = check_counts(group, c, "receive_counts", c->receive_counts, &receive);
+    if (status) return status;
+    bool joins = c->kind == MS_ALL_GATHER || c->kind == MS_GATHER, cuts = ms_kind_parts(c->kind);
+    if (joins) {
+        if (__builtin_mul_overflow(in, size, count)) return refuse(group, c, "the result has more than 64 bits of elements");
+    } else *count = c->kind == MS_SCATTER && !c->in ? out * size : in;
+    if (c->counts) *count = sum;
+    if (cuts && !c->counts && *count % size) return refuse(group, c, "%llu elements do not divide by %llu ranks: pad to %llu, or give counts", (unsigned long long)*count, (unsigned long long)size,
+                                                           (unsigned long long)((*count + size - 1) / size * size));
+    uint64_t expected_in = joins ? (c->counts ? (uint64_t)c->counts[group->rank] : in) : *count;
+    uint64_t expected_part = c->kind == MS_ALL_TO_ALL ? (c->counts ? receive : *count) : c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
+    uint64_t expected_out = cuts ? expected_part : *count;
+    if (c->in && in != expected_in) return refuse(group, c, "in has %llu elements, %llu are expected", (unsigned long long)in, (unsigned long long)expected_in);
+    if (c->out && out != expected_out) return refuse(group, c, "out has %llu elements, %llu are expected", (unsigned long long)out, (unsigned long long)expected_out);
+    return MS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------------- accounts */
+
+static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
+{
+    uint64_t size = group->size;
+    if (size == 1 || kind == MS_RECV) return 0;
+    uint64_t others = whole / size * (size - 1) + whole % size * (size - 1) / size;
+    switch (kind) {
+    case MS_ALL_REDUCE: return 2 * (whole / size) * (size - 1) + 2 * (whole % size) * (size - 1) / size;
+    case MS_BROADCAST:
+    case MS_REDUCE:
+    case MS_SEND: return whole;
+    default: return others;
+    }
+}
+
+static void account(ms_group *group, const ms_comm_args *args, uint64_t payload)
+{
+    ms_traffic *all[] = { &group->traffic[args->kind], &group->traffic[MS_COLLECTIVES] };
+    for (int i = 0; i < 2; i++) {
+        all[i]->calls++;
+        all[i]->payload_bytes += payload;
+        all[i]->wire_bytes += args->wire_bytes;
+    }
+}
+
+ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind) { return group->traffic[kind]; }
+
+void ms_comm_record(ms_engine *engine, bool on)
+{
+    ms_comm *comm = ms_comm_of(engine);
+    if (!comm) return;
+    comm->recording = on;
+    if (on) comm->record_count = 0;
+}
+
+size_t ms_comm_record_count(const ms_engine *engine)
+{
+    const ms_comm *comm = ms_comm_of(engine);
+    return comm ? comm->record_count : 0;
+}
+
+const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t index)
+{
+    const ms_comm *comm = ms_comm_of(engine);
+    return comm && index < comm->record_count ? &comm->records[index] : NULL;
+}
+
+uint64_t ms_comm_order_hash(const ms_engine *engine)
+{
+    const ms_comm *comm = ms_comm_of(engine);
+    uint64_t hash = 0;
+    for (size_t i = 0; comm && i < comm->record_count; i++) {
+        const ms_collective_record *r = &comm->records[i];
+        uint64_t fields[] = { r->kind, r->op, r->dtype, r->count, r->channel, r->root, (uint64_t)(int64_t)r->bucket, ms_hash(r->group->name, strlen(r->group->name), 0) };
+        hash = ms_hash(fields, sizeof fields, hash);
+    }
+    return hash;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- enqueueing */
+
+static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool written)
+{
+    ms_point points[MS_STREAMS_MAX];
+    if (!tensor || ms_tensor_count(tensor) == 0) return MS_OK;
+    size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor)), end = begin + ms_tensor_bytes(tensor);
+    const ms_storage *storage = ms_tensor_storage(tensor);
+    uint32_t count = written ? ms_storage_users(storage, begin, end, points) : ms_storage_writers(storage, begin, end, points);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
+    return status;
+}
+
+/* Keeps a copy of both lists until the task is done. Room in the list first, so that nothing can fail once the task is enqueued. */
+static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
+{
+    ms_context *context = ms_engine_context(comm->engine);
+    size_t kept = 0, one = args->group->size * sizeof(int64_t);
+    if (!c->counts) return MS_OK;
+    for (size_t i = 0; i < comm->held_count; i++)
+        if (ms_point_reached(comm->engine, comm->held[i].point)) ms_release(context, comm->held[i].memory);
+        else comm->held[kept++] = comm->held[i];
+    comm->held_count = kept;
+    ms_status status = ms_grow(context, (void **)&comm->held, &comm->held_capacity, kept + 1, sizeof *comm->held);
+    if (!status) status = ms_allocate(context, 2 * one, "counts", held);
+    if (status) return status;
+    int64_t *copy = memcpy(*held, c->counts, one);
+    args->counts = copy;
+    if (c->receive_counts) args->receive_counts = memcpy(copy + args->group->size, c->receive_counts, one);
+    return MS_OK;
+}
+
+static void keep_tail(char *to, size_t bytes, const char *text)
+{
+    size_t length = strlen(text);
+    snprintf(to, bytes, "%s", length < bytes ? text : text + length - (bytes - 1));
+}
+
+/* Which point the collective comes after, since those of a channel, and sends and receives, run one after the other. */
+static ms_point *place_of(ms_group *group, const ms_comm_args *args)
+{
+    if (args->kind == MS_SEND) return &group->comm->last_send;
+    if (args->kind == MS_RECV) return &group->comm->last_receive;
+    return &group->channels[args->channel].last;
+}
+
+static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const ms_collective *c, ms_stream **out)
+{
+    *out = c->stream;
+    if (c->stream) return MS_OK;
+    if (ms_kind_is_pair(args->kind)) return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
+    return ms_group_stream(group, args->channel + 1u, out);
+}
+
+static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args, const ms_collective *c, uint64_t payload)
+{
+    bool in_place = args->in && args->in == args->out && ms_flow_sink(args) && (args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST);
+    bool writes_in = in_place || args->kind == MS_RECV;
+    ms_tensor *reads[] = { writes_in ? NULL : c->in }, *writes[] = { writes_in ? c->in : c->out };
+    ms_status status = ms_stream_wait(stream, *place_of(args->group, args));
+    if (!status) status = wait_for_uses(stream, c->in, writes_in);
+    if (!status) status = wait_for_uses(stream, c->out, true);
+    if (status) return status;
+    ms_stream *before = ms_engine_set_current(comm->engine, stream);
+    status = ms_tensor_enqueue(comm->engine, &comm->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
+    ms_engine_set_current(comm->engine, before);
+    return status;
+}
+
+static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c, uint64_t payload)
+{
+    ms_context *context = ms_engine_context(comm->engine);
+    uint32_t label = 0;
+    if (!comm->recording) return MS_OK;
+    ms_status status = ms_grow(context, (void **)&comm->records, &comm->record_capacity, comm->record_count + 1, sizeof *comm->records);
+    if (!status && c->label && *c->label) status = ms_strings_add(ms_engine_strings(comm->engine), c->label, strlen(c->label), &label);
+    if (status) return status;
+    comm->records[comm->record_count] = (ms_collective_record){
+        .kind = c->kind, .op = args->op, .dtype = args->dtype, .count = args->count, .payload_bytes = payload, .wire_bytes = args->wire_bytes, .group = args->group,
+        .channel = args->channel + 1u, .root = args->root, .bucket = args->bucket, .label = label, .script = ms_engine_script(comm->engine) };
+    return MS_OK;
+}
+
+/* What does not depend on the lengths. */
+static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args)
+{
+    ms_engine *engine = group->comm->engine;
+    args->group = group;
+    args->kind = (uint8_t)c->kind;
+    args->op = ms_kind_reduces(args->kind) ? (uint8_t)c->op : 0;
+    const ms_tensor *any = c->in ? c->in : c->out;
+    args->dtype = any ? (uint8_t)ms_tensor_dtype(any) : 0;
+    args->rooted = ms_kind_has_root(args->kind) || ms_kind_is_pair(args->kind);
+    args->root = args->rooted ? c->root : 0;
+    args->bucket = c->bucket;
+    args->timeout_ns = c->timeout_ns;
+    args->factor = c->factor;
+    args->in = c->in ? ms_tensor_data(c->in) : NULL;
+    args->out = c->out ? ms_tensor_data(c->out) : args->in;
+    args->by_counts = c->counts != NULL;
+    args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
+    if (c->counts) args->counts_hash = c->kind == MS_ALL_TO_ALL ? 1 : ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
+    else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
+    for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
+        if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
+    snprintf(args->label, sizeof args->label, "%s", c->label ? c->label : "");
+    keep_tail(args->script, sizeof args->script, ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
+}
+
+ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c, ms_point *ready)
+{
+    ms_comm *comm = group->comm;
+    ms_stream *stream = NULL;
+    void *held = NULL;
+    describe(group, c, args);
+    ms_channel *channel = &group->channels[args->channel];
+    bool pair = ms_kind_is_pair(args->kind);
+    args->number = pair ? comm->backend->number(comm, args) : channel->number + 1;
+    args->wire_bytes = wire_of(group, args->kind, args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
+    uint64_t payload = c->in && args->kind != MS_RECV ? ms_tensor_bytes(c->in) : 0;
+    ms_status status = comm->backend->check(comm);
+    if (!status) status = comm->backend->prepare(comm, args);
+    if (!status) status = choose_stream(group, args, c, &stream);
+    if (!status) status = add_record(comm, args, c, payload);
+    if (!status) status = hold_counts(comm, c, args, &held);
+    if (!status) status = put_on_stream(comm, stream, args, c, payload);
+    if (status) {
+        ms_release(ms_engine_context(comm->engine), held);
+        return status;
+    }
+    ms_point point = ms_stream_last(stream);
+    if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
+    if (!pair) channel->number++;
+    if (comm->recording) comm->record_count++;
+    *place_of(group, args) = point;
+    comm->backend->issued(comm, args);
+    account(group, args, payload);
+    if (ready) *ready = point;
+    return MS_OK;
+}
+
+ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective, ms_point *ready)
+{
+    if ((unsigned)collective->kind >= MS_SPLIT) return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "there is no such collective");
+    ms_comm_args args = { .channel = (uint8_t)(channel - 1) };
+    ms_status status = check_presence(group, channel, collective);
+    if (!status) status = check_lengths(group, collective, &args.count);
+    return status ? status : ms_group_issue(group, &args, collective, ready);
+}
+
+ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns)
+{
+    ms_collective barrier = { .kind = MS_BARRIER, .bucket = -1, .timeout_ns = timeout_ns };
+    ms_point ready;
+    ms_status status = ms_group_enqueue(group, 1, &barrier, &ready);
+    return status ? status : ms_point_sync(group->comm->engine, ready);
+}

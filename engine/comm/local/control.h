@@ -1,0 +1,167 @@
+/* control.h: what the ranks of a host share: the control file, the staging areas, and a rank's view of them. For comm/local/ only.
+ *
+ * Invariants
+ * - Every word that two ranks touch is atomic, or is written before a release store and read after the acquire load that sees it.
+ * - A ledger slot of number n is written before its seq becomes n, and written again for n + 2, when all ranks have left n + 1: nobody reads it then.
+ * - A phase counter only grows. All ranks of a channel advance it by the same amount in each collective; reaching a phase together is a barrier.
+ * - A sleeper sleeps on the bell of its own rank. Who makes progress that it may wait for rings the bells of those asleep; an abort rings all.
+ *   asleep is raised before the last look at what is waited for, and progress is made before asleep is read, all sequentially consistent.
+ */
+#ifndef MOONSHARD_COMM_LOCAL_CONTROL_H
+#define MOONSHARD_COMM_LOCAL_CONTROL_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "comm/comm.h"
+
+#define MS_CONTROL_MAGIC 0x315654435244534dull          /* "MSDRCTV1" */
+#define MS_STAGE_BYTES ((size_t)256 << 10)              /* half of a staging area: one is filled while the other is read */
+#define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)   /* in each heap's beginning; the last is for sends */
+#define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
+
+/* A collective as its rank entered it: what must agree (call), and what the others use. */
+typedef struct ms_ledger_slot {
+    _Atomic uint64_t seq;
+    uint64_t counts_hash;
+    uint64_t heap_offset;          /* of `in` in its rank's heap, plus 1; 0: elsewhere */
+    uint64_t value;                /* all_to_all by counts: its longest part; split: the proposed id */
+    double factor;                 /* of a premul_sum */
+    ms_flight call;
+} ms_ledger_slot;
+
+/* One for each member of each group's channel. */
+typedef struct ms_member_line {
+    alignas(128) ms_ledger_slot slots[2];               /* by seq & 1 */
+    alignas(128) _Atomic uint64_t phase;
+    alignas(128) _Atomic uint64_t issued;               /* by the host: calls enqueued */
+} ms_member_line;
+
+/* One for each ordered pair of ranks. */
+typedef struct ms_pair_line {
+    alignas(128) ms_ledger_slot sent[2];
+    alignas(128) ms_ledger_slot received[2];
+    alignas(128) _Atomic uint64_t written;              /* chunks, by the sender */
+    alignas(128) _Atomic uint64_t read;                 /* chunks, by the receiver */
+    alignas(128) _Atomic uint64_t sends;                /* issued, by the hosts */
+    _Atomic uint64_t receives;
+} ms_pair_line;
+
+typedef struct ms_rank_line {
+    alignas(128) ms_word bell;
+    ms_word asleep;                                     /* threads of this rank */
+    alignas(128) ms_word phase;                         /* ms_rank_phase */
+    ms_word finished;                                   /* its host will issue nothing more */
+    _Atomic int64_t process;
+    _Atomic uint64_t progress, flights;
+    ms_flight flight[MS_FLIGHTS];
+} ms_rank_line;
+
+typedef struct ms_control {
+    uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
+    uint32_t ranks, threads;
+    ms_word groups;                                     /* ids handed out */
+    alignas(128) ms_word aborted;                       /* 0, 1: being written, 2: the record is complete */
+    ms_abort_record record;
+    ms_rank_line lines[];                               /* one a rank, then pairs, then members */
+} ms_control;
+
+/* This process' view of a job. */
+struct ms_rendezvous {
+    const ms_os *os;
+    ms_word references;
+    uint32_t ranks;
+    ms_control *control;
+    uint64_t control_bytes, heap_bytes;
+    ms_file *control_file;
+    struct { ms_file *file; char *memory; } heaps[MS_LOCAL_RANKS_MAX];
+};
+
+typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
+
+/* A rank's side: ms_comm.state. */
+typedef struct ms_local {
+    ms_comm *comm;
+    ms_rendezvous *rendezvous;
+    ms_control *control;
+    uint32_t rank;                                      /* in the world, as everything here */
+    ms_pressure pressure;
+    ms_arena *arena;
+    _Atomic uint64_t link_free;                         /* when the link has sent what was given to it */
+    bool pair_populated;                                /* tasks of sends: the staging area has pages */
+    uint64_t flights[2];                                /* tasks of sends and recvs: place in the flight record */
+    uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];   /* host: calls so far with each rank */
+} ms_local;
+
+static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
+{
+    ms_control *control = rendezvous->control;
+    return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks + to;
+}
+
+static inline ms_member_line *ms_member(const ms_rendezvous *rendezvous, uint32_t group, uint32_t channel, uint32_t member)
+{
+    const ms_control *control = rendezvous->control;
+    return (ms_member_line *)(void *)(ms_pair(rendezvous, control->ranks - 1, control->ranks - 1) + 1) + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
+}
+
+static inline char *ms_stage(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t area, uint64_t half)
+{
+    return rendezvous->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
+}
+
+/* rendezvous.c: pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
+int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes);
+int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address, size_t bytes);
+
+/* ----------------------------------------------------------------------------------------------------------------------- wait.c */
+
+/* What is waited for. reached: whether it is there; hopeless: looks whether it can never come, and if so aborts the job; blame: a rank that has not come. */
+typedef struct ms_wait ms_wait;
+struct ms_wait {
+    bool (*reached)(ms_wait *wait);
+    void (*hopeless)(ms_wait *wait);
+    uint32_t (*missing)(ms_wait *wait);        /* world rank */
+    ms_local *local;
+    const ms_comm_args *args;
+    uint64_t target;
+    uint32_t cursor;
+};
+/* false: the job has ended. */
+bool ms_local_wait(ms_wait *wait);
+/* Sleeps until then; false: the job has ended. */
+bool ms_local_sleep_until(ms_local *local, uint64_t until_ns);
+void ms_local_wake(ms_local *local, uint32_t rank);
+static inline bool ms_local_aborted(const ms_local *local) { return atomic_load_explicit(&local->control->aborted, memory_order_acquire) != 0; }
+/* Leaves the job's cause as this task's error. */
+ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *args);
+/* Ends the job because this rank's task met an error of its own. */
+ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args, ms_status status, const char *what);
+
+/* --------------------------------------------------------------------------------------------------------------------- ledger.c */
+
+/* Enters, and waits until all members have entered the same; false: the job has ended. */
+bool ms_ledger_enter(ms_local *local, const ms_comm_args *args);
+/* Waits until all members are `phases` phases on from where the collective began. */
+bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases);
+/* As ms_ledger_phase, then the collective is over for this channel. */
+bool ms_ledger_leave(ms_local *local, const ms_comm_args *args, uint64_t phases);
+const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args, uint32_t member);
+/* Fills a slot but its seq. */
+void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot);
+/* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
+uint64_t ms_ledger_flight(ms_local *local, const ms_flight *call);
+void ms_ledger_landed(ms_local *local, uint64_t flight);
+/* Whether two ranks' calls agree. */
+bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
+/* Ends the job, since `other`, a world rank, will never come to what args waits for: it has finished, `calls` calls into this group or pair. */
+void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls, const ms_ledger_slot *last);
+
+/* local.c: waits as long as the link needs for these bytes; false: the job has ended. */
+bool ms_local_pace(ms_local *local, uint64_t bytes);
+
+/* pair.c */
+ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);
+
+#endif

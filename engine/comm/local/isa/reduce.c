@@ -1,0 +1,133 @@
+/* reduce.c: reductions over ranks: each element is read from every input in rank order and written to every output.
+ *
+ * Multiply and add are not contracted, so every instruction set gives the same bits. */
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+#include <string.h>
+
+#include "comm/local/kernels.h"
+#include "tensor/cpu/row.h"
+
+/* ------------------------------------------------------------------------------------------------------------------------- floats */
+
+/* A NaN of either side is the result of min and max. */
+MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
+{
+    switch (op) {
+    case MS_REDUCE_OP_MIN: return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(b), b, a);
+    case MS_REDUCE_OP_MAX: return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(b), b, a);
+    case MS_REDUCE_OP_PROD: return a * b;
+    default: return a + b;
+    }
+}
+
+MS_VECTOR ms_v16f contribution(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, uint32_t input, size_t i)
+{
+    ms_v16f v = ms_row_get(dtype, task->inputs[input], i);
+    return op == MS_REDUCE_OP_PREMUL_SUM ? v * ms_v_splat(task->factors[input]) : v;
+}
+
+#define UNROLL 4
+
+/* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. */
+MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, uint32_t inputs, uint32_t outputs)
+{
+    ms_v16f divisor = ms_v_splat((float)inputs);
+    size_t i = 0;
+    for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
+        ms_v16f sum[UNROLL];
+        for (uint32_t u = 0; u < UNROLL; u++) sum[u] = contribution(dtype, op, task, 0, i + u * MS_LANES);
+        for (uint32_t r = 1; r < inputs; r++)
+            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], contribution(dtype, op, task, r, i + u * MS_LANES));
+        if (op == MS_REDUCE_OP_AVG)
+            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = sum[u] / divisor;
+        for (uint32_t w = 0; w < outputs; w++)
+            for (uint32_t u = 0; u < UNROLL; u++) ms_row_put(dtype, task->outputs[w], i + u * MS_LANES, sum[u]);
+    }
+    for (; i < task->count; i += MS_LANES) {
+        size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
+        ms_v16f sum = ms_v_splat(0);
+        for (uint32_t r = 0; r < inputs; r++) {
+            ms_v16f v = ms_row_get_part(dtype, task->inputs[r], i, end, 0);
+            if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
+            sum = r ? combine(op, sum, v) : v;
+        }
+        if (op == MS_REDUCE_OP_AVG) sum = sum / divisor;
+        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(dtype, task->outputs[w], i, end, sum);
+    }
+}
+
+MS_VECTOR void reduce_op(ms_dtype dtype, const ms_reduce_task *task, uint32_t inputs, uint32_t outputs)
+{
+    switch (task->op) {
+    case MS_REDUCE_OP_SUM: reduce_floats(dtype, MS_REDUCE_OP_SUM, task, inputs, outputs); break;
+    case MS_REDUCE_OP_AVG: reduce_floats(dtype, MS_REDUCE_OP_AVG, task, inputs, outputs); break;
+    case MS_REDUCE_OP_MIN: reduce_floats(dtype, MS_REDUCE_OP_MIN, task, inputs, outputs); break;
+    case MS_REDUCE_OP_MAX: reduce_floats(dtype, MS_REDUCE_OP_MAX, task, inputs, outputs); break;
+    case MS_REDUCE_OP_PROD: reduce_floats(dtype, MS_REDUCE_OP_PROD, task, inputs, outputs); break;
+    default: reduce_floats(dtype, MS_REDUCE_OP_PREMUL_SUM, task, inputs, outputs); break;
+    }
+}
+
+/* Two ranks in place, the most frequent case, with loops of known length. */
+#define REDUCE_FLOATS(name, dtype) \
+    static void name(const ms_reduce_task *task) \
+    { \
+        if (task->input_count == 2 && task->output_count == 2 && task->op <= MS_REDUCE_OP_AVG) { \
+            if (task->op == MS_REDUCE_OP_SUM) reduce_floats(dtype, MS_REDUCE_OP_SUM, task, 2, 2); \
+            else reduce_floats(dtype, MS_REDUCE_OP_AVG, task, 2, 2); \
+        } else reduce_op(dtype, task, task->input_count, task->output_count); \
+    }
+REDUCE_FLOATS(reduce_f32, MS_F32)
+REDUCE_FLOATS(reduce_f16, MS_F16)
+REDUCE_FLOATS(reduce_bf16, MS_BF16)
+
+/* ----------------------------------------------------------------------------------------------------------------------- integers */
+
+#define BLOCK 1024
+
+/* Blocks that stay in the first cache. The wide type is unsigned and at least as wide as int, so that sums and products wrap; min and max compare the
+ * element's own type. */
+#define REDUCE_INTEGERS(name, type, wide, sum, product) \
+    static void name(const ms_reduce_task *task) \
+    { \
+        type block[BLOCK]; \
+        for (size_t begin = 0; begin < task->count; begin += BLOCK) { \
+            size_t n = task->count - begin < BLOCK ? task->count - begin : BLOCK; \
+            memcpy(block, task->inputs[0] + begin * sizeof(type), n * sizeof(type)); \
+            for (uint32_t r = 1; r < task->input_count; r++) { \
+                const type *from = (const type *)(const void *)task->inputs[r] + begin; \
+                switch (task->op) { \
+                case MS_REDUCE_OP_MIN: for (size_t i = 0; i < n; i++) block[i] = from[i] < block[i] ? from[i] : block[i]; break; \
+                case MS_REDUCE_OP_MAX: for (size_t i = 0; i < n; i++) block[i] = from[i] > block[i] ? from[i] : block[i]; break; \
+                case MS_REDUCE_OP_PROD: for (size_t i = 0; i < n; i++) block[i] = (type)((wide)block[i] product (wide)from[i]); break; \
+                default: for (size_t i = 0; i < n; i++) block[i] = (type)((wide)block[i] sum (wide)from[i]); break; \
+                } \
+            } \
+            for (uint32_t w = 0; w < task->output_count; w++) memcpy(task->outputs[w] + begin * sizeof(type), block, n * sizeof(type)); \
+        } \
+    }
+REDUCE_INTEGERS(reduce_i64, int64_t, uint64_t, +, *)
+REDUCE_INTEGERS(reduce_i32, int32_t, uint32_t, +, *)
+REDUCE_INTEGERS(reduce_u16, uint16_t, uint32_t, +, *)
+REDUCE_INTEGERS(reduce_u8, uint8_t, uint32_t, +, *)
+REDUCE_INTEGERS(reduce_bool, uint8_t, uint32_t, |, &)
+
+static void reduce(const ms_reduce_task *task)
+{
+    switch (task->dtype) {
+    case MS_F32: reduce_f32(task); break;
+    case MS_F16: reduce_f16(task); break;
+    case MS_BF16: reduce_bf16(task); break;
+    case MS_I64: reduce_i64(task); break;
+    case MS_I32: reduce_i32(task); break;
+    case MS_U16: reduce_u16(task); break;
+    case MS_U8: reduce_u8(task); break;
+    default: reduce_bool(task); break;
+    }
+}
+
+const ms_comm_kernels MS_ISA_NAME(ms_comm_kernels) = { .reduce = reduce };

@@ -1,0 +1,24 @@
+/* kernels.h: the inner loops of reductions, built once for each instruction set. */
+#ifndef MOONSHARD_COMM_LOCAL_KERNELS_H
+#define MOONSHARD_COMM_LOCAL_KERNELS_H
+
+#include "moonshard/comm.h"
+#include "tensor/cpu/isa.h"
+
+/* count elements of dtype: inputs[0] op inputs[1] op ... in this order, to every output (each of which may be one of the inputs). 16-bit floats are added up
+ * in f32. factors: of premul_sum. The result is the same on every instruction set. */
+typedef struct ms_reduce_task {
+    ms_dtype dtype;
+    ms_reduce_op op;
+    uint32_t input_count, output_count;
+    const char *const *inputs;
+    char *const *outputs;
+    const float *factors;
+    size_t count;
+} ms_reduce_task;
+
+typedef struct ms_comm_kernels { void (*reduce)(const ms_reduce_task *task); } ms_comm_kernels;
+
+MS_ISA_TABLE(ms_comm_kernels, ms_comm_kernels)
+
+#endif

@@ -1,0 +1,225 @@
+/* ledger.c: the order ledger: every rank writes what it calls, waits until all members have, and compares. */
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/local/control.h"
+
+static ms_member_line *line_of(const ms_local *local, const ms_comm_args *args, uint32_t member)
+{
+    return ms_member(local->rendezvous, args->group->id, args->channel, member);
+}
+
+const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args, uint32_t member) { return &line_of(local, args, member)->slots[args->number & 1]; }
+
+static void wake_members(ms_local *local, const ms_group *group)
+{
+    for (uint32_t m = 0; m < group->size; m++)
+        if (m != group->rank) ms_local_wake(local, group->members[m]);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ records */
+
+void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot)
+{
+    const ms_os *os = local->rendezvous->os;
+    const ms_group *group = args->group;
+    const char *heap = local->rendezvous->heaps[local->rank].memory;
+    bool in_heap = args->in && args->in >= heap && args->in < heap + local->rendezvous->heap_bytes;
+    slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
+    slot->counts_hash = args->counts_hash;
+    slot->value = args->value;
+    slot->factor = args->factor;
+    slot->call = (ms_flight){ .number = args->number, .count = args->count, .entered_ns = os->monotonic_ns(os->user), .group = group->id,
+                              .root = args->rooted ? (int32_t)args->root : -1, .bucket = args->bucket, .kind = args->kind, .op = args->op, .dtype = args->dtype,
+                              .channel = args->channel };
+    memcpy(slot->call.group_name, group->name, sizeof slot->call.group_name);
+    memcpy(slot->call.label, args->label, sizeof slot->call.label);
+    memcpy(slot->call.script, args->script, sizeof slot->call.script);
+}
+
+uint64_t ms_ledger_flight(ms_local *local, const ms_flight *call)
+{
+    ms_rank_line *line = &local->control->lines[local->rank];
+    uint64_t place = atomic_fetch_add(&line->flights, 1);
+    line->flight[place % MS_FLIGHTS] = *call;
+    atomic_fetch_add_explicit(&line->progress, 1, memory_order_relaxed);
+    return place;
+}
+
+void ms_ledger_landed(ms_local *local, uint64_t flight)
+{
+    const ms_os *os = local->rendezvous->os;
+    ms_rank_line *line = &local->control->lines[local->rank];
+    line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
+    atomic_fetch_add_explicit(&line->progress, 1, memory_order_relaxed);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ verdicts */
+
+bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
+{
+    const ms_flight *x = &a->call, *y = &b->call;
+    if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel || x->root != y->root || x->bucket != y->bucket || x->group != y->group ||
+        x->number != y->number || a->counts_hash != b->counts_hash)
+        return false;
+    return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);   /* by counts, each rank sends as much as it likes */
+}
+
+/* "rank 2" or "ranks 0, 1, 3", and the call. */
+static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count, const ms_flight *call)
+{
+    char what[256];
+    int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
+    for (uint32_t i = 0; i < count && (size_t)used < bytes; i++) used += snprintf(text + used, bytes - (size_t)used, "%s %u", i ? "," : "", ranks[i]);
+    if ((size_t)used < bytes) used += snprintf(text + used, bytes - (size_t)used, ": %s", ms_flight_describe(call, what, sizeof what));
+    return (size_t)used < bytes ? (size_t)used : bytes;
+}
+
+/* One error with both sides: all who made my call, and all who made theirs. The smaller side is blamed. */
+static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_slot *theirs)
+{
+    const ms_group *group = args->group;
+    const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, group->rank);
+    uint32_t sides[2][MS_LOCAL_RANKS_MAX], counts[2] = { 0, 0 };
+    for (uint32_t m = 0; m < group->size; m++) {
+        const ms_ledger_slot *slot = ms_ledger_slot_of(local, args, m);
+        if (atomic_load(&slot->seq) != args->number) continue;
+        if (ms_ledger_agree(slot, mine)) sides[0][counts[0]++] = group->members[m];
+        else if (ms_ledger_agree(slot, theirs)) sides[1][counts[1]++] = group->members[m];
+    }
+    char text[MS_ERROR_MESSAGE_BYTES];
+    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of a group:", (unsigned long long)args->number);
+    bool mine_first = sides[0][0] < sides[1][0];
+    for (int side = 0; side < 2; side++) {
+        int which = mine_first ? side : 1 - side;
+        used += describe_side(text + used, sizeof text - used, sides[which], counts[which], which ? &theirs->call : &mine->call);
+    }
+    int blamed = counts[1] < counts[0] || (counts[0] == counts[1] && mine_first) ? 1 : 0;
+    ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides[blamed][0], text);
+}
+
+void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls, const ms_ledger_slot *last)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    ms_ledger_slot mine;
+    ms_ledger_write(local, args, &mine);
+    int used;
+    if (last) used = snprintf(text, sizeof text, "rank %u left after %s", other, ms_flight_describe(&last->call, what, sizeof what));
+    else used = snprintf(text, sizeof text, "rank %u left after %llu calls of this group", other, (unsigned long long)calls);
+    snprintf(text + used, sizeof text - (size_t)used, ", while rank %u waits for it at %s: every rank must make the same calls", local->rank,
+             ms_flight_describe(&mine.call, what, sizeof what));
+    ms_rendezvous_abort(local->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+}
+
+static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t other, const ms_group *group, uint32_t channel, uint64_t number, uint32_t other_member)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, args->group->rank), *theirs = &ms_member(local->rendezvous, group->id, channel, other_member)->slots[number & 1];
+    int used = snprintf(text, sizeof text, "ranks call in a different order:\n  rank %u: %s, which rank %u had not called when it called\n  rank %u: ", local->rank,
+                        ms_flight_describe(&mine->call, what, sizeof what), other, other);
+    /* Its task has entered and waits for this rank, or will: only then the slot is complete. */
+    if (atomic_load(&theirs->seq) == number) snprintf(text + used, sizeof text - (size_t)used, "%s", ms_flight_describe(&theirs->call, what, sizeof what));
+    else snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %u", (unsigned long long)number, group->name, channel + 1);
+    ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+}
+
+/* Whether `other` has called something that this rank has not, before what this rank waits for: then they differ in order, and none would ever go on.
+ * What the other has issued there is read first, what it has issued here second: so it issued the one without the other. */
+static void check_order(ms_local *local, const ms_comm_args *args, uint32_t other, uint32_t member)
+{
+    const ms_comm *comm = local->comm;
+    uint32_t groups = atomic_load(&comm->group_count);
+    for (uint32_t g = 0; g < groups; g++) {
+        const ms_group *group = comm->groups[g];
+        uint32_t at = 0;
+        while (at < group->size && group->members[at] != other) at++;
+        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
+            uint64_t theirs = atomic_load(&ms_member(local->rendezvous, group->id, channel, at)->issued);
+            if (atomic_load(&line_of(local, args, member)->issued) >= args->number) return;
+            if (theirs > atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued)) {
+                wrong_order(local, args, other, group, channel, theirs, at);
+                return;
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ entering */
+
+static bool all_entered(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    for (; wait->cursor < group->size; wait->cursor++) {
+        const ms_ledger_slot *slot = ms_ledger_slot_of(wait->local, wait->args, wait->cursor);
+        if (atomic_load(&slot->seq) < wait->target) return false;
+        if (ms_ledger_agree(slot, ms_ledger_slot_of(wait->local, wait->args, group->rank))) continue;
+        disagree(wait->local, wait->args, slot);
+        return false;
+    }
+    return true;
+}
+
+/* The missing rank may have finished, or have called in another order. */
+static void look_for_the_missing(ms_wait *wait)
+{
+    ms_local *local = wait->local;
+    const ms_comm_args *args = wait->args;
+    if (wait->cursor >= args->group->size) return;
+    uint32_t other = args->group->members[wait->cursor];
+    ms_member_line *line = line_of(local, args, wait->cursor);
+    bool finished = atomic_load(&local->control->lines[other].finished) != 0;
+    uint64_t issued = atomic_load(&line->issued);
+    if (issued >= args->number) return;
+    const ms_ledger_slot *last = &line->slots[issued & 1];
+    if (finished) ms_ledger_gone(local, args, other, issued, issued && atomic_load(&last->seq) == issued ? last : NULL);
+    else check_order(local, args, other, wait->cursor);
+}
+
+static uint32_t missing_member(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    return group->members[wait->cursor < group->size ? wait->cursor : group->rank];
+}
+
+bool ms_ledger_enter(ms_local *local, const ms_comm_args *args)
+{
+    ms_ledger_slot *slot = &line_of(local, args, args->group->rank)->slots[args->number & 1];
+    if (ms_local_aborted(local)) return false;
+    ms_ledger_write(local, args, slot);
+    args->group->channels[args->channel].flight = ms_ledger_flight(local, &slot->call);
+    atomic_store(&slot->seq, args->number);
+    wake_members(local, args->group);
+    ms_wait wait = { .reached = all_entered, .hopeless = look_for_the_missing, .missing = missing_member, .local = local, .args = args, .target = args->number };
+    return ms_local_wait(&wait);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- phases */
+
+static bool all_in_phase(ms_wait *wait)
+{
+    for (; wait->cursor < wait->args->group->size; wait->cursor++)
+        if (atomic_load(&line_of(wait->local, wait->args, wait->cursor)->phase) < wait->target) return false;
+    return true;
+}
+
+/* A rank inside the collective comes, or its end ends the job. */
+static void nothing_to_look_for(ms_wait *wait) { (void)wait; }
+
+bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases)
+{
+    const ms_group *group = args->group;
+    uint64_t target = group->channels[args->channel].phase + phases;
+    atomic_store(&line_of(local, args, group->rank)->phase, target);
+    wake_members(local, group);
+    ms_wait wait = { .reached = all_in_phase, .hopeless = nothing_to_look_for, .missing = missing_member, .local = local, .args = args, .target = target };
+    return ms_local_wait(&wait);
+}
+
+bool ms_ledger_leave(ms_local *local, const ms_comm_args *args, uint64_t phases)
+{
+    ms_channel *channel = &args->group->channels[args->channel];
+    bool left = ms_ledger_phase(local, args, phases);
+    channel->phase += phases;
+    if (left) ms_ledger_landed(local, channel->flight);
+    return left;
+}

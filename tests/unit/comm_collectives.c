@@ -1,0 +1,464 @@
+/* comm_collectives.c: every collective against what it should give, computed apart: ops, dtypes, odd sizes, in heaps and staged, threads and processes.
+ * ctest: each-isa */
+#include <math.h>
+
+#include "comm_support.h"
+
+/* Small whole numbers, which no order of additions rounds; as bool 0 and 1. */
+static double start_of(uint32_t number, int64_t i, ms_dtype dtype)
+{
+    int64_t value = 1 + (number * 7 + i * 3 + i / 5) % 3;
+    return dtype == MS_BOOL ? value % 2 : (double)value;
+}
+
+typedef struct whole { uint32_t ranks, number; ms_dtype dtype; ms_reduce_op op; int64_t from; } whole;
+
+static double own(const void *context, int64_t i)
+{
+    const whole *w = context;
+    return start_of(w->number, i + w->from, w->dtype);
+}
+
+static double reduced(const void *context, int64_t i)
+{
+    const whole *w = context;
+    double result = 0;
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        double x = start_of(r, i + w->from, w->dtype);
+        if (w->op == MS_REDUCE_OP_PREMUL_SUM) x *= 0.5 * (r + 1);
+        if (r == 0) result = x;
+        else if (w->op == MS_REDUCE_OP_MIN) result = x < result ? x : result;
+        else if (w->op == MS_REDUCE_OP_MAX) result = x > result ? x : result;
+        else if (w->op == MS_REDUCE_OP_PROD) result *= x;
+        else result = w->dtype == MS_BOOL ? (result != 0 || x != 0) : result + x;
+    }
+    return w->op == MS_REDUCE_OP_AVG ? (double)((float)result / (float)w->ranks) : result;
+}
+
+static bool allowed(ms_dtype dtype, ms_reduce_op op) { return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM); }
+
+/* ---------------------------------------------------------------------------------------------------------------------- reductions */
+
+static void reductions(rank *self)
+{
+    static const int64_t sizes[] = { 0, 1, 7, 64, 4099 };
+    for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
+        for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++)
+            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+                for (int heap = 0; heap < 2; heap++) {
+                    if (!allowed(dtype, op)) continue;
+                    whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype, .op = op };
+                    uint32_t root = (uint32_t)s % self->ranks;
+                    ms_tensor *t = NULL, *rooted = NULL, *out = NULL, *part = NULL, *padded = NULL;
+                    int64_t n = sizes[s], longer = (n + self->ranks - 1) / self->ranks * self->ranks;
+                    OK(make(self, dtype, n, heap, &t));
+                    OK(make(self, dtype, n, heap, &rooted));
+                    OK(make(self, dtype, n, false, &out));
+                    OK(make(self, dtype, longer, heap, &padded));
+                    OK(make(self, dtype, longer / self->ranks, false, &part));
+                    OK(fill(t, own, &w));
+                    OK(fill(rooted, own, &w));
+                    OK(fill(padded, own, &w));
+                    ms_collective c = { .kind = MS_ALL_REDUCE, .op = op, .factor = 0.5 * (self->number + 1), .in = t, .out = out, .bucket = -1, .root = root };
+                    OK(run_one(self, self->world, &c));
+                    CHECK(equals(t, own, &w));
+                    CHECK(equals(out, reduced, &w));
+                    c.out = NULL;
+                    OK(run_one(self, self->world, &c));
+                    CHECK(equals(t, reduced, &w));
+                    c.kind = MS_REDUCE;
+                    c.in = rooted;
+                    OK(run_one(self, self->world, &c));
+                    CHECK(equals(rooted, self->number == root ? reduced : own, &w));
+                    c.kind = MS_REDUCE_SCATTER;
+                    c.in = padded;
+                    c.out = part;
+                    OK(run_one(self, self->world, &c));
+                    w.from = longer / self->ranks * self->number;
+                    CHECK(equals(part, reduced, &w));
+                    w.from = 0;
+                    CHECK(equals(padded, own, &w));
+                    ms_tensor *all[] = { t, rooted, out, part, padded };
+                    for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+                }
+}
+
+static void reductions_of_every_op_and_dtype(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 4; ranks++) run_well(THREADS, ranks, reductions, NULL);
+}
+
+static void reductions_between_processes(void **state)
+{
+    (void)state;
+    run_well(PROCESSES, 2, reductions, NULL);
+    run_well(PROCESSES, 3, reductions, NULL);
+}
+
+/* Numbers that do round: the sum is that of one loop in rank order, bit for bit, in heaps and staged, in f32 and through f32 in 16 bits. */
+static float rough(uint32_t number, int64_t i)
+{
+    uint32_t out[4];
+    ms_philox(number, 1, (uint64_t)i, out);
+    return ((float)out[0] / 4294967296.0f - 0.5f) * (float)(1 << (out[1] % 12));
+}
+static double rough_own(const void *context, int64_t i) { return (double)rough(((const whole *)context)->number, i); }
+static double rough_sum(const void *context, int64_t i)
+{
+    const whole *w = context;
+    float sum = 0;
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        float x = rough(r, i);
+        if (w->dtype == MS_BF16) x = ms_float_from_bf16(ms_bf16_from_float(x));
+        if (w->dtype == MS_F16) x = ms_float_from_f16(ms_f16_from_float(x));
+        sum = r ? sum + x : x;
+    }
+    return (double)sum;
+}
+
+static void rounding(rank *self)
+{
+    for (ms_dtype dtype = MS_F32; dtype <= MS_BF16; dtype++)
+        for (int heap = 0; heap < 2; heap++) {
+            whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype };
+            ms_tensor *t = NULL;
+            OK(make(self, dtype, 300007, heap, &t));
+            OK(fill(t, rough_own, &w));
+            ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+            OK(run_one(self, self->world, &c));
+            CHECK(equals(t, rough_sum, &w));
+            ms_tensor_release(t);
+        }
+}
+
+static void sums_round_in_rank_order(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 2; ranks <= 5; ranks++) run_well(THREADS, ranks, rounding, NULL);
+    run_well(PROCESSES, 4, rounding, NULL);
+}
+
+/* A NaN of one rank is everybody's; infinities are ordered. */
+static double special(const void *context, int64_t i)
+{
+    const whole *w = context;
+    return i % 3 == (int64_t)w->number ? (double)NAN : i % 5 == 0 ? (double)-INFINITY : (double)i;
+}
+
+static void not_numbers(rank *self)
+{
+    for (ms_reduce_op op = MS_REDUCE_OP_MIN; op <= MS_REDUCE_OP_MAX; op++) {
+        whole w = { .number = self->number };
+        float values[100];
+        ms_tensor *t = NULL;
+        OK(make(self, MS_F32, 100, true, &t));
+        OK(fill(t, special, &w));
+        ms_collective c = { .kind = MS_ALL_REDUCE, .op = op, .in = t, .bucket = -1 };
+        OK(run_one(self, self->world, &c));
+        OK(ms_tensor_read(t, values, sizeof values));
+        for (int i = 0; i < 100; i++) CHECK(i % 3 < 2 ? values[i] != values[i] : values[i] == (i % 5 == 0 ? -INFINITY : (float)i));
+        ms_tensor_release(t);
+    }
+}
+
+static void a_nan_of_one_rank_is_the_minimum_and_the_maximum(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, not_numbers, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ movement */
+
+/* Element i of rank number's tensor. */
+static double tagged(uint32_t number, int64_t i) { return (double)(number * 1000003 + i); }
+static double tagged_own(const void *context, int64_t i) { return tagged(*(const uint32_t *)context, i); }
+
+typedef struct joined { uint32_t ranks; const int64_t *counts; int64_t begin; } joined;
+
+/* All ranks' tensors one behind the other. */
+static double joined_value(const void *context, int64_t i)
+{
+    const joined *j = context;
+    uint32_t r = 0;
+    for (; i >= j->counts[r]; r++) i -= j->counts[r];
+    return tagged(r, i);
+}
+
+static double shifted(const void *context, int64_t i)
+{
+    const joined *j = context;
+    return tagged(j->ranks, i + j->begin);
+}
+
+static void gathering(rank *self, const int64_t *counts, bool heap, bool by_counts)
+{
+    uint32_t root = self->ranks - 1;
+    int64_t sum = 0, before = 0, mine = counts[self->number];
+    for (uint32_t r = 0; r < self->ranks; r++) sum += counts[r];
+    for (uint32_t r = 0; r < self->number; r++) before += counts[r];
+    joined j = { .ranks = self->ranks, .counts = counts };
+    ms_tensor *part = NULL, *whole_tensor = NULL, *on_root = NULL, *window = NULL;
+    int64_t one = 1;
+    OK(make(self, MS_I64, mine, heap, &part));
+    OK(make(self, MS_I64, sum, heap, &whole_tensor));
+    OK(make(self, MS_I64, sum, false, &on_root));
+    OK(fill(part, tagged_own, &self->number));
+    ms_collective c = { .kind = MS_ALL_GATHER, .in = part, .out = whole_tensor, .counts = by_counts ? counts : NULL, .bucket = -1, .root = root };
+    OK(run_one(self, self->world, &c));
+    CHECK(equals(whole_tensor, joined_value, &j));
+    c.kind = MS_GATHER;
+    c.out = self->number == root ? on_root : NULL;
+    OK(run_one(self, self->world, &c));
+    if (self->number == root) CHECK(equals(on_root, joined_value, &j));
+    c.kind = MS_SCATTER;
+    c.in = self->number == root ? on_root : NULL;
+    c.out = part;
+    OK(fill(part, tagged_own, &root));
+    OK(run_one(self, self->world, &c));
+    CHECK(equals(part, tagged_own, &self->number));
+    /* in is this rank's part of out */
+    OK(ms_tensor_window(whole_tensor, 1, &mine, &one, before, &window));
+    OK(fill(whole_tensor, tagged_own, &root));
+    OK(fill(window, tagged_own, &self->number));
+    c.kind = MS_ALL_GATHER;
+    c.in = window;
+    c.out = whole_tensor;
+    OK(run_one(self, self->world, &c));
+    CHECK(equals(whole_tensor, joined_value, &j));
+    ms_tensor *all[] = { part, whole_tensor, on_root, window };
+    for (int i = 0; i < 4; i++) ms_tensor_release(all[i]);
+}
+
+/* Rank r sends `base + r + 2 * to` elements to rank `to`, each sender's numbers going on from part to part. */
+static int64_t part_of(int64_t base, uint32_t from, uint32_t to, bool even) { return even ? base : base + from + 2 * to; }
+
+static void exchange(rank *self, int64_t base, bool heap, bool even)
+{
+    int64_t send[MS_LOCAL_RANKS_MAX], receive[MS_LOCAL_RANKS_MAX], sent = 0, received = 0;
+    for (uint32_t r = 0; r < self->ranks; r++) {
+        sent += send[r] = part_of(base, self->number, r, even);
+        received += receive[r] = part_of(base, r, self->number, even);
+    }
+    ms_tensor *in = NULL, *out = NULL;
+    OK(make(self, MS_I64, sent, heap, &in));
+    OK(make(self, MS_I64, received, heap, &out));
+    OK(fill(in, tagged_own, &self->number));
+    ms_collective c = { .kind = MS_ALL_TO_ALL, .in = in, .out = out, .counts = even ? NULL : send, .receive_counts = even ? NULL : receive, .bucket = -1 };
+    OK(run_one(self, self->world, &c));
+    for (uint32_t r = 0, at = 0; r < self->ranks; at += (uint32_t)receive[r++]) {
+        ms_tensor *window = NULL;
+        int64_t one = 1;
+        joined j = { .ranks = r };
+        for (uint32_t before = 0; before < self->number; before++) j.begin += part_of(base, r, before, even);
+        OK(ms_tensor_window(out, 1, &receive[r], &one, at, &window));
+        CHECK(equals(window, shifted, &j));
+        ms_tensor_release(window);
+    }
+    ms_tensor_release(in);
+    ms_tensor_release(out);
+}
+
+static void movement(rank *self)
+{
+    static const int64_t sizes[] = { 0, 1, 13, 50001 };
+    for (int s = 0; s < 4; s++)
+        for (int heap = 0; heap < 2; heap++) {
+            int64_t even[MS_LOCAL_RANKS_MAX], uneven[MS_LOCAL_RANKS_MAX];
+            for (uint32_t r = 0; r < self->ranks; r++) {
+                even[r] = sizes[s];
+                uneven[r] = r % 2 ? sizes[s] + r : 0;
+            }
+            gathering(self, even, heap, false);
+            if (self->ranks > 1) gathering(self, uneven, heap, true);
+            exchange(self, sizes[s], heap, true);
+            exchange(self, sizes[s], heap, false);
+            for (uint32_t root = 0; root < self->ranks; root++) {
+                ms_tensor *t = NULL;
+                OK(make(self, MS_I64, sizes[s], heap, &t));
+                OK(fill(t, tagged_own, &self->number));
+                ms_collective c = { .kind = MS_BROADCAST, .in = t, .root = root, .bucket = -1 };
+                OK(run_one(self, self->world, &c));
+                CHECK(equals(t, tagged_own, &root));
+                ms_tensor_release(t);
+            }
+        }
+}
+
+static void tensors_arrive_where_they_should(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 4; ranks++) run_well(THREADS, ranks, movement, NULL);
+}
+
+static void tensors_arrive_between_processes(void **state)
+{
+    (void)state;
+    run_well(PROCESSES, 3, movement, NULL);
+}
+
+/* Some ranks' tensors in heaps, others' not: all take the same path. */
+static void mixed(rank *self)
+{
+    whole w = { .ranks = self->ranks, .number = self->number };
+    for (uint32_t mask = 0; mask < 8; mask++) {
+        ms_tensor *t = NULL, *unused = NULL;
+        OK(make(self, MS_F32, 64 * (self->number + 1), true, &unused));    /* so that offsets differ between ranks */
+        OK(make(self, MS_F32, 5000, (mask >> self->number) & 1, &t));
+        OK(fill(t, own, &w));
+        ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+        OK(run_one(self, self->world, &c));
+        CHECK(equals(t, reduced, &w));
+        ms_tensor_release(t);
+        ms_tensor_release(unused);
+    }
+}
+
+static void ranks_whose_tensors_lie_elsewhere_agree_on_a_way(void **state)
+{
+    (void)state;
+    run_well(THREADS, 3, mixed, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- send and recv */
+
+/* Everybody sends to the next and receives from the one before: no order of the two may stop the ring. */
+static void ring(rank *self)
+{
+    static const int64_t sizes[] = { 0, 1, 1000, 200000 };
+    uint32_t next = (self->number + 1) % self->ranks, before = (self->number + self->ranks - 1) % self->ranks;
+    for (int s = 0; s < 4; s++)
+        for (int heap = 0; heap < 2; heap++) {
+            ms_tensor *out = NULL, *in = NULL;
+            OK(make(self, MS_I32, sizes[s], heap, &out));
+            OK(make(self, MS_I32, sizes[s], false, &in));
+            OK(fill(out, tagged_own, &self->number));
+            ms_collective send = { .kind = MS_SEND, .in = out, .root = next, .bucket = -1 }, receive = { .kind = MS_RECV, .in = in, .root = before, .bucket = -1 };
+            OK(run_one(self, self->world, self->number % 2 ? &receive : &send));
+            OK(run_one(self, self->world, self->number % 2 ? &send : &receive));
+            CHECK(equals(in, tagged_own, &before));
+            ms_tensor_release(out);
+            ms_tensor_release(in);
+        }
+}
+
+static void a_ring_of_sends_turns(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 2; ranks <= 4; ranks++) run_well(THREADS, ranks, ring, NULL);
+    run_well(PROCESSES, 3, ring, NULL);
+}
+
+/* ---------------------------------------------------------------------------------------------------- many calls, channels, groups */
+
+/* The host runs ahead; two channels and sub-groups are under way at once; each result is right. */
+static void many(rank *self)
+{
+    enum { CALLS = 200 };
+    ms_tensor *tensors[CALLS];
+    whole w = { .ranks = self->ranks, .number = self->number };
+    for (int i = 0; i < CALLS; i++) {
+        ms_point ready;
+        OK(make(self, MS_F32, 16 + 37 * i, i % 3 != 0, &tensors[i]));
+        OK(fill(tensors[i], own, &w));
+        ms_collective c = { .kind = MS_ALL_REDUCE, .in = tensors[i], .bucket = i, .label = "many" };
+        OK(ms_group_enqueue(self->world, 1 + (uint32_t)i % 2, &c, &ready));
+        OK(ms_stream_wait(ms_engine_current(self->engine), ready));
+    }
+    for (int i = 0; i < CALLS; i++) {
+        CHECK(equals(tensors[i], reduced, &w));
+        ms_tensor_release(tensors[i]);
+    }
+}
+
+static void two_channels_run_ahead(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, many, NULL);
+    run_well(THREADS, 4, many, NULL);
+    run_well(PROCESSES, 3, many, NULL);
+}
+
+/* Halves and strides of four ranks, and a part of three in another order; one rank is in none. */
+static void parts(rank *self)
+{
+    static const uint32_t halves[] = { 0, 1, 2, 3 }, strides[] = { 0, 2, 1, 3 }, turned[] = { 3, 0, 2 }, two[] = { 2, 2 }, three[] = { 3 };
+    ms_group *half = NULL, *stride = NULL, *odd = NULL;
+    OK(ms_group_split(self->world, 2, two, halves, &half));
+    OK(ms_group_split(self->world, 2, two, strides, &stride));
+    OK(ms_group_split(self->world, 1, three, turned, &odd));
+    CHECK(ms_group_size(half) == 2 && ms_group_rank(half) == self->number % 2);
+    CHECK(ms_group_rank(stride) == self->number / 2 && ms_group_world_rank(stride, 1) == self->number % 2 + 2);
+    CHECK((odd == NULL) == (self->number == 1));
+    float value = (float)(1 << self->number), got = 0;
+    ms_tensor *t = NULL;
+    OK(make(self, MS_F32, 1, true, &t));
+    ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+    OK(ms_tensor_write(t, &value, 4));
+    OK(run_one(self, half, &c));
+    OK(ms_tensor_read(t, &got, 4));
+    CHECK(got == (self->number < 2 ? 3 : 12));
+    OK(run_one(self, stride, &c));
+    OK(ms_tensor_read(t, &got, 4));
+    CHECK(got == 15);
+    if (odd) {
+        c.kind = MS_BROADCAST;
+        c.root = 0;
+        OK(ms_tensor_write(t, &value, 4));
+        OK(run_one(self, odd, &c));
+        OK(ms_tensor_read(t, &got, 4));
+        CHECK(got == 8);
+        ms_group *pair = NULL;
+        static const uint32_t inner[] = { 2, 0 }, sizes[] = { 2 };
+        OK(ms_group_split(odd, 1, sizes, inner, &pair));
+        CHECK((pair == NULL) == (self->number == 0));
+        if (pair) CHECK(ms_group_world_rank(pair, 0) == 2 && ms_group_world_rank(pair, 1) == 3);
+    }
+    OK(ms_group_barrier(self->world, 0));
+    ms_tensor_release(t);
+}
+
+static void groups_are_split(void **state)
+{
+    (void)state;
+    run_well(THREADS, 4, parts, NULL);
+    run_well(PROCESSES, 4, parts, NULL);
+}
+
+/* A stream of the caller's. */
+static void own_stream(rank *self)
+{
+    whole w = { .ranks = self->ranks, .number = self->number };
+    ms_stream *side = NULL;
+    ms_tensor *t = NULL;
+    ms_point ready;
+    OK(ms_engine_stream(self->engine, "side", &side));
+    OK(make(self, MS_F32, 3000, true, &t));
+    OK(fill(t, own, &w));
+    for (int i = 0; i < 3; i++) {
+        ms_collective c = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = t, .bucket = -1, .stream = i == 1 ? side : NULL };
+        OK(ms_group_enqueue(self->world, 1, &c, &ready));
+        CHECK((ready.stream == ms_stream_index(side)) == (i == 1));
+    }
+    OK(ms_stream_wait(ms_engine_current(self->engine), ready));
+    w.op = MS_REDUCE_OP_MAX;
+    CHECK(equals(t, reduced, &w));
+    ms_tensor_release(t);
+}
+
+static void a_collective_runs_on_a_given_stream(void **state)
+{
+    (void)state;
+    run_well(THREADS, 3, own_stream, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reductions_of_every_op_and_dtype), cmocka_unit_test(reductions_between_processes), cmocka_unit_test(sums_round_in_rank_order),
+        cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum), cmocka_unit_test(tensors_arrive_where_they_should),
+        cmocka_unit_test(tensors_arrive_between_processes), cmocka_unit_test(ranks_whose_tensors_lie_elsewhere_agree_on_a_way), cmocka_unit_test(a_ring_of_sends_turns),
+        cmocka_unit_test(two_channels_run_ahead), cmocka_unit_test(groups_are_split), cmocka_unit_test(a_collective_runs_on_a_given_stream),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

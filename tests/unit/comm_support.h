@@ -1,0 +1,177 @@
+/* comm_support.h: runs a function as every rank of a job, ranks being threads or processes, and tensors of small whole numbers for them. */
+#ifndef MOONSHARD_TESTS_COMM_SUPPORT_H
+#define MOONSHARD_TESTS_COMM_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "moonshard/comm.h"
+
+typedef enum job_kind { THREADS, PROCESSES } job_kind;
+
+typedef struct rank rank;
+typedef struct job {
+    job_kind kind;
+    ms_rendezvous_options options;
+    const ms_os *os;
+    void (*run)(rank *self);
+    const void *argument;
+    bool loose;                    /* not strict: as a script calls */
+} job;
+
+/* One rank's side. What went wrong is left in `why`, since asserts belong to the main thread. */
+struct rank {
+    const job *job;
+    ms_rendezvous *rendezvous;
+    ms_engine *engine;
+    ms_group *world;
+    uint32_t number, ranks;
+    char why[2048];
+};
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            if (!*self->why) snprintf(self->why, sizeof self->why, "%s:%d: rank %u: %s; last error: %s", __FILE__, __LINE__, self->number, #condition, \
+                                      self->engine ? ms_engine_error(self->engine)->message : "none"); \
+            return; \
+        } \
+    } while (0)
+#define OK(call) CHECK((call) == MS_OK)
+
+static inline void rank_main(rank *self)
+{
+    ms_engine_options options = { .os = self->job->os, .threads = 1, .strict = !self->job->loose, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU") };
+    ms_error error;
+    if (ms_engine_new(&options, &error, &self->engine)) snprintf(self->why, sizeof self->why, "engine: %s", error.message);
+    else if (ms_comm_open(self->engine, self->rendezvous, self->number, &self->world)) snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
+    else self->job->run(self);
+    if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);
+    ms_engine_free(self->engine);
+}
+
+static inline void *rank_thread(void *argument)
+{
+    rank_main(argument);
+    return NULL;
+}
+
+/* Runs all ranks to their end; `why` of each in reasons. Returns the cause if the job was ended. */
+static inline ms_abort_record run_job(const job *what, rank *ranks)
+{
+    ms_context context;
+    ms_rendezvous *rendezvous = NULL;
+    ms_abort_record cause = { .reason = MS_ABORT_NONE };
+    uint32_t count = what->options.ranks;
+    ms_context_init(&context, NULL);
+    assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
+    rank *all = mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(all != MAP_FAILED);
+    pthread_t threads[MS_LOCAL_RANKS_MAX];
+    pid_t children[MS_LOCAL_RANKS_MAX];
+    for (uint32_t r = 0; r < count; r++) {
+        all[r] = (rank){ .job = what, .rendezvous = rendezvous, .number = r, .ranks = count };
+        if (what->kind == THREADS) assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);
+        else if ((children[r] = fork()) == 0) {
+            rank_main(&all[r]);
+            _exit(0);
+        }
+    }
+    for (uint32_t r = 0; r < count; r++)
+        if (what->kind == THREADS) pthread_join(threads[r], NULL);
+        else {
+            int status = 0;
+            waitpid(children[r], &status, 0);
+            if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+                char text[128];
+                snprintf(text, sizeof text, "rank %u ended with status %x", r, (unsigned)status);
+                ms_rendezvous_abort(rendezvous, MS_ABORT_DIED, (int32_t)r, text);
+                snprintf(all[r].why, sizeof all[r].why, "%s", text);
+            }
+        }
+    ms_rendezvous_cause(rendezvous, &cause);
+    memcpy(ranks, all, count * sizeof *all);
+    munmap(all, count * sizeof *all);
+    ms_rendezvous_release(rendezvous);
+    return cause;
+}
+
+/* All ranks must end well. */
+static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *), const void *argument)
+{
+    job what = { .kind = kind, .options = { .ranks = count, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = run, .argument = argument };
+    rank *ranks = calloc(count, sizeof *ranks);
+    run_job(&what, ranks);
+    for (uint32_t r = 0; r < count; r++)
+        if (*ranks[r].why) fail_msg("%u ranks: %s", count, ranks[r].why);
+    free(ranks);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ tensors */
+
+/* n elements of dtype, in this rank's heap or in ordinary memory. */
+static inline ms_status make(rank *self, ms_dtype dtype, int64_t n, bool heap, ms_tensor **out)
+{
+    ms_storage *storage = NULL;
+    if (!heap) return ms_tensor_new(self->engine, dtype, 1, &n, out);
+    ms_status status = ms_group_storage(self->world, ms_engine_current(self->engine), (size_t)n * ms_dtype_bytes(dtype), &storage);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &n, out);
+    ms_storage_release(storage);
+    return status;
+}
+
+static inline void put_number(void *values, ms_dtype dtype, int64_t i, double value)
+{
+    switch (dtype) {
+    case MS_F32: ((float *)values)[i] = (float)value; break;
+    case MS_F16: ((uint16_t *)values)[i] = ms_f16_from_float((float)value); break;
+    case MS_BF16: ((uint16_t *)values)[i] = ms_bf16_from_float((float)value); break;
+    case MS_I64: ((int64_t *)values)[i] = (int64_t)value; break;
+    case MS_I32: ((int32_t *)values)[i] = (int32_t)value; break;
+    case MS_U16: ((uint16_t *)values)[i] = (uint16_t)value; break;
+    default: ((uint8_t *)values)[i] = (uint8_t)value; break;
+    }
+}
+
+/* Fills with value(context, i), and compares; false at the first difference. */
+typedef double (*number_function)(const void *context, int64_t i);
+
+static inline ms_status fill(ms_tensor *tensor, number_function value, const void *context)
+{
+    int64_t n = ms_tensor_count(tensor);
+    void *values = malloc(ms_tensor_bytes(tensor) + 1);
+    for (int64_t i = 0; i < n; i++) put_number(values, ms_tensor_dtype(tensor), i, value(context, i));
+    ms_status status = ms_tensor_write(tensor, values, ms_tensor_bytes(tensor));
+    free(values);
+    return status;
+}
+
+static inline bool equals(ms_tensor *tensor, number_function value, const void *context)
+{
+    int64_t n = ms_tensor_count(tensor);
+    size_t bytes = ms_tensor_bytes(tensor);
+    void *expected = malloc(bytes + 1), *got = malloc(bytes + 1);
+    for (int64_t i = 0; i < n; i++) put_number(expected, ms_tensor_dtype(tensor), i, value(context, i));
+    bool equal = ms_tensor_read(tensor, got, bytes) == MS_OK && memcmp(expected, got, bytes) == 0;
+    free(expected);
+    free(got);
+    return equal;
+}
+
+/* Runs one collective on channel 1 and lets the current stream wait for it. */
+static inline ms_status run_one(rank *self, ms_group *group, const ms_collective *collective)
+{
+    ms_point ready;
+    ms_status status = ms_group_enqueue(group, 1, collective, &ready);
+    return status ? status : ms_stream_wait(ms_engine_current(self->engine), ready);
+}
+
+#endif
