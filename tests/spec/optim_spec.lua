@@ -447,6 +447,24 @@ describe("the scaler", function()
     near({ -1 }, p, 1e-5)
   end)
 
+  it("serves several optimizers in a step, each unscaled once by the factor of that step", function()
+    local p, q = parameter { 1 }, parameter { 1 }
+    local a, b = optim.sgd({ p }, { lr = 1 }), optim.sgd({ q }, { lr = 1 })
+    local scaler = optim.scaler { init_scale = 4, growth_interval = 1 }
+    for round = 1, 2 do
+      scaler:scale((p * 0.25 + q * 0.5):sum()):backward()
+      if round == 1 then
+        scaler:unscale(a)
+        scaler:unscale(b)
+        fails(function() scaler:unscale(a) end, "unscaled already")
+      end
+      scaler:step(a)                                -- the factor grows
+      scaler:step(b)
+      near({ 1 - 0.25 * round }, p)
+      near({ 1 - 0.5 * round }, q)
+    end
+  end)
+
   it("saves itself, and refuses unknown options", function()
     local a, b = optim.scaler { init_scale = 32 }, optim.scaler()
     near(65536, b:state().factor)

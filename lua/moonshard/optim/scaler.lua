@@ -18,31 +18,38 @@ local function scaler(options)
   end
   self.factor = core.full(self.init_scale, {}):keep()
   self.good = core.zeros {}:keep()                         -- steps without overflow since the last change
+  self.inverse = core.full(1 / self.init_scale, {}):keep() -- of the factor by which the losses of this step were scaled
+  self.finite = {}                                         -- optimizer -> flag, between unscale and step
   return setmetatable(self, Scaler)
 end
 
 ---@param loss ms.Tensor
 ---@return ms.Tensor
-function Scaler:scale(loss) return loss * self.factor:to(loss:dtype()) end
+function Scaler:scale(loss)
+  self.finite = {}
+  core.no_grad(function() self.inverse:copy_(1 / self.factor) end)
+  return loss * self.factor:to(loss:dtype())
+end
 
 --- Unscales the gradients of the optimizer's parameters; the device's flag whether all are finite. `step` does it by itself.
 ---@param optimizer ms.Optimizer
 ---@return ms.Tensor
 function Scaler:unscale(optimizer)
+  if self.finite[optimizer] then core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between scale and step") end
   local list = {}
   for _, group in ipairs(optimizer:groups()) do
     for _, p in ipairs(group.params) do list[#list + 1] = p:grad() end
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
-  self.finite = core.unscale(list, 1 / self.factor)
-  return self.finite
+  self.finite[optimizer] = core.unscale(list, self.inverse)
+  return self.finite[optimizer]
 end
 
 --- Unscales (unless that was done), steps unless inf or nan was seen, adapts.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)
-  local finite = self.finite or self:unscale(optimizer)
-  self.finite = nil
+  local finite = self.finite[optimizer] or self:unscale(optimizer)
+  self.finite[optimizer] = nil
   optimizer:step { only_if = finite }
   core.no_grad(function()
     local good = core.where(finite, self.good + 1, 0)
@@ -60,6 +67,7 @@ function Scaler:load_state(saved)
   core.no_grad(function()
     self.factor:copy_(saved.factor)
     self.good:copy_(saved.good)
+    self.inverse:copy_(1 / self.factor)
   end)
 end
 
