@@ -89,7 +89,11 @@ local function write(self)
   self.last = entry
   local object = {}
   for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = value end end
-  self.file:write(core.json_encode(object) .. "\n")
+  local ok, message = self.file:write(core.json_encode(object) .. "\n")
+  if not ok and not self.told then
+    require "moonshard.log".warn("metrics are not written: %s", message)
+    self.told = true                               -- once is enough: training goes on without them
+  end
   if launch.checking or (entry.step % self.every ~= 0 and entry.step + 1 ~= self.total) then return end
   local text = line_of(self, entry)
   if self.terminal then io.stdout:write("\r\27[K", text)

@@ -129,6 +129,15 @@ describe("ms.train", function()
     assert.matches("measured before", (succeed "steps=1 run=again"))
   end)
 
+  it("goes on where metrics cannot be written, and says so once", function()
+    assert(os.execute(("mkdir '%s/full' && ln -s /dev/full '%s/full/metrics.jsonl'"):format(folder, folder)))
+    local code, out, err = run "steps=3 save=0 run=full resume=auto"
+    assert.equal(0, code, err)
+    assert.matches("step 2 loss", out)
+    local _, told = err:gsub("metrics are not written: cannot write '[^\n]*full/metrics.jsonl': No space left", "")
+    assert.equal(1, told, err)
+  end)
+
   it("writes an object a step into metrics.jsonl", function()
     succeed "steps=6 run=m"
     local metrics = command.metrics(folder .. "/m")
