@@ -93,7 +93,7 @@ enum { NONE, IN0, IN1, IN2,         /* inputs; an absent third one is the number
        G,                           /* the gradient that enters */
        S0, S1, S2,                  /* what forward saved, in the order of inputs, then the result; an absent third one is the number */
        N,                           /* the number: scalar.value */
-       ZERO };
+       ZERO };                      /* minimum of two: nothing flows back, not even where the gradient is infinite */
 
 enum { SAVE0 = 1, SAVE1 = 2, SAVE2 = 4, SAVE_RESULT = 8 };
 
@@ -139,7 +139,7 @@ SMOOTH(sqrt, 1, 1, MS_KERNEL_sqrt, { IN0 }, 0, SAVE_RESULT, { BACK(sqrt_backward
 SMOOTH(rsqrt, 1, 1, MS_KERNEL_rsqrt, { IN0 }, 0, SAVE_RESULT, { BACK(rsqrt_backward, S0, G) })
 SMOOTH(square, 1, 1, MS_KERNEL_square, { IN0 }, WHOLE, SAVE0, { BACK(square_backward, S0, G) })
 SMOOTH(abs, 1, 1, MS_KERNEL_abs, { IN0 }, WHOLE, SAVE0, { BACK(abs_backward, S0, G) })
-SMOOTH(sign, 1, 1, MS_KERNEL_sign, { IN0 }, WHOLE, 0, { BACK(mul, G, ZERO) })
+SMOOTH(sign, 1, 1, MS_KERNEL_sign, { IN0 }, WHOLE, 0, { BACK(minimum, ZERO, ZERO) })
 SMOOTH(relu, 1, 1, MS_KERNEL_relu, { IN0 }, WHOLE, SAVE_RESULT, { BACK(relu_backward, S0, G) })
 SMOOTH(gelu, 1, 1, MS_KERNEL_gelu, { IN0 }, 0, SAVE0, { BACK(gelu_backward, S0, G) })
 SMOOTH(gelu_erf, 1, 1, MS_KERNEL_gelu_erf, { IN0 }, 0, SAVE0, { BACK(gelu_erf_backward, S0, G) })
@@ -185,7 +185,7 @@ SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK
 static const elementwise_rule rule_power = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(pow_backward, S0, G) } };
 static const elementwise_rule rule_power_two = { MS_KERNEL_square, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(square_backward, S0, G) } };
 static const elementwise_rule rule_power_one = { MS_KERNEL_cast, { IN0 }, WHOLE | USES_NUMBER, 0, { PASS } };
-static const elementwise_rule rule_power_zero = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, ZERO) } };
+static const elementwise_rule rule_power_zero = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) } };
 static const elementwise_rule *power_rule(double exponent)
 {
     return exponent == 2 ? &rule_power_two : exponent == 1 ? &rule_power_one : exponent == 0 ? &rule_power_zero : &rule_power;

@@ -324,6 +324,26 @@ static void test_gradients_where_differences_say_nothing(void **state)
     ms_tensor_release(in[1]);
 }
 
+/* A result that does not move passes nothing back: not even an infinite gradient times 0, which would be NaN. */
+static void test_flat_results_pass_nothing_back(void **state)
+{
+    (void)state;
+    const double incoming[] = { INFINITY, -INFINITY };
+    const ms_op *const flat[] = { &ms_op_sign, &ms_op_pow };            /* x^0 */
+    for (size_t i = 0; i < COUNT(flat); i++) {
+        ms_tensor *g = tensor_of(engine, MS_F32, DIMS(2), incoming), *result = NULL;
+        ms_tensor_info info = { .dtype = MS_F32, .dims = 1, .shape = { 2 } };
+        ms_op_gradient gradient = { .engine = engine, .op = flat[i], .inputs = &info, .input_count = 1, .outputs = &info, .gradients = &g, .output_count = 1,
+                                    .results = &result, .needs = (bool[]){ true } };
+        assert_int_equal(flat[i]->backward(&gradient), MS_OK);
+        double *got = tensor_get(result);
+        assert_true(got[0] == 0 && got[1] == 0);
+        free(got);
+        ms_tensor_release(result);
+        ms_tensor_release(g);
+    }
+}
+
 static void test_gradients_of_masks(void **state)
 {
     (void)state;
@@ -407,7 +427,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_in_every_float_dtype_at_every_length), cmocka_unit_test(test_special_values), cmocka_unit_test(test_integers_are_exact_and_wrap),
         cmocka_unit_test(test_strides_and_broadcasting_in_every_dtype), cmocka_unit_test(test_in_place_with_an_operand_that_overlaps), cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_gradients_out_of_place_and_in_place), cmocka_unit_test(test_gradients_where_differences_say_nothing), cmocka_unit_test(test_gradients_of_masks),
+        cmocka_unit_test(test_gradients_out_of_place_and_in_place), cmocka_unit_test(test_gradients_where_differences_say_nothing), cmocka_unit_test(test_flat_results_pass_nothing_back),
+        cmocka_unit_test(test_gradients_of_masks),
         cmocka_unit_test(test_one_element_of_another_float_dtype), cmocka_unit_test(test_bits_do_not_depend_on_threads), cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("elementwise", tests, setup, teardown);
