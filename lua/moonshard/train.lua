@@ -22,8 +22,12 @@ end
 local function pass(self, x, y)
   local o = self.o
   local loss_of = o.loss or default_loss
-  if o.dtype == "f32" then return loss_of(o.model, x, y) end
-  return core.autocast(o.dtype, function() return loss_of(o.model, x, y) end)
+  if not core.is_tensor(x) and not o.loss then core.raise("train: data must give tensors x and y, not " .. type(x)) end
+  local loss, outputs
+  if o.dtype == "f32" then loss, outputs = loss_of(o.model, x, y)
+  else loss, outputs = core.autocast(o.dtype, function() return loss_of(o.model, x, y) end) end
+  if not core.is_tensor(loss) then core.raise("train: the function loss must return a tensor of one element, not " .. type(loss)) end
+  return loss, outputs
 end
 
 -- Forward and backward of one step; the mean loss over its passes, on the device.
@@ -32,7 +36,7 @@ local function forward_backward(self)
   for i = 1, o.accumulate do
     local x, y = self.next_batch()
     -- Targets of a step: tokens of a text, or samples.
-    if not self.report.tokens then self.report.tokens = y:numel() * o.accumulate end
+    if not self.report.tokens and core.is_tensor(y) then self.report.tokens = y:numel() * o.accumulate end
     local loss = pass(self, x, y)
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
@@ -99,6 +103,7 @@ local function validate(self)
       -- The last batch may be shorter: means are over rows.
       local rows = #y
       for name, value in pairs(values) do
+        if not core.is_tensor(value) then core.raise(("train: eval.measure gives tensors of one element, but %s is a %s"):format(name, type(value))) end
         value = value:to "f32" * rows
         sums[name] = sums[name] and sums[name]:add_(value) or value
       end

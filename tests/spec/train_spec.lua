@@ -179,6 +179,25 @@ describe("ms.train", function()
     assert.is_false(core.exists(folder .. "/keep-4"))
   end)
 
+  it("says what is wrong with what its functions return", function()
+    local bad = {
+      ["data = function() end"] = "train: data must give tensors x and y, not nil",
+      ["data = function() return 5 end, loss = function() return 3 end"] = "train: the function loss must return a tensor of one element, not number",
+      ["data = d, valid = { batches = function() return d end }, eval = { every = 1, batches = 1, measure = function() return { right = 0.5 } end }"] =
+        "train: eval.measure gives tensors of one element, but right is a number",
+    }
+    for options, message in pairs(bad) do
+      command.write(folder .. "/bad.lua", ([[
+        local ms = require "moonshard"
+        local m = ms.nn.Linear(2, 2)
+        local function d() return ms.ones { 1, 2 }, ms.tensor { 1 } end
+        ms.train { model = m, optimizer = ms.optim.sgd(m), steps = 1, %s }]]):format(options))
+      local code, _, err = command.run(folder, "run bad.lua")
+      assert.equal(1, code)
+      assert.matches("bad.lua:%d+: " .. message:gsub("%p", "%%%0"), err)
+    end
+  end)
+
   it("says once what is wrong with its options", function()
     local bad = {
       ["{ model = m, optimizer = o, data = d }"] = "the option steps is missing",
