@@ -23,6 +23,7 @@ struct ms_loader {
     ms_loader_state state;           /* what has been handed out */
     ms_prepared slots[SLOTS];
     ms_os_thread *thread;            /* NULL until the first next */
+    int64_t process;                 /* that the thread runs in: a forked child has none */
     ms_bell bell;
     _Atomic uint64_t filled, taken;  /* slots filled and handed out since the thread started */
     atomic_bool stop;
@@ -160,6 +161,7 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
     atomic_store(&loader->filled, 0);
     atomic_store(&loader->taken, 0);
     atomic_store(&loader->stop, false);
+    loader->process = os->process_id(os->user);
     int error = os->thread_start(os->user, "ms-loader", prepare, loader, &loader->thread);
     return error ? ms_fail_os(context, error, "cannot start the loader's thread", NULL) : MS_OK;
 }
@@ -242,6 +244,8 @@ uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype
 ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
 {
     ms_status status = loader->thread ? MS_OK : start_thread(context, loader);
+    if (!status && loader->process != context->os->process_id(context->os->user))
+        status = ms_fail(context, MS_ERROR_STATE, "loader: this process was forked from the one in which its thread runs: make the loader after the fork");
     if (status) return status;
     uint64_t taken = atomic_load(&loader->taken);
     for (;;) {

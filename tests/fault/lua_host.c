@@ -224,7 +224,8 @@ static void a_forked_child_gets_errors_and_never_hangs(void **state)
     heap h = { .calls = 0 };
     lua_State *L = open_state(&h);
     assert_non_null(L);
-    assert_int_equal(run_text(L, "x = require 'moonshard'.ones { 2 } x:sum():item()"), LUA_OK);
+    assert_int_equal(run_text(L, "x = require 'moonshard'.ones { 2 } x:sum():item()\n"
+                                 "loader = assert(require 'moonshard'.data.bytes '/proc/self/exe'):loader { batch = 1, length = 1 } loader:next()"), LUA_OK);
     fflush(NULL);
     pid_t child = fork();
     assert_true(child >= 0);
@@ -232,6 +233,8 @@ static void a_forked_child_gets_errors_and_never_hangs(void **state)
         alarm(20);
         int failed = run_text(L, "return x:add(1):sum():item()");
         bool told = failed && lua_tostring(L, -1) && strstr(lua_tostring(L, -1), "fork");
+        failed = run_text(L, "loader:next()");
+        told = told && failed && lua_tostring(L, -1) && strstr(lua_tostring(L, -1), "fork");
         lua_close(L);
         _exit(told ? 0 : 1);
     }
