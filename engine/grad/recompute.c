@@ -13,15 +13,22 @@ typedef struct ms_recomputed {
     ms_dtype autocast;
     uint32_t script, input_count, output_count;
     uint64_t *versions;                        /* of the inputs' storages before f ran first; behind the inputs */
+    ms_captures captures;                      /* what else it used then */
     ms_tensor *inputs[];                       /* aliases without history */
 } ms_recomputed;
 
 static void recomputed_free(void *object)
 {
     ms_recomputed *kept = object;
+    ms_context *context = ms_engine_context(kept->engine);
     for (uint32_t i = 0; i < kept->input_count; i++) ms_tensor_release(kept->inputs[i]);
+    for (size_t i = 0; i < kept->captures.count; i++) {
+        ms_tensor_release(kept->captures.items[i].saved.tensor);
+        ms_node_release(kept->captures.items[i].node);
+    }
+    ms_release(context, kept->captures.items);
     if (kept->free_user) kept->free_user(kept->user);
-    ms_release(ms_engine_context(kept->engine), kept);
+    ms_release(context, kept);
 }
 
 /* f with the tape on, with the random numbers and precision of the first time. */
@@ -68,18 +75,22 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     return status;
 }
 
+static ms_status check_version(const ms_recomputed *kept, const ms_tensor *tensor, uint64_t version)
+{
+    char shape[160];
+    if (ms_storage_version(tensor->storage) == version) return MS_OK;
+    const char *line = ms_strings_get(ms_engine_strings(kept->engine), kept->script);
+    return ms_engine_fail(kept->engine, MS_ERROR_STATE, "backward: recompute (at %s) is to run again with a tensor %s that was written in place since: use the form without _ there",
+                          *line ? line : "the engine", ms_tensor_describe(tensor, shape, sizeof shape));
+}
+
 static ms_status recomputed_check(void *object)
 {
     const ms_recomputed *kept = object;
-    char shape[160];
-    for (uint32_t i = 0; i < kept->input_count; i++) {
-        const ms_tensor *input = kept->inputs[i];
-        if (ms_storage_version(input->storage) == kept->versions[i]) continue;
-        const char *line = ms_strings_get(ms_engine_strings(kept->engine), kept->script);
-        return ms_engine_fail(kept->engine, MS_ERROR_STATE, "backward: recompute (at %s) is to run again with a tensor %s that was written in place since: use the form without _ there",
-                              *line ? line : "the engine", ms_tensor_describe(input, shape, sizeof shape));
-    }
-    return MS_OK;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < kept->input_count && !status; i++) status = check_version(kept, kept->inputs[i], kept->versions[i]);
+    for (size_t i = 0; i < kept->captures.count && !status; i++) status = check_version(kept, kept->captures.items[i].saved.tensor, kept->captures.items[i].saved.version);
+    return status;
 }
 
 static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free, .check = recomputed_check };
@@ -112,7 +123,7 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
 }
 
 /* f without a tape, noting what it uses that requires a gradient; *count is 0 after a failure. */
-static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_captures *captures, ms_tensor **made, uint32_t *count)
+static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_tensor **made, uint32_t *count)
 {
     ms_engine *engine = kept->engine;
     ms_tape *tape = NULL;
@@ -120,7 +131,7 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     if (status) return status;
     ms_captures *outer = tape->captures;
     bool recording = ms_engine_set_recording(engine, false);
-    if (recording) tape->captures = captures;
+    if (recording) tape->captures = &kept->captures;
     status = kept->f(user, kept->inputs, kept->input_count, made, count);
     if (status) *count = 0;
     else status = ms_capture(engine, made, *count);
@@ -135,20 +146,19 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, v
                        ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
 {
     ms_recomputed *kept = NULL;
-    ms_captures captures = { 0 };
     ms_tensor *made[MS_RECOMPUTE_OUTPUTS] = { NULL };
     uint32_t count = 0;
     ms_status status = keep_inputs(engine, inputs, input_count, &kept);
     if (status) return status;
     kept->f = f;
-    status = run_first(kept, user, done, &captures, made, &count);
+    status = run_first(kept, user, done, made, &count);
     if (!status) {
         /* From here on the node owns user; before, the caller does. */
         kept->user = user;
         kept->done = done;
         kept->free_user = free_user;
         kept->output_count = count;
-        status = ms_record_captured(engine, &recompute_function, kept, inputs, input_count, &captures, made, count);
+        status = ms_record_captured(engine, &recompute_function, kept, inputs, input_count, &kept->captures, made, count);
         if (status) kept->free_user = NULL;
     }
     if (status) recomputed_free(kept);
@@ -157,7 +167,5 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, v
         memcpy(outputs, made, count * sizeof *made);
         *output_count = count;
     }
-    for (size_t i = 0; i < captures.count; i++) ms_node_release(captures.nodes[i]);
-    ms_release(ms_engine_context(engine), captures.nodes);
     return status;
 }

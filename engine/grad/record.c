@@ -50,15 +50,15 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
 }
 
 /* The node with its edges, before anything runs, so that running out of memory changes nothing. */
-static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, const ms_captures *captures, uint32_t output_count, ms_node **out)
+static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures, uint32_t output_count, ms_node **out)
 {
     ms_node *node = NULL;
     uint32_t captured = captures ? (uint32_t)captures->count : 0;
     ms_status status = ms_node_new(engine, input_count + captured, output_count, &node);
     for (uint32_t i = 0; i < captured && !status; i++) {
         describe(&node->inputs[input_count + i], NULL);
-        captures->nodes[i]->references++;
-        node->edges[input_count + i].node = captures->nodes[i];
+        node->edges[input_count + i].node = captures->items[i].node;
+        captures->items[i].node = NULL;        /* handed over: freed without recursion, as all edges are */
     }
     for (uint32_t i = 0; i < input_count && !status; i++) {
         describe(&node->inputs[i], inputs[i]);
@@ -136,25 +136,37 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     return status;
 }
 
+/* Where the gradient of a tensor that requires one goes; NULL: a leaf that nobody has used yet. */
+static const ms_node *node_of(const ms_tensor *tensor)
+{
+    const ms_meta *meta = tensor->meta;
+    return meta->node ? meta->node : meta->accumulator;
+}
+
+static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor)
+{
+    if (!tensor || !ms_tensor_requires_grad(tensor)) return MS_OK;
+    for (size_t i = 0; i < captures->count; i++)
+        if (captures->items[i].saved.tensor->storage == tensor->storage && captures->items[i].node == node_of(tensor)) return MS_OK;
+    ms_edge edge = { 0 };
+    ms_saved saved = { .version = ms_storage_version(tensor->storage) };
+    ms_status status = ms_grow(ms_engine_context(engine), (void **)&captures->items, &captures->capacity, captures->count + 1, sizeof *captures->items);
+    if (!status) status = ms_tensor_alias(tensor, &saved.tensor);
+    if (!status) status = ms_edge_of(tensor, &edge);
+    if (status) ms_tensor_release(saved.tensor);
+    else captures->items[captures->count++] = (ms_capture_item){ .saved = saved, .node = edge.node };
+    return status;
+}
+
 ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count)
 {
     const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
-    ms_captures *captures = tape ? tape->captures : NULL;
-    for (uint32_t i = 0; captures && i < count; i++) {
-        ms_edge edge;
-        ms_status status = ms_edge_of(tensors[i], &edge);
-        if (status) return status;
-        size_t at = 0;
-        while (at < captures->count && captures->nodes[at] != edge.node) at++;
-        if (edge.node && at == captures->count) status = ms_grow(ms_engine_context(engine), (void **)&captures->nodes, &captures->capacity, at + 1, sizeof *captures->nodes);
-        if (edge.node && at == captures->count && !status) captures->nodes[captures->count++] = edge.node;
-        else ms_node_release(edge.node);
-        if (status) return status;
-    }
-    return MS_OK;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; tape && tape->captures && i < count && !status; i++) status = capture(engine, tape->captures, tensors[i]);
+    return status;
 }
 
-ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, const ms_captures *captures,
+ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count)
 {
     ms_node *node = NULL;

@@ -64,8 +64,10 @@ typedef struct ms_meta {
     struct ms_meta *next;                      /* unused ones */
 } ms_meta;
 
-/* Nodes (retained) of what a recomputed function uses beside its inputs. They become edges of its node, so that a backward waits for it. */
-typedef struct ms_captures { ms_node **nodes; size_t count, capacity; } ms_captures;
+/* What a recomputed function uses beside its inputs: each tensor as it was, and its node (retained). The nodes become edges of the recomputed
+ * node, so that a backward waits for it. */
+typedef struct ms_capture_item { ms_saved saved; ms_node *node; } ms_capture_item;
+typedef struct ms_captures { ms_capture_item *items; size_t count, capacity; } ms_captures;
 
 typedef struct ms_pass ms_pass;                /* one backward: backward.c */
 
@@ -94,8 +96,8 @@ ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor 
 ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge);
 /* Notes those of the tensors (NULL: none) that require a gradient, if the first run of a recomputed function is on. */
 ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count);
-/* As ms_record, with edges to what was captured behind those to the inputs; f has no results for them. */
-ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, const ms_captures *captures,
+/* As ms_record, with edges to what was captured (handed over) behind those to the inputs; f has no results for them. */
+ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count);
 /* A backward inside of the one that is running: what both go through gets its gradient here, and is run there. Frees what it has used. */
 ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count);
