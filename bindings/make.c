@@ -2,10 +2,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "bindings/runtime.h"
+#include "bindings/group.h"
 
 /* What a shape table says. */
-typedef struct shape_options { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; ms_dtype dtype; bool requires_grad; } shape_options;
+typedef struct shape_options { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; ms_dtype dtype; bool requires_grad; ms_group *group; } shape_options;
 
 static const char *const shape_keys[] = { "dtype", "device", "group", "requires_grad", NULL };
 static const char *const random_keys[] = { "dtype", "device", "group", "requires_grad", "seed", "per_rank", "std", "low", "high", NULL };
@@ -26,7 +26,23 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
         if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0) ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
     }
     lua_pop(L, 1);
+    if (lua_getfield(L, index, "group") != LUA_TNIL) out->group = ms_lua_group(L, -1);
+    lua_pop(L, 1);
     out->requires_grad = ms_lua_field_boolean(L, index, "requires_grad", false);
+}
+
+/* Where the group's collectives reach it without a copy, or in ordinary memory. */
+static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_tensor **out)
+{
+    if (!shape->group) return ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, out);
+    ms_storage *storage = NULL;
+    size_t bytes = ms_dtype_bytes(shape->dtype);
+    for (uint32_t d = 0; d < shape->dims; d++)
+        if (__builtin_mul_overflow(bytes, (size_t)shape->sizes[d], &bytes)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape is too large");
+    ms_status status = ms_group_storage(shape->group, ms_engine_current(engine), bytes, &storage);
+    if (!status) status = ms_tensor_on(storage, shape->dtype, shape->dims, shape->sizes, out);
+    ms_storage_release(storage);
+    return status;
 }
 
 /* Makes a tensor, fills it in place with an operator (NULL: leaves it), and pushes it. */
@@ -35,7 +51,7 @@ static int make(lua_State *L, const shape_options *shape, const ms_op *op, const
     ms_engine *engine = ms_lua_runtime(L)->engine;
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made = NULL, *result = NULL;
-    ms_status status = ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, &made);
+    ms_status status = make_tensor(engine, shape, &made);
     if (!status && op) status = ms_op_apply(engine, op, attributes, true, &made, 1, &result, 1);
     ms_tensor_release(result);
     if (!status && shape->requires_grad) status = ms_tensor_set_requires_grad(made, true);

@@ -2,7 +2,10 @@
 #include "bindings/runtime.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "moonshard/comm.h"
 
 /* ---------------------------------------------------------------------------------------------------------------------- entering */
 
@@ -44,10 +47,44 @@ void ms_lua_line(lua_State *L, char *text, size_t bytes)
     if (user_frame(L, ms_lua_runtime(L), &frame)) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }
 
+/* The rendezvous that the launcher left in the environment of a rank's process. */
+static ms_status adopt_rendezvous(ms_runtime *runtime)
+{
+    const ms_os *os = runtime->context.os;
+    const char *text = os->environment(os->user, MS_RENDEZVOUS_VARIABLE), *rank = os->environment(os->user, "MOONSHARD_RANK");
+    if (runtime->rendezvous || !text || !*text) return MS_OK;
+    char *end = NULL;
+    long number = rank && *rank ? strtol(rank, &end, 10) : -1;
+    if (number < 0 || *end) return ms_fail(&runtime->context, MS_ERROR_ARGUMENT, "MOONSHARD_RANK must be the number of this rank, not '%s'", rank ? rank : "");
+    ms_status status = ms_rendezvous_adopt(&runtime->context, text, &runtime->rendezvous);
+    if (!status) runtime->rank = (uint32_t)number;
+    return status;
+}
+
+/* Ranks of one machine share its cores. */
+static void share_threads(ms_runtime *runtime)
+{
+    uint32_t ranks = ms_rendezvous_ranks(runtime->rendezvous);
+    ms_machine machine = { .cores = 1 };
+    const ms_os *os = runtime->context.os;
+    if (runtime->settings.threads || os->machine(os->user, &machine)) return;
+    runtime->settings.threads = machine.cores > ranks ? machine.cores / ranks : 1;
+}
+
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
+    if (adopt_rendezvous(runtime)) luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
+    if (runtime->rendezvous) share_threads(runtime);
     ms_error error;
-    if (ms_engine_new(&runtime->settings, &error, &runtime->engine)) luaL_error(L, "moonshard could not start: %s", error.message);
+    ms_engine *engine = NULL;
+    if (ms_engine_new(&runtime->settings, &error, &engine)) luaL_error(L, "moonshard could not start: %s", error.message);
+    ms_group *world = NULL;
+    if (runtime->rendezvous && ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world)) {
+        error = *ms_engine_error(engine);
+        ms_engine_free(engine);
+        luaL_error(L, "moonshard could not start: %s", error.message);
+    }
+    runtime->engine = engine;
 }
 
 /* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would depend on the collector's pace, and could be
@@ -254,6 +291,7 @@ static int runtime_gc(lua_State *L)
     release_dropped(runtime, 0, 0, UINT64_MAX);
     ms_engine_free(runtime->engine);
     runtime->engine = NULL;
+    ms_rendezvous_release(runtime->rendezvous);
     ms_release(&runtime->context, runtime->dropped);
     return 0;
 }
@@ -352,6 +390,7 @@ static int open_module(lua_State *L)
     ms_open_operators(L, at);
     ms_open_grad(L, at);
     ms_open_stream(L, at);
+    ms_open_group(L, at);
     ms_open_optim(L, at);
     ms_open_io(L, at);
     return 1;

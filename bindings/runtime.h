@@ -47,6 +47,8 @@ struct ms_runtime {
     ms_engine *engine;                         /* NULL until first use */
     ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];
+    struct ms_rendezvous *rendezvous;          /* of the ranks of this host, or NULL: the environment may name one */
+    uint32_t rank;                             /* in it */
     pthread_t owner;
     uint64_t step_serial;                      /* of the current step, 0 outside */
     uint64_t step_count;                       /* serials handed out */
@@ -122,6 +124,8 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
 
 /* -------------------------------------------------------------------------------------------------------------------- results */
 
+/* Pushes a stream, which the engine owns. */
+int ms_lua_push_stream(lua_State *L, ms_stream *stream);
 /* Pushes an empty handle; fill it in phase 3 with ms_handle_fill, which takes the reference over and cannot fail. */
 ms_handle *ms_lua_new_handle(lua_State *L);
 void ms_handle_fill(ms_handle *handle, ms_tensor *owned);
@@ -163,6 +167,7 @@ void ms_open_operators(lua_State *L, int runtime);
 void ms_open_grad(lua_State *L, int runtime);
 void ms_open_engine(lua_State *L, int runtime);
 void ms_open_stream(lua_State *L, int runtime);
+void ms_open_group(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */

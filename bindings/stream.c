@@ -11,7 +11,7 @@
 
 typedef struct stream_box { ms_stream *stream; } stream_box;   /* the engine owns the stream */
 
-static int push_stream(lua_State *L, ms_stream *stream)
+int ms_lua_push_stream(lua_State *L, ms_stream *stream)
 {
     stream_box *box = lua_newuserdatauv(L, sizeof *box, 0);
     box->stream = stream;
@@ -27,7 +27,7 @@ static int stream(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     ms_stream *found = ms_engine_current(engine);
     if (!lua_isnoneornil(L, 1)) ms_lua_ok(L, ms_engine_stream(engine, luaL_checkstring(L, 1), &found));
-    return push_stream(L, found);
+    return ms_lua_push_stream(L, found);
 }
 
 static int stream_name(lua_State *L)

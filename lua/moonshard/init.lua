@@ -16,10 +16,10 @@ for _, name in ipairs {
 ms.init = core.configure
 
 ---@return integer rank of this process among all
-function ms.rank() return 0 end
+function ms.rank() return core.world():rank() end
 
 ---@return integer how many ranks there are
-function ms.world_size() return 1 end
+function ms.world_size() return core.world():size() end
 
 --- Makes `name` the current device inside f; without f, returns the current one. An engine has one device.
 ---@param name? string
@@ -56,7 +56,7 @@ local parts = {
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future",
+  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
 }
 
 return setmetatable(ms, {

@@ -55,6 +55,7 @@
 ---@field info fun(): table   cpu, threads, kernels, blas, blas_isa, memory_bytes, devices, mpi, nccl, lua, version
 ---@field rank fun(): integer
 ---@field world_size fun(): integer
+---@field world fun(): ms.Group   all ranks
 --- The current step: 0-based; after a resume it goes on where the run stopped.
 ---@field step fun(): integer
 --- `for step in ms.steps(count, first) do`: the only way to say what a step is. Yields first (0 unless given) to count - 1. Leaving
@@ -81,6 +82,7 @@
 ---@class ms.Shape: { [integer]: integer }
 ---@field dtype? ms.DType              "f32" unless given
 ---@field device? string               the current device unless given; "cpu" "cuda:0" "meta" (shape without memory)
+---@field group? ms.Group              lay it where this group's collectives reach it without a copy
 ---@field requires_grad? boolean
 
 ---@class ms.RandomShape: ms.Shape
@@ -296,6 +298,42 @@
 --- Use after the step that made it (rule 8), of a borrowed bucket tensor after its hook, or after an error spoiled it. backward: the graph
 --- was freed (by which line), a saved tensor was changed in place (which), backward of a backward is not supported.
 --- item, to_table, show inside a hook: use a Metric and `lag`.
+
+-------------------------------------------------------------------------------------------------------------------------- group
+
+--- A process group. Calls must come in the same order, with equal arguments, on all its ranks; a difference ends the job and shows both
+--- sides. Results add in rank order: the same bits on every rank and every run. All return a future and enqueue at once.
+--- op: also { premul_sum = factor }, the sum of each rank's tensor times its factor. Where a gradient is recorded, all_reduce and broadcast leave t
+--- alone and the value is a tensor of its own; they, reduce_scatter, all_gather and all_to_all have gradients (with op sum, avg or premul_sum).
+---@class ms.Group
+---@field rank fun(self): integer
+---@field size fun(self): integer
+---@field name fun(self): string
+--- The same ranks over their own connection and stream, so that neither waits for the other. 1 is the group itself.
+---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
+--- Called on all ranks of this group, with the same list; nil on ranks in no part.
+---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
+--- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the ranks of equal position in all blocks.
+---@field levels fun(self, size?: integer): ms.Group, ms.Group
+---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future   t: in place; the future's value; op: "sum" unless given
+---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future   t: in place on root; others unchanged
+--- Value: this rank's part along dimension 1 (equal parts, or counts[rank + 1] rows).
+---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
+--- Value: all ranks' tensors joined along dimension 1, in rank order. With counts, ranks may bring different numbers of rows.
+---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
+--- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts received, joined in rank order.
+---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
+---@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future   t: in place on all but root
+---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future   value: as all_gather's on root; t itself elsewhere
+---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future   t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's part
+---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
+---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future   t: in place
+--- **blocks**
+---@field barrier fun(self, timeout_ms?: integer)
+--- What this rank has sent since the start, by operation.
+---@field bytes_sent fun(self): table<string, integer>   wire bytes
+--- Errors. Different call, dtype, count, root or op on another rank (both sides, script lines). A rank left, died or raised ("because rank
+--- 2: ..."). Rows do not divide by size() (says pad_to). avg of integers. barrier, split, levels inside a hook.
 
 ----------------------------------------------------------------------------------------------------------------------------- nn
 

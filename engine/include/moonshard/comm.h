@@ -184,6 +184,10 @@ typedef struct ms_collective {
 /* Enqueues the collective behind all earlier ones of this channel (1 or 2) and after the last uses of its tensors. *ready (may be NULL) is when the
  * result is there. Errors of arguments name the operation and change nothing. */
 MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective, ms_point *ready);
+/* The same, and recorded if recording is on and `input` requires a gradient: the result (call->out, or call->in, which then is a copy of the input
+ * that has no history) depends on input. MS_ERROR_ARGUMENT, and nothing is enqueued, for what has no gradient: min, max, prod, and all kinds but all_reduce,
+ * broadcast, all_gather, reduce_scatter and all_to_all. All ranks go forward and backward through it in the same order. */
+MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *collective, ms_tensor *input, ms_point *ready);
 /* A barrier that the host waits for. */
 MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 

@@ -1,0 +1,304 @@
+/* group.c: process groups in Lua: the world, splitting, and collectives that return the stream behind whose last task the result is there. */
+#include <string.h>
+
+#include "bindings/group.h"
+
+#define MS_GROUP_TYPE "ms.Group"
+
+typedef struct group_box { ms_group *group; uint32_t channel; } group_box;      /* the engine owns the group */
+
+static const char *const kinds[] = { "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv", NULL };
+static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_sum", NULL };
+
+int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
+{
+    group_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = (group_box){ .group = group, .channel = channel };
+    luaL_setmetatable(L, MS_GROUP_TYPE);
+    return 1;
+}
+
+static group_box *check_box(lua_State *L, int index) { return luaL_checkudata(L, index, MS_GROUP_TYPE); }
+ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->group; }
+
+/* An engine that nobody gave a world is alone in one. */
+ms_group *ms_lua_world(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_group *world = ms_comm_world(engine);
+    if (!world) ms_lua_ok(L, ms_comm_open_fake(engine, 0, 1, &world));
+    return world;
+}
+
+/* core.world() */
+static int world(lua_State *L) { return ms_lua_push_group(L, ms_lua_world(L), 1); }
+
+/* ---------------------------------------------------------------------------------------------------------------- what a group is */
+
+static int group_rank(lua_State *L)
+{
+    lua_pushinteger(L, ms_group_rank(ms_lua_group(L, 1)));
+    return 1;
+}
+
+static int group_size(lua_State *L)
+{
+    lua_pushinteger(L, ms_group_size(ms_lua_group(L, 1)));
+    return 1;
+}
+
+static int group_name(lua_State *L)
+{
+    lua_pushstring(L, ms_group_name(ms_lua_group(L, 1)));
+    return 1;
+}
+
+/* group:_world_rank(rank) -> that member's rank in the world */
+static int group_world_rank(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    lua_pushinteger(L, ms_group_world_rank(group, (uint32_t)ms_lua_integer(L, 2, 0, (int64_t)ms_group_size(group) - 1, "rank")));
+    return 1;
+}
+
+static int group_channel(lua_State *L)
+{
+    return ms_lua_push_group(L, ms_lua_group(L, 1), (uint32_t)ms_lua_integer(L, 2, 1, MS_CHANNELS, "channel"));
+}
+
+static int group_equal(lua_State *L)
+{
+    const group_box *a = check_box(L, 1), *b = check_box(L, 2);
+    lua_pushboolean(L, a->group == b->group && a->channel == b->channel);
+    return 1;
+}
+
+static int group_string(lua_State *L)
+{
+    const group_box *box = check_box(L, 1);
+    lua_pushfstring(L, "group %s (rank %d of %d%s)", ms_group_name(box->group), (int)ms_group_rank(box->group), (int)ms_group_size(box->group), box->channel > 1 ? ", channel 2" : "");
+    return 1;
+}
+
+/* group:_stream(): the channel's stream */
+static int group_stream(lua_State *L)
+{
+    group_box *box = check_box(L, 1);
+    ms_lua_enter(L);
+    ms_stream *stream = NULL;
+    ms_lua_ok(L, ms_group_stream(box->group, box->channel, &stream));
+    return ms_lua_push_stream(L, stream);
+}
+
+/* group:bytes_sent() -> wire bytes by operation */
+static int group_bytes_sent(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    lua_newtable(L);
+    for (int kind = 0; kind < MS_COLLECTIVES; kind++) {
+        ms_traffic traffic = ms_group_traffic(group, (ms_collective_kind)kind);
+        if (traffic.calls == 0 || kind == MS_SPLIT) continue;
+        lua_pushinteger(L, (lua_Integer)traffic.wire_bytes);
+        lua_setfield(L, -2, ms_collective_name((ms_collective_kind)kind));
+    }
+    return 1;
+}
+
+/* group:_traffic() -> calls, payload bytes, wire bytes of all operations since the start */
+static int group_traffic(lua_State *L)
+{
+    ms_traffic traffic = ms_group_traffic(ms_lua_group(L, 1), MS_COLLECTIVES);
+    lua_pushinteger(L, (lua_Integer)traffic.calls);
+    lua_pushinteger(L, (lua_Integer)traffic.payload_bytes);
+    lua_pushinteger(L, (lua_Integer)traffic.wire_bytes);
+    return 3;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ splitting */
+
+/* The lists at index 2 as numbers: how many there are, their lengths, and all ranks one behind the other. In a userdata on the stack. */
+static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
+{
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_Integer parts = (lua_Integer)lua_rawlen(L, 2), total = 0;
+    if (parts < 1 || parts > size) ms_lua_error(L, "split: 1 to %d lists of ranks are expected, not %d", (int)size, (int)parts);
+    for (lua_Integer p = 1; p <= parts; p++) {
+        if (lua_rawgeti(L, 2, p) != LUA_TTABLE) ms_lua_error(L, "split: part %d is no list of ranks", (int)p);
+        total += (lua_Integer)lua_rawlen(L, -1);
+        lua_pop(L, 1);
+    }
+    if (total > size) ms_lua_error(L, "split: %d ranks are named, the group has %d", (int)total, (int)size);
+    *sizes = lua_newuserdatauv(L, (size_t)(parts + total) * sizeof **sizes, 0);
+    uint32_t *next = *ranks = *sizes + parts;
+    for (lua_Integer p = 1; p <= parts; p++) {
+        lua_rawgeti(L, 2, p);
+        lua_Integer count = (lua_Integer)lua_rawlen(L, -1);
+        if (count == 0) ms_lua_error(L, "split: part %d is empty", (int)p);
+        (*sizes)[p - 1] = (uint32_t)count;
+        for (lua_Integer i = 1; i <= count; i++) {
+            lua_rawgeti(L, -1, i);
+            *next++ = (uint32_t)ms_lua_integer(L, -1, 0, (int64_t)size - 1, "rank of a part");
+            lua_pop(L, 1);
+        }
+        lua_pop(L, 1);
+    }
+    return (uint32_t)parts;
+}
+
+/* group:split{ { 0, 1 }, { 2, 3 } } -> the group of the part that this rank is in, or nil */
+static int group_split(lua_State *L)
+{
+    group_box *box = check_box(L, 1);
+    ms_lua_refuse_in_hook(L, "split", "groups are made before training");
+    ms_lua_enter(L);
+    uint32_t *sizes, *ranks;
+    uint32_t parts = read_parts(L, ms_group_size(box->group), &sizes, &ranks);
+    ms_group *made = NULL;
+    ms_lua_ok(L, ms_group_split(box->group, parts, sizes, ranks, &made));
+    if (made) return ms_lua_push_group(L, made, box->channel);
+    lua_pushnil(L);
+    return 1;
+}
+
+/* group:barrier(timeout_ms?): blocks */
+static int group_barrier(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    ms_lua_refuse_in_hook(L, "barrier", "hooks only enqueue");
+    ms_lua_enter(L);
+    uint64_t timeout = lua_isnoneornil(L, 2) ? 0 : (uint64_t)ms_lua_integer(L, 2, 1, INT64_MAX / 1000000, "timeout_ms") * 1000000u;
+    ms_lua_ok(L, ms_group_barrier(group, timeout));
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------------- collectives */
+
+/* "sum" ..., or { premul_sum = factor }. */
+static void read_op(lua_State *L, int index, ms_collective *call)
+{
+    if (lua_isnoneornil(L, index)) return;
+    if (!lua_istable(L, index)) {
+        call->op = (ms_reduce_op)ms_lua_choice(L, index, ops, "op");
+        if (call->op == MS_REDUCE_OP_PREMUL_SUM) ms_lua_error(L, "op premul_sum needs its factor: { premul_sum = 0.5 }");
+        return;
+    }
+    static const char *const keys[] = { "premul_sum", NULL };
+    ms_lua_known_keys(L, index, keys, "op");
+    if (lua_getfield(L, index, "premul_sum") != LUA_TNUMBER) ms_lua_error(L, "op: { premul_sum = factor } is expected");
+    call->op = MS_REDUCE_OP_PREMUL_SUM;
+    call->factor = lua_tonumber(L, -1);
+    lua_pop(L, 1);
+}
+
+/* A list of as many numbers as the group has ranks, in a userdata on the stack; NULL for nil. */
+static const int64_t *read_counts(lua_State *L, int index, const ms_group *group)
+{
+    if (lua_isnoneornil(L, index)) return NULL;
+    luaL_checktype(L, index, LUA_TTABLE);
+    uint32_t size = ms_group_size(group);
+    if (lua_rawlen(L, index) != size) ms_lua_error(L, "counts: %d numbers are given, the group has %d ranks", (int)lua_rawlen(L, index), (int)size);
+    int64_t *counts = lua_newuserdatauv(L, size * sizeof *counts, 0);
+    for (uint32_t i = 0; i < size; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        counts[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "count");
+        lua_pop(L, 1);
+    }
+    return counts;
+}
+
+/* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the stream that it runs on; counts are of elements.
+ * source: the result depends on it, if it requires a gradient. */
+static int group_enqueue(lua_State *L)
+{
+    group_box *box = check_box(L, 1);
+    ms_collective call = { .bucket = -1, .kind = (ms_collective_kind)ms_lua_choice(L, 2, kinds, "collective") };
+    lua_settop(L, 10);
+    ms_lua_enter(L);
+    call.in = ms_lua_optional_tensor(L, 3);
+    call.out = ms_lua_optional_tensor(L, 4);
+    read_op(L, 5, &call);
+    if (!lua_isnil(L, 6)) call.root = (uint32_t)ms_lua_integer(L, 6, 0, (int64_t)ms_group_size(box->group) - 1, "rank");
+    call.label = luaL_optstring(L, 9, NULL);
+    call.counts = read_counts(L, 7, box->group);
+    call.receive_counts = read_counts(L, 8, box->group);
+    ms_point ready = { 0 };
+    ms_tensor *source = ms_lua_optional_tensor(L, 10);
+    ms_lua_ok(L, source ? ms_group_apply(box->group, box->channel, &call, source, &ready) : ms_group_enqueue(box->group, box->channel, &call, &ready));
+    return ms_lua_push_stream(L, ms_engine_stream_at(ms_group_engine(box->group), ready.stream));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- for `check` */
+
+/* core.comm_record(on) */
+static int comm_record(lua_State *L)
+{
+    ms_comm_record(ms_group_engine(ms_lua_world(L)), lua_toboolean(L, 1));
+    return 0;
+}
+
+static void set_integer(lua_State *L, const char *name, uint64_t value)
+{
+    lua_pushinteger(L, (lua_Integer)value);
+    lua_setfield(L, -2, name);
+}
+
+/* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes, wire_bytes }, hash of their order */
+static int comm_records(lua_State *L)
+{
+    ms_engine *engine = ms_group_engine(ms_lua_world(L));
+    size_t count = ms_comm_record_count(engine);
+    lua_createtable(L, (int)count, 0);
+    for (size_t i = 0; i < count; i++) {
+        const ms_collective_record *record = ms_comm_record_get(engine, i);
+        lua_createtable(L, 0, 8);
+        lua_pushstring(L, ms_collective_name(record->kind));
+        lua_setfield(L, -2, "op");
+        lua_pushstring(L, record->kind == MS_BARRIER ? "" : ms_dtype_name(record->dtype));
+        lua_setfield(L, -2, "dtype");
+        set_integer(L, "count", record->count);
+        lua_pushstring(L, ms_group_name(record->group));
+        lua_setfield(L, -2, "group");
+        set_integer(L, "channel", record->channel);
+        lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->label));
+        lua_setfield(L, -2, "label");
+        set_integer(L, "payload_bytes", record->payload_bytes);
+        set_integer(L, "wire_bytes", record->wire_bytes);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    lua_pushinteger(L, (lua_Integer)ms_comm_order_hash(engine));
+    return 2;
+}
+
+/* core.comm_groups() -> all groups of this engine, the world first */
+static int comm_groups(lua_State *L)
+{
+    ms_engine *engine = ms_group_engine(ms_lua_world(L));
+    lua_newtable(L);
+    ms_group *group;
+    for (uint32_t i = 0; (group = ms_comm_group(engine, i)) != NULL; i++) {
+        ms_lua_push_group(L, group, 1);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+/* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because of it. */
+static int comm_leave(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, luaL_optstring(L, 1, NULL));
+    return 0;
+}
+
+void ms_open_group(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "world", world }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { "comm_leave", comm_leave }, { NULL, NULL } };
+    static const luaL_Reg methods[] = {
+        { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
+        { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },
+    };
+    static const luaL_Reg events[] = { { "__eq", group_equal }, { "__tostring", group_string }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+    ms_lua_type(L, runtime, MS_GROUP_TYPE, events, methods);
+    lua_setfield(L, -2, "group_methods");      /* the library adds the collectives */
+}
