@@ -48,6 +48,7 @@ struct ms_storage {
     uint32_t references;
     uint32_t script;                           /* who made it */
     uint32_t cell_count;
+    bool used;                                 /* some task has declared it */
     ms_cell *cells;                            /* &own, or an array */
     size_t *ends;                              /* NULL with one cell: where each cell ends, in bytes */
     ms_cell own;
@@ -187,7 +188,8 @@ void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells, u
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
 void ms_pool_close(ms_engine *engine);
-ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data);
+/* uses: what its former owners did last. The stream is after all of it, other streams may not be. */
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data, uint64_t uses[MS_STREAMS_MAX]);
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */

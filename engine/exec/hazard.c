@@ -91,6 +91,7 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
 {
     for (uint32_t a = 0; a < count; a++) {
         const ms_access *access = &accesses[a];
+        access->storage->used = true;
         for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells; c++) {
             ms_cell *cell = &access->storage->cells[c];
             if (access->mode & MS_WRITE) {

@@ -281,7 +281,7 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
                           (unsigned long long)m.limit, owners);
 }
 
-ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data)
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data, uint64_t uses[MS_STREAMS_MAX])
 {
     ms_engine *engine = pool->engine;
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
@@ -308,6 +308,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     }
     split(pool, block, size);
     block->freed = 0;
+    memcpy(uses, block->uses, sizeof block->uses);
     memset(block->uses, 0, sizeof block->uses);
     engine->memory.live += bytes;
     if (engine->memory.live > engine->memory.peak) engine->memory.peak = engine->memory.live;

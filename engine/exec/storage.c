@@ -47,7 +47,7 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     ms_storage *storage = NULL;
     ms_status status = struct_take(engine, &storage);
     if (status) return status;
-    status = ms_pool_take(pool, stream, bytes, &storage->block, &storage->data);
+    status = ms_pool_take(pool, stream, bytes, &storage->block, &storage->data, storage->own.reads);
     if (status) {
         storage->next = engine->unused_storages;
         engine->unused_storages = storage;
@@ -60,6 +60,9 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     storage->script = engine->script;
     storage->cell_count = 1;
     storage->cells = &storage->own;
+    /* What was here before counts as read, so that a first write on another stream waits for it. */
+    for (uint32_t i = 0; i < MS_STREAMS_MAX; i++)
+        if (storage->own.reads[i]) storage->own.readers |= 1u << i;
     storage->next = engine->storages;
     if (storage->next) storage->next->previous = storage;
     engine->storages = storage;
@@ -99,7 +102,7 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t cel
     ms_engine *engine = storage->engine;
     if (cells == 0 || cells > MS_CELLS_MAX)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a storage is split into 1 to %d cells, not %u: join small neighbours", MS_CELLS_MAX, cells);
-    if (storage->ends || storage->own.writer.seq || storage->own.readers)
+    if (storage->ends || storage->used)
         return ms_engine_fail(engine, MS_ERROR_STATE, "a storage is split once, before its first use");
     for (uint32_t i = 0; i < cells; i++)
         if ((i > 0 && ends[i] <= ends[i - 1]) || (i + 1 == cells) != (ends[i] == storage->bytes))
@@ -115,7 +118,10 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t cel
     storage->cells = made;
     storage->ends = limits;
     storage->cell_count = cells;
-    for (uint32_t i = 0; i < cells; i++) storage->ends[i] = ends[i];
+    for (uint32_t i = 0; i < cells; i++) {
+        storage->ends[i] = ends[i];
+        storage->cells[i] = storage->own;
+    }
     return MS_OK;
 }
 

@@ -349,6 +349,34 @@ static void freed_memory_is_reused_in_stream_order(void **state)
     ms_engine_free(engine);
 }
 
+/* New memory may be an old block whose last use the asking stream is after, but another stream is not: its first write waits, also if the block
+ * was handed on without any use in between, and in every cell. */
+static void a_first_write_on_another_stream_waits_for_what_was_there_before(void **state)
+{
+    (void)state;
+    for (int unused_between = 0; unused_between < 2; unused_between++) {
+        gate before = { 0 };
+        ms_engine *engine = make_engine("cpu", false, 1);
+        ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
+        ms_storage *first = cell_of(a, 4096);
+        void *address = ms_storage_data(first);
+        assert_int_equal(add(a, first, NULL, 1, &before), MS_OK);
+        ms_storage_release(first);
+        if (unused_between) ms_storage_release(cell_of(a, 4096));
+        ms_storage *second = cell_of(a, 4096);
+        assert_ptr_equal(ms_storage_data(second), address);
+        size_t ends[] = { 8, 4096 };
+        assert_int_equal(ms_storage_split(second, ends, 2), MS_OK);
+        assert_int_equal(add(b, second, NULL, 1, NULL), MS_OK);
+        assert_int_equal(ms_stream_last(b).seq, 2);        /* a wait and the task */
+        atomic_store(&before.open, 1);
+        assert_int_equal(ms_engine_sync(engine), MS_OK);
+        assert_int_equal(ms_storage_split(second, ends, 2), MS_ERROR_STATE);
+        ms_storage_release(second);
+        ms_engine_free(engine);
+    }
+}
+
 static void over_the_limit_a_foreign_block_is_handed_over_with_a_wait(void **state)
 {
     (void)state;
@@ -585,6 +613,7 @@ int main(void)
         cmocka_unit_test(waiting_for_the_future_is_an_error),
         cmocka_unit_test(addresses_and_peak_are_the_same_in_every_run_and_in_sim),
         cmocka_unit_test(freed_memory_is_reused_in_stream_order),
+        cmocka_unit_test(a_first_write_on_another_stream_waits_for_what_was_there_before),
         cmocka_unit_test(over_the_limit_a_foreign_block_is_handed_over_with_a_wait),
         cmocka_unit_test(in_flight_limits_make_the_stream_wait),
         cmocka_unit_test(every_tile_runs_once),
