@@ -190,7 +190,7 @@ uint64_t ms_comm_order_hash(const ms_engine *engine)
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool written)
 {
     ms_point points[MS_STREAMS_MAX];
-    if (!tensor || ms_tensor_count(tensor) == 0) return MS_OK;
+    if (!tensor) return MS_OK;
     size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor)), end = begin + ms_tensor_bytes(tensor);
     const ms_storage *storage = ms_tensor_storage(tensor);
     uint32_t count = written ? ms_storage_users(storage, begin, end, points) : ms_storage_writers(storage, begin, end, points);

@@ -34,6 +34,8 @@ struct rank {
     ms_engine *engine;
     ms_group *world;
     uint32_t number, ranks;
+    ms_status status;              /* for tests that expect an end: how this rank met it */
+    ms_error error;
     char why[2048];
 };
 

@@ -55,12 +55,25 @@ typedef struct ms_rank_line {
     ms_word finished;                                   /* its host will issue nothing more */
     _Atomic int64_t process;
     _Atomic uint64_t progress, flights;
+    _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
+    _Atomic int64_t step;                               /* its number, plus 1 */
+    ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
+
+/* A request to all ranks; see request.c. */
+typedef struct ms_request_line {
+    ms_word raised;                                     /* how many there were, << 8 | value of the last */
+    _Atomic uint64_t decided;                           /* the last one's count << 40 | the serial number before which all ranks meet it */
+} ms_request_line;
 
 typedef struct ms_control {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
+    bool crowded;                                       /* more threads of ranks than cores */
+    ms_request_line requests[MS_REQUESTS];
+    ms_word folder_set;
+    char folder[MS_FOLDER_BYTES];
     ms_word groups;                                     /* ids handed out */
     alignas(128) ms_word aborted;                       /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
@@ -160,6 +173,10 @@ void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, u
 
 /* local.c: waits as long as the link needs for these bytes; false: the job has ended. */
 bool ms_local_pace(ms_local *local, uint64_t bytes);
+
+/* request.c: slots of ms_comm_local. */
+void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
+void ms_local_set_folder(ms_comm *comm, const char *folder);
 
 /* pair.c */
 ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);

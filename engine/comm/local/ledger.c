@@ -4,6 +4,8 @@
 
 #include "comm/local/control.h"
 
+#define MS_WITNESS_NS 20000000
+
 static ms_member_line *line_of(const ms_local *local, const ms_comm_args *args, uint32_t member)
 {
     return ms_member(local->rendezvous, args->group->id, args->channel, member);
@@ -75,12 +77,24 @@ static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uin
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
+/* Gives the others a moment to come, so that the one who differs can be told from the many; not long, since one may be missing. */
+static void await_witnesses(ms_local *local, const ms_comm_args *args)
+{
+    const ms_os *os = local->rendezvous->os;
+    uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS;
+    for (uint32_t m = 0; m < args->group->size && !ms_local_aborted(local) && os->monotonic_ns(os->user) < limit;) {
+        if (atomic_load(&ms_ledger_slot_of(local, args, m)->seq) >= args->number) m++;
+        else ms_yield();
+    }
+}
+
 /* One error with both sides: all who made my call, and all who made theirs. The smaller side is blamed. */
 static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_slot *theirs)
 {
     const ms_group *group = args->group;
     const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, group->rank);
     uint32_t sides[2][MS_LOCAL_RANKS_MAX], counts[2] = { 0, 0 };
+    await_witnesses(local, args);
     for (uint32_t m = 0; m < group->size; m++) {
         const ms_ledger_slot *slot = ms_ledger_slot_of(local, args, m);
         if (atomic_load(&slot->seq) != args->number) continue;
@@ -88,7 +102,7 @@ static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_
         else if (ms_ledger_agree(slot, theirs)) sides[1][counts[1]++] = group->members[m];
     }
     char text[MS_ERROR_MESSAGE_BYTES];
-    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of a group:", (unsigned long long)args->number);
+    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:", (unsigned long long)args->number, group->name);
     bool mine_first = sides[0][0] < sides[1][0];
     for (int side = 0; side < 2; side++) {
         int which = mine_first ? side : 1 - side;
@@ -111,13 +125,16 @@ void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, u
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
+/* number: the first call there that this rank has not made. The other's task waits in it, or soon will, if what comes before goes well. */
 static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t other, const ms_group *group, uint32_t channel, uint64_t number, uint32_t other_member)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    const ms_os *os = local->rendezvous->os;
     const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, args->group->rank), *theirs = &ms_member(local->rendezvous, group->id, channel, other_member)->slots[number & 1];
+    for (uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS; atomic_load(&theirs->seq) != number && !ms_local_aborted(local) && os->monotonic_ns(os->user) < limit;)
+        ms_yield();
     int used = snprintf(text, sizeof text, "ranks call in a different order:\n  rank %u: %s, which rank %u had not called when it called\n  rank %u: ", local->rank,
                         ms_flight_describe(&mine->call, what, sizeof what), other, other);
-    /* Its task has entered and waits for this rank, or will: only then the slot is complete. */
     if (atomic_load(&theirs->seq) == number) snprintf(text + used, sizeof text - (size_t)used, "%s", ms_flight_describe(&theirs->call, what, sizeof what));
     else snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %u", (unsigned long long)number, group->name, channel + 1);
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
@@ -125,7 +142,7 @@ static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t othe
 
 /* Whether `other` has called something that this rank has not, before what this rank waits for: then they differ in order, and none would ever go on.
  * What the other has issued there is read first, what it has issued here second: so it issued the one without the other. */
-static void check_order(ms_local *local, const ms_comm_args *args, uint32_t other, uint32_t member)
+static bool check_order(ms_local *local, const ms_comm_args *args, uint32_t other, uint32_t member)
 {
     const ms_comm *comm = local->comm;
     uint32_t groups = atomic_load(&comm->group_count);
@@ -135,13 +152,14 @@ static void check_order(ms_local *local, const ms_comm_args *args, uint32_t othe
         while (at < group->size && group->members[at] != other) at++;
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t theirs = atomic_load(&ms_member(local->rendezvous, group->id, channel, at)->issued);
-            if (atomic_load(&line_of(local, args, member)->issued) >= args->number) return;
-            if (theirs > atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued)) {
-                wrong_order(local, args, other, group, channel, theirs, at);
-                return;
-            }
+            if (atomic_load(&line_of(local, args, member)->issued) >= args->number) return false;
+            uint64_t mine = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued);
+            if (theirs <= mine) continue;
+            wrong_order(local, args, other, group, channel, mine + 1, at);
+            return true;
         }
     }
+    return false;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ entering */
@@ -171,8 +189,8 @@ static void look_for_the_missing(ms_wait *wait)
     uint64_t issued = atomic_load(&line->issued);
     if (issued >= args->number) return;
     const ms_ledger_slot *last = &line->slots[issued & 1];
-    if (finished) ms_ledger_gone(local, args, other, issued, issued && atomic_load(&last->seq) == issued ? last : NULL);
-    else check_order(local, args, other, wait->cursor);
+    if (check_order(local, args, other, wait->cursor) || !finished) return;
+    ms_ledger_gone(local, args, other, issued, issued && atomic_load(&last->seq) == issued ? last : NULL);
 }
 
 static uint32_t missing_member(ms_wait *wait)

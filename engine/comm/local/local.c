@@ -286,7 +286,7 @@ static void close_local(ms_comm *comm)
 
 const ms_comm_backend ms_comm_local = {
     .tasks = tasks, .split = split, .join = join_group, .storage = storage, .check = check, .number = pair_number, .prepare = prepare, .issued = issued, .leave = leave, .abort = raise,
-    .progress = progress, .close = close_local,
+    .progress = progress, .step = ms_local_step, .set_folder = ms_local_set_folder, .close = close_local,
 };
 
 /* ------------------------------------------------------------------------------------------------------------------------- joining */
@@ -308,20 +308,16 @@ static void tell_peers(ms_engine *engine, const ms_error *error)
 static ms_status join(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_local **out)
 {
     ms_context *context = ms_engine_context(engine);
-    const ms_os *os = context->os;
-    ms_machine machine;
     void *memory = NULL;
-    int error = os->machine(os->user, &machine);
-    if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
     ms_status status = ms_allocate(context, sizeof(ms_local), "rank", &memory);
     if (status) return status;
     ms_local *local = memory;
     local->rendezvous = rendezvous;
     local->control = rendezvous->control;
     local->rank = rank;
-    local->pressure = rendezvous->ranks * rendezvous->control->threads > machine.cores ? MS_SHARED_CORE : MS_OWN_CORE;
+    local->pressure = rendezvous->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
     char *heap = rendezvous->heaps[rank].memory + MS_STAGES_BYTES;
-    error = ms_rendezvous_populate_control(rendezvous, ms_member(rendezvous, 0, 0, 0), (size_t)MS_CHANNELS * rendezvous->ranks * sizeof(ms_member_line));
+    int error = ms_rendezvous_populate_control(rendezvous, ms_member(rendezvous, 0, 0, 0), (size_t)MS_CHANNELS * rendezvous->ranks * sizeof(ms_member_line));
     if (error) status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
     if (!status) status = ms_arena_new(engine, heap, rendezvous->heap_bytes - MS_STAGES_BYTES, populate_heap, local, &local->arena);
     if (status) ms_release(context, local);

@@ -111,6 +111,7 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
     control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
     control->ranks = options->ranks;
     control->threads = threads ? threads : 1;
+    control->crowded = options->ranks * control->threads > machine.cores;
     atomic_store(&control->groups, 1);
     control->magic = MS_CONTROL_MAGIC;
     *out = made;
@@ -129,6 +130,7 @@ void ms_rendezvous_release(ms_rendezvous *rendezvous)
 }
 
 uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous) { return rendezvous->ranks; }
+uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous) { return rendezvous->control->threads; }
 
 /* ------------------------------------------------------------------------------------------------------------------------ children */
 
@@ -194,7 +196,7 @@ ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvo
 static void copy_text(char *to, const char *from, size_t bytes)
 {
     size_t i = 0;
-    for (; from && i + 1 < bytes && from[i]; i++) to[i] = from[i];
+    for (; from && from[i] && i + 1 < bytes; i++) to[i] = from[i];
     to[i] = '\0';
 }
 
@@ -248,7 +250,7 @@ void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_
 {
     ms_rank_line *line = &rendezvous->control->lines[rank];
     *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase), .process = atomic_load(&line->process), .progress = atomic_load(&line->progress),
-                            .collectives = atomic_load(&line->flights) };
+                            .collectives = atomic_load(&line->flights), .step = atomic_load(&line->step) - 1 };
 }
 
 bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)
