@@ -65,6 +65,8 @@ typedef struct ms_comm_backend {
     void (*leave)(ms_comm *comm, const char *message);
     void (*abort)(ms_comm *comm, const ms_error *error);
     void (*progress)(ms_comm *comm);
+    void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);   /* these two may be NULL */
+    void (*set_folder)(ms_comm *comm, const char *folder);
     void (*close)(ms_comm *comm);
 } ms_comm_backend;
 

@@ -102,6 +102,19 @@ void ms_comm_progress(ms_engine *engine)
     if (comm) comm->backend->progress(comm);
 }
 
+void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
+{
+    ms_comm *comm = ms_comm_of(engine);
+    memset(values, 0, MS_REQUESTS);
+    if (comm && comm->backend->step) comm->backend->step(comm, serial, step, values);
+}
+
+void ms_comm_set_folder(ms_engine *engine, const char *folder)
+{
+    ms_comm *comm = ms_comm_of(engine);
+    if (comm && comm->backend->set_folder) comm->backend->set_folder(comm, folder);
+}
+
 /* --------------------------------------------------------------------------------------------------------------------------- groups */
 
 uint32_t ms_group_rank(const ms_group *group) { return group->rank; }

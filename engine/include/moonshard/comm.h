@@ -57,6 +57,7 @@ MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_r
 MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
 MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous);               /* NULL is allowed */
 MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
+MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous);     /* of each rank */
 
 /* Why a job ended. */
 typedef enum ms_abort_reason {
@@ -76,8 +77,19 @@ typedef struct ms_rank_state {
     int64_t process;
     uint64_t progress;             /* grows with every collective that is entered or left and with every call of ms_comm_progress */
     uint64_t collectives;          /* entered since the start: the length of the flight record */
+    int64_t step;                  /* that it is in or has begun last; -1: none */
 } ms_rank_state;
 MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
+/* For a supervisor whose rank has ended without an engine, or without freeing it: peers that wait for it fail at once. */
+MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
+
+/* What a supervisor may ask of all ranks. They learn of it between the same two steps (ms_comm_step), without a collective. One request of each
+ * kind at a time: while one is under way, another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal handler. */
+typedef enum ms_request { MS_REQUEST_STOP, MS_REQUEST_SAVE, MS_REQUESTS } ms_request;
+MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
+/* The folder that a rank has named with ms_comm_set_folder, or "". Returns text. */
+#define MS_FOLDER_BYTES 1024
+MS_API const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes);
 
 /* A collective as one rank has recorded it in its flight record: what a report needs after that rank has died. */
 typedef struct ms_flight {
@@ -115,6 +127,11 @@ MS_API void ms_comm_abort(ms_engine *engine, const ms_error *error);
 MS_API ms_status ms_comm_check(ms_engine *engine);
 /* Tells the supervisor that this rank's host is alive. */
 MS_API void ms_comm_progress(ms_engine *engine);
+/* This rank is about to begin the recipe's `step`, its serial-th one (from 1; the same numbers on all ranks). values[kind]: the request that all ranks
+ * meet before this serial number, or 0. Without other ranks, and in a fake world, there are none. */
+MS_API void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
+/* Tells the supervisor where this job keeps its files. Longer texts than MS_FOLDER_BYTES - 1 are left out. */
+MS_API void ms_comm_set_folder(ms_engine *engine, const char *folder);
 
 /* --------------------------------------------------------------------------------------------------------------------------- groups */
 

@@ -1,0 +1,89 @@
+/* request.c: what a supervisor asks of all ranks: they meet it between the same two steps, without a collective and without waiting.
+ *
+ * Before each step a rank writes the step's serial number, then looks for a request. Whoever sees an undecided one proposes the number behind the
+ * highest that any rank has written; the first proposal holds. A rank that saw no request had written its number before, so the proposal lies
+ * behind it; a rank that saw it obeys the decision. All are sequentially consistent.
+ */
+#include <string.h>
+
+#include "comm/local/control.h"
+
+#define MS_SERIAL_BITS 40
+
+void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
+{
+    ms_control *control = rendezvous->control;
+    uint32_t raised = atomic_load(&control->requests[kind].raised);
+    for (uint32_t r = 0; r < control->ranks; r++) {
+        ms_rank_line *line = &control->lines[r];
+        if (atomic_load(&line->met[kind]) != raised >> 8 && !atomic_load(&line->finished)) return;
+    }
+    atomic_compare_exchange_strong(&control->requests[kind].raised, &raised, ((raised >> 8) + 1) << 8 | value);
+}
+
+static uint64_t highest_serial(const ms_control *control)
+{
+    uint64_t highest = 0;
+    for (uint32_t r = 0; r < control->ranks; r++) {
+        uint64_t serial = atomic_load(&control->lines[r].serial);
+        if (serial > highest) highest = serial;
+    }
+    return highest;
+}
+
+/* The request of this kind that all ranks meet before `serial`, or 0. */
+static uint8_t meet(ms_control *control, ms_rank_line *own, ms_request kind, uint64_t serial)
+{
+    ms_request_line *line = &control->requests[kind];
+    uint32_t raised = atomic_load(&line->raised), count = raised >> 8;
+    if (atomic_load(&own->met[kind]) == count) return 0;
+    uint64_t decided = atomic_load(&line->decided);
+    while (decided >> MS_SERIAL_BITS != count) {
+        uint64_t proposed = (uint64_t)count << MS_SERIAL_BITS | (highest_serial(control) + 1);
+        if (atomic_compare_exchange_strong(&line->decided, &decided, proposed)) decided = proposed;
+    }
+    if (serial < (decided & (((uint64_t)1 << MS_SERIAL_BITS) - 1))) return 0;
+    atomic_store(&own->met[kind], count);
+    return (uint8_t)raised;
+}
+
+void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
+{
+    ms_local *local = comm->state;
+    ms_rank_line *own = &local->control->lines[local->rank];
+    atomic_store(&own->step, step + 1);
+    atomic_store(&own->serial, serial);
+    atomic_fetch_add_explicit(&own->progress, 1, memory_order_relaxed);
+    for (int kind = 0; kind < MS_REQUESTS; kind++) values[kind] = meet(local->control, own, (ms_request)kind, serial);
+}
+
+void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
+{
+    ms_control *control = rendezvous->control;
+    atomic_store(&control->lines[rank].finished, 1);
+    for (uint32_t r = 0; r < control->ranks; r++) {
+        atomic_fetch_add(&control->lines[r].bell, 1);
+        ms_futex_wake_shared(&control->lines[r].bell, UINT32_MAX);
+    }
+}
+
+/* The first folder holds: ranks of one job work in one. */
+void ms_local_set_folder(ms_comm *comm, const char *folder)
+{
+    ms_local *local = comm->state;
+    uint32_t none = 0;
+    size_t bytes = strlen(folder) + 1;
+    if (bytes > sizeof local->control->folder || !atomic_compare_exchange_strong(&local->control->folder_set, &none, 1)) return;
+    memcpy(local->control->folder, folder, bytes);
+    atomic_store(&local->control->folder_set, 2);
+}
+
+const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
+{
+    const ms_control *control = rendezvous->control;
+    size_t length = atomic_load(&control->folder_set) == 2 ? strnlen(control->folder, sizeof control->folder - 1) : 0;
+    if (length + 1 > bytes) length = 0;
+    memcpy(text, control->folder, length);
+    text[length] = '\0';
+    return text;
+}
