@@ -62,6 +62,42 @@ static int fault_thread_start(void *user, const char *name, void (*run)(void *),
     return fault_now(fault) ? -EAGAIN : fault->real->thread_start(fault->real->user, name, run, argument, out);
 }
 
+/* Memory files count as live until they are closed. */
+static int fault_shared_create(void *user, const char *name, uint64_t bytes, ms_file **out)
+{
+    fault_os *fault = user;
+    int error = fault_now(fault) ? -ENOSPC : fault->real->shared_create(fault->real->user, name, bytes, out);
+    if (!error) atomic_fetch_add(&fault->live, 1);
+    return error;
+}
+
+static void fault_close(void *user, ms_file *file)
+{
+    fault_os *fault = user;
+    if (file) atomic_fetch_sub(&fault->live, 1);
+    fault->real->close(fault->real->user, file);
+}
+
+static void *fault_shared_map(void *user, ms_file *file, uint64_t bytes)
+{
+    fault_os *fault = user;
+    return fault_now(fault) ? NULL : fault->real->shared_map(fault->real->user, file, bytes);
+}
+
+static int fault_shared_populate(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes)
+{
+    fault_os *fault = user;
+    return fault_now(fault) ? -ENOMEM : fault->real->shared_populate(fault->real->user, file, address, offset, bytes);
+}
+
+static int fault_open(void *user, const char *path, int flags, ms_file **out)
+{
+    fault_os *fault = user;
+    int error = fault->real->open(fault->real->user, path, flags, out);
+    if (!error) atomic_fetch_add(&fault->live, 1);
+    return error;
+}
+
 /* Everything else goes to the real table, whose functions ignore `user`. */
 static inline void fault_os_init(fault_os *fault)
 {
@@ -75,6 +111,11 @@ static inline void fault_os_init(fault_os *fault)
     fault->table.commit = fault_commit;
     fault->table.reserve = fault_reserve;
     fault->table.thread_start = fault_thread_start;
+    fault->table.open = fault_open;
+    fault->table.close = fault_close;
+    fault->table.shared_create = fault_shared_create;
+    fault->table.shared_map = fault_shared_map;
+    fault->table.shared_populate = fault_shared_populate;
 }
 
 #endif
