@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "grad/tape.h"
+#include "tensor/copy.h"
 
 struct ms_pass {                               /* one backward */
     ms_engine *engine;
@@ -190,6 +191,17 @@ static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t o
     return MS_OK;
 }
 
+/* The first gradient of a leaf, into *slot, which takes over (also when it fails): copied to its home, else kept if nobody else sees it. */
+static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *gradient, ms_tensor **slot)
+{
+    ms_tensor *placed = NULL;
+    if (!home && is_exclusive(gradient)) { *slot = gradient; return MS_OK; }
+    ms_status status = home ? ms_copy_into(engine, gradient, home) : ms_op_unary(engine, &ms_op_clone, NULL, gradient, &placed);
+    ms_tensor_release(gradient);
+    if (!status) *slot = home ? ms_tensor_retain(home) : placed;
+    return status;
+}
+
 static ms_status run_accumulator(ms_node *node)
 {
     ms_engine *engine = node->engine;
@@ -198,15 +210,9 @@ static ms_status run_accumulator(ms_node *node)
     node->gradients[0] = NULL;
     if (!gradient) return MS_OK;
     ms_status status = call_hooks(engine, &meta->hooks, 0, &gradient);
-    if (!status && !meta->grad && !is_exclusive(gradient)) {
-        ms_tensor *copy = NULL;
-        status = ms_op_unary(engine, &ms_op_clone, NULL, gradient, &copy);
-        ms_tensor_release(gradient);
-        gradient = copy;
-    }
     if (status) { ms_tensor_release(gradient); return status; }
     if (!meta->grad) {
-        meta->grad = gradient;
+        status = place_gradient(engine, meta->home, gradient, &meta->grad);
     } else {                                   /* in place: buckets and scripts may hold this very tensor */
         ms_tensor *inputs[] = { meta->grad, gradient }, *sum = NULL;
         status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &sum, 1);

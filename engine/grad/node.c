@@ -162,6 +162,7 @@ static void meta_free(void *object)
     ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
     ms_node_release(meta->node);
     ms_tensor_release(meta->grad);
+    ms_tensor_release(meta->home);
     ms_hooks_free(ms_engine_context(engine), meta->hooks);
     meta->next = tape->unused_metas;
     tape->unused_metas = meta;
@@ -272,6 +273,23 @@ ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
     if (status) return status;
     ms_tensor *before = meta->grad;
     meta->grad = gradient ? ms_tensor_retain(gradient) : NULL;
+    ms_tensor_release(before);
+    return MS_OK;
+}
+
+ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
+{
+    char have[160], want[160];
+    if (home && (home->dtype != leaf->dtype || !home->contiguous || !ms_shape_equal(home->dims, home->shape, leaf->dims, leaf->shape)))
+        return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "set_grad_home: the home is %s, the tensor %s; it must be contiguous and alike", ms_tensor_describe(home, have, sizeof have),
+                              ms_tensor_describe(leaf, want, sizeof want));
+    if (!ms_tensor_is_leaf(leaf)) return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "set_grad_home: only a leaf's gradient is kept");
+    if (!home && !leaf->meta) return MS_OK;
+    ms_meta *meta = NULL;
+    ms_status status = ms_meta_of(leaf, &meta);
+    if (status) return status;
+    ms_tensor *before = meta->home;
+    meta->home = home ? ms_tensor_retain(home) : NULL;
     ms_tensor_release(before);
     return MS_OK;
 }

@@ -59,6 +59,7 @@ typedef struct ms_meta {
     ms_node *node;                             /* retained; NULL for leaves */
     ms_node *accumulator;                      /* not retained */
     ms_tensor *grad;
+    ms_tensor *home;                           /* where the gradient is to lie, or NULL */
     ms_hook *hooks;                            /* of a leaf */
     ms_engine *engine;
     struct ms_meta *next;                      /* unused ones */

@@ -71,6 +71,35 @@ static void gradients_add_up_over_uses_and_passes(void **state)
     ms_engine_free(engine);
 }
 
+static void a_gradient_lies_in_its_home_and_adds_up_there(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *home = NULL, *short_one = NULL, *square = NULL, *loss = NULL;
+    const int64_t one[] = { 1 };
+    OK(vector(engine, 3, -2, true, &x));
+    OK(vector(engine, 100, 100, false, &home));          /* what it held does not count */
+    OK(ms_tensor_new(engine, MS_F32, 1, one, &short_one));
+    assert_int_equal(ms_tensor_set_grad_home(x, short_one), MS_ERROR_ARGUMENT);
+    OK(ms_tensor_set_grad_home(x, home));
+    assert_null(ms_tensor_grad(x));
+    for (int pass = 0; pass < 4; pass++) {
+        OK(apply(engine, &ms_op_mul, x, x, &square));
+        OK(total(engine, square, &loss));
+        OK(ms_backward(engine, &loss, NULL, 1, false));
+        assert_ptr_equal(ms_tensor_grad(x), home);
+        assert_gradient(x, pass % 2 ? 12 : 6, pass % 2 ? -8 : -4);
+        if (pass % 2) OK(ms_tensor_set_grad(x, NULL));   /* the home stays */
+        ms_tensor_release(square);
+        ms_tensor_release(loss);
+    }
+    OK(ms_tensor_set_grad_home(x, NULL));
+    ms_tensor_release(home);
+    ms_tensor_release(short_one);
+    ms_tensor_release(x);
+    ms_engine_free(engine);
+}
+
 static void a_graph_may_be_deep_and_dies_without_recursion(void **state)
 {
     (void)state;
@@ -638,6 +667,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_add_up_over_uses_and_passes),
+        cmocka_unit_test(a_gradient_lies_in_its_home_and_adds_up_there),
         cmocka_unit_test(a_graph_may_be_deep_and_dies_without_recursion),
         cmocka_unit_test(hooks_see_whole_gradients_and_may_replace_them),
         cmocka_unit_test(an_error_of_a_hook_ends_backward),

@@ -38,6 +38,9 @@ MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes);
 MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor);                  /* borrowed, or NULL */
 /* NULL removes it; else it must have the leaf's shape and dtype. Retained. */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
+/* Where backward puts the leaf's gradient when it has none: a contiguous tensor of the leaf's shape and dtype, which is then its gradient; written in one
+ * pass, whatever it held. Retained; NULL: wherever backward made it. Removing the gradient leaves the home. */
+MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
 /* Adds gradients of the roots' leaves to their grad, on the current stream. gradients[i] NULL: 1, for a root of one element. */
 MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph);
