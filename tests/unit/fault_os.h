@@ -71,7 +71,7 @@ static int fault_shared_create(void *user, const char *name, uint64_t bytes, ms_
     return error;
 }
 
-static void fault_close(void *user, ms_file *file)
+static void fault_counted_close(void *user, ms_file *file)
 {
     fault_os *fault = user;
     if (file) atomic_fetch_sub(&fault->live, 1);
@@ -90,7 +90,7 @@ static int fault_shared_populate(void *user, ms_file *file, void *address, uint6
     return fault_now(fault) ? -ENOMEM : fault->real->shared_populate(fault->real->user, file, address, offset, bytes);
 }
 
-static int fault_open(void *user, const char *path, int flags, ms_file **out)
+static int fault_counted_open(void *user, const char *path, int flags, ms_file **out)
 {
     fault_os *fault = user;
     int error = fault->real->open(fault->real->user, path, flags, out);
@@ -111,8 +111,8 @@ static inline void fault_os_init(fault_os *fault)
     fault->table.commit = fault_commit;
     fault->table.reserve = fault_reserve;
     fault->table.thread_start = fault_thread_start;
-    fault->table.open = fault_open;
-    fault->table.close = fault_close;
+    fault->table.open = fault_counted_open;
+    fault->table.close = fault_counted_close;
     fault->table.shared_create = fault_shared_create;
     fault->table.shared_map = fault_shared_map;
     fault->table.shared_populate = fault_shared_populate;
