@@ -78,7 +78,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     rank *all = mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
     pthread_t threads[MS_LOCAL_RANKS_MAX];
-    pid_t children[MS_LOCAL_RANKS_MAX];
+    pid_t children[MS_LOCAL_RANKS_MAX] = { 0 };
     for (uint32_t r = 0; r < count; r++) {
         all[r] = (rank){ .job = what, .rendezvous = rendezvous, .number = r, .ranks = count };
         if (what->kind == THREADS) assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);

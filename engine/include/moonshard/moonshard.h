@@ -8,5 +8,7 @@
 #include "moonshard/grad.h"
 #include "moonshard/comm.h"
 #include "moonshard/optim.h"
+#include "moonshard/hook.h"
+#include "moonshard/ddp.h"
 #include "moonshard/io.h"
 #endif

@@ -1,0 +1,84 @@
+/* assign.c: which parameters share a bucket. */
+#include <string.h>
+
+#include "moonshard/ddp.h"
+
+/* A bucket is opened by its first item; the items name their bucket, and buckets are numbered in the order in which they are closed. */
+typedef struct open_bucket { uint32_t key, number, limit; uint64_t bytes; bool open; } open_bucket;
+
+#define UNCLOSED UINT32_MAX
+
+/* The state of this key, a new one at its first sight. */
+static open_bucket *state_of(open_bucket *states, uint32_t *count, uint32_t key)
+{
+    uint32_t i = 0;
+    while (i < *count && states[i].key != key) i++;
+    if (i == *count) states[(*count)++] = (open_bucket){ .key = key };
+    return &states[i];
+}
+
+/* closed_as[number of opening] is the place of that bucket; of[item] the number of opening. Returns how many there are. */
+static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, open_bucket *states, uint32_t *of, uint32_t *closed_as)
+{
+    uint32_t state_count = 0, opened = 0, closed = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        open_bucket *state = state_of(states, &state_count, keys[i]);
+        if (!state->open) {
+            closed_as[opened] = UNCLOSED;
+            state->number = opened++;
+            state->bytes = 0;
+            state->open = true;
+        }
+        of[i] = state->number;
+        state->bytes += bytes[i];
+        if (state->bytes < limits[state->limit]) continue;
+        closed_as[state->number] = closed++;
+        state->open = false;
+        if (state->limit + 1 < limit_count) state->limit++;
+    }
+    for (uint32_t number = 0; number < opened; number++)
+        if (closed_as[number] == UNCLOSED) closed_as[number] = closed++;
+    return opened;
+}
+
+static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, uint32_t buckets, uint32_t *order, uint32_t *sizes)
+{
+    uint32_t at = 0;
+    for (uint32_t b = 0; b < buckets; b++) {
+        sizes[b] = 0;
+        for (uint32_t i = 0; i < count; i++)
+            if (place[of[i]] == b) {
+                order[at++] = i;
+                sizes[b]++;
+            }
+    }
+}
+
+static ms_status assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, uint32_t *order,
+                        uint32_t *sizes, uint32_t *buckets)
+{
+    void *memory = NULL;
+    if (limit_count == 0 || limits[0] == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "buckets: at least one limit of 1 byte or more is needed");
+    ms_status status = ms_allocate(ms_engine_context(engine), count * (sizeof(open_bucket) + 2 * sizeof(uint32_t)) + 1, "buckets", &memory);
+    if (status) return status;
+    open_bucket *states = memory;
+    uint32_t *of = (uint32_t *)(states + count), *place = of + count;
+    *buckets = cut(bytes, keys, count, limits, limit_count, states, of, place);
+    /* Numbers of opening are in order of the smallest position. */
+    for (uint32_t number = 0; backwards && number < *buckets; number++) place[number] = *buckets - 1 - number;
+    lay_out(of, place, count, *buckets, order, sizes);
+    ms_release(ms_engine_context(engine), memory);
+    return MS_OK;
+}
+
+ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, uint32_t *order, uint32_t *sizes,
+                        uint32_t *buckets)
+{
+    return assign(engine, bytes, keys, count, limits, limit_count, false, order, sizes, buckets);
+}
+
+ms_status ms_ddp_assign_backwards(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, uint32_t *order,
+                                  uint32_t *sizes, uint32_t *buckets)
+{
+    return assign(engine, bytes, keys, count, limits, limit_count, true, order, sizes, buckets);
+}

@@ -1,0 +1,339 @@
+/* reducer.c: counts gradients as they come, launches buckets in order, and makes backward's end wait for the results. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ddp/reducer.h"
+#include "tensor/copy.h"
+
+static const uint64_t default_limits[] = { 1u << 20, 25u << 20 };
+
+/* --------------------------------------------------------------------------------------------------------------------------- errors */
+
+/* The names of parameters without gradient, the first few. */
+static ms_status missing_gradients(ms_reducer *reducer)
+{
+    char names[400] = "";
+    uint32_t missing = 0;
+    size_t used = 0;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        if (reducer->owners[i].ready || missing++ >= 3) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s'%.100s'", used ? ", " : "", reducer->owners[i].name);
+    }
+    if (missing > 3) snprintf(names + used, sizeof names - used, " and %u more", missing - 3);
+    return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: in the last backward no gradient came for %s, so that %s never reduced: the loss must depend on every parameter that "
+                          "requires a gradient (requires_grad_(false), before ddp, on what is not used; find_unused is not built yet)", names, missing > 1 ? "their buckets were" : "its bucket was");
+}
+
+static ms_status not_expected(const ms_slot_owner *owner)
+{
+    ms_engine *engine = owner->reducer->engine;
+    if (owner->reducer->phase == MS_REDUCER_IDLE)
+        return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: a gradient of '%s' came, but there was no forward of the ddp model: call what ddp returned, not the module inside", owner->name);
+    return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: '%s' got its gradient twice behind one forward: backward ran a second time (retain_graph), or the forward was that of the module inside instead "
+                          "of the ddp model; passes whose gradients are to add up belong into no_sync or accumulate", owner->name);
+}
+
+/* An error that this rank's reduction met ends the job, with its reason for everyone. */
+static ms_status end_job(ms_reducer *reducer, ms_status status)
+{
+    reducer->phase = MS_REDUCER_REDUCED;
+    ms_comm_abort(reducer->engine, ms_engine_error(reducer->engine));
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ launching */
+
+/* The stream goes on behind all that reads or writes this memory. */
+static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
+{
+    ms_point points[MS_STREAMS_MAX];
+    const ms_storage *storage = ms_tensor_storage(tensor);
+    uint32_t count = ms_storage_users(storage, 0, ms_storage_bytes(storage), points);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
+    return status;
+}
+
+static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
+{
+    return ms_tensor_storage(a) == ms_tensor_storage(b) && ms_tensor_offset(a) == ms_tensor_offset(b) && ms_tensor_count(a) == ms_tensor_count(b);
+}
+
+/* With the communication stream current: runs the hook and leaves its result in the bucket's memory. */
+static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
+{
+    ms_bucket *bucket = &item->bucket;
+    ms_tensor *result = NULL;
+    ms_stream *stream = ms_engine_current(reducer->engine);
+    item->ready[1] = (ms_point){ 0 };
+    bucket->divisor = reducer->divisor;
+    ms_status status = reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    ms_bucket_set_buffer(bucket, bucket->flat);
+    if (!status) status = ms_bucket_check_result(bucket, "comm hook", result);
+    if (!status && !is_same_memory(result, bucket->flat)) {
+        status = ms_stream_wait(stream, item->ready[1]);
+        if (!status) status = ms_copy_into(reducer->engine, result, bucket->flat);
+    }
+    item->ready[0] = ms_stream_last(stream);
+    ms_tensor_release(result);
+    return status;
+}
+
+static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
+{
+    ms_stream *stream = NULL;
+    ms_status status = ms_group_stream(reducer->group, 1, &stream);
+    if (!status) status = wait_for_uses(stream, item->bucket.flat);
+    if (status) return status;
+    ms_stream *before = ms_engine_set_current(reducer->engine, stream);
+    status = run_hook(reducer, item);
+    ms_engine_set_current(reducer->engine, before);
+    return status;
+}
+
+/* What comes behind this backward sees reduced gradients. */
+static ms_status finish(ms_reducer *reducer)
+{
+    ms_stream *current = ms_engine_current(reducer->engine);
+    ms_status status = MS_OK;
+    for (uint32_t b = 0; b < reducer->buckets.count; b++)
+        for (uint32_t i = 0; i < 2 && !status; i++) status = ms_stream_wait(current, reducer->buckets.items[b].ready[i]);
+    reducer->phase = MS_REDUCER_REDUCED;
+    reducer->iterations++;
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- as gradients come */
+
+/* A gradient that a script has put elsewhere comes to its place. */
+static ms_status move_home(ms_slot_owner *owner)
+{
+    ms_tensor *gradient = ms_tensor_grad(owner->tensor);
+    if (gradient == owner->view) return MS_OK;
+    ms_status status = ms_copy_into(owner->reducer->engine, gradient, owner->view);
+    return status ? status : ms_tensor_set_grad(owner->tensor, owner->view);
+}
+
+static ms_status note(ms_slot_owner *owner)
+{
+    ms_reducer *reducer = owner->reducer;
+    ms_bucket_list *buckets = &reducer->buckets;
+    if (reducer->no_sync) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: no_sync: backward runs inside, but its forward ran outside: both belong inside");
+    if (owner->ready) return not_expected(owner);
+    owner->ready = true;
+    reducer->phase = MS_REDUCER_REDUCING;
+    ms_status status = move_home(owner);
+    if (status) return status;
+    if (reducer->logging) reducer->arrival[reducer->arrived++] = owner->position;
+    buckets->items[owner->bucket].pending--;
+    while (!status && reducer->next_bucket < buckets->count && buckets->items[reducer->next_bucket].pending == 0)
+        status = launch(reducer, &buckets->items[reducer->next_bucket++]);
+    if (!status && reducer->next_bucket == buckets->count) status = finish(reducer);
+    return status;
+}
+
+static ms_status gradient_came(void *user, ms_tensor *leaf)
+{
+    (void)leaf;
+    ms_slot_owner *owner = user;
+    ms_reducer *reducer = owner->reducer;
+    if (reducer->phase == MS_REDUCER_LOCAL) return MS_OK;
+    ms_status status = reducer->phase == MS_REDUCER_IDLE || reducer->phase == MS_REDUCER_REDUCED ? not_expected(owner) : note(owner);
+    return status ? end_job(reducer, status) : MS_OK;
+}
+
+ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
+{
+    if (reducer->phase == MS_REDUCER_REDUCING) return end_job(reducer, missing_gradients(reducer));
+    if (!synchronize) {
+        reducer->phase = MS_REDUCER_LOCAL;
+        return MS_OK;
+    }
+    if (reducer->logging && reducer->arrived == reducer->count) {
+        ms_status status = ms_reducer_rebuild_now(reducer);
+        if (status) return status;
+    }
+    reducer->arrived = reducer->next_bucket = 0;
+    for (uint32_t i = 0; i < reducer->count; i++) reducer->owners[i].ready = false;
+    for (uint32_t b = 0; b < reducer->buckets.count; b++) reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;
+    reducer->phase = MS_REDUCER_EXPECTING;
+    return MS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- making and freeing */
+
+static void free_parts(ms_reducer *reducer)
+{
+    ms_context *context = ms_engine_context(reducer->engine);
+    for (uint32_t i = 0; reducer->owners && i < reducer->count; i++) {
+        ms_slot_owner *owner = &reducer->owners[i];
+        if (!owner->tensor) continue;
+        if (owner->hook) {
+            ms_tensor_remove_hook(owner->tensor, owner->hook);
+            ms_tensor_set_grad_home(owner->tensor, NULL);
+        }
+        ms_tensor_release(owner->tensor);
+        ms_release(context, owner->name);
+    }
+    ms_buckets_free(reducer, &reducer->buckets);
+    ms_release(context, reducer->owners);
+    ms_release(context, reducer->limits);
+    ms_release(context, reducer->arrival);
+    ms_release(context, reducer);
+}
+
+static void free_all(ms_engine *engine, void *first)
+{
+    (void)engine;
+    for (ms_reducer *reducer = first, *next; reducer; reducer = next) {
+        next = reducer->next;
+        if (reducer->hook_free) reducer->hook_free(reducer->hook_user);
+        free_parts(reducer);
+    }
+}
+
+void ms_reducer_free(ms_reducer *reducer)
+{
+    if (!reducer) return;
+    ms_engine *engine = reducer->engine;
+    ms_reducer *first = ms_engine_get(engine, MS_SLOT_DDP), **link = &first;
+    while (*link && *link != reducer) link = &(*link)->next;
+    if (*link) *link = reducer->next;
+    if (reducer->hook_free) reducer->hook_free(reducer->hook_user);
+    free_parts(reducer);
+    ms_engine_set(engine, MS_SLOT_DDP, first, first ? free_all : NULL);
+}
+
+/* Whose this parameter is already, or NULL. */
+static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
+{
+    for (const ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP); reducer; reducer = reducer->next)
+        for (uint32_t i = 0; i < reducer->count; i++)
+            if (reducer->owners[i].tensor == tensor) return reducer;
+    return NULL;
+}
+
+static ms_status check_parameters(ms_engine *engine, const ms_reducer_parameter *parameters, uint32_t count)
+{
+    if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: no parameter of the model requires a gradient: there is nothing to reduce");
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_tensor *tensor = parameters[i].tensor;
+        if (ms_tensor_engine(tensor) != engine || !ms_tensor_is_leaf(tensor) || !ms_tensor_requires_grad(tensor))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: '%s' is no leaf of this engine that requires a gradient", parameters[i].name);
+        if (owner_of(engine, tensor))
+            return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: '%s' belongs to a ddp model already: call unwrap() on that one first, and wrap a model once", parameters[i].name);
+        for (uint32_t j = 0; j < i; j++)
+            if (parameters[j].tensor == tensor) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: '%s' and '%s' are one parameter: give it once", parameters[j].name, parameters[i].name);
+    }
+    return MS_OK;
+}
+
+static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter *parameters)
+{
+    ms_context *context = ms_engine_context(reducer->engine);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < reducer->count && !status; i++) {
+        ms_slot_owner *owner = &reducer->owners[i];
+        void *name = NULL;
+        status = ms_allocate(context, strlen(parameters[i].name) + 1, "a name", &name);
+        if (status) continue;
+        owner->name = strcpy(name, parameters[i].name);
+        owner->reducer = reducer;
+        owner->position = i;
+        owner->tensor = ms_tensor_retain(parameters[i].tensor);
+    }
+    for (uint32_t i = 0; i < reducer->count && !status; i++)
+        status = ms_tensor_on_accumulated(reducer->owners[i].tensor, gradient_came, &reducer->owners[i], NULL, &reducer->owners[i].hook);
+    return status;
+}
+
+/* One bucket for each dtype, as nobody knows the order yet. */
+static ms_status first_buckets(ms_reducer *reducer)
+{
+    uint32_t count = reducer->count, buckets = 0;
+    const uint64_t endless = UINT64_MAX;
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (sizeof(uint64_t) + 3 * sizeof(uint32_t)), "buckets", &memory);
+    if (status) return status;
+    uint64_t *bytes = memory;
+    uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count;
+    for (uint32_t i = 0; i < count; i++) {
+        bytes[i] = ms_tensor_bytes(reducer->owners[i].tensor);
+        keys[i] = ms_tensor_dtype(reducer->owners[i].tensor);
+    }
+    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, &endless, 1, order, sizes, &buckets);
+    if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
+    ms_release(ms_engine_context(reducer->engine), memory);
+    return status;
+}
+
+static ms_status take_options(ms_reducer *reducer, const ms_reducer_options *options)
+{
+    const uint64_t *limits = options->cap_bytes ? options->cap_bytes : default_limits;
+    reducer->limit_count = options->cap_bytes ? options->cap_count : 2;
+    if (reducer->limit_count == 0 || reducer->limit_count > 1024) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "ddp: 1 to 1024 sizes of buckets, not %u", reducer->limit_count);
+    for (uint32_t i = 0; i < reducer->limit_count; i++)
+        if (limits[i] == 0) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "ddp: size %u of the buckets is 0 bytes", i + 1);
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->limit_count * sizeof *limits, "limits", &memory);
+    if (status) return status;
+    reducer->limits = memcpy(memory, limits, reducer->limit_count * sizeof *limits);
+    if (options->hook) return MS_OK;
+    reducer->link_count = options->link_count ? options->link_count : 1;
+    if (options->link_count == 0) reducer->links[0] = (ms_link){ .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
+    else status = ms_chain_check(reducer->engine, options->links, options->link_count);
+    for (uint32_t i = 0; i < options->link_count && !status; i++) reducer->links[i] = options->links[i];
+    return status;
+}
+
+ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, const ms_reducer_parameter *parameters, uint32_t count, ms_reducer **out)
+{
+    ms_context *context = ms_engine_context(engine);
+    void *memory = NULL, *owners = NULL, *arrival = NULL;
+    ms_status status = check_parameters(engine, parameters, count);
+    if (!status) status = ms_allocate(context, sizeof(ms_reducer), "ddp", &memory);
+    if (status) return status;
+    ms_reducer *reducer = memory;
+    *reducer = (ms_reducer){ .engine = engine, .group = options->group, .count = count, .divisor = ms_group_size(options->group), .logging = true };
+    status = ms_allocate(context, count * sizeof(ms_slot_owner), "ddp", &owners);
+    reducer->owners = owners;
+    if (!status) status = ms_allocate(context, count * sizeof(uint32_t), "ddp", &arrival);
+    reducer->arrival = arrival;
+    if (!status) status = take_options(reducer, options);
+    if (!status) status = take_parameters(reducer, parameters);
+    if (!status) status = first_buckets(reducer);
+    if (status) {
+        free_parts(reducer);
+        return status;
+    }
+    reducer->hook = options->hook;
+    reducer->hook_user = options->hook_user;
+    reducer->hook_free = options->hook_free;
+    reducer->next = ms_engine_get(engine, MS_SLOT_DDP);
+    ms_engine_set(engine, MS_SLOT_DDP, reducer, free_all);
+    *out = reducer;
+    return MS_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- asking and setting */
+
+bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside)
+{
+    bool before = reducer->no_sync;
+    reducer->no_sync = inside;
+    return before;
+}
+
+void ms_reducer_rebuild(ms_reducer *reducer)
+{
+    reducer->logging = true;
+    reducer->arrived = 0;
+}
+
+ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
+uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }
+void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor) { reducer->divisor = divisor; }
+uint32_t ms_reducer_buckets(const ms_reducer *reducer) { return reducer->buckets.count; }
+const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index) { return index < reducer->buckets.count ? &reducer->buckets.items[index].bucket : NULL; }
+uint64_t ms_reducer_iterations(const ms_reducer *reducer) { return reducer->iterations; }
+bool ms_reducer_is_rebuilt(const ms_reducer *reducer) { return reducer->rebuilt; }

@@ -1,0 +1,58 @@
+/* reducer.h: the inside of a reducer. For ddp/ only. */
+#ifndef MOONSHARD_DDP_REDUCER_H
+#define MOONSHARD_DDP_REDUCER_H
+
+#include "moonshard/ddp.h"
+
+typedef struct ms_slot_owner {                 /* one parameter; what its hook is called with */
+    ms_reducer *reducer;
+    ms_tensor *tensor;                         /* retained */
+    char *name;
+    uint64_t hook;
+    uint32_t position, bucket;
+    ms_tensor *view;                           /* its place in the bucket; the bucket's */
+    bool ready;                                /* its gradient of this iteration has come */
+} ms_slot_owner;
+
+typedef struct ms_bucket_state {
+    ms_bucket bucket;
+    uint32_t *positions;
+    uint32_t pending;                          /* parameters whose gradient has not come yet */
+    ms_point ready[2];                         /* of the result: on the communication stream, and where else a hook says */
+} ms_bucket_state;
+
+typedef struct ms_bucket_list { ms_bucket_state *items; uint32_t count; } ms_bucket_list;
+
+typedef enum ms_reducer_phase {
+    MS_REDUCER_IDLE,                           /* no forward yet */
+    MS_REDUCER_LOCAL,                          /* a forward in no_sync: gradients add up here */
+    MS_REDUCER_EXPECTING,                      /* a forward whose backward reduces */
+    MS_REDUCER_REDUCING,                       /* gradients have begun to come */
+    MS_REDUCER_REDUCED                         /* all of them are reduced */
+} ms_reducer_phase;
+
+struct ms_reducer {
+    ms_engine *engine;
+    ms_group *group;
+    ms_reducer *next;                          /* of the engine's list */
+    ms_slot_owner *owners;
+    uint32_t count, next_bucket, divisor, arrived, limit_count;
+    uint64_t *limits, iterations;
+    uint32_t *arrival;                         /* positions in the order in which gradients came, while it is logged */
+    ms_bucket_list buckets;
+    ms_link links[MS_CHAIN_LINKS];
+    uint32_t link_count;
+    ms_comm_hook hook;
+    void *hook_user;
+    void (*hook_free)(void *user);
+    ms_reducer_phase phase;
+    bool no_sync, logging, rebuilt;
+};
+
+/* Where the order of the last synchronized backward is known and the buckets do not follow it yet: rebuilds them. */
+ms_status ms_reducer_rebuild_now(ms_reducer *reducer);
+/* Makes buckets of sizes[b] parameters each, taken from order, and moves what gradients there are into them. */
+ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets);
+void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list);
+
+#endif

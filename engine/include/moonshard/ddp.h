@@ -1,0 +1,82 @@
+/* moonshard/ddp.h: data parallelism: gradients in buckets, reduced over a group while backward goes on.
+ *
+ * Invariants
+ * - A parameter's gradient is a view of its bucket: backward writes it there in one pass, and the reduced value lies there. Each parameter has a cell of
+ *   its own (neighbours share one in buckets of more than 64), so that a reduction never waits for gradients of another bucket.
+ * - Buckets are launched in order of their index, whatever the order in which they become ready: all ranks issue the same sequence. A launch only
+ *   enqueues, on the group's communication stream, behind the writers of that bucket.
+ * - When the last bucket is launched the current stream waits for all results: what is enqueued behind backward sees reduced gradients.
+ * - The first synchronized iteration has one bucket for each dtype, as the order of registration need not be that of use. The next one that begins rebuilds
+ *   them in the order in which rank 0's gradients arrived.
+ * - Gradients are sums over the passes since they were last consumed; reduced, they are means over `divisor` ranks (the group's size).
+ * - An error inside a reduction ends the job: peers leave their collectives with it.
+ */
+#ifndef MOONSHARD_DDP_H
+#define MOONSHARD_DDP_H
+
+#include "moonshard/grad.h"
+#include "moonshard/hook.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_reducer ms_reducer;
+
+typedef struct ms_reducer_parameter { ms_tensor *tensor; const char *name; } ms_reducer_parameter;
+
+typedef struct ms_reducer_options {
+    ms_group *group;
+    const uint64_t *cap_bytes;     /* of the first bucket, the second ...; the last holds on. NULL: 1 MiB, 25 MiB */
+    uint32_t cap_count;
+    const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
+    uint32_t link_count;
+    ms_comm_hook hook;             /* instead of links, if it is not NULL */
+    void *hook_user;
+    void (*hook_free)(void *user); /* may be NULL */
+} ms_reducer_options;
+
+/* Installs itself on the parameters: float leaves that require a gradient, in order of registration, none of them of another reducer. Everything is
+ * copied or retained; hook_user is taken over when this succeeds. Freed with the engine unless before. */
+MS_API ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, const ms_reducer_parameter *parameters, uint32_t count, ms_reducer **out);
+/* Removes everything that was installed; gradients stay, as tensors of their own. NULL is allowed. */
+MS_API void ms_reducer_free(ms_reducer *reducer);
+
+/* Before each forward whose graph a backward will go through. synchronize: that backward reduces; else its gradients stay local and add up.
+ * MS_ERROR_STATE, naming them, if parameters got no gradient in the backward before. Rebuilds the buckets where that is due, which blocks once. */
+MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
+/* Inside no_sync a backward that would reduce is an error: its forward ran outside. Returns what it was. */
+MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
+/* Log the order of the next synchronized backward and rebuild by it. */
+MS_API void ms_reducer_rebuild(ms_reducer *reducer);
+
+MS_API ms_group *ms_reducer_group(const ms_reducer *reducer);
+MS_API uint32_t ms_reducer_divisor(const ms_reducer *reducer);
+MS_API void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor);  /* for the next launches */
+MS_API uint32_t ms_reducer_buckets(const ms_reducer *reducer);
+MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);   /* NULL past the last */
+MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);           /* synchronized backward passes that were reduced */
+MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
+
+/* ------------------------------------------------------------------------------------------------------------------- at the beginning */
+
+/* Compares names, dtypes and shapes over the group: MS_ERROR_MISMATCH on every rank, with the first parameter that differs and both sides. One small
+ * all_gather, and two more only when something differs. Blocks. */
+MS_API ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count);
+/* Copies root's values to all ranks, in coalesced pieces of at most MS_DDP_PIECE_BYTES (or one tensor). */
+#define MS_DDP_PIECE_BYTES (250u << 20)
+MS_API ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t count, uint32_t root);
+
+/* Cuts items (bytes[i], and key[i]: only equal ones share a bucket), taken in the order given, into buckets: one is closed as soon as it has as many bytes as its
+ * limit, and each key then moves on to the next limit (behaviours A3). What is left follows in order of first appearance. order[]: positions, bucket
+ * after bucket; sizes[]: how many are in each. Both have room for count. */
+MS_API ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, uint32_t *order,
+                               uint32_t *sizes, uint32_t *buckets);
+/* The same for registration order: by smallest position, then backwards, so that bucket 0 has what was registered last. */
+MS_API ms_status ms_ddp_assign_backwards(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count,
+                                         uint32_t *order, uint32_t *sizes, uint32_t *buckets);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,536 @@
+/* ddp.c: buckets and the reducer: how parameters are cut, order of launches, bits of N ranks against one, hooks, what goes wrong. */
+#include "comm_support.h"
+#include "moonshard/ddp.h"
+
+/* ------------------------------------------------------------------------------------------------------------------------ assignment */
+
+static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, const char *expected)
+{
+    static const uint32_t zeros[16];
+    ms_engine *engine = NULL;
+    ms_engine_options options = { .device = "sim" };
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    uint32_t order[16], sizes[16], buckets = 0, at = 0;
+    char text[256] = "";
+    assert_int_equal((backwards ? ms_ddp_assign_backwards : ms_ddp_assign)(engine, bytes, keys ? keys : zeros, count, limits, limit_count, order, sizes, &buckets), MS_OK);
+    for (uint32_t b = 0; b < buckets; b++) {
+        for (uint32_t i = 0; i < sizes[b]; i++) sprintf(text + strlen(text), "%u ", order[at++]);
+        strcat(text, b + 1 < buckets ? "| " : "");
+    }
+    assert_int_equal(at, count);
+    assert_string_equal(text, expected);
+    ms_engine_free(engine);
+}
+
+static void parameters_are_cut_into_buckets(void **state)
+{
+    (void)state;
+    const uint64_t v1[] = { 400000, 1200000, 200000, 1600000, 800000 }, mega[] = { 1 << 20, 2 << 20 };
+    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 ");                       /* vector V1 */
+    assert_buckets(v1, NULL, 5, mega, 2, false, "0 1 | 2 3 4 ");
+    assert_buckets(v1, NULL, 5, (uint64_t[]){ UINT64_MAX }, 1, true, "0 1 2 3 4 ");
+    assert_buckets(v1, NULL, 5, (uint64_t[]){ 1 }, 1, true, "4 | 3 | 2 | 1 | 0 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false, "0 | 1 2 | 3 ");   /* as many bytes as the limit closes; the last limit holds on */
+    const uint32_t keys[] = { 0, 1, 0, 1, 0 };                                        /* each dtype by itself, with limits of its own */
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, false, "0 2 | 1 3 | 4 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, true, "4 | 1 3 | 0 2 ");
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- a model of few lines */
+
+enum { WEIGHTS = 5, WIDTH = 24, ROWS = 3 };
+
+/* A chain of tanh(x w) with weights of uneven shapes; used last to first, so that gradients come in that order. */
+typedef struct model { ms_tensor *weights[WEIGHTS]; const char *names[WEIGHTS]; } model;
+
+static double weight_value(const void *context, int64_t i)
+{
+    uint32_t w = *(const uint32_t *)context;
+    return 0.01 * (double)((i * 37 + w * 11) % 29 - 14);
+}
+
+static double input_value(const void *context, int64_t i)
+{
+    const uint32_t *at = context;                              /* rank and iteration */
+    return 0.1 * (double)((i * 13 + at[0] * 7 + at[1] * 5) % 23 - 11);
+}
+
+static ms_status build(rank *self, model *m)
+{
+    static const char *const names[] = { "a", "b", "c", "d", "e" };
+    static const int64_t shapes[WEIGHTS + 1] = { WIDTH, 17, 40, 9, 31, 5 };
+    ms_status status = MS_OK;
+    for (uint32_t w = 0; w < WEIGHTS && !status; w++) {
+        m->names[w] = names[w];
+        m->weights[w] = NULL;
+        status = ms_tensor_new(self->engine, MS_F32, 2, &shapes[w], &m->weights[w]);
+        if (!status) status = fill(m->weights[w], weight_value, &w);
+        if (!status) status = ms_tensor_set_requires_grad(m->weights[w], true);
+    }
+    return status;
+}
+
+static void drop(model *m) { for (int w = 0; w < WEIGHTS; w++) ms_tensor_release(m->weights[w]); }
+
+/* Forward and backward of a sum over one rank's input; `used` weights, from the first. */
+static ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, bool retain)
+{
+    const int64_t shape[] = { ROWS, WIDTH };
+    uint32_t at[] = { number, iteration };
+    ms_tensor *x = NULL, *y = NULL, *z = NULL, *loss = NULL;
+    ms_status status = ms_tensor_new(self->engine, MS_F32, 2, shape, &x);
+    if (!status) status = fill(x, input_value, at);
+    for (uint32_t w = 0; w < used && !status; w++) {
+        ms_tensor *inputs[] = { x, m->weights[w] };
+        status = ms_apply(self->engine, &ms_op_matmul, NULL, false, inputs, 2, &y, 1);
+        if (!status) status = ms_apply(self->engine, &ms_op_tanh, NULL, false, &y, 1, &z, 1);
+        ms_tensor_release(x);
+        ms_tensor_release(y);
+        x = z;
+        y = z = NULL;
+    }
+    ms_attributes all = { .reduce = { .all = true } };
+    if (!status) status = ms_apply(self->engine, &ms_op_sum, &all, false, &x, 1, &loss, 1);
+    if (!status) status = ms_backward(self->engine, &loss, NULL, 1, retain);
+    if (!status && retain) status = ms_backward(self->engine, &loss, NULL, 1, false);
+    ms_tensor_release(x);
+    ms_tensor_release(loss);
+    return status;
+}
+
+static ms_status clear(model *m)
+{
+    ms_status status = MS_OK;
+    for (int w = 0; w < WEIGHTS && !status; w++) status = ms_tensor_set_grad(m->weights[w], NULL);
+    return status;
+}
+
+static ms_status wrap(rank *self, model *m, ms_reducer_options options, ms_reducer **out)
+{
+    ms_reducer_parameter parameters[WEIGHTS];
+    for (int w = 0; w < WEIGHTS; w++) parameters[w] = (ms_reducer_parameter){ .tensor = m->weights[w], .name = m->names[w] };
+    options.group = self->world;
+    return ms_reducer_new(self->engine, &options, parameters, WEIGHTS, out);
+}
+
+/* What one process gives that computes the ranks' gradients apart (summed over passes first .. last) and adds them in rank order. */
+static ms_status alone(rank *self, model *m, uint32_t first, uint32_t last, int w, float *sum, size_t count)
+{
+    float *one = malloc(count * sizeof *one), factor = 1.0f / (float)self->ranks;
+    ms_status status = MS_OK;
+    memset(sum, 0, count * sizeof *sum);
+    for (uint32_t r = 0; r < self->ranks && !status; r++) {
+        status = clear(m);
+        for (uint32_t i = first; i <= last && !status; i++) status = pass(self, m, r, i, WEIGHTS, false);
+        if (!status) status = ms_tensor_read(ms_tensor_grad(m->weights[w]), one, count * sizeof *one);
+        for (size_t i = 0; i < count; i++) {
+            float share = one[i] * factor;
+            sum[i] = r == 0 ? share : sum[i] + share;
+        }
+    }
+    free(one);
+    return status;
+}
+
+/* Whether the gradients are, bit for bit, those of passes first .. last of all ranks. */
+static bool reduced(rank *self, model *m, model *reference, uint32_t first, uint32_t last)
+{
+    bool equal = true;
+    for (int w = 0; w < WEIGHTS && equal; w++) {
+        size_t count = (size_t)ms_tensor_count(m->weights[w]);
+        float *expected = malloc(count * sizeof *expected), *got = malloc(count * sizeof *got);
+        equal = ms_tensor_grad(m->weights[w]) && ms_tensor_read(ms_tensor_grad(m->weights[w]), got, count * sizeof *got) == MS_OK;
+        if (equal) equal = alone(self, reference, first, last, w, expected, count) == MS_OK && memcmp(expected, got, count * sizeof *got) == 0;
+        free(expected);
+        free(got);
+    }
+    return equal;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ bits and order */
+
+static const uint64_t small_caps[] = { 2000, 2500 };
+
+static void train_some(rank *self)
+{
+    model m, reference;
+    ms_reducer *reducer = NULL;
+    OK(build(self, &m));
+    OK(build(self, &reference));
+    OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &reducer));
+    CHECK(ms_reducer_buckets(reducer) == 1);
+    for (uint32_t iteration = 0; iteration < 4; iteration++) {
+        ms_comm_record(self->engine, true);
+        OK(ms_reducer_forward(reducer, true));
+        size_t before = ms_comm_record_count(self->engine);
+        CHECK(before == (iteration == 1 ? 2u : 0u));                  /* the rebuild's two broadcasts, once */
+        OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
+        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1u : 3u));
+        CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));     /* vector V11 */
+        for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++) CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
+        CHECK(reduced(self, &m, &reference, iteration, iteration));
+        OK(clear(&m));
+    }
+    CHECK(ms_reducer_is_rebuilt(reducer));
+    const ms_bucket *first = ms_reducer_bucket(reducer, 0);           /* e (620 bytes) and d (1116) and c (1440): 2000 bytes are reached */
+    CHECK(first->count == 3 && first->parameters[0] == m.weights[4] && first->parameters[2] == m.weights[2] && !first->is_last);
+    CHECK(ms_tensor_storage(first->gradients[0]) == ms_tensor_storage(first->flat));
+    CHECK(ms_reducer_bucket(reducer, 2)->is_last && ms_reducer_iterations(reducer) == 4);
+    ms_reducer_free(reducer);
+    drop(&m);
+    drop(&reference);
+}
+
+static void ranks_give_the_bits_of_one(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 4; ranks++) {
+        run_well(THREADS, ranks, train_some, NULL);
+        run_well(PROCESSES, ranks, train_some, NULL);
+    }
+}
+
+static void accumulate_some(rank *self)
+{
+    model m, reference;
+    ms_reducer *reducer = NULL;
+    OK(build(self, &m));
+    OK(build(self, &reference));
+    OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &reducer));
+    for (uint32_t round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            ms_reducer_set_no_sync(reducer, i < 2);
+            OK(ms_reducer_forward(reducer, i == 2));
+            OK(pass(self, &m, self->number, i, WEIGHTS, false));
+        }
+        CHECK(reduced(self, &m, &reference, 0, 2));
+        OK(clear(&m));
+    }
+    /* Gradients that are there when buckets are rebuilt move along. */
+    ms_reducer_rebuild(reducer);
+    OK(ms_reducer_forward(reducer, true));
+    OK(pass(self, &m, self->number, 0, WEIGHTS, false));
+    OK(clear(&m));
+    OK(ms_reducer_forward(reducer, false));
+    OK(pass(self, &m, self->number, 0, WEIGHTS, false));
+    OK(ms_reducer_forward(reducer, true));
+    OK(pass(self, &m, self->number, 1, WEIGHTS, false));
+    CHECK(reduced(self, &m, &reference, 0, 1));
+    ms_reducer_free(reducer);
+    for (int w = 0; w < WEIGHTS; w++) CHECK(ms_tensor_grad(m.weights[w]));      /* they outlive the buckets */
+    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer));                    /* and may be wrapped anew */
+    OK(ms_reducer_forward(reducer, true));
+    OK(clear(&m));
+    OK(pass(self, &m, self->number, 5, WEIGHTS, false));
+    CHECK(reduced(self, &m, &reference, 5, 5));
+    drop(&m);
+    drop(&reference);
+}
+
+static void passes_without_sync_add_up(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, accumulate_some, NULL);
+    run_well(THREADS, 3, accumulate_some, NULL);
+}
+
+/* More parameters in a bucket than a storage has cells, and one of no elements. */
+static void many_parameters(rank *self)
+{
+    enum { COUNT = 151 };
+    ms_tensor *all[COUNT];
+    ms_reducer_parameter parameters[COUNT];
+    ms_reducer *reducer = NULL;
+    uint32_t zero = 0;
+    for (int i = 0; i < COUNT; i++) {
+        int64_t n = i == 70 ? 0 : 1 + i % 7;
+        OK(ms_tensor_new(self->engine, MS_F32, 1, &n, &all[i]));
+        OK(fill(all[i], weight_value, &zero));
+        OK(ms_tensor_set_requires_grad(all[i], true));
+        parameters[i] = (ms_reducer_parameter){ .tensor = all[i], .name = "p" };
+    }
+    OK(ms_reducer_new(self->engine, &(ms_reducer_options){ .group = self->world }, parameters, COUNT, &reducer));
+    for (int iteration = 0; iteration < 2; iteration++) {
+        ms_tensor *loss = NULL;
+        OK(ms_reducer_forward(reducer, true));
+        for (int i = 0; i < COUNT; i++) {
+            ms_tensor *sum = NULL, *scaled = NULL, *more = NULL;
+            ms_attributes whole = { .reduce = { .all = true } }, factor = { .scalar = { .value = (i + 1) * (self->number + 1.0) } };
+            OK(ms_apply(self->engine, &ms_op_sum, &whole, false, &all[i], 1, &sum, 1));
+            OK(ms_apply(self->engine, &ms_op_mul_scalar, &factor, false, &sum, 1, &scaled, 1));
+            ms_tensor *pair[] = { loss, scaled };
+            if (loss) OK(ms_apply(self->engine, &ms_op_add, NULL, false, pair, 2, &more, 1));
+            ms_tensor_release(sum);
+            ms_tensor_release(loss);
+            if (loss) ms_tensor_release(scaled);
+            loss = loss ? more : scaled;
+        }
+        OK(ms_backward(self->engine, &loss, NULL, 1, false));
+        ms_tensor_release(loss);
+        for (int i = 0; i < COUNT; i++) {
+            float got[8];
+            OK(ms_tensor_read(ms_tensor_grad(all[i]), got, ms_tensor_bytes(all[i])));
+            for (int64_t j = 0; j < ms_tensor_count(all[i]); j++) CHECK(got[j] == (float)(i + 1) * 1.5f);
+            OK(ms_tensor_set_grad(all[i], NULL));
+        }
+    }
+    ms_reducer_free(reducer);
+    for (int i = 0; i < COUNT; i++) ms_tensor_release(all[i]);
+}
+
+static void a_bucket_holds_any_number_of_parameters(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, many_parameters, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- hooks */
+
+/* One parameter whose gradient is `value` everywhere, reduced by a chain. */
+static ms_status reduce_constant(rank *self, const ms_reducer_options *given, double value, int64_t n, float *got)
+{
+    ms_tensor *p = NULL, *scaled = NULL, *loss = NULL;
+    ms_reducer *reducer = NULL;
+    uint32_t zero = 0;
+    ms_reducer_options options = *given;
+    options.group = self->world;
+    ms_attributes whole = { .reduce = { .all = true } }, factor = { .scalar = { .value = value } };
+    ms_status status = ms_tensor_new(self->engine, MS_F32, 1, &n, &p);
+    if (!status) status = fill(p, weight_value, &zero);
+    if (!status) status = ms_tensor_set_requires_grad(p, true);
+    if (!status) status = ms_reducer_new(self->engine, &options, &(ms_reducer_parameter){ .tensor = p, .name = "p" }, 1, &reducer);
+    if (!status) status = ms_reducer_forward(reducer, true);
+    if (!status) status = ms_apply(self->engine, &ms_op_mul_scalar, &factor, false, &p, 1, &scaled, 1);
+    if (!status) status = ms_apply(self->engine, &ms_op_sum, &whole, false, &scaled, 1, &loss, 1);
+    if (!status) status = ms_backward(self->engine, &loss, NULL, 1, false);
+    if (!status) status = ms_tensor_read(ms_tensor_grad(p), got, (size_t)n * sizeof *got);
+    if (!status) ms_reducer_free(reducer);
+    ms_tensor_release(p);
+    ms_tensor_release(scaled);
+    ms_tensor_release(loss);
+    return status;
+}
+
+static void native_chains(rank *self)
+{
+    float got[33];
+    ms_link reduce = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
+    ms_link f16[] = { { .kind = ms_link_find("cast"), .options = { .dtype = MS_F16 } }, reduce };
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 }, 40000, 33, got));
+    for (int i = 0; i < 33; i++) CHECK(got[i] == 40000);              /* vector V7: the sum is no f16 number */
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 }, 1.0 / 7 * (self->number + 1), 1, got));
+    float expected = 0;
+    for (uint32_t r = 0; r < self->ranks; r++) expected += ms_float_from_f16(ms_f16_from_float((float)(1.0 / 7 * (r + 1)))) * (1.0f / (float)self->ranks);
+    CHECK(got[0] == ms_float_from_f16(ms_f16_from_float(expected)) && got[0] != (float)(1.0 / 7 * (self->ranks + 1) / 2));
+    ms_link bf16[] = { { .kind = ms_link_find("cast"), .options = { .dtype = MS_BF16 } }, f16[0], { .kind = ms_link_find("all_reduce"), .options = { .op = MS_REDUCE_OP_AVG } } };
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = bf16, .link_count = 3 }, self->number + 1, 33, got));
+    CHECK(got[32] == (float)(self->ranks + 1) / 2);
+    ms_link sum = { .kind = ms_link_find("all_reduce"), .options = { .op = MS_REDUCE_OP_MAX } };
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = &sum, .link_count = 1 }, self->number, 4, got));
+    CHECK(got[3] == (float)(self->ranks - 1));
+    ms_link noop = { .kind = ms_link_find("noop") };
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = &noop, .link_count = 1 }, self->number, 4, got));
+    CHECK(got[3] == (float)self->number);
+    ms_link wrong[] = { noop, reduce };
+    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = wrong, .link_count = 2 }, 1, 1, got) == MS_ERROR_ARGUMENT);
+    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 1 }, 1, 1, got) == MS_ERROR_ARGUMENT);
+}
+
+static void native_links_do_what_they_say(void **state)
+{
+    (void)state;
+    assert_null(ms_link_find("allreduce"));
+    for (uint32_t ranks = 2; ranks <= 3; ranks++) run_well(THREADS, ranks, native_chains, NULL);
+}
+
+/* A hook that gives a tensor of its own back, ready on a stream of its own. */
+static ms_status doubled(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
+{
+    int *calls = user;
+    ms_stream *own = NULL, *before = NULL;
+    ms_attributes two = { .scalar = { .value = 2 } };
+    ++*calls;
+    ms_status status = ms_engine_stream(bucket->engine, "own", &own);
+    if (!status) status = ms_stream_wait(own, ms_stream_last(ms_engine_current(bucket->engine)));
+    if (status) return status;
+    before = ms_engine_set_current(bucket->engine, own);
+    status = ms_op_apply(bucket->engine, &ms_op_mul_scalar, &two, false, &bucket->buffer, 1, result, 1);
+    *ready = ms_stream_last(own);
+    ms_engine_set_current(bucket->engine, before);
+    return status;
+}
+
+static void freed(void *user) { *(int *)user += 100; }
+
+static ms_status cut_short(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
+{
+    (void)user, (void)ready;
+    int64_t shape = ms_tensor_count(bucket->buffer) - 1, stride = 1;
+    return ms_tensor_window(bucket->buffer, 1, &shape, &stride, 0, result);
+}
+
+static void own_hooks(rank *self)
+{
+    float got[33];
+    int calls = 0;
+    OK(reduce_constant(self, &(ms_reducer_options){ .hook = doubled, .hook_user = &calls, .hook_free = freed }, 1.0 + self->number, 33, got));
+    CHECK(got[0] == 2.0f * (float)(self->number + 1) && got[32] == got[0]);
+    CHECK(calls == 101);
+}
+
+static void a_hook_may_return_what_it_made_elsewhere(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, own_hooks, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- mistakes */
+
+static bool says(rank *self, const char *text) { return strstr(ms_engine_error(self->engine)->message, text) != NULL; }
+
+static void mistakes(rank *self)
+{
+    const int which = *(const int *)self->job->argument;
+    model m;
+    ms_reducer *reducer = NULL, *again = NULL;
+    OK(build(self, &m));
+    if (which == 0) {
+        float got[4];
+        CHECK(reduce_constant(self, &(ms_reducer_options){ .hook = cut_short }, 1, 4, got) == MS_ERROR_ARGUMENT);
+        CHECK(says(self, "bucket 0") && says(self, "[3] f32") && says(self, "[4] f32"));
+        return;
+    }
+    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer));
+    CHECK(wrap(self, &m, (ms_reducer_options){ 0 }, &again) == MS_ERROR_STATE && says(self, "unwrap"));
+    if (which == 1) {
+        CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE && says(self, "no forward of the ddp model"));
+    } else if (which == 2) {
+        OK(ms_reducer_forward(reducer, true));
+        OK(pass(self, &m, 0, 0, 3, false));
+        CHECK(ms_reducer_forward(reducer, true) == MS_ERROR_STATE && says(self, "'d', 'e'"));
+    } else if (which == 3) {
+        OK(ms_reducer_forward(reducer, true));
+        CHECK(pass(self, &m, 0, 0, WEIGHTS, true) == MS_ERROR_STATE && says(self, "twice"));
+    } else if (which == 4) {
+        OK(ms_reducer_forward(reducer, true));
+        ms_reducer_set_no_sync(reducer, true);
+        CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE && says(self, "ran outside"));
+    }
+    drop(&m);
+}
+
+static void mistakes_are_named_and_end_the_job(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 5; which++) {
+        rank ranks[1];
+        job what = { .kind = which % 2 ? THREADS : PROCESSES, .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = mistakes, .argument = &which };
+        ms_abort_record cause = run_job(&what, ranks);
+        if (*ranks[0].why) fail_msg("mistake %d: %s", which, ranks[0].why);
+        assert_int_equal(cause.reason, MS_ABORT_RAISED);
+    }
+}
+
+/* Rank 1's hook fails; rank 0, which waits for its reduction, hears why. */
+static ms_status fails_on_one(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
+{
+    (void)user, (void)ready;
+    if (ms_group_rank(bucket->group) == 1) return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "a hook that says no");
+    ms_link reduce = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
+    return ms_chain_run(&reduce, 1, bucket, result);
+}
+
+static void fail_on_one(rank *self)
+{
+    float got[4];
+    ms_status status = reduce_constant(self, &(ms_reducer_options){ .hook = fails_on_one }, 1, 4, got);
+    CHECK(status != MS_OK && says(self, "a hook that says no"));
+    if (self->number == 0) CHECK(says(self, "because rank 1"));
+}
+
+static void a_hook_that_fails_ends_the_job_for_all(void **state)
+{
+    (void)state;
+    for (int kind = THREADS; kind <= PROCESSES; kind++) {
+        rank ranks[2];
+        job what = { .kind = (job_kind)kind, .options = { .ranks = 2, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = fail_on_one };
+        ms_abort_record cause = run_job(&what, ranks);
+        for (int r = 0; r < 2; r++)
+            if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+        assert_int_equal(cause.error.rank, 1);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- the beginning */
+
+static void compare_models(rank *self)
+{
+    enum { COUNT = 11 };
+    const int changed = *(const int *)self->job->argument;               /* position on rank 1; COUNT: it has one less; above: nothing */
+    ms_reducer_parameter parameters[COUNT];
+    char names[COUNT][16];
+    ms_tensor *all[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        bool other = self->number == 1 && i == changed;
+        const int64_t shape[] = { 2, other && i % 2 ? 7 : i + 1 };
+        OK(ms_tensor_new(self->engine, other && i % 3 == 0 ? MS_BF16 : MS_F32, 2, shape, &all[i]));
+        snprintf(names[i], sizeof names[i], other && i % 2 == 0 && i % 3 ? "other" : "p%d", i);
+        parameters[i] = (ms_reducer_parameter){ .tensor = all[i], .name = names[i] };
+    }
+    uint32_t count = self->number == 1 && changed == COUNT ? COUNT - 1 : COUNT;
+    ms_status status = ms_ddp_compare(self->world, parameters, count);
+    if (changed > COUNT) {
+        OK(status);
+    } else {
+        char expected[64];
+        snprintf(expected, sizeof expected, "parameter %d is ", changed == COUNT ? COUNT : changed + 1);
+        CHECK(status == MS_ERROR_MISMATCH && says(self, expected) && says(self, "on rank 0, 2") && says(self, "on rank 1"));
+    }
+    for (int i = 0; i < COUNT; i++) ms_tensor_release(all[i]);
+}
+
+static void the_first_parameter_that_differs_is_named(void **state)
+{
+    (void)state;
+    for (int changed = 0; changed < 13; changed++) run_well(THREADS, 3, compare_models, &changed);
+}
+
+static void broadcast_values(rank *self)
+{
+    static const ms_dtype dtypes[] = { MS_F32, MS_I64, MS_F32, MS_BF16, MS_BOOL };
+    ms_tensor *all[5];
+    for (int i = 0; i < 5; i++) {
+        const int64_t n = i == 2 ? 0 : 3 + i;
+        uint32_t own = self->number * 5;
+        OK(make(self, dtypes[i], n, false, &all[i]));
+        OK(fill(all[i], input_value, (uint32_t[]){ own, (uint32_t)i }));
+    }
+    OK(ms_ddp_broadcast(self->world, all, 5, 1));
+    for (int i = 0; i < 5; i++) {
+        CHECK(equals(all[i], input_value, (uint32_t[]){ 5, (uint32_t)i }));
+        ms_tensor_release(all[i]);
+    }
+}
+
+static void values_are_those_of_the_root(void **state)
+{
+    (void)state;
+    run_well(THREADS, 3, broadcast_values, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parameters_are_cut_into_buckets),
+        cmocka_unit_test(ranks_give_the_bits_of_one),
+        cmocka_unit_test(passes_without_sync_add_up),
+        cmocka_unit_test(a_bucket_holds_any_number_of_parameters),
+        cmocka_unit_test(native_links_do_what_they_say),
+        cmocka_unit_test(a_hook_may_return_what_it_made_elsewhere),
+        cmocka_unit_test(mistakes_are_named_and_end_the_job),
+        cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),
+        cmocka_unit_test(the_first_parameter_that_differs_is_named),
+        cmocka_unit_test(values_are_those_of_the_root),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
