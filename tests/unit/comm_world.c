@@ -27,8 +27,12 @@ static int as_rank(const char *number)
     ms_context_init(&context, NULL);
     if (ms_rendezvous_adopt(&context, getenv(MS_RENDEZVOUS_VARIABLE), &rendezvous)) return 2;
     ms_engine *engine = alone("cpu");
-    if (ms_comm_open(engine, rendezvous, (uint32_t)atoi(number), &world)) return 3;
+    ms_status joined = ms_comm_open(engine, rendezvous, (uint32_t)atoi(number), &world);
     ms_rendezvous_release(rendezvous);
+    if (joined) {
+        ms_engine_free(engine);
+        return 3;
+    }
     if (ms_tensor_new(engine, MS_F32, 1, &one, &t) || ms_tensor_write(t, &value, 4)) return 4;
     ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
     if (ms_group_enqueue(world, 1, &c, &ready) || ms_tensor_read(t, &got, 4)) return 5;
