@@ -191,16 +191,64 @@ local function bench_enqueue()
   end
 end
 
-local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue }
+-- Microseconds of one collective among `count`, which run one behind the other: the host has enqueued them all while a first one, which is long,
+-- still ran.
+local function collective_us(world, t, gate, count)
+  local core = require "moonshard.core"
+  world:barrier()
+  core.trace_start()
+  world:all_reduce(gate, "avg")
+  for _ = 1, count do world:all_reduce(t, "avg") end
+  core.synchronize()
+  local first, last, seen = nil, nil, 0
+  for _, record in ipairs(core.trace_stop()) do
+    if record.name == "all_reduce" then
+      seen = seen + 1
+      if seen == 2 then first = record.start_ns end
+      last = record.end_ns
+    end
+  end
+  return (last - first) / count / 1e3
+end
 
---- moonshard bench step|gemm|optim|enqueue [switches]
+-- All-reduces of tensors that lie in the shared heap, and of ordinary ones (staged).
+local function bench_collectives()
+  return function(parsed)
+    local core, ms = require "moonshard.core", require "moonshard"
+    local world = ms.world()
+    local gate = core.zeros { 16 << 20, group = world }
+    local rows = {}
+    for _, dtype in ipairs { "f32", "bf16", "f16" } do
+      for _, elements in ipairs { 1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20 } do
+        for _, place in ipairs { "heap", "staged" } do
+          local t = place == "heap" and core.zeros { elements, dtype = dtype, group = world } or core.zeros { elements, dtype = dtype }
+          local count, times = math.max(3, math.min(500, (64 << 20) // elements)), {}
+          for i = 1, 7 do times[i] = collective_us(world, t, gate, count) end
+          rows[#rows + 1] = { dtype = dtype, elements = elements, place = place, us_med = median(times), us_min = times[1] }
+          core.collect()
+        end
+      end
+    end
+    if world:rank() ~= 0 then return 0 end
+    if parsed.json then print(core.json_encode { ranks = world:size(), all_reduce = rows }) return 0 end
+    print(("all_reduce, %d ranks: microseconds a call, median (minimum)"):format(world:size()))
+    for _, row in ipairs(rows) do
+      print(("%-5s %9d elements  %-6s  %10.2f (%.2f)"):format(row.dtype, row.elements, row.place, row.us_med, row.us_min))
+    end
+    return 0
+  end
+end
+
+local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives }
+
+--- moonshard bench step|gemm|optim|enqueue|collectives [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)
   local launch = require "moonshard.launch"
   local kind = table.remove(arguments, 1)
   if not kinds[kind or ""] then
-    local usage = "usage: moonshard bench step|gemm|optim|enqueue [--json] ...; moonshard bench KIND --help tells more"
+    local usage = "usage: moonshard bench step|gemm|optim|enqueue|collectives [--json] ...; moonshard bench KIND --help tells more"
     if kind ~= "--help" and kind ~= "-h" then launch.exit(2, usage) end
     print(usage)
     return 0
