@@ -104,6 +104,20 @@ static int group_bytes_sent(lua_State *L)
     return 1;
 }
 
+/* group:_calls() -> calls by operation since the start */
+static int group_calls(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    lua_newtable(L);
+    for (int kind = 0; kind < MS_COLLECTIVES; kind++) {
+        ms_traffic traffic = ms_group_traffic(group, (ms_collective_kind)kind);
+        if (traffic.calls == 0 || kind == MS_SPLIT) continue;
+        lua_pushinteger(L, (lua_Integer)traffic.calls);
+        lua_setfield(L, -2, ms_collective_name((ms_collective_kind)kind));
+    }
+    return 1;
+}
+
 /* group:_traffic() -> calls, payload bytes, wire bytes of all operations since the start */
 static int group_traffic(lua_State *L)
 {
@@ -295,7 +309,7 @@ void ms_open_group(lua_State *L, int runtime)
     static const luaL_Reg functions[] = { { "world", world }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { "comm_leave", comm_leave }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
-        { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },
+        { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_calls", group_calls }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__eq", group_equal }, { "__tostring", group_string }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

@@ -391,6 +391,7 @@ static int open_module(lua_State *L)
     ms_open_grad(L, at);
     ms_open_stream(L, at);
     ms_open_group(L, at);
+    ms_open_ddp(L, at);
     ms_open_optim(L, at);
     ms_open_io(L, at);
     return 1;

@@ -168,6 +168,7 @@ void ms_open_grad(lua_State *L, int runtime);
 void ms_open_engine(lua_State *L, int runtime);
 void ms_open_stream(lua_State *L, int runtime);
 void ms_open_group(lua_State *L, int runtime);
+void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */

@@ -16,6 +16,11 @@ local queue, running = {}, false
 
 local function is_future(value) return type(value) == "table" and rawget(value, "__future") == Future end
 
+--- Whether the value is one.
+---@param value any
+---@return boolean
+future.is_future = is_future
+
 -- Tensors that a future holds outlive the step that made them.
 local function keep(value)
   if core.is_tensor(value) then value:keep()

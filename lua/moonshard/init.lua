@@ -50,13 +50,13 @@ end
 
 -- Which file of the library has which name of `ms`.
 local parts = {
-  nn = "moonshard.nn", optim = "moonshard.optim", data = "moonshard.data", checkpoint = "moonshard.checkpoint",
+  nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks", data = "moonshard.data", checkpoint = "moonshard.checkpoint",
   safetensors = "moonshard.safetensors", trace = "moonshard.trace",
 }
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
+  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group", ddp = "moonshard.ddp",
 }
 
 return setmetatable(ms, {

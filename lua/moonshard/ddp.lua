@@ -1,0 +1,236 @@
+-- ms.ddp: a module whose gradients are averaged over ranks while backward goes on.
+local core = require "moonshard.core"
+local future = require "moonshard.future"
+local hooks = require "moonshard.hooks"
+local module = require "moonshard.nn.module"
+local steps = require "moonshard.steps"
+local check = require "moonshard.options".check
+
+local ddp = {}
+
+local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold, while somebody has the model
+
+---@class ms.DDP: ms.Module
+local DDP = {}
+
+-- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats.
+local function state_of(self)
+  local meta = getmetatable(self)
+  if type(meta) ~= "table" or not meta.ddp then core.raise("a ddp model is expected, not " .. type(self)) end
+  return meta.ddp
+end
+
+local known = {
+  "group", "comm_hook", "bucket_bytes", "init_sync", "broadcast_buffers", "buffer_hook", "ignored",
+  "buckets", "find_unused", "static_graph", "precision", "delayed",
+}
+local later = { "buckets", "find_unused", "static_graph", "precision", "delayed" }
+
+local function check_options(given)
+  local o = check("ddp", given, known)
+  for _, name in ipairs(later) do
+    if o[name] then core.raise(("ddp: option %s is not built yet"):format(name)) end
+  end
+  for _, name in ipairs { "init_sync", "broadcast_buffers" } do
+    if o[name] ~= nil and type(o[name]) ~= "boolean" then core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name]))) end
+  end
+  if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook)) end
+  local bytes = o.bucket_bytes
+  if math.type(bytes) == "integer" then bytes = { bytes } end
+  if bytes ~= nil and (type(bytes) ~= "table" or #bytes == 0) then core.raise "ddp: bucket_bytes is a number of bytes, or a list of them" end
+  for i, count in ipairs(bytes or {}) do
+    if math.type(count) ~= "integer" or count < 1 then core.raise(("ddp: bucket_bytes[%d] must be a whole number of 1 or more, not %s"):format(i, tostring(count))) end
+  end
+  return o, bytes
+end
+
+-- Whether a name is in the list of names and Lua patterns.
+local function is_ignored(name, list)
+  for _, pattern in ipairs(list or {}) do
+    if name == pattern or name:match("^" .. pattern .. "$") then return true end
+  end
+  return false
+end
+
+-- All that is synchronized: names and tensors of parameters, then of buffers; those that are trained; buffers by name.
+local function collect(model, ignored)
+  local all = { tensors = {}, names = {} }
+  local trained = { tensors = {}, names = {} }
+  local buffers = { tensors = {}, by_name = {} }
+  local function put(list, name, t) list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name end
+  for _, item in ipairs(model:named_parameters()) do
+    if not is_ignored(item.name, ignored) then
+      put(all, item.name, item.parameter)
+      if item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
+    end
+  end
+  local found, names = model:buffers(), {}
+  for name in pairs(found) do if not is_ignored(name, ignored) then names[#names + 1] = name end end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    put(all, name, found[name])
+    buffers.tensors[#buffers.tensors + 1], buffers.by_name[name] = found[name], found[name]
+  end
+  return all, trained, buffers
+end
+
+-- Rank 0's buffers for everyone, or what the user's function does; read anew each time, as modules may assign them again.
+local function synchronize_buffers(s)
+  local _, _, buffers = collect(s.wrapped, s.options.ignored)
+  if #buffers.tensors == 0 then return end
+  if s.options.buffer_hook then
+    local result = s.options.buffer_hook(buffers.by_name)
+    if not future.is_future(result) then core.raise("ddp: buffer_hook returned a " .. type(result) .. "; a future is expected") end
+    result:value()
+  elseif s.options.broadcast_buffers ~= false then core.ddp_broadcast(s.group, buffers.tensors, 0) end
+end
+
+local function forward(self, ...)
+  local s = state_of(self)
+  if not s.reducer then core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew" end
+  if core.is_recording() then
+    s.reducer:forward(not s.no_sync)
+    -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one behind it.
+    local due = s.buffers_due
+    s.buffers_due = not s.no_sync
+    if due and s.buffers_due then synchronize_buffers(s) end
+  end
+  return s.wrapped(...)
+end
+
+--- f: forward and backward inside: gradients stay local and add up.
+---@param f function
+function DDP:no_sync(f)
+  local s = state_of(self)
+  if type(f) ~= "function" then core.raise("no_sync: a function is expected, not " .. type(f)) end
+  local before = s.no_sync
+  s.no_sync = true
+  s.reducer:no_sync(true)
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    s.no_sync = before
+    if s.reducer then s.reducer:no_sync(before) end
+  end })
+  return f()
+end
+
+--- f(i) for i = 1..count; gradients are reduced in the last pass only.
+---@param count integer
+---@param f fun(i: integer)
+function DDP:accumulate(count, f)
+  local s = state_of(self)
+  if type(f) ~= "function" then core.raise("accumulate: a function is expected, not " .. type(f)) end
+  s.wrapped:accumulate(count, function(i)
+    if i == count then return f(i) end
+    return self:no_sync(function() return f(i) end)
+  end)
+end
+
+--- Orders the buckets anew, by the next synchronized backward.
+function DDP:rebuild_buckets() state_of(self).reducer:rebuild() end
+
+--- Removes everything that wrapping installed, so that the module can be wrapped anew.
+---@return ms.Module
+function DDP:unwrap()
+  local s = state_of(self)
+  if s.reducer then
+    s.reducer:free()
+    s.reducer = nil
+    live[s] = nil
+  end
+  return s.wrapped
+end
+
+---------------------------------------------------------------------------------------------------------------------------------- stats
+
+-- Calls and bytes of all groups since the start, by operation.
+local function count_traffic()
+  local calls, payload, wire = {}, 0, 0
+  for _, group in ipairs(core.comm_groups()) do
+    for name, count in pairs(group:_calls()) do calls[name] = (calls[name] or 0) + count end
+    local _, p, w = group:_traffic()
+    payload, wire = payload + p, wire + w
+  end
+  return { calls = calls, payload = payload, wire = wire }
+end
+
+local function difference(now, before)
+  local calls = {}
+  for name, count in pairs(now.calls) do
+    local own = count - (before.calls[name] or 0)
+    if own > 0 then calls[name] = own end
+  end
+  return calls
+end
+
+-- At a step's end: what it had communicated.
+local function close_step(s, step)
+  local now = count_traffic()
+  s.last = { step = step, collectives = difference(now, s.traffic), payload_bytes = now.payload - s.traffic.payload, wire_bytes = now.wire - s.traffic.wire }
+  s.traffic = now
+end
+
+steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
+
+--- Of the last finished step: its number, calls by operation, bytes; and the buckets as they are.
+---@return ms.Stats
+function DDP:stats()
+  local s = state_of(self)
+  local last = s.last or { collectives = {}, payload_bytes = 0, wire_bytes = 0 }
+  local buckets = s.reducer and s.reducer:buckets() or {}
+  return { step = last.step, collectives = last.collectives, payload_bytes = last.payload_bytes, wire_bytes = last.wire_bytes, buckets = buckets }
+end
+
+------------------------------------------------------------------------------------------------------------------------------- wrapping
+
+-- Fields and methods of the wrapped module. What every module has works on the module itself (names, state, modes); its own methods (generate) on the ddp
+-- model, so that what they call goes through its forward.
+local function index(self, key)
+  if DDP[key] ~= nil then return DDP[key] end
+  local s = state_of(self)
+  if key == "module" then return s.wrapped end
+  local value = s.wrapped[key]
+  if type(value) ~= "function" or module.base[key] == nil then return value end
+  return function(given, ...)
+    if given ~= self then return value(given, ...) end
+    return (function(first, ...)
+      if first == s.wrapped then return self, ... end
+      return first, ...
+    end)(value(s.wrapped, ...))
+  end
+end
+
+local function make_object(s)
+  local inner = getmetatable(s.wrapped)
+  return setmetatable({}, {
+    ddp = s, module = true, order = inner.order, fields = inner.fields, place = inner.place, unsaved = inner.unsaved, training = true, class = inner.class,
+    __index = index, __newindex = function(_, key, value) s.wrapped[key] = value end, __call = forward,
+    __tostring = function() return "ddp of " .. tostring(s.wrapped) end, __len = function() return #s.wrapped end,
+  })
+end
+
+--- Gradients of this module are averaged over the group's ranks in each backward behind a forward of the result.
+---@param model ms.Module
+---@param options? ms.DDPOptions
+---@return ms.DDP
+function ddp.ddp(model, options)
+  if not module.is_module(model) then core.raise("ddp: a module is expected, not " .. type(model)) end
+  if getmetatable(model).ddp then core.raise "ddp: this model is wrapped already" end
+  if core.in_hook() then core.raise "ddp cannot be used inside a hook: wrap models before training" end
+  local o, bytes = check_options(options)
+  local group = o.group or core.world()
+  local all, trained, buffers = collect(model, o.ignored)
+  local how = o.comm_hook ~= nil and hooks.compile(o.comm_hook, "ddp: comm_hook") or {}
+  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true }
+  if o.init_sync ~= false then
+    core.ddp_compare(group, all.tensors, all.names)
+    local values = { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) }
+    core.ddp_broadcast(group, values, 0)
+    if #buffers.tensors > 0 then core.ddp_broadcast(group, buffers.tensors, 0) end
+  end
+  s.reducer = core.reducer(trained.tensors, trained.names, { group = group, bucket_bytes = bytes, links = how.links, hook = how.hook })
+  s.traffic = count_traffic()
+  live[s] = true
+  return make_object(s)
+end
+
+return ddp

@@ -1,0 +1,5 @@
+-- The native link fp16_compress, in Lua: casts to f16, averages, casts back.
+local hooks = require "moonshard.hooks"
+local all_reduce, cast = require "moonshard.hooks.all_reduce", require "moonshard.hooks.cast"
+
+return function(options) return hooks.chain { cast { dtype = "f16" }, all_reduce(options) } end
