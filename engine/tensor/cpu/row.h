@@ -15,6 +15,18 @@
 typedef uint16_t ms_v16h __attribute__((vector_size(32)));
 typedef uint16_t ms_v16h_any __attribute__((vector_size(32), aligned(2), may_alias));
 
+#if defined(__AVX512F__)
+/* gcc 12 makes two halves of these conversions. */
+MS_VECTOR ms_v16f ms_v_from_bf16(ms_v16h h) { return (ms_v16f)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16); }
+MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
+{
+    __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    return (ms_v16h)_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+#else
 MS_VECTOR ms_v16f ms_v_from_bf16(ms_v16h h) { return (ms_v16f)(__builtin_convertvector(h, ms_v16u) << 16); }
 MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
 {
@@ -24,6 +36,7 @@ MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
     bits = (nan & (bits | 0x400000u)) | (~nan & rounded);
     return __builtin_convertvector(bits >> 16, ms_v16h);
 }
+#endif
 MS_VECTOR ms_v16f ms_v_from_f16(ms_v16h h)
 {
     ms_v16f v;

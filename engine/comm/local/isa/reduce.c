@@ -24,62 +24,71 @@ MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
     }
 }
 
-MS_VECTOR ms_v16f contribution(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, uint32_t input, size_t i)
+MS_VECTOR ms_v16f contribution(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t input, size_t i)
 {
-    ms_v16f v = ms_row_get(dtype, task->inputs[input], i);
+    ms_v16f v = ms_row_get(dtype, from[input], i);
     return op == MS_REDUCE_OP_PREMUL_SUM ? v * ms_v_splat(task->factors[input]) : v;
 }
 
 #define UNROLL 4
 
-/* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. */
-MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, uint32_t inputs, uint32_t outputs)
+/* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. from and to: the addresses in task, or copies
+ * that no store can change. */
+MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to, uint32_t outputs)
 {
     ms_v16f divisor = ms_v_splat((float)inputs);
     size_t i = 0;
     for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
         ms_v16f sum[UNROLL];
-        for (uint32_t u = 0; u < UNROLL; u++) sum[u] = contribution(dtype, op, task, 0, i + u * MS_LANES);
+        for (uint32_t u = 0; u < UNROLL; u++) sum[u] = contribution(dtype, op, task, from, 0, i + u * MS_LANES);
         for (uint32_t r = 1; r < inputs; r++)
-            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], contribution(dtype, op, task, r, i + u * MS_LANES));
+            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], contribution(dtype, op, task, from, r, i + u * MS_LANES));
         if (op == MS_REDUCE_OP_AVG)
             for (uint32_t u = 0; u < UNROLL; u++) sum[u] = sum[u] / divisor;
         for (uint32_t w = 0; w < outputs; w++)
-            for (uint32_t u = 0; u < UNROLL; u++) ms_row_put(dtype, task->outputs[w], i + u * MS_LANES, sum[u]);
+            for (uint32_t u = 0; u < UNROLL; u++) ms_row_put(dtype, to[w], i + u * MS_LANES, sum[u]);
     }
     for (; i < task->count; i += MS_LANES) {
         size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
         ms_v16f sum = ms_v_splat(0);
         for (uint32_t r = 0; r < inputs; r++) {
-            ms_v16f v = ms_row_get_part(dtype, task->inputs[r], i, end, 0);
+            ms_v16f v = ms_row_get_part(dtype, from[r], i, end, 0);
             if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
             sum = r ? combine(op, sum, v) : v;
         }
         if (op == MS_REDUCE_OP_AVG) sum = sum / divisor;
-        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(dtype, task->outputs[w], i, end, sum);
+        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(dtype, to[w], i, end, sum);
     }
 }
 
-MS_VECTOR void reduce_op(ms_dtype dtype, const ms_reduce_task *task, uint32_t inputs, uint32_t outputs)
+#define MANY(op) reduce_floats(dtype, op, task, task->inputs, task->input_count, task->outputs, task->output_count); break
+
+MS_VECTOR void reduce_op(ms_dtype dtype, const ms_reduce_task *task)
 {
     switch (task->op) {
-    case MS_REDUCE_OP_SUM: reduce_floats(dtype, MS_REDUCE_OP_SUM, task, inputs, outputs); break;
-    case MS_REDUCE_OP_AVG: reduce_floats(dtype, MS_REDUCE_OP_AVG, task, inputs, outputs); break;
-    case MS_REDUCE_OP_MIN: reduce_floats(dtype, MS_REDUCE_OP_MIN, task, inputs, outputs); break;
-    case MS_REDUCE_OP_MAX: reduce_floats(dtype, MS_REDUCE_OP_MAX, task, inputs, outputs); break;
-    case MS_REDUCE_OP_PROD: reduce_floats(dtype, MS_REDUCE_OP_PROD, task, inputs, outputs); break;
-    default: reduce_floats(dtype, MS_REDUCE_OP_PREMUL_SUM, task, inputs, outputs); break;
+    case MS_REDUCE_OP_SUM: MANY(MS_REDUCE_OP_SUM);
+    case MS_REDUCE_OP_AVG: MANY(MS_REDUCE_OP_AVG);
+    case MS_REDUCE_OP_MIN: MANY(MS_REDUCE_OP_MIN);
+    case MS_REDUCE_OP_MAX: MANY(MS_REDUCE_OP_MAX);
+    case MS_REDUCE_OP_PROD: MANY(MS_REDUCE_OP_PROD);
+    default: MANY(MS_REDUCE_OP_PREMUL_SUM);
     }
 }
 
 /* Two ranks in place, the most frequent case, with loops of known length. */
+MS_VECTOR void reduce_two(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task)
+{
+    const char *from[2] = { task->inputs[0], task->inputs[1] };
+    char *to[2] = { task->outputs[0], task->outputs[1] };
+    reduce_floats(dtype, op, task, from, 2, to, 2);
+}
+
 #define REDUCE_FLOATS(name, dtype) \
     static void name(const ms_reduce_task *task) \
     { \
-        if (task->input_count == 2 && task->output_count == 2 && task->op <= MS_REDUCE_OP_AVG) { \
-            if (task->op == MS_REDUCE_OP_SUM) reduce_floats(dtype, MS_REDUCE_OP_SUM, task, 2, 2); \
-            else reduce_floats(dtype, MS_REDUCE_OP_AVG, task, 2, 2); \
-        } else reduce_op(dtype, task, task->input_count, task->output_count); \
+        if (task->input_count != 2 || task->output_count != 2 || task->op > MS_REDUCE_OP_AVG) reduce_op(dtype, task); \
+        else if (task->op == MS_REDUCE_OP_SUM) reduce_two(dtype, MS_REDUCE_OP_SUM, task); \
+        else reduce_two(dtype, MS_REDUCE_OP_AVG, task); \
     }
 REDUCE_FLOATS(reduce_f32, MS_F32)
 REDUCE_FLOATS(reduce_f16, MS_F16)
