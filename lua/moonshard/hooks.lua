@@ -111,7 +111,7 @@ end
 function hooks.name(link)
   if type(link) ~= "function" then return tostring(link) end
   local info = debug.getinfo(link, "S")
-  return ("link at %s:%d"):format(info.short_src, info.linedefined)
+  return ("link '%s:%d'"):format(info.short_src, info.linedefined)
 end
 
 local function add(list, value, what)
@@ -129,7 +129,7 @@ local function call_link(chain, position, bucket, outer, state)
   if not link then return outer(bucket) end
   local called = false
   local function next(given)
-    if called then core.raise(("%s called next twice: a bucket is reduced once"):format(hooks.name(link))) end
+    if called then error("it called next twice: a bucket is reduced once", 0) end
     called = true
     local result = call_link(chain, position + 1, given or bucket, outer, state)
     state.link = link
@@ -139,7 +139,7 @@ local function call_link(chain, position, bucket, outer, state)
   local result = link(bucket, next)
   if core.is_tensor(result) then return future.new(result, core.stream()) end
   if not future.is_future(result) then
-    core.raise(("%s returned %s: a future (what next gives) or a tensor is expected"):format(hooks.name(link), result == nil and "nothing" or "a " .. type(result)))
+    error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
   end
   return result
 end

@@ -1,0 +1,258 @@
+-- ddp and hooks as scripts see them on one rank: what a wrapped model does, options, what links may and may not. Several ranks: dist/ddp_spec.lua.
+local ms = require "moonshard"
+local support = require "support"
+local near, fails = support.near, support.fails
+local hooks = ms.hooks
+
+local function linear()
+  local model = ms.nn.Linear(2, 1, { bias = false })
+  ms.no_grad(function() model.weight:copy_(ms.tensor { { 1., 2 } }) end)
+  return model
+end
+
+local input = ms.tensor { { 3., 4 } }
+local function run(model) model(input):sum():backward() end
+
+describe("a ddp model", function()
+  it("is its module, but for its forward", function()
+    local inner = ms.nn.gpt2 { vocab = 8, context = 4, layers = 1, width = 8, heads = 2 }
+    local model = ms.ddp(inner)
+    assert.equal(inner, model.module)
+    assert.equal("wte.weight", model:parameters()[1]:name())
+    assert.same(#inner:parameters(), #model:parameters())
+    assert.equal(inner:state()["wte.weight"], model:state()["wte.weight"])
+    assert.equal(model, model:eval())
+    assert.is_false(inner.h[1]:is_training())
+    assert.equal(model, model:train())
+    assert.equal(inner.h, model.h)
+    assert.equal(3, model:generate(ms.tensor { 1, 2 }, { count = 3, temperature = 0 }):numel())
+    model:load_state(inner:state())
+    assert.equal(inner, model:unwrap())
+  end)
+
+  it("trains as its module does", function()
+    local plain, model = linear(), ms.ddp(linear())
+    local a, b = ms.optim.sgd(plain, { lr = 0.1 }), ms.optim.sgd(model, { lr = 0.1 })
+    for _ in ms.steps(3) do
+      run(plain)
+      run(model)
+      near(plain:clip_grad_norm(1), model:clip_grad_norm(1), 0)
+      a:step()
+      b:step()
+    end
+    near(plain.weight:detach(), model.weight:detach(), 0)
+    assert.same({ all_reduce = 1 }, model:stats().collectives)
+    assert.equal(2, model:stats().step)
+    assert.same({ { index = 0, bytes = 8, parameters = 1 } }, model:stats().buckets)
+  end)
+
+  it("gives a view of its bucket as gradient, which adds up", function()
+    local model = ms.ddp(linear())
+    assert.is_nil(model.weight:grad())
+    run(model)
+    local first = model.weight:grad()
+    near({ { 3, 4 } }, first, 0)
+    model:no_sync(function() run(model) end)
+    near({ { 6, 8 } }, first, 0)
+    assert.equal(first, model.weight:grad())
+    model.weight:set_grad(ms.tensor { { 1., 1 } })      -- a gradient of the script's own comes into the bucket
+    run(model)
+    near({ { 4, 5 } }, model.weight:grad(), 0)
+  end)
+
+  it("reduces in the last pass of accumulate only", function()
+    local calls = 0
+    local model = ms.ddp(linear(), { comm_hook = function(bucket, next) calls = calls + 1 return next(bucket) end })
+    model:accumulate(3, function() run(model) end)
+    assert.equal(1, calls)
+    near({ { 9, 12 } }, model.weight:grad(), 0)
+    fails(function() model:accumulate(2, function() end) end, "did not call backward")
+  end)
+
+  it("names what is wrong with a pass", function()
+    local Two = ms.nn.class "Two"
+    function Two:init() self.used, self.unused = linear(), linear() end
+    function Two:forward(x) return self.used(x) end
+    local model = ms.ddp(Two())
+    run(model)
+    fails(function() run(model) end, "no gradient", "'unused.weight'", "find_unused")
+    model = ms.ddp(linear())
+    fails(function() run(model.module) end, "call what ddp returned")
+    model = ms.ddp(linear())
+    local y = model(input):sum()
+    y:backward { retain_graph = true }
+    fails(function() y:backward() end, "twice")
+    model = ms.ddp(linear())
+    y = model(input):sum()
+    fails(function() model:no_sync(function() y:backward() end) end, "ran outside")
+  end)
+
+  it("is made of a module that is wrapped once and has something to train", function()
+    local inner = linear()
+    local model = ms.ddp(inner)
+    fails(function() ms.ddp(inner) end, "'weight'", "unwrap")
+    fails(function() ms.ddp(model) end, "wrapped already")
+    fails(function() ms.ddp(model:unwrap().weight) end, "a module is expected")
+    fails(function() model(input) end, "unwrapped")
+    run(ms.ddp(inner))
+    local frozen = linear()
+    frozen.weight:requires_grad_(false)
+    fails(function() ms.ddp(frozen) end, "requires a gradient")
+  end)
+
+  it("names options that it does not have", function()
+    fails(function() ms.ddp(linear(), { comm_hok = "noop" }) end, "'comm_hook'")
+    fails(function() ms.ddp(linear(), { find_unused = true }) end, "find_unused is not built yet")
+    fails(function() ms.ddp(linear(), { bucket_bytes = 0 }) end, "bucket_bytes[1]")
+    fails(function() ms.ddp(linear(), { bucket_bytes = {} }) end, "bucket_bytes")
+    fails(function() ms.ddp(linear(), { broadcast_buffers = 1 }) end, "broadcast_buffers")
+    fails(function() ms.ddp(linear(), { comm_hook = "fp16_compres" }) end, "'fp16_compress'")
+    fails(function() ms.ddp(linear(), { comm_hook = 5 }) end, "not a number")
+    fails(function() ms.ddp(linear(), { comm_hook = "no_such.lua" }) end, "no_such.lua")
+    ms.ddp(linear(), { find_unused = false, init_sync = false })
+  end)
+end)
+
+describe("a comm hook", function()
+  -- f raises a message that begins with the line of backward, has the texts, and perhaps the line of the hook.
+  local function told(f, ...)
+    local ok, message = pcall(f)
+    assert.is_false(ok)
+    assert.truthy(tostring(message):match "^[^ ]*ddp_spec%.lua:%d+: comm hook, bucket 0 \"weight\": ", message)
+    for _, text in ipairs { ... } do assert.truthy(message:find(text, 1, true), message) end
+  end
+
+  -- Runs one backward with the hook and gives the gradient.
+  local function reduced(hook)
+    local model = ms.ddp(linear(), { comm_hook = hook })
+    run(model)
+    return model.weight:grad()
+  end
+
+  it("may be a link, a chain, a name or a file", function()
+    local path = os.tmpname() .. ".lua"
+    local file = assert(io.open(path, "w"))
+    file:write "return function(bucket, next) bucket:buffer():mul_(10) return next(bucket) end"
+    file:close()
+    local function twice(bucket, next) return next(bucket):and_then(function(t) return t * 2 end) end
+    for expected, hook in pairs {
+      [3] = "all_reduce", [6] = twice, [12] = hooks.chain { twice, twice, hooks.reduce() }, [30] = path, [60] = hooks.chain { twice, path, "bf16_compress" },
+    } do near({ { expected, expected * 4 / 3 } }, reduced(hook), 0) end
+    os.remove(path)
+  end)
+
+  it("runs around the links behind it, in order", function()
+    local order = {}
+    local function link(name)
+      return function(bucket, next)
+        order[#order + 1] = name
+        return next(bucket):and_then(function() order[#order + 1] = name .. "'" end)
+      end
+    end
+    reduced(hooks.chain { link "a", hooks.chain { link "b", hooks.cast { dtype = "bf16" } }, link "c" })
+    assert.same({ "a", "b", "c", "c'", "b'", "a'" }, order)
+  end)
+
+  it("sees what links before it have put into the bucket", function()
+    local seen
+    local model = ms.ddp(linear(), { comm_hook = hooks.chain { hooks.cast { dtype = "f16" }, function(bucket, next)
+      seen = { bucket:buffer():dtype(), bucket:dtype(), bucket:gradients()[1]:dtype(), #bucket:gradients()[1]:shape(), bucket:parameters()[1], tostring(bucket) }
+      bucket:set_buffer(bucket:buffer():narrow(1, 1, 1))
+      assert(not pcall(bucket.gradients, bucket))
+      bucket:set_buffer(ms.tensor({ 7., 8 }, "f16"))
+      return next(bucket)
+    end } })
+    run(model)
+    assert.same({ "f16", "f32", "f16", 2, model.weight, 'bucket 0 "weight"' }, seen)
+    near({ { 7, 8 } }, model.weight:grad(), 0)
+  end)
+
+  local wrong = {
+    { "returns nothing", function(bucket, next) next(bucket) end, "returned nothing" },
+    { "returns a number", function() return 1 end, "returned a number" },
+    { "returns a list", function(bucket) return ms.all { bucket:buffer() } end, "future of a table" },
+    { "returns another length", function() return ms.zeros { 3 } end, "[3] f32", "[2] f32" },
+    { "returns another dtype", function(bucket) return bucket:buffer():to "bf16" end, "[2] bf16", "[2] f32" },
+    { "returns what is not contiguous", function() return ms.zeros({ 2, 2 }):select(2, 1) end, "not contiguous" },
+    { "calls next twice", function(bucket, next) next(bucket) return next(bucket) end, "next twice" },
+    { "raises", function() error "boom" end, ": boom", "link '" },
+    { "raises what is no string", function() error {} end, "table" },
+    { "raises behind a future", function(bucket, next) return next(bucket):and_then(function() error "boom" end) end, "boom", "ddp_spec.lua" },
+    { "raises in a link behind", hooks.chain { function(bucket, next) return next(bucket) end, function() error "boom" end }, "boom", "link '" },
+    { "blocks", function(bucket) return bucket:buffer() * bucket:buffer():sum():item() end, "item" },
+    { "waits for a future", function(bucket, next) return next(bucket):sync() end, "sync" },
+    { "goes backward", function() linear()(input):sum():backward() end, "backward" },
+    { "steps an optimizer", function() ms.optim.sgd(linear()):step() end, "step_param" },
+    { "makes a group", function(bucket) bucket:group():split { { 0 } } end, "split" },
+    { "waits at a barrier", function(bucket) bucket:group():barrier() end, "barrier" },
+    { "wraps a model", function() ms.ddp(linear()) end, "hook" },
+    { "registers a hook", function(bucket) bucket:parameters()[1]:on_grad(function() end) end, "hook" },
+    { "begins a step", function() for _ in ms.steps(1) do break end end, "hook" },
+    { "asks for a level that is not there", function(bucket) bucket:group "shard" end, "shard" },
+    { "yields", function() coroutine.yield() end, "yield" },
+  }
+  for _, case in ipairs(wrong) do
+    it("that " .. case[1] .. " is told with its bucket", function()
+      local model = ms.ddp(linear(), { comm_hook = case[2] })
+      local y = model(input):sum()
+      told(function() y:backward() end, table.unpack(case, 3))
+    end)
+  end
+
+  it("that unwraps the model it reduces is refused", function()
+    local model
+    model = ms.ddp(linear(), { comm_hook = function() model:unwrap() end })
+    local y = model(input):sum()
+    told(function() y:backward() end, "unwrap")
+  end)
+
+  it("has its bucket until its result is there", function()
+    local kept, buffer, gradient, future, cloned
+    reduced(function(bucket, next)
+      kept, buffer, gradient, cloned = bucket, bucket:buffer(), bucket:gradients()[1], bucket:buffer():clone():keep()
+      future = next(bucket):and_then(function(t) assert(kept:index() == 0) return t end)
+      return future
+    end)
+    for _, method in ipairs { "index", "buffer", "gradients", "parameters", "group", "is_last", "kind", "dtype", "divisor" } do
+      fails(function() kept[method](kept) end, "bucket 0", "only valid")
+    end
+    fails(function() kept:set_buffer(ms.zeros { 2 }) end, "only valid")
+    fails(function() buffer:sum() end, "only valid inside its comm hook")
+    fails(function() gradient:sum() end, "only valid inside its comm hook")
+    fails(function() future:value():sum() end, "only valid inside its comm hook")
+    near({ 3, 4 }, cloned, 0)
+    reduced(function(bucket, next)
+      assert(not pcall(kept.index, kept))                  -- also while another hook runs
+      return next(bucket)
+    end)
+  end)
+
+  it("is built of links that can follow each other", function()
+    fails(function() hooks.chain { hooks.reduce(), "noop" } end, "link 1 (reduce) reduces")
+    fails(function() hooks.chain { "reduc" } end, "'reduce'")
+    fails(function() hooks.cast { dtype = "i64" } end, "i64")
+    fails(function() hooks.all_reduce { ops = "sum" } end, "'op'")
+    fails(function() ms.ddp(linear(), { comm_hook = hooks.reduce { op = "mean" } }) end, "op")
+  end)
+end)
+
+describe("without data", function()
+  it("all of it works on the sim executor in a world of any size", function()
+    local code, out = support.recipe([[
+      local ms = require "moonshard"
+      local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }, {
+        bucket_bytes = { 3000, 9000 }, comm_hook = ms.hooks.chain { function(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end, "fp16_compress" } })
+      local optimizer = ms.optim.adamw(model)
+      local x = ms.randint { 2, 8, low = 0, high = 16 }
+      for step in ms.steps(3) do
+        model:accumulate(2, function() model(x):cross_entropy(x):backward() end)
+        optimizer:step()
+      end
+      print(#model:stats().buckets, model:stats().collectives.all_reduce)
+    ]], "--device sim")
+    assert.equal(0, code, out)
+    local buckets, calls = out:match "(%d+)\t(%d+)"
+    assert.equal(buckets, calls, out)
+    assert.is_true(tonumber(buckets) > 2)
+  end)
+end)
