@@ -40,18 +40,28 @@ local function with_prefix(tensors, prefix)
   return found
 end
 
--- One pass forward and backward for each part of the batch; the loss of the whole.
+-- Which of the rows this rank takes: consecutive ones, by sizes that differ by at most one, larger first. First (from 0), and how many.
+local function slice(rows)
+  local rank, size = ms.rank(), ms.world_size()
+  if rows < size then error(("%d rows on %d ranks"):format(rows, size), 0) end
+  local least, more = rows // size, rows % size
+  return rank * least + math.min(rank, more), least + (rank < more and 1 or 0)
+end
+
+-- One pass forward and backward for each part of the batch; the loss of the whole. Where slices are uneven, a rank's mean counts by its rows.
 local function pass(model, case, tokens)
   local parts = case.micro_batches or 1
   if case.batch % parts ~= 0 then error(("%d rows do not divide into %d parts"):format(case.batch, parts), 0) end
-  local rows, loss = case.batch // parts, 0
-  for part = 0, parts - 1 do
-    local own = tokens:narrow(1, part * rows + 1, rows)
+  local rows, loss = case.batch // parts, ms.zeros {}
+  local first, count = slice(rows)
+  model:accumulate(parts, function(part)
+    local own = tokens:narrow(1, (part - 1) * rows + first + 1, count)
     local mean = model(own:narrow(2, 1, case.time)):cross_entropy(own:narrow(2, 2, case.time)) / parts
+    if count * ms.world_size() ~= rows then mean = mean * (ms.world_size() * count / rows) end
     mean:backward()
-    loss = loss + mean:item()
-  end
-  return loss
+    loss:add_(mean:detach())
+  end)
+  return ms.world():all_reduce(loss, "avg"):value():item()
 end
 
 -- Where in a tensor the key part of an attention's bias lies; nil for all other tensors. Keys shift all scores of a query alike.
@@ -103,6 +113,7 @@ function models.run(case, tensors, found)
   report.known_keys("entry", case, entries)
   local model = make(case)
   model:load_state(with_prefix(tensors, "init."))
+  if ms.world_size() > 1 then model = ms.ddp(model) end
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, model)
   local tokens = tensors.tokens or error("the file has no tensor 'tokens'", 0)
   local shape = tokens:shape()

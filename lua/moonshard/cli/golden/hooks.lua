@@ -1,0 +1,87 @@
+-- Golden communication hooks: what gradients are behind them, on as many ranks as a case has.
+local ms = require "moonshard"
+local report = require "moonshard.cli.golden.report"
+
+local cases = {}
+
+-- By the manifest's name: the native link, and the same in Lua.
+local links = {
+  allreduce = { "all_reduce", "moonshard.hooks.all_reduce" },
+  fp16 = { "fp16_compress", "moonshard.hooks.fp16_compress" },
+}
+
+local entries = { hook = 1, world_size = 1, file = 1, iterations = 1, start_powersgd_iter = 1, min_compression_rate = 1, shapes = 1, layout = 1, q_init = 1, convention = 1, one_bucket = 1 }
+
+---@param case table
+---@return string
+function cases.name(case) return ("%s, %s ranks"):format(tostring(case.hook), tostring(case.world_size)) end
+
+--- Whether a case can run in this version; raises for hooks that nobody knows.
+---@param case table
+---@return boolean
+function cases.is_built(case)
+  if tostring(case.hook):match "^powersgd_%d+$" then return false end
+  return links[case.hook] ~= nil or error(("unknown hook '%s'"):format(tostring(case.hook)), 0)
+end
+
+-- A sum over parameters that are multiplied by what a rank was given, so that these are its gradients.
+local Weighted = ms.nn.class "Weighted"
+function Weighted:init(shapes)
+  for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end
+end
+function Weighted:forward(constants)
+  local total = ms.zeros {}
+  for i, constant in ipairs(constants) do total = total + (self[i] * constant):sum() end
+  return total
+end
+
+-- The distance between a number that f16 holds and the next one.
+local function f16_step(x)
+  local step = 0x1p-24
+  while step * 2048 <= math.abs(x) do step = step * 2 end
+  return step
+end
+
+-- Two ranks add in one order, so the bits are those of the file; with more the last place may differ.
+local function compare(case, found, what, ours, golden)
+  if case.world_size == 2 or not golden then return found:absolute(what, ours, golden, 0x1p-149) end
+  if case.hook == "allreduce" then return found:relative(what, ours, golden, 1e-6) end
+  local a, b = ours:reshape(-1):to_table(), golden:reshape(-1):to_table()
+  for i = 1, #b do
+    local step = f16_step(b[i])
+    a[i], b[i] = a[i] / step, b[i] / step
+  end
+  found:absolute(what, ms.tensor(a, "f32"), ms.tensor(b, "f32"), 1)
+end
+
+local function run_link(case, tensors, found, link, name)
+  local model = ms.ddp(Weighted(case.shapes), { comm_hook = link })
+  for t = 0, case.iterations - 1 do
+    local constants = {}
+    for k = 0, #case.shapes - 1 do
+      local own = ("rank%d.iter%d.local.%d"):format(ms.rank(), t, k)
+      constants[k + 1] = tensors[own] or error(("the file has no tensor '%s'"):format(own), 0)
+    end
+    model(constants):backward()
+    for k, p in ipairs(model:parameters()) do
+      local reduced = ("iter%d.reduced.%d"):format(t, k - 1)
+      compare(case, found, ("%s by %s"):format(reduced, name), p:grad(), tensors[reduced])
+      p:set_grad(nil)
+    end
+  end
+  model:unwrap()
+end
+
+--- Runs a case on its number of ranks, which must be ours: with the native link, and with the one in Lua.
+---@param case table
+---@param tensors table<string, ms.Tensor>
+---@param found ms.GoldenReport
+function cases.run(case, tensors, found)
+  report.known_keys("entry", case, entries)
+  if case.world_size ~= ms.world_size() then error(("%s ranks are wanted, there are %d"):format(tostring(case.world_size), ms.world_size()), 0) end
+  local native, twin = table.unpack(links[case.hook])
+  run_link(case, tensors, found, native, native)
+  run_link(case, tensors, found, require(twin) {}, twin)
+end
+
+return cases
