@@ -49,6 +49,8 @@ else
   }
 end
 
+if ms.world_size() > 1 then model = ms.ddp(model) end
+
 -- Weight decay is for matrices; biases and norms go without.
 local optimizer = optim.adamw({
   { params = model:parameters(function(p) return p:dim() >= 2 end) },

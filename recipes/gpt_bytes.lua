@@ -29,6 +29,7 @@ local train, valid = assert(data.bytes(cfg.data ~= "" and cfg.data or own_texts(
 local model = nn.gpt2 {
   vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width, heads = cfg.model.heads, dropout = cfg.model.dropout,
 }
+if ms.world_size() > 1 then model = ms.ddp(model) end
 local optimizer = optim.adamw(model, {
   lr = cfg.lr, betas = { 0.9, 0.99 }, weight_decay = cfg.decay,
   schedule = optim.cosine { warmup = cfg.warmup, steps = cfg.steps, floor = 0.05 },

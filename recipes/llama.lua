@@ -37,6 +37,7 @@ local model = cfg.weights ~= "" and assert(nn.pretrained(cfg.weights, { recomput
   vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads, kv_heads = m.kv_heads, rotary_base = m.rotary_base,
   recompute = cfg.recompute,
 }
+if ms.world_size() > 1 then model = ms.ddp(model) end
 
 -- Weight decay is for matrices; norms go without.
 local optimizer = optim.adamw({

@@ -30,6 +30,7 @@ end
 
 local train, valid = assert(data.mnist(cfg.data)):split(cfg.train)
 local model = Net(28 * 28, cfg.hidden, cfg.dropout)
+if ms.world_size() > 1 then model = ms.ddp(model) end
 
 local result = ms.train {
   model = model, steps = cfg.steps,
