@@ -295,6 +295,19 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     keep_tail(args->script, sizeof args->script, ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
 }
 
+/* A group made later on one rank than on another would be a difference too, but splits are collectives themselves. */
+static uint64_t calls_around(const ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    uint64_t calls = 0;
+    for (uint32_t word = 0; word < MS_GROUPS_MAX / 64; word++)
+        for (uint64_t bits = group->around[word]; bits; bits &= bits - 1) {
+            const ms_group *outer = comm->groups[word * 64 + (uint32_t)__builtin_ctzll(bits)];
+            for (uint32_t c = 0; c < MS_CHANNELS; c++) calls += outer->channels[c].number;
+        }
+    return calls;
+}
+
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c, ms_point *ready)
 {
     ms_comm *comm = group->comm;
@@ -304,6 +317,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     ms_channel *channel = &group->channels[args->channel];
     bool pair = ms_kind_is_pair(args->kind);
     args->number = pair ? comm->backend->number(comm, args) : channel->number + 1;
+    args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
     uint64_t payload = c->in && args->kind != MS_RECV ? ms_tensor_bytes(c->in) : 0;
     ms_status status = comm->backend->check(comm);

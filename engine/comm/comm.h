@@ -29,6 +29,7 @@ struct ms_group {
     uint32_t id, rank, size;
     uint32_t *members;             /* world ranks */
     uint32_t splits;               /* made from this one, for names */
+    uint64_t around[MS_GROUPS_MAX / 64];       /* bit for each group of the membership that has all members of this one, itself too */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
 };
@@ -43,6 +44,7 @@ typedef struct ms_comm_args {
     int32_t bucket;
     uint64_t number, count;                    /* number: in this channel, or of this pair and direction; count: of the longer of in and out */
     uint64_t counts_hash;                      /* what must agree beside the call; 0: no counts */
+    uint64_t order;                            /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
     const int64_t *counts, *receive_counts;    /* kept by the membership until the task is done */
     uint64_t wire_bytes, timeout_ns;

@@ -26,6 +26,16 @@ static void comm_free(ms_engine *engine, void *object)
     ms_release(context, comm);
 }
 
+static bool contains(const ms_group *outer, const ms_group *inner)
+{
+    for (uint32_t m = 0; m < inner->size; m++) {
+        uint32_t at = 0;
+        while (at < outer->size && outer->members[at] != inner->members[m]) at++;
+        if (at == outer->size) return false;
+    }
+    return true;
+}
+
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size, const uint32_t *members, ms_group **out)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -46,6 +56,11 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     group->members = list;
     for (uint32_t m = 0; m < size; m++) group->members[m] = members ? members[m] : m;
     snprintf(group->name, sizeof group->name, "%s", name);
+    for (uint32_t g = 0; g < count; g++) {
+        if (contains(comm->groups[g], group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
+        if (contains(group, comm->groups[g])) comm->groups[g]->around[count / 64] |= (uint64_t)1 << count % 64;
+    }
+    group->around[count / 64] |= (uint64_t)1 << count % 64;
     comm->groups[count] = group;
     atomic_store(&comm->group_count, count + 1);
     *out = group;

@@ -41,7 +41,7 @@ static bool allowed(ms_dtype dtype, ms_reduce_op op) { return ms_dtype_is_float(
 
 static void reductions(rank *self)
 {
-    static const int64_t sizes[] = { 0, 1, 7, 64, 4099 };
+    static const int64_t sizes[] = { 0, 1, 67, 1111 };
     for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
         for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++)
             for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -86,13 +86,13 @@ static void reductions(rank *self)
 static void reductions_of_every_op_and_dtype(void **state)
 {
     (void)state;
-    for (uint32_t ranks = 1; ranks <= 4; ranks++) run_well(THREADS, ranks, reductions, NULL);
+    static const uint32_t counts[] = { 1, 2, 4 };
+    for (int i = 0; i < 3; i++) run_well(THREADS, counts[i], reductions, NULL);
 }
 
 static void reductions_between_processes(void **state)
 {
     (void)state;
-    run_well(PROCESSES, 2, reductions, NULL);
     run_well(PROCESSES, 3, reductions, NULL);
 }
 

@@ -143,14 +143,14 @@ static inline void put_number(void *values, ms_dtype dtype, int64_t i, double va
     }
 }
 
-/* Fills with value(context, i), and compares; false at the first difference. */
+/* Fills with value(context, i), or zeros (value NULL), and compares; false at the first difference. */
 typedef double (*number_function)(const void *context, int64_t i);
 
 static inline ms_status fill(ms_tensor *tensor, number_function value, const void *context)
 {
     int64_t n = ms_tensor_count(tensor);
     void *values = malloc(ms_tensor_bytes(tensor) + 1);
-    for (int64_t i = 0; i < n; i++) put_number(values, ms_tensor_dtype(tensor), i, value(context, i));
+    for (int64_t i = 0; i < n; i++) put_number(values, ms_tensor_dtype(tensor), i, value ? value(context, i) : 0);
     ms_status status = ms_tensor_write(tensor, values, ms_tensor_bytes(tensor));
     free(values);
     return status;

@@ -21,10 +21,12 @@
 #define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)   /* in each heap's beginning; the last is for sends */
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
+#define MS_CALLS_AHEAD 1024        /* no host is further ahead: a stream holds as many tasks */
+
 /* A collective as its rank entered it: what must agree (call), and what the others use. */
 typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
-    uint64_t counts_hash;
+    uint64_t counts_hash, order;
     uint64_t heap_offset;          /* of `in` in its rank's heap, plus 1; 0: elsewhere */
     uint64_t value;                /* all_to_all by counts: its longest part; split: the proposed id */
     double factor;                 /* of a premul_sum */
@@ -36,6 +38,7 @@ typedef struct ms_member_line {
     alignas(128) ms_ledger_slot slots[2];               /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
     alignas(128) _Atomic uint64_t issued;               /* by the host: calls enqueued */
+    _Atomic uint64_t calls[MS_CALLS_AHEAD];             /* by the host: what must agree of call n, hashed, at n % MS_CALLS_AHEAD; written before issued */
 } ms_member_line;
 
 /* One for each ordered pair of ranks. */
@@ -166,8 +169,9 @@ void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *
 /* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
 uint64_t ms_ledger_flight(ms_local *local, const ms_flight *call);
 void ms_ledger_landed(ms_local *local, uint64_t flight);
-/* Whether two ranks' calls agree. */
+/* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
+uint64_t ms_ledger_hash(const ms_comm_args *args);
 /* Ends the job, since `other`, a world rank, will never come to what args waits for: it has finished, `calls` calls into this group or pair. */
 void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls, const ms_ledger_slot *last);
 

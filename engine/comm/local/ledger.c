@@ -29,6 +29,7 @@ void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *
     bool in_heap = args->in && args->in >= heap && args->in < heap + local->rendezvous->heap_bytes;
     slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
     slot->counts_hash = args->counts_hash;
+    slot->order = args->order;
     slot->value = args->value;
     slot->factor = args->factor;
     slot->call = (ms_flight){ .number = args->number, .count = args->count, .entered_ns = os->monotonic_ns(os->user), .group = group->id,
@@ -62,18 +63,27 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
     if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel || x->root != y->root || x->bucket != y->bucket || x->group != y->group ||
-        x->number != y->number || a->counts_hash != b->counts_hash)
+        x->number != y->number || a->counts_hash != b->counts_hash || a->order != b->order)
         return false;
     return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);   /* by counts, each rank sends as much as it likes */
 }
 
+uint64_t ms_ledger_hash(const ms_comm_args *args)
+{
+    bool free_count = args->kind == MS_ALL_TO_ALL && args->by_counts;
+    uint64_t fields[] = { args->kind, args->op, args->dtype, args->channel, args->rooted ? args->root : UINT64_MAX, (uint64_t)(int64_t)args->bucket, args->group->id, args->number,
+                          args->counts_hash, args->order, free_count ? 0 : args->count };
+    return ms_hash(fields, sizeof fields, 0);
+}
+
 /* "rank 2" or "ranks 0, 1, 3", and the call. */
-static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count, const ms_flight *call)
+static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count, const ms_ledger_slot *slot, bool order)
 {
     char what[256];
     int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
     for (uint32_t i = 0; i < count && (size_t)used < bytes; i++) used += snprintf(text + used, bytes - (size_t)used, "%s %u", i ? "," : "", ranks[i]);
-    if ((size_t)used < bytes) used += snprintf(text + used, bytes - (size_t)used, ": %s", ms_flight_describe(call, what, sizeof what));
+    if ((size_t)used < bytes) used += snprintf(text + used, bytes - (size_t)used, ": %s", ms_flight_describe(&slot->call, what, sizeof what));
+    if (order && (size_t)used < bytes) used += snprintf(text + used, bytes - (size_t)used, ", as call %llu of this group and those around it", (unsigned long long)slot->order + 1);
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
@@ -106,7 +116,7 @@ static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_
     bool mine_first = sides[0][0] < sides[1][0];
     for (int side = 0; side < 2; side++) {
         int which = mine_first ? side : 1 - side;
-        used += describe_side(text + used, sizeof text - used, sides[which], counts[which], which ? &theirs->call : &mine->call);
+        used += describe_side(text + used, sizeof text - used, sides[which], counts[which], which ? theirs : mine, mine->order != theirs->order);
     }
     int blamed = counts[1] < counts[0] || (counts[0] == counts[1] && mine_first) ? 1 : 0;
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides[blamed][0], text);
@@ -177,7 +187,43 @@ static bool all_entered(ms_wait *wait)
     return true;
 }
 
-/* The missing rank may have finished, or have called in another order. */
+/* A call in which another rank waits for one that this rank has not made, if there is one: it cannot go on, so the slot stays. */
+static const ms_ledger_slot *waits_in(ms_local *local, uint32_t other)
+{
+    const ms_comm *comm = local->comm;
+    uint32_t groups = atomic_load(&comm->group_count);
+    for (uint32_t g = 0; g < groups; g++) {
+        const ms_group *group = comm->groups[g];
+        uint32_t at = 0;
+        while (at < group->size && group->members[at] != other) at++;
+        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
+            uint64_t next = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued) + 1;
+            const ms_ledger_slot *slot = &ms_member(local->rendezvous, group->id, channel, at)->slots[next & 1];
+            if (atomic_load(&slot->seq) == next) return slot;
+        }
+    }
+    return NULL;
+}
+
+/* The missing rank has called something else, which may never begin: it can depend on a result that this rank's call would have to give. */
+static void compare_unbegun(ms_local *local, const ms_comm_args *args, uint32_t other, ms_member_line *line)
+{
+    const ms_os *os = local->rendezvous->os;
+    uint64_t theirs = atomic_load(&line->calls[args->number % MS_CALLS_AHEAD]);
+    if (theirs == ms_ledger_hash(args) || atomic_load(&line->issued) - args->number >= MS_CALLS_AHEAD) return;
+    /* If it does begin, it can be shown. */
+    const ms_ledger_slot *slot = &line->slots[args->number & 1];
+    for (uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS; os->monotonic_ns(os->user) < limit; ms_yield())
+        if (atomic_load(&slot->seq) == args->number || ms_local_aborted(local)) return;
+    const ms_ledger_slot *waiting = waits_in(local, other);
+    char text[MS_ERROR_MESSAGE_BYTES], mine[256], what[256] = "another call, which waits for results before it";
+    if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);
+    snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:\n  rank %u: %s\n  rank %u: %s", (unsigned long long)args->number, args->group->name, local->rank,
+             ms_flight_describe(&ms_ledger_slot_of(local, args, args->group->rank)->call, mine, sizeof mine), other, what);
+    ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+}
+
+/* The missing rank may have finished, or have called something else or in another order. */
 static void look_for_the_missing(ms_wait *wait)
 {
     ms_local *local = wait->local;
@@ -187,7 +233,10 @@ static void look_for_the_missing(ms_wait *wait)
     ms_member_line *line = line_of(local, args, wait->cursor);
     bool finished = atomic_load(&local->control->lines[other].finished) != 0;
     uint64_t issued = atomic_load(&line->issued);
-    if (issued >= args->number) return;
+    if (issued >= args->number) {
+        compare_unbegun(local, args, other, line);
+        return;
+    }
     const ms_ledger_slot *last = &line->slots[issued & 1];
     if (check_order(local, args, other, wait->cursor) || !finished) return;
     ms_ledger_gone(local, args, other, issued, issued && atomic_load(&last->seq) == issued ? last : NULL);

@@ -242,7 +242,11 @@ static void issued(ms_comm *comm, const ms_comm_args *args)
     uint32_t other = ms_kind_is_pair(args->kind) ? args->group->members[args->root] : 0;
     if (args->kind == MS_SEND) atomic_store(&ms_pair(local->rendezvous, local->rank, other)->sends, local->sends[other] = args->number);
     else if (args->kind == MS_RECV) atomic_store(&ms_pair(local->rendezvous, other, local->rank)->receives, local->receives[other] = args->number);
-    else atomic_store(&ms_member(local->rendezvous, args->group->id, args->channel, args->group->rank)->issued, args->number);
+    else {
+        ms_member_line *line = ms_member(local->rendezvous, args->group->id, args->channel, args->group->rank);
+        atomic_store(&line->calls[args->number % MS_CALLS_AHEAD], ms_ledger_hash(args));
+        atomic_store(&line->issued, args->number);
+    }
 }
 
 /* Peers that sleep look around by themselves, but soon is better. */

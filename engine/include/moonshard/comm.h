@@ -5,8 +5,8 @@
  *   and all they share lies there: no pointers, no locks.
  * - All ranks of a group make the same calls in the same order with equal arguments; what a call must agree in is written beside
  *   ms_collective. This is checked at every entry, always: a difference, or a rank that will make no more calls while others wait
- *   for it, ends the job at once with one error that shows both sides. The order counts across groups too: of two collectives that
- *   two ranks have in common, both make the same one first.
+ *   for it, ends the job at once with one error that shows both sides. The order counts across groups too: a call comes
+ *   after the same number of calls of its group, both channels, and of all groups that contain it, on every member.
  * - A collective is a task on a stream: it waits there for the last writers and readers of its tensors, and never blocks the host. A
  *   peer's memory is touched only while both ranks are inside the collective, and a rank leaves when all are done with its memory.
  * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run, as processes and as threads, with any
