@@ -296,17 +296,9 @@ static int comm_groups(lua_State *L)
     return 1;
 }
 
-/* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because of it. */
-static int comm_leave(lua_State *L)
-{
-    ms_runtime *runtime = ms_lua_runtime(L);
-    if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, luaL_optstring(L, 1, NULL));
-    return 0;
-}
-
 void ms_open_group(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "world", world }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { "comm_leave", comm_leave }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "world", world }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
         { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_calls", group_calls }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },

@@ -1,4 +1,6 @@
-/* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli. */
+/* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli; as a whole, or as one rank of a job. */
+#include "bindings/launcher.h"
+
 #include <lauxlib.h>
 #include <lualib.h>
 #include <signal.h>
@@ -9,19 +11,48 @@
 
 #include "moonshard/moonshard_lua.h"
 
-/* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second request ends the process at once. */
-static volatile sig_atomic_t stop_signal;
+/* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second request ends the process at once, unless it is a rank:
+ * the supervisor, which gets the same signals from a terminal, decides then. */
+static volatile sig_atomic_t stop_signal, save_signal, is_rank;
 
 static void request_stop(int number)
 {
-    if (stop_signal) _exit(128 + number);
-    stop_signal = number;
+    if (stop_signal && !is_rank) _exit(128 + number);
+    if (!stop_signal) stop_signal = number;
+}
+
+/* A rank for which others gave up waiting says where its script is, by an error there. A hook may be set from a signal handler. */
+static lua_State *volatile rank_state;
+
+static void raise_here(lua_State *L, lua_Debug *where)
+{
+    lua_sethook(L, NULL, 0, 0);
+    lua_getinfo(L, "Sl", where);
+    luaL_error(L, "%s:%d: the other ranks gave up waiting for this one, which was here", where->short_src, where->currentline);
+}
+
+static void locate(int number)
+{
+    (void)number;
+    lua_State *L = rank_state;
+    if (L) lua_sethook(L, raise_here, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
+}
+
+static void request_save(int number) { save_signal = number; }
+
+/* save_requested() -> whether SIGUSR1 came since the last call */
+static int save_requested(lua_State *L)
+{
+    bool thread = lua_toboolean(L, lua_upvalueindex(1));
+    lua_pushboolean(L, !thread && save_signal != 0);
+    if (!thread) save_signal = 0;
+    return 1;
 }
 
 /* stop_requested() -> number of the signal, or nil */
 static int stop_requested(lua_State *L)
 {
-    if (!stop_signal) { lua_pushnil(L); return 1; }
+    if (!stop_signal || lua_toboolean(L, lua_upvalueindex(1))) { lua_pushnil(L); return 1; }
     lua_pushinteger(L, stop_signal);
     return 1;
 }
@@ -33,14 +64,18 @@ static void catch_signals(void)
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
+    if (!is_rank) {
+        action.sa_handler = request_save;
+        sigaction(SIGUSR1, &action, NULL);
+        signal(SIGUSR2, SIG_IGN);                          /* flight records: there are none without other ranks */
+    }
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* watch_signals(): from now on SIGINT, SIGTERM and SIGHUP are requests; before, and in commands that never look, they end the process. */
+/* watch_signals(): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in commands that never look, they end the process. */
 static int watch_signals(lua_State *L)
 {
-    (void)L;
-    catch_signals();
+    if (!lua_toboolean(L, lua_upvalueindex(1))) catch_signals();
     return 0;
 }
 
@@ -50,22 +85,53 @@ static int is_terminal(lua_State *L)
     return 1;
 }
 
+/* quit(code): ends the process at once, with threads that do not leave. */
+static int quit(lua_State *L)
+{
+    fflush(NULL);
+    _exit((int)luaL_checkinteger(L, 1));
+}
+
+typedef struct arguments { int count; char **values; ms_rendezvous *rendezvous; uint32_t rank; bool is_thread, inside_warning; int code; } arguments;
+
 /* Errors in finalizers and what scripts say with warn(): a line with the rank, whole when its last part has come. */
 static void warning(void *user, const char *message, int more)
 {
-    bool *inside = user;
-    if (!*inside && !more && *message == '@') return;      /* a control message */
-    fprintf(stderr, "%s%s%s", *inside ? "" : "moonshard: rank 0: ", message, more ? "" : "\n");
-    *inside = more;
+    arguments *args = user;
+    if (!args->inside_warning && !more && *message == '@') return;      /* a control message */
+    if (!args->inside_warning) fprintf(stderr, "moonshard: rank %u: ", args->rank);
+    fprintf(stderr, "%s%s", message, more ? "" : "\n");
+    args->inside_warning = more;
 }
-
-typedef struct arguments { int count; char **values; int code; } arguments;
 
 static int traceback(lua_State *L)
 {
     const char *message = luaL_tolstring(L, 1, NULL);
     luaL_traceback(L, L, message, 1);
     return 1;
+}
+
+/* What only the program has, as moonshard.process; hosts have none of it. */
+static void set_process(lua_State *L, arguments *args)
+{
+    static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "quit", quit }, { NULL, NULL } };
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+    lua_newtable(L);
+    lua_pushboolean(L, args->is_thread);                   /* in a thread that is a rank, signals are the supervisor's */
+    luaL_setfuncs(L, functions, 1);
+    if (args->rendezvous) {
+        lua_pushinteger(L, args->rank);
+        lua_setfield(L, -2, "rank");
+        lua_pushboolean(L, args->is_thread);
+        lua_setfield(L, -2, "is_thread");
+    } else {
+        lua_pushinteger(L, args->count);
+        lua_pushlightuserdata(L, args->values);
+        lua_pushcclosure(L, ms_launch, 2);
+        lua_setfield(L, -2, "launch");
+    }
+    lua_setfield(L, -2, "moonshard.process");
+    lua_pop(L, 1);
 }
 
 static int run(lua_State *L)
@@ -79,17 +145,8 @@ static int run(lua_State *L)
     snprintf(slash + 1, 200, "%s", MS_LUA_FROM_BIN);
     luaL_openlibs(L);
     ms_lua_open(L, library);
-    lua_createtable(L, 0, 3);
-    lua_pushcfunction(L, stop_requested);
-    lua_setfield(L, -2, "stop_requested");
-    lua_pushcfunction(L, watch_signals);
-    lua_setfield(L, -2, "watch_signals");
-    lua_pushcfunction(L, is_terminal);
-    lua_setfield(L, -2, "is_terminal");
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
-    lua_pushvalue(L, -2);
-    lua_setfield(L, -2, "moonshard.process");  /* what only the program has; hosts have none of it */
-    lua_pop(L, 2);
+    if (args->rendezvous) ms_lua_join(L, args->rendezvous, args->rank);
+    set_process(L, args);
     lua_getglobal(L, "require");
     lua_pushliteral(L, "moonshard.cli");
     lua_call(L, 1, 1);
@@ -104,21 +161,59 @@ static int run(lua_State *L)
     return 0;
 }
 
-int main(int argc, char **argv)
+int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
-    arguments args = { .count = argc, .values = argv, .code = 1 };
+    arguments args = { .count = count, .values = values, .rendezvous = rendezvous, .rank = rank, .is_thread = is_thread, .code = 1 };
     lua_State *L = luaL_newstate();
     if (!L) {
         fprintf(stderr, "moonshard: no memory for a Lua state\n");
+        if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, "no memory for a Lua state");
         return 8;
     }
-    bool inside_warning = false;
-    lua_setwarnf(L, warning, &inside_warning);
+    lua_setwarnf(L, warning, &args);
     lua_gc(L, LUA_GCGEN, 0, 0);
     lua_pushcfunction(L, traceback);
     lua_pushcfunction(L, run);
     lua_pushlightuserdata(L, &args);
-    if (lua_pcall(L, 1, 0, 1)) fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
+    if (rendezvous && !is_thread) rank_state = L;
+    if (lua_pcall(L, 1, 0, 1)) {
+        fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
+        if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
+    }
+    rank_state = NULL;
     lua_close(L);
     return args.code;
+}
+
+/* A process that a launcher started as a rank. What this process starts is none: the variables go. */
+static int rank_process(int argc, char **argv, const char *text)
+{
+    const char *number = getenv("MOONSHARD_RANK");
+    char *end = NULL;
+    unsigned long rank = number ? strtoul(number, &end, 10) : MS_LOCAL_RANKS_MAX;
+    ms_context context;
+    ms_rendezvous *rendezvous = NULL;
+    ms_context_init(&context, NULL);
+    if (ms_rendezvous_adopt(&context, text, &rendezvous)) {
+        fprintf(stderr, "moonshard: %s\n", context.error.message);
+        return 1;
+    }
+    if (!end || *end || rank >= ms_rendezvous_ranks(rendezvous)) {
+        fprintf(stderr, "moonshard: MOONSHARD_RANK must be the number of this rank, not '%s'\n", number ? number : "");
+        ms_rendezvous_release(rendezvous);
+        return 1;
+    }
+    unsetenv(MS_RENDEZVOUS_VARIABLE);
+    unsetenv("MOONSHARD_RANK");
+    is_rank = 1;
+    signal(SIGUSR2, locate);
+    int code = ms_program(argc, argv, rendezvous, (uint32_t)rank, false);
+    ms_rendezvous_release(rendezvous);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    const char *text = getenv(MS_RENDEZVOUS_VARIABLE);
+    return text && *text ? rank_process(argc, argv, text) : ms_program(argc, argv, NULL, 0, false);
 }

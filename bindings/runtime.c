@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "moonshard/comm.h"
+#include "moonshard/moonshard_lua.h"
 
 /* ---------------------------------------------------------------------------------------------------------------------- entering */
 
@@ -61,20 +61,11 @@ static ms_status adopt_rendezvous(ms_runtime *runtime)
     return status;
 }
 
-/* Ranks of one machine share its cores. */
-static void share_threads(ms_runtime *runtime)
-{
-    uint32_t ranks = ms_rendezvous_ranks(runtime->rendezvous);
-    ms_machine machine = { .cores = 1 };
-    const ms_os *os = runtime->context.os;
-    if (runtime->settings.threads || os->machine(os->user, &machine)) return;
-    runtime->settings.threads = machine.cores > ranks ? machine.cores / ranks : 1;
-}
-
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
     if (adopt_rendezvous(runtime)) luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
-    if (runtime->rendezvous) share_threads(runtime);
+    /* Ranks of one machine share its cores. */
+    if (runtime->rendezvous && !runtime->settings.threads) runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&runtime->settings, &error, &engine)) luaL_error(L, "moonshard could not start: %s", error.message);
@@ -392,6 +383,7 @@ static int open_module(lua_State *L)
     ms_open_stream(L, at);
     ms_open_group(L, at);
     ms_open_ddp(L, at);
+    ms_open_job(L, at);
     ms_open_optim(L, at);
     ms_open_io(L, at);
     return 1;
@@ -406,4 +398,18 @@ MS_API int luaopen_moonshard_core(lua_State *L)
     lua_pushvalue(L, -1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
     return 1;
+}
+
+MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
+{
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "moonshard.core");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "step");
+    if (!lua_getupvalue(L, -1, 1)) luaL_error(L, "moonshard.core is not the library's");
+    ms_runtime *runtime = lua_touserdata(L, -1);       /* upvalue 1 of every bound function */
+    if (runtime->engine || runtime->rendezvous) luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
+    runtime->rendezvous = ms_rendezvous_retain(rendezvous);
+    runtime->rank = rank;
+    lua_pop(L, 3);
 }

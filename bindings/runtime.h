@@ -52,6 +52,7 @@ struct ms_runtime {
     pthread_t owner;
     uint64_t step_serial;                      /* of the current step, 0 outside */
     uint64_t step_count;                       /* serials handed out */
+    uint64_t step_serials;                     /* steps that a loop was about to begin */
     int64_t step;                              /* number of the current or last step */
     uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
     bool drain;                                /* futures' callbacks wait for the hook to return */
@@ -169,6 +170,7 @@ void ms_open_engine(lua_State *L, int runtime);
 void ms_open_stream(lua_State *L, int runtime);
 void ms_open_group(lua_State *L, int runtime);
 void ms_open_ddp(lua_State *L, int runtime);
+void ms_open_job(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */

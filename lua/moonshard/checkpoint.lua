@@ -230,7 +230,8 @@ function checkpoint.save(folder, things)
   })
   if not ok then return nil, why, kind end
   local launch = require "moonshard.launch"
-  if require "moonshard.steps".stop_requested() then launch.saved = true end
+  local process = package.loaded["moonshard.process"]
+  if launch.cut or process and process.stop_requested() then launch.saved = true end
   if not before then return nil, "the checkpoint before this one was not written: " .. message, code end
   return folder:gsub("/+$", "") .. "/" .. name
 end

@@ -7,6 +7,7 @@ local launch = {
   run = nil,             -- folder of the run, once there is one
   declared = false,      -- ms.config was called
   cut = nil,             -- the signal for which a loop of steps ended before its last one
+  save = false,          -- somebody asked for a checkpoint behind the step that runs
   saved = false,         -- a checkpoint was started after a request to stop
   checking = false,      -- `moonshard check`: nothing is written, no line is printed, values are zeros that decide nothing
 }

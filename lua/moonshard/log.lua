@@ -27,7 +27,7 @@ end
 ---@param format string
 function log.log(format, ...)
   local line = text(format, ...)
-  if launch.checking then return end
+  if launch.checking or core.rank() ~= 0 then return end
   io.stdout:write(line, "\n")
   io.stdout:flush()
 end
@@ -35,7 +35,7 @@ end
 --- The same on whichever rank calls it, with its number.
 ---@param format string
 function log.warn(format, ...)
-  io.stderr:write("moonshard: rank 0: ", text(format, ...), "\n")
+  io.stderr:write(("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...)))
 end
 
 return log

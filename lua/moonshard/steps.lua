@@ -22,11 +22,15 @@ local function finish()
   if not ok then error(failure, 0) end
 end
 
---- The number of the signal that asked to stop, or nil. Only the program catches signals.
----@return integer?
-function steps.stop_requested()
+-- The requests that hold for the step that is about to begin: where there are several ranks, those that all of them meet here. Only the program
+-- catches signals.
+local function meet_requests(step)
   local process = package.loaded["moonshard.process"]
-  return process and process.stop_requested()
+  local own = process and process.stop_requested()
+  if own and core.comm_request(own) then own = nil end
+  local stop, save = core.comm_step(step)
+  launch.cut = launch.cut or stop or own
+  launch.save = save ~= nil or process ~= nil and process.save_requested()
 end
 
 --- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step; a
@@ -43,7 +47,7 @@ function steps.steps(count, first)
   local function iterate()
     finish()
     if next_step >= count then return nil end
-    launch.cut = steps.stop_requested()
+    meet_requests(next_step)
     if launch.cut then return nil end
     local step = next_step
     next_step = step + 1

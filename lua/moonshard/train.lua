@@ -210,7 +210,7 @@ function train.train(options)
     last = step
   end
   for _, entry in ipairs(self.unjudged) do judge(self, entry) end
-  local signal = last + 1 < o.steps and steps.stop_requested()
+  local signal = last + 1 < o.steps and launch.cut
   if signal then stop(self, last, signal) end
   if self.start >= o.steps then
     log.log("all %d steps were done already", o.steps)

@@ -8,7 +8,7 @@
 
 #include <lua.h>
 
-#include "moonshard/base.h"
+#include "moonshard/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,6 +17,10 @@ extern "C" {
 /* Makes `require "moonshard"` work in L: adds the library's Lua folder to package.path and the C part to package.preload. Changes nothing
  * else. library: the folder that holds moonshard/init.lua; NULL: where it was installed with this library. Raises Lua errors. */
 MS_API void ms_lua_open(lua_State *L, const char *library);
+
+/* Makes the engine of L rank `rank` of a job: of ranks that are threads of this process and share the rendezvous, or of a process that adopted it.
+ * After ms_lua_open, before anything uses the engine; the state keeps a reference. Raises Lua errors. */
+MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank);
 
 /* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value options. Returns the exit code of the
  * command line (0: done); when it is not 0 and error is not NULL, error->message says why. Prints nothing unless the recipe does. */

@@ -2,7 +2,7 @@
 local cli = {}
 
 local commands = {
-  { "run", "run a recipe: moonshard run FILE [key=value ...]" },
+  { "run", "run a recipe: moonshard run FILE [-n RANKS] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
   { "bench", "measure: step, gemm, optim, enqueue" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
@@ -84,6 +84,32 @@ local function protected(f, ...)
   return code, message
 end
 
+-- What os.exit does in a rank: the others learn that it has left, and whether that was an error.
+local function leave_at_exit(process)
+  local exit = os.exit
+  -- luacheck: push ignore 122
+  os.exit = function(code, close)
+    local number = math.tointeger(code) or (code == false and 1 or 0)
+    local message = ("the recipe called os.exit(%d)"):format(number)
+    if process.is_thread then require "moonshard.launch".exit(number, number ~= 0 and message or nil) end
+    require "moonshard.core".comm_leave(number ~= 0 and message or nil)
+    exit(code, close)
+  end
+  -- luacheck: pop
+end
+
+-- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report. Returns the message to print.
+local function leave(process, code, message)
+  local core, launch = require "moonshard.core", require "moonshard.launch"
+  if code == 0 or launch.cut and (code == 75 or code == 128 + launch.cut) then
+    core.comm_leave()
+    return process.rank == 0 and message or nil
+  end
+  core.comm_leave((message or "it failed"):match "[^\n]*")
+  local reason, whose = core.comm_cause()
+  return whose == process.rank and (reason == "raised" or reason == "timeout") and ("rank %d: %s"):format(whose, message) or nil
+end
+
 --- Runs a recipe in this Lua state: for hosts and for `moonshard run`.
 ---@param file string
 ---@param arguments string[] key=value
@@ -113,7 +139,11 @@ function cli.main(arguments)
   end
   for _, command in ipairs(commands) do
     if command[1] == name then
+      local process = package.loaded["moonshard.process"]
+      local is_rank = process and process.rank
+      if is_rank then leave_at_exit(process) end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
+      if is_rank then message = leave(process, code, message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
       return code
     end

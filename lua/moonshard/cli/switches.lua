@@ -46,7 +46,7 @@ function switches.recipe_parser(name, description)
   local parser = switches.parser(name, description)
   parser:argument("recipe", "a Lua file"):args "?"
   parser:argument("options", "key=value: options of the recipe"):args "*"
-  parser:option("-n --ranks", "ranks"):convert(switches.count):default "1"
+  parser:option("-n --ranks", "ranks, all on this machine"):convert(switches.count):default "1"
   parser:option("--config", "file with options (.lua or .json)")
   return parser
 end
@@ -73,7 +73,6 @@ end
 function switches.parse_recipe(parser, arguments)
   local parsed = switches.parse(parser, arguments)
   if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
-  if parsed.ranks ~= 1 then launch.exit(2, ("-n %d: this version runs one rank"):format(parsed.ranks)) end
   return parsed
 end
 

@@ -1,0 +1,82 @@
+/* job.c: what a rank tells its job and hears from it, in Lua: requests, the cause of its end, leaving. */
+#include <stdio.h>
+
+#include "bindings/runtime.h"
+#include "moonshard/comm.h"
+
+/* core.rank(): this rank's number, which needs no engine. */
+static int rank(lua_State *L)
+{
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    const ms_group *world = runtime->engine ? ms_comm_world(runtime->engine) : NULL;
+    lua_pushinteger(L, world ? ms_group_rank(world) : runtime->rank);
+    return 1;
+}
+
+/* core.comm_step(step) -> the requests to stop and to save (signals' numbers, or nil) that all ranks meet before the step that is about to begin */
+static int comm_step(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    uint8_t values[MS_REQUESTS];
+    ms_comm_step(engine, ++runtime->step_serials, luaL_checkinteger(L, 1), values);
+    for (int kind = 0; kind < MS_REQUESTS; kind++) {
+        if (values[kind]) lua_pushinteger(L, values[kind]);
+        else lua_pushnil(L);
+    }
+    return MS_REQUESTS;
+}
+
+/* core.comm_request(signal): asks all ranks to stop, as the supervisor does; false if this rank is alone. */
+static int comm_request(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    int64_t number = ms_lua_integer(L, 1, 1, 255, "signal");
+    if (runtime->rendezvous) ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
+    lua_pushboolean(L, runtime->rendezvous != NULL);
+    return 1;
+}
+
+/* core.comm_folder(path): where this job keeps its files. */
+static int comm_folder(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (runtime->engine) ms_comm_set_folder(runtime->engine, path);
+    return 0;
+}
+
+/* core.comm_cause() -> why the job has ended ("mismatch" ...), whose fault it was (-1: nobody's), the message; nil while it is alive */
+static int comm_cause(lua_State *L)
+{
+    static const char *const reasons[] = { "none", "mismatch", "left", "timeout", "raised", "died", "stopped" };
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    ms_abort_record cause;
+    if (!runtime->rendezvous || !ms_rendezvous_cause(runtime->rendezvous, &cause)) return 0;
+    lua_pushstring(L, reasons[cause.reason]);
+    lua_pushinteger(L, cause.error.rank);
+    lua_pushstring(L, cause.error.message);
+    return 3;
+}
+
+/* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because of it. */
+static int comm_leave(lua_State *L)
+{
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    const char *message = luaL_optstring(L, 1, NULL);
+    if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, message);
+    else if (runtime->rendezvous) {
+        char text[MS_ERROR_MESSAGE_BYTES];
+        snprintf(text, sizeof text, "because rank %u: %.900s", runtime->rank, message ? message : "");
+        if (message) ms_rendezvous_abort(runtime->rendezvous, MS_ABORT_RAISED, (int32_t)runtime->rank, text);
+        ms_rendezvous_left(runtime->rendezvous, runtime->rank);
+    }
+    return 0;
+}
+
+void ms_open_job(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "rank", rank }, { "comm_step", comm_step }, { "comm_request", comm_request }, { "comm_folder", comm_folder }, { "comm_cause", comm_cause },
+                                          { "comm_leave", comm_leave }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+}

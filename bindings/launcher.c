@@ -1,0 +1,337 @@
+/* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and who stays when the job is over. */
+#include "bindings/launcher.h"
+
+#include <errno.h>
+#include <lauxlib.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define MS_LEAVE_NS 3000000000u    /* ranks that are in their own code when the job ends have this long to leave */
+
+static uint64_t now_of(const ms_job *job)
+{
+    const ms_os *os = job->context.os;
+    return os->monotonic_ns(os->user);
+}
+
+uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *first)
+{
+    uint32_t each = cores / ranks;
+    *first = rank * each;
+    return each;
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- the job ends */
+
+/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by themselves. */
+static void end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
+{
+    if (reason != MS_ABORT_NONE) ms_rendezvous_abort(job->rendezvous, reason, rank, message);
+    if (job->ending) return;
+    job->ending = true;
+    job->deadline_ns = now_of(job) + MS_LEAVE_NS;
+    ms_abort_record cause;
+    if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT || cause.error.rank < 0) return;
+    if (job->locate && !job->outcomes[cause.error.rank].ended) job->locate(job, (uint32_t)cause.error.rank);
+}
+
+/* "rank 2 (pid 4711) killed by SIGKILL during all_reduce #17 of world [...] at step 57" */
+static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t bytes)
+{
+    const ms_outcome *outcome = &job->outcomes[rank];
+    ms_rank_state state;
+    ms_flight flight;
+    char call[320] = "", how[64], step[40] = "";
+    ms_rendezvous_rank(job->rendezvous, rank, &state);
+    if (outcome->signal) snprintf(how, sizeof how, "killed by SIG%s", sigabbrev_np(outcome->signal) ? sigabbrev_np(outcome->signal) : "?");
+    else snprintf(how, sizeof how, "ended with exit code %d", outcome->code);
+    if (state.collectives && ms_rendezvous_flight(job->rendezvous, rank, state.collectives - 1, &flight)) {
+        int used = snprintf(call, sizeof call, flight.left_ns ? " after " : " during ");
+        ms_flight_describe(&flight, call + used, sizeof call - (size_t)used);
+    } else if (state.phase == MS_RANK_ABSENT) snprintf(call, sizeof call, " before it had joined");
+    if (state.step >= 0) snprintf(step, sizeof step, " at step %lld", (long long)state.step);
+    snprintf(text, bytes, "rank %u (pid %lld) %s%s%s", rank, (long long)outcome->process, how, call, step);
+}
+
+/* What a rank's end means for the others. A rank that ends well has left; peers that still wait for it find that out by themselves. */
+static void rank_ended(ms_job *job, uint32_t rank)
+{
+    ms_outcome *outcome = &job->outcomes[rank];
+    job->reap(job, rank);
+    outcome->ended = true;
+    outcome->ended_ns = now_of(job);
+    close(job->ended[rank]);
+    job->ended[rank] = -1;
+    job->running--;
+    if (outcome->killed) return;
+    bool stopped = job->stop_signal && (outcome->code == 75 || outcome->code == 128 + job->stop_signal);
+    if (!outcome->signal && (outcome->code == 0 || stopped)) {
+        ms_rendezvous_left(job->rendezvous, rank);
+        return;
+    }
+    char text[512];
+    describe_death(job, rank, text, sizeof text);
+    end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
+}
+
+/* The deadline has passed: those who still run are killed; ranks that cannot be are left to the caller. false: nothing more to wait for. */
+static bool time_is_over(ms_job *job)
+{
+    if (!job->ending) {
+        char text[128];
+        snprintf(text, sizeof text, "the ranks did not stop within %.0f s after SIG%s (--grace)", (double)job->grace_ns / 1e9, sigabbrev_np(job->stop_signal));
+        end_job(job, MS_ABORT_STOPPED, -1, text);
+        return true;
+    }
+    if (!job->kill) return false;
+    job->deadline_ns = 0;
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        if (job->outcomes[r].ended) continue;
+        job->outcomes[r].killed = true;
+        job->kill(job, r);
+    }
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------------------- signals */
+
+/* The first request: all ranks end behind the same step. The second: at once. */
+static void stop_requested(ms_job *job, int number)
+{
+    if (job->stop_signal) {
+        char text[96];
+        snprintf(text, sizeof text, "stopped at once by a second request, SIG%s", sigabbrev_np(number));
+        end_job(job, MS_ABORT_STOPPED, -1, text);
+        return;
+    }
+    job->stop_signal = number;
+    if (!job->ending) job->deadline_ns = now_of(job) + job->grace_ns;
+    ms_rendezvous_request(job->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
+}
+
+/* on_dump: the function at the top of L's stack. */
+static void read_signals(lua_State *L, ms_job *job)
+{
+    struct signalfd_siginfo info;
+    while (read(job->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGUSR1) ms_rendezvous_request(job->rendezvous, MS_REQUEST_SAVE, SIGUSR1);
+        else if (info.ssi_signo == SIGUSR2) {
+            lua_pushvalue(L, -1);
+            lua_call(L, 0, 0);
+        } else stop_requested(job, (int)info.ssi_signo);
+    }
+}
+
+static int open_signals(ms_job *job, sigset_t *before)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    int numbers[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&set, numbers[i]);
+    int error = pthread_sigmask(SIG_BLOCK, &set, before);
+    if (error) return -error;
+    job->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return job->signals < 0 ? -errno : 0;
+}
+
+static void supervise(lua_State *L, ms_job *job)
+{
+    struct pollfd waits[MS_LOCAL_RANKS_MAX + 1];
+    while (job->running) {
+        uint64_t now = now_of(job);
+        if (job->deadline_ns && now >= job->deadline_ns) {
+            if (!time_is_over(job)) return;
+            continue;
+        }
+        waits[0] = (struct pollfd){ .fd = job->signals, .events = POLLIN };
+        for (uint32_t r = 0; r < job->ranks; r++) waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
+        int64_t rest_ms = job->deadline_ns ? (int64_t)((job->deadline_ns - now) / 1000000) + 1 : -1;
+        if (poll(waits, job->ranks + 1, rest_ms > 1 << 30 ? 1 << 30 : (int)rest_ms) < 0) continue;
+        if (waits[0].revents) read_signals(L, job);
+        for (uint32_t r = 0; r < job->ranks; r++)
+            if (job->ended[r] >= 0 && waits[r + 1].revents) rank_ended(job, r);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- in Lua */
+
+static void set_integer(lua_State *L, const char *name, int64_t value)
+{
+    lua_pushinteger(L, (lua_Integer)value);
+    lua_setfield(L, -2, name);
+}
+
+static void set_text(lua_State *L, const char *name, const char *value)
+{
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static void push_flight(lua_State *L, const ms_flight *flight)
+{
+    char text[320];
+    lua_createtable(L, 0, 13);
+    set_text(L, "call", ms_flight_describe(flight, text, sizeof text));
+    set_text(L, "op", ms_collective_name((ms_collective_kind)flight->kind));
+    set_text(L, "dtype", flight->kind == MS_BARRIER ? "" : ms_dtype_name((ms_dtype)flight->dtype));
+    set_text(L, "reduce_op", ms_reduce_op_name((ms_reduce_op)flight->op));
+    set_text(L, "group", flight->group_name);
+    set_text(L, "label", flight->label);
+    set_text(L, "script", flight->script);
+    set_integer(L, "number", (int64_t)flight->number);
+    set_integer(L, "count", (int64_t)flight->count);
+    set_integer(L, "channel", flight->channel + 1);
+    set_integer(L, "root", flight->root);
+    set_integer(L, "bucket", flight->bucket);
+    set_integer(L, "entered_ns", (int64_t)flight->entered_ns);
+    set_integer(L, "left_ns", (int64_t)flight->left_ns);
+}
+
+/* flights(rank) -> the list of what is left of its flight record */
+static int flights(lua_State *L)
+{
+    const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
+    lua_Integer rank = luaL_checkinteger(L, 1);
+    luaL_argcheck(L, rank >= 0 && rank < (lua_Integer)job->ranks, 1, "no such rank");
+    ms_rank_state state;
+    ms_rendezvous_rank(job->rendezvous, (uint32_t)rank, &state);
+    lua_newtable(L);
+    ms_flight flight;
+    for (uint64_t i = state.collectives > MS_FLIGHTS ? state.collectives - MS_FLIGHTS : 0; i < state.collectives; i++) {
+        if (!ms_rendezvous_flight(job->rendezvous, (uint32_t)rank, i, &flight)) continue;
+        push_flight(L, &flight);
+        lua_rawseti(L, -2, luaL_len(L, -2) + 1);
+    }
+    return 1;
+}
+
+/* folder() -> where the job keeps its files, or "" */
+static int folder(lua_State *L)
+{
+    const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
+    char text[MS_FOLDER_BYTES];
+    lua_pushstring(L, ms_rendezvous_folder(job->rendezvous, text, sizeof text));
+    return 1;
+}
+
+static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
+{
+    const ms_outcome *outcome = &job->outcomes[rank];
+    ms_rank_state state;
+    ms_rendezvous_rank(job->rendezvous, rank, &state);
+    lua_createtable(L, 0, 9);
+    lua_pushboolean(L, outcome->ended);
+    lua_setfield(L, -2, "ended");
+    lua_pushboolean(L, outcome->killed);
+    lua_setfield(L, -2, "killed");
+    set_integer(L, "code", outcome->code);
+    set_integer(L, "signal", outcome->signal);
+    set_integer(L, "process", outcome->process);
+    set_integer(L, "ended_ns", (int64_t)outcome->ended_ns);
+    set_integer(L, "step", state.step);
+    char letter[2] = { outcome->state, '\0' };
+    if (outcome->state) set_text(L, "state", letter);
+}
+
+/* What became of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks = list from rank 0 on. */
+static void push_outcome(lua_State *L, const ms_job *job)
+{
+    static const char *const reasons[] = { "none", "mismatch", "left", "timeout", "raised", "died", "stopped" };
+    char text[MS_FOLDER_BYTES];
+    ms_abort_record cause;
+    lua_createtable(L, 0, 4);
+    if (job->stop_signal) set_integer(L, "stop_signal", job->stop_signal);
+    set_text(L, "folder", ms_rendezvous_folder(job->rendezvous, text, sizeof text));
+    if (ms_rendezvous_cause(job->rendezvous, &cause)) {
+        lua_createtable(L, 0, 3);
+        set_text(L, "reason", reasons[cause.reason]);
+        set_text(L, "message", cause.error.message);
+        set_integer(L, "rank", cause.error.rank);
+        lua_setfield(L, -2, "cause");
+    }
+    lua_createtable(L, (int)job->ranks, 0);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        push_rank(L, job, r);
+        lua_rawseti(L, -2, r + 1);
+    }
+    lua_setfield(L, -2, "ranks");
+}
+
+static int job_gc(lua_State *L)
+{
+    ms_job *job = lua_touserdata(L, 1);
+    if (job->signals >= 0) close(job->signals);
+    job->signals = -1;
+    ms_rendezvous_release(job->rendezvous);
+    job->rendezvous = NULL;
+    return 0;
+}
+
+/* An empty job in a userdata on the stack. */
+static ms_job *new_job(lua_State *L)
+{
+    ms_job *job = lua_newuserdatauv(L, sizeof *job, 0);
+    memset(job, 0, sizeof *job);
+    job->signals = -1;
+    for (uint32_t r = 0; r < MS_LOCAL_RANKS_MAX; r++) job->ended[r] = -1;
+    ms_context_init(&job->context, NULL);
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, job_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    return job;
+}
+
+static double field(lua_State *L, const char *name)
+{
+    lua_getfield(L, 1, name);
+    double value = luaL_optnumber(L, -1, 0);
+    lua_pop(L, 1);
+    return value;
+}
+
+static int refused(lua_State *L, const ms_job *job)
+{
+    lua_pushnil(L);
+    lua_pushstring(L, job->context.error.message);
+    return 2;
+}
+
+/* process.launch({ ranks=, threads=, thread_ranks=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message
+ * where ranks could not be started. The program's own arguments are upvalues: count, values. on_start(flights, folder) returns what is called for SIGUSR2. */
+int ms_launch(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    ms_job *job = new_job(L);
+    lua_getfield(L, 1, "thread_ranks");
+    bool threads = lua_toboolean(L, -1);
+    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"), .threads = (uint32_t)field(L, "threads"), .link_bytes_per_second = (uint64_t)field(L, "link_bytes_per_second"),
+                                      .link_latency_ns = (uint64_t)field(L, "link_latency_ns"), .timeout_ns = (uint64_t)field(L, "timeout_ns") };
+    job->ranks = options.ranks;
+    job->grace_ns = (uint64_t)field(L, "grace_ns");
+    job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
+    job->arguments = lua_touserdata(L, lua_upvalueindex(2));
+    if (ms_rendezvous_new(&job->context, &options, &job->rendezvous)) return refused(L, job);
+    lua_pushvalue(L, 2);
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, flights, 1);
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, folder, 1);
+    lua_call(L, 2, 1);
+    sigset_t before;
+    int error = open_signals(job, &before);
+    if (error) {
+        ms_fail_os(&job->context, error, "signals cannot be supervised", NULL);
+        return refused(L, job);
+    }
+    if (threads ? ms_start_threads(job) : ms_start_processes(job)) return refused(L, job);
+    supervise(L, job);
+    push_outcome(L, job);
+    return 1;
+}

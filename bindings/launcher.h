@@ -1,0 +1,57 @@
+/* launcher.h: a job of several ranks on this machine, as the process sees it that starts and supervises them. Part of the program only.
+ *
+ * Invariants
+ * - The supervisor never waits for a rank without a limit once the job is ending: ranks that do not leave by themselves are killed.
+ * - It sleeps until a rank ends or a signal comes; nothing is looked at in intervals.
+ * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has gone) it writes there like a rank.
+ */
+#ifndef MOONSHARD_BINDINGS_LAUNCHER_H
+#define MOONSHARD_BINDINGS_LAUNCHER_H
+
+#include <lua.h>
+
+#include "moonshard/comm.h"
+
+/* How a rank ended. */
+typedef struct ms_outcome {
+    bool ended, killed;            /* killed: by the supervisor */
+    int code, signal;              /* signal 0: it ended by itself, with code */
+    int64_t process;
+    uint64_t ended_ns;             /* monotonic */
+    char state;                    /* of its process when others gave up waiting for it: R, S, D, T as ps shows it; 0 otherwise */
+} ms_outcome;
+
+typedef struct ms_job ms_job;
+struct ms_job {
+    ms_context context;
+    ms_rendezvous *rendezvous;
+    uint32_t ranks, running;
+    uint64_t grace_ns;             /* from a request to stop until ranks are stopped without a checkpoint */
+    int count;                     /* of the program's arguments */
+    char **arguments;
+    int signals;                   /* descriptor that gives this process' signals */
+    int ended[MS_LOCAL_RANKS_MAX]; /* descriptors, readable when that rank has ended; -1: not running */
+    ms_outcome outcomes[MS_LOCAL_RANKS_MAX];
+    void *ranks_data;              /* of processes or threads */
+    void (*reap)(ms_job *job, uint32_t rank);      /* fills the outcome */
+    void (*kill)(ms_job *job, uint32_t rank);      /* NULL: ranks cannot be killed one by one */
+    void (*locate)(ms_job *job, uint32_t rank);    /* asks a rank that others wait for to tell where it is; NULL: impossible */
+    int stop_signal;               /* the first request to stop, or 0 */
+    bool ending;                   /* there is a cause, and ranks that stay are killed at the deadline */
+    uint64_t deadline_ns;          /* 0: none */
+};
+
+/* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
+ms_status ms_start_processes(ms_job *job);
+ms_status ms_start_threads(ms_job *job);
+
+/* The program in a Lua state of its own: as all of it (rendezvous NULL), or as one rank. Returns the exit code. */
+int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
+
+/* Cores that rank `rank` of `ranks` may use by itself, as a position among those allowed, and how many: 0 if there are not enough for all. */
+uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *first);
+
+/* process.launch(options): see launcher.c. */
+int ms_launch(lua_State *L);
+
+#endif

@@ -1,0 +1,61 @@
+/* launcher_threads.c: ranks as threads of this process, each with a Lua state and an engine of its own; the same code as for processes. */
+#include "bindings/launcher.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+typedef struct rank_thread { ms_job *job; uint32_t rank; pthread_t thread; int code, ended; } rank_thread;
+
+static void *run_rank(void *argument)
+{
+    rank_thread *self = argument;
+    char name[16];
+    snprintf(name, sizeof name, "rank %u", self->rank);
+    pthread_setname_np(pthread_self(), name);
+    self->code = ms_program(self->job->count, self->job->arguments, self->job->rendezvous, self->rank, true);
+    /* Only counting up to 2^64 could fail. */
+    if (eventfd_write(self->ended, 1)) return NULL;
+    return NULL;
+}
+
+static void reap(ms_job *job, uint32_t rank)
+{
+    rank_thread *thread = (rank_thread *)job->ranks_data + rank;
+    pthread_join(thread->thread, NULL);
+    job->outcomes[rank].code = thread->code;
+}
+
+/* The memory of the threads' records lives as long as the process: a rank that does not leave may still be using its own. */
+ms_status ms_start_threads(ms_job *job)
+{
+    void *memory = NULL;
+    job->reap = reap;
+    ms_status status = ms_allocate(&job->context, job->ranks * sizeof(rank_thread), "threads of the ranks", &memory);
+    if (status) return status;
+    job->ranks_data = memory;
+    for (uint32_t r = 0; r < job->ranks && !status; r++) {
+        rank_thread *thread = (rank_thread *)memory + r;
+        *thread = (rank_thread){ .job = job, .rank = r, .ended = eventfd(0, EFD_CLOEXEC) };
+        int error = thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
+        if (error) {
+            if (thread->ended >= 0) close(thread->ended);
+            status = ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
+            break;
+        }
+        job->ended[r] = thread->ended;
+        job->outcomes[r].process = getpid();
+        job->running++;
+    }
+    if (!status) return MS_OK;
+    ms_rendezvous_abort(job->rendezvous, MS_ABORT_STOPPED, -1, job->context.error.message);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        if (job->ended[r] < 0) continue;
+        reap(job, r);
+        close(job->ended[r]);
+        job->ended[r] = -1;
+    }
+    return status;
+}

@@ -1,0 +1,173 @@
+-- moonshard run -n N: the process that supervises the ranks: its switches, the report of how a job ended, the exit code.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+
+local ranks = {}
+
+local RATES = { bit = 1 / 8, kbit = 1e3 / 8, Mbit = 1e6 / 8, Gbit = 1e9 / 8, B = 1, kB = 1e3, MB = 1e6, GB = 1e9 }
+local TIMES = { ns = 1, us = 1e3, ms = 1e6, s = 1e9 }
+
+-- For argparse: "1Gbit,5ms", either part alone, in any order.
+local function link(text)
+  local result = {}
+  for part in text:gmatch "[^,]+" do
+    local number, unit = part:match "^([%d.]+)(%a+)$"
+    number = tonumber(number)
+    if number and RATES[unit] and number * RATES[unit] >= 1 then result.bytes_per_second = math.floor(number * RATES[unit])
+    elseif number and TIMES[unit] then result.latency_ns = math.floor(number * TIMES[unit])
+    else return nil, ("a rate (1Gbit, 200MB) and a latency (5ms, 50us) are expected, as in --link 1Gbit,5ms; not '%s'"):format(part) end
+  end
+  return result
+end
+
+-- For argparse: seconds, above 0.
+local function seconds(text)
+  local number = tonumber(text)
+  if number and number > 0 and number < 1e8 then return number end
+  return nil, ("a number of seconds above 0 is expected, not '%s'"):format(text)
+end
+
+--- The switches of a job.
+---@param parser table
+function ranks.add_switches(parser)
+  parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
+  parser:option("--link", "what ranks send each other goes through a link like this, as 1Gbit,5ms"):convert(link)
+  parser:option("--timeout", "seconds that ranks wait for one that shows no progress (300)"):convert(seconds):default "300"
+  parser:option("--grace", "seconds from a request to stop (Ctrl-C, SIGTERM) until ranks are stopped without a checkpoint (60)"):convert(seconds):default "60"
+end
+
+---------------------------------------------------------------------------------------------------------------------- exit code
+
+local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
+
+-- The code of the first rank that failed, never of those that were stopped then.
+local function code_of(outcome)
+  local cause = outcome.cause
+  if not cause then return outcome.ranks[1].code end
+  if CODES[cause.reason] then return CODES[cause.reason] end
+  if cause.reason == "stopped" then return 128 + (outcome.stop_signal or 15) end
+  local first = outcome.ranks[cause.rank + 1]
+  return first.signal == 0 and first.code ~= 0 and first.code or 1
+end
+
+------------------------------------------------------------------------------------------------------------------------ report
+
+local function list(numbers)
+  return (#numbers == 1 and "rank " or "ranks ") .. table.concat(numbers, ", ")
+end
+
+local function others_of(outcome, rank)
+  local others = {}
+  for i in ipairs(outcome.ranks) do
+    if i - 1 ~= rank then others[#others + 1] = i - 1 end
+  end
+  return others
+end
+
+local STATES = { R = "running", S = "sleeping", D = "in the system (D)", T = "stopped (T)", t = "stopped by a debugger" }
+
+-- Where each rank was: "rank 0 all_reduce #17 of world [...], rank 1 step 3".
+local function places(outcome, numbers, flights)
+  local texts = {}
+  for i, rank in ipairs(numbers) do
+    local record, state = flights(rank), outcome.ranks[rank + 1]
+    local last = record[#record]
+    local where
+    if last then where = (last.left_ns == 0 and "at " or "behind ") .. ("%s #%d"):format(last.op, last.number)
+    else where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective" end
+    texts[i] = ("rank %d %s"):format(rank, where)
+    if state.state then texts[i] = texts[i] .. ", its process " .. (STATES[state.state] or state.state) end
+  end
+  return table.concat(texts, "; ")
+end
+
+-- The command with which to go on.
+local function resume_command(parsed)
+  local parts = { "moonshard run", parsed.recipe, "-n " .. parsed.ranks }
+  local resume = false
+  for _, option in ipairs(parsed.options) do
+    resume = resume or option:match "^resume="
+    parts[#parts + 1] = option
+  end
+  if not resume then parts[#parts + 1] = "resume=auto" end
+  return table.concat(parts, " ")
+end
+
+-- How often the kernel has killed a process of this control group for want of memory.
+local function oom_kills()
+  local groups = io.open "/proc/self/cgroup"
+  local path = groups and groups:read "a":match "0::([^\n]*)"
+  if groups then groups:close() end
+  local events = path and io.open("/sys/fs/cgroup" .. path .. "/memory.events")
+  local count = events and events:read "a":match "oom_kill (%d+)"
+  if events then events:close() end
+  return math.tointeger(tonumber(count)) or 0
+end
+
+local function report(outcome, parsed, flights, kills_before)
+  local cause, lines = outcome.cause, {}
+  local others = others_of(outcome, cause.rank)
+  if cause.message:match "^because rank" then lines[1] = ("%s stopped %s"):format(list(others), cause.message)
+  else lines[1] = cause.message end
+  if cause.reason == "died" then
+    local latest = 0
+    for _, rank in ipairs(others) do latest = math.max(latest, outcome.ranks[rank + 1].ended_ns) end
+    local after = latest - (cause.rank >= 0 and outcome.ranks[cause.rank + 1].ended_ns or latest)
+    lines[#lines + 1] = ("  %s ended within %.1f ms; %s"):format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
+    if oom_kills() > kills_before then lines[#lines + 1] = "  the system has killed a process for want of memory (memory.events: oom_kill)" end
+  elseif cause.reason == "timeout" then
+    lines[#lines + 1] = "  " .. places(outcome, others_of(outcome), flights)
+  end
+  local killed = {}
+  for i, rank in ipairs(outcome.ranks) do
+    if rank.killed or not rank.ended then killed[#killed + 1] = i - 1 end
+  end
+  if #killed > 0 then lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed)) end
+  local latest = outcome.folder ~= "" and require "moonshard.checkpoint".latest(outcome.folder)
+  if latest then lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)"):format(latest, resume_command(parsed)) end
+  io.stderr:write("moonshard: ", table.concat(lines, "\n"), "\n")
+end
+
+-- The flight records as folder/flight/rank-R.jsonl, an object a collective.
+local function write_flights(folder, count, flights)
+  if folder == "" then return end
+  core.make_directory(folder .. "/flight")
+  for rank = 0, count - 1 do
+    local lines = {}
+    for i, flight in ipairs(flights(rank)) do
+      flight.rank = rank
+      lines[i] = core.json_encode(flight) .. "\n"
+    end
+    local ok, message = core.file_write(("%s/flight/rank-%d.jsonl"):format(folder, rank), table.concat(lines))
+    if not ok then io.stderr:write("moonshard: ", message, "\n") end
+  end
+end
+
+--- Starts the ranks, supervises them, reports; returns the exit code.
+---@param parsed table of moonshard run
+---@return integer
+function ranks.launch(parsed)
+  if parsed.device == "sim" then launch.exit(2, "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do") end
+  local process = package.loaded["moonshard.process"]
+  local kills_before = oom_kills()
+  local flights
+  local outcome, message = process.launch({
+    ranks = parsed.ranks, threads = parsed.threads, thread_ranks = parsed.thread_ranks, timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
+    link_bytes_per_second = parsed.link and parsed.link.bytes_per_second, link_latency_ns = parsed.link and parsed.link.latency_ns,
+  }, function(read, read_folder)
+    flights = read
+    return function() write_flights(read_folder(), parsed.ranks, read) end
+  end)
+  if not outcome then launch.exit(2, message) end
+  if outcome.cause then
+    report(outcome, parsed, flights, kills_before)
+    write_flights(outcome.folder, parsed.ranks, flights)
+  end
+  local code = code_of(outcome)
+  for _, rank in ipairs(outcome.ranks) do
+    if not rank.ended then process.quit(code) end          -- a thread that does not leave
+  end
+  return code
+end
+
+return ranks
