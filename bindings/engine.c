@@ -3,11 +3,44 @@
 #include <string.h>
 
 #include "bindings/runtime.h"
+#include "moonshard/comm.h"
 
-/* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes= }: settings for the engine that starts at first use. */
+/* The world of the engine that will start, from options group, rank and world_size at index 1. */
+static void configure_world(lua_State *L, ms_runtime *runtime)
+{
+    static const char *const groups[] = { "local", "fake", "mpi", "nccl", NULL };
+    lua_getfield(L, 1, "group");
+    bool named = !lua_isnil(L, -1);
+    int group = named ? ms_lua_choice(L, -1, groups, "group") : -1;
+    lua_pop(L, 1);
+    bool more = false;
+    for (int i = 0; i < 3; i++) more = lua_getfield(L, 1, i == 0 ? "rank" : i == 1 ? "world_size" : "rendezvous") != LUA_TNIL || more;
+    lua_pop(L, 3);
+    if (!named && !more) return;
+    if (!named) ms_lua_error(L, "init: rank, world_size and rendezvous belong to a group: \"local\" or \"fake\"");
+    if (group >= 2) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
+    uint32_t most = group == 0 ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
+    uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
+    if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
+    uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
+    if (group == 1) {
+        runtime->fake_size = size;
+        runtime->rank = rank;
+        return;
+    }
+    if (runtime->rendezvous) ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
+    if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING) ms_lua_error(L, "init: group \"local\" needs rendezvous, the path of a socket that all its ranks share");
+    ms_rendezvous_options options = { .ranks = size, .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024) };
+    if (ms_rendezvous_meet(&runtime->context, &options, lua_tostring(L, -1), rank, &runtime->rendezvous)) luaL_error(L, "%s", runtime->context.error.message);
+    lua_pop(L, 1);
+    runtime->rank = rank;
+}
+
+/* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=, world_size=, rendezvous= }: settings for the engine that
+ * starts at first use. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = { "device", "threads", "strict", "seed", "pin", "cpu", "memory_bytes", NULL };
+    static const char *const keys[] = { "device", "threads", "strict", "seed", "pin", "cpu", "memory_bytes", "group", "rank", "world_size", "rendezvous", NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -32,6 +65,7 @@ static int configure(lua_State *L)
         }
         lua_pop(L, 1);
     }
+    configure_world(L, runtime);
     runtime->settings = settings;
     return 0;
 }

@@ -28,7 +28,8 @@ static void raise_here(lua_State *L, lua_Debug *where)
 {
     lua_sethook(L, NULL, 0, 0);
     lua_getinfo(L, "Sl", where);
-    luaL_error(L, "%s:%d: the other ranks gave up waiting for this one, which was here", where->short_src, where->currentline);
+    lua_pushfstring(L, "%s:%d: the other ranks gave up waiting for this one, which was here", where->short_src, where->currentline);
+    lua_error(L);
 }
 
 static void locate(int number)

@@ -70,7 +70,12 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     ms_engine *engine = NULL;
     if (ms_engine_new(&runtime->settings, &error, &engine)) luaL_error(L, "moonshard could not start: %s", error.message);
     ms_group *world = NULL;
-    if (runtime->rendezvous && ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world)) {
+    ms_status status = MS_OK;
+    if (runtime->fake_size) {
+        status = ms_comm_open_fake(engine, runtime->rank, runtime->fake_size, &world);
+        if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
+    } else if (runtime->rendezvous) status = ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world);
+    if (status) {
         error = *ms_engine_error(engine);
         ms_engine_free(engine);
         luaL_error(L, "moonshard could not start: %s", error.message);

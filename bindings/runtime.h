@@ -48,7 +48,8 @@ struct ms_runtime {
     ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];
     struct ms_rendezvous *rendezvous;          /* of the ranks of this host, or NULL: the environment may name one */
-    uint32_t rank;                             /* in it */
+    uint32_t rank;                             /* in it, or in a fake world */
+    uint32_t fake_size;                        /* of the fake world that the engine starts in, or 0 */
     pthread_t owner;
     uint64_t step_serial;                      /* of the current step, 0 outside */
     uint64_t step_count;                       /* serials handed out */

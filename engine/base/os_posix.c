@@ -1,5 +1,6 @@
-/* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c. */
+/* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c, sockets in os_socket.c. */
 #include "base/os_machine.h"
+#include "base/os_socket.h"
 #include "base/thread.h"
 #include <dirent.h>
 #include <errno.h>
@@ -64,7 +65,6 @@ static void os_unreserve(void *user, void *address, size_t bytes)
 
 /* -------------------------------------------------------------------------------------------------------------------------- files */
 
-struct ms_file { int descriptor; };
 
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
@@ -184,7 +184,7 @@ static int os_list(void *user, const char *path, void (*entry)(void *to, const c
 
 /* ----------------------------------------------------------------------------------------------------------------- shared memory */
 
-static int file_of(int descriptor, ms_file **out)
+int ms_os_file_of(int descriptor, ms_file **out)
 {
     ms_file *file = malloc(sizeof *file);
     if (file == NULL) return -ENOMEM;
@@ -199,7 +199,7 @@ static int os_shared_create(void *user, const char *name, uint64_t bytes, ms_fil
     int descriptor = memfd_create(name, MFD_CLOEXEC);
     if (descriptor < 0) return -errno;
     int error = ftruncate(descriptor, (off_t)bytes) == 0 ? 0 : -errno;
-    if (error == 0) error = file_of(descriptor, out);
+    if (error == 0) error = ms_os_file_of(descriptor, out);
     if (error != 0) close(descriptor);
     return error;
 }
@@ -214,7 +214,7 @@ static int os_shared_adopt(void *user, int descriptor, ms_file **out)
 {
     (void)user;
     if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) return -errno;
-    return file_of(descriptor, out);
+    return ms_os_file_of(descriptor, out);
 }
 
 static void *os_shared_map(void *user, ms_file *file, uint64_t bytes)
@@ -363,6 +363,8 @@ const ms_os *ms_os_posix(void)
         .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
         .shared_create = os_shared_create, .shared_share = os_shared_share, .shared_adopt = os_shared_adopt, .shared_map = os_shared_map,
         .shared_populate = os_shared_populate,
+        .socket_listen = ms_os_socket_listen, .socket_accept = ms_os_socket_accept, .socket_connect = ms_os_socket_connect,
+        .socket_send = ms_os_socket_send, .socket_receive = ms_os_socket_receive,
         .monotonic_ns = os_monotonic_ns, .realtime_ns = os_realtime_ns,
         .thread_start = os_thread_start, .thread_join = os_thread_join, .thread_pin = os_thread_pin,
         .machine = os_machine, .entropy = os_entropy, .process_id = os_process_id, .environment = os_environment,

@@ -127,7 +127,9 @@ static inline char *ms_stage(const ms_rendezvous *rendezvous, uint32_t rank, uin
     return rendezvous->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
 }
 
-/* rendezvous.c: pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
+/* rendezvous.c: the rendezvous of these files, control first, then a heap a rank; owns them, also on failure. MS_ERROR_CORRUPT if they are something else. */
+ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files, ms_rendezvous **out);
+/* pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
 int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes);
 int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address, size_t bytes);
 

@@ -154,7 +154,7 @@ static ms_status refuse_text(ms_context *context, const char *text)
     return ms_fail(context, MS_ERROR_CORRUPT, "%s=%.60s names no job: it is set by the launcher for the ranks that it starts, and only for them", MS_RENDEZVOUS_VARIABLE, text);
 }
 
-/* The files that text names, opened; false if it does not name memory files of a job. Sizes are checked before anything is touched. */
+/* The descriptors that text names as files of `made`; false if it does not name them. */
 static bool adopt_files(ms_context *context, const char *text, ms_rendezvous *made)
 {
     const ms_os *os = context->os;
@@ -166,6 +166,13 @@ static bool adopt_files(ms_context *context, const char *text, ms_rendezvous *ma
         text = end + 1;
         if (os->shared_adopt(os->user, (int)descriptor, file)) return false;
     }
+    return true;
+}
+
+/* Whether the files are the memory of a job with so many ranks; maps the control file. Sizes are checked before anything is touched. */
+static bool check_files(ms_rendezvous *made)
+{
+    const ms_os *os = made->os;
     uint64_t bytes = 0;
     if (os->size(os->user, made->control_file, &bytes) || bytes != made->control_bytes) return false;
     made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
@@ -184,7 +191,23 @@ ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvo
     ms_rendezvous *made = NULL;
     ms_status status = new_record(context, ranks, &made);
     if (status) return status;
-    status = adopt_files(context, text + from, made) ? map_all(context, made, false) : refuse_text(context, text);
+    status = adopt_files(context, text + from, made) && check_files(made) ? map_all(context, made, false) : refuse_text(context, text);
+    if (status) free_rendezvous(made);
+    else *out = made;
+    return status;
+}
+
+ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files, ms_rendezvous **out)
+{
+    ms_rendezvous *made = NULL;
+    ms_status status = new_record(context, ranks, &made);
+    if (status) {
+        for (uint32_t i = 0; i <= ranks; i++) context->os->close(context->os->user, files[i]);
+        return status;
+    }
+    made->control_file = files[0];
+    for (uint32_t r = 0; r < ranks; r++) made->heaps[r].file = files[r + 1];
+    status = check_files(made) ? map_all(context, made, false) : ms_fail(context, MS_ERROR_CORRUPT, "the files that rank 0 brought are no memory of a job");
     if (status) free_rendezvous(made);
     else *out = made;
     return status;

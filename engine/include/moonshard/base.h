@@ -109,6 +109,14 @@ typedef struct ms_os {
     int (*shared_adopt)(void *user, int descriptor, ms_file **out);
     void *(*shared_map)(void *user, ms_file *file, uint64_t bytes);
     int (*shared_populate)(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes);
+    /* sockets of this machine, by path, only between processes of one user: messages come whole. listen replaces what a crash left at the path (-EADDRINUSE: somebody
+     * listens there); accept and receive wait that long (-ETIMEDOUT); accept answers -EACCES for another user's process, which is shut out; connect does
+     * not wait (-ENOENT, -ECONNREFUSED: nobody listens). Messages may bring files along; receive gives the message's length, 0 when the other has closed. */
+    int (*socket_listen)(void *user, const char *path, ms_file **out);
+    int (*socket_accept)(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out);
+    int (*socket_connect)(void *user, const char *path, ms_file **out);
+    int (*socket_send)(void *user, ms_file *socket, const void *message, size_t bytes, ms_file *const *files, uint32_t count);
+    int64_t (*socket_receive)(void *user, ms_file *socket, void *message, size_t bytes, uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count);
     /* time */
     uint64_t (*monotonic_ns)(void *user);
     uint64_t (*realtime_ns)(void *user);                                    /* since 1970, UTC */

@@ -1,0 +1,155 @@
+/* os_socket.c: the part of the operating-system table that speaks through sockets: whole messages, and files that go along. */
+#include "base/os_socket.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define MS_FILES_MOST 160          /* of one message; the system allows 253 */
+
+static int open_socket(const char *path, struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    if (strlen(path) >= sizeof address->sun_path) return -ENAMETOOLONG;
+    strcpy(address->sun_path, path);
+    int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    return descriptor < 0 ? -errno : descriptor;
+}
+
+static int connect_to(const char *path)
+{
+    struct sockaddr_un address;
+    int descriptor = open_socket(path, &address);
+    if (descriptor < 0) return descriptor;
+    if (connect(descriptor, (struct sockaddr *)&address, sizeof address) == 0) return descriptor;
+    int error = -errno;
+    close(descriptor);
+    return error;
+}
+
+static int give(int descriptor, ms_file **out)
+{
+    int error = descriptor < 0 ? descriptor : ms_os_file_of(descriptor, out);
+    if (error != 0 && descriptor >= 0) close(descriptor);
+    return error;
+}
+
+int ms_os_socket_connect(void *user, const char *path, ms_file **out)
+{
+    (void)user;
+    return give(connect_to(path), out);
+}
+
+/* Removes a socket at which nobody listens any more; another kind of file is not touched. */
+static int remove_stale(const char *path)
+{
+    struct stat what;
+    if (lstat(path, &what) != 0) return errno == ENOENT ? 0 : -errno;
+    if (!S_ISSOCK(what.st_mode)) return -EADDRINUSE;
+    int other = connect_to(path);
+    if (other >= 0) close(other);
+    if (other != -ECONNREFUSED) return other >= 0 ? -EADDRINUSE : other;
+    return unlink(path) == 0 ? 0 : -errno;
+}
+
+int ms_os_socket_listen(void *user, const char *path, ms_file **out)
+{
+    (void)user;
+    struct sockaddr_un address;
+    int descriptor = open_socket(path, &address);
+    if (descriptor < 0) return descriptor;
+    int error = remove_stale(path);
+    /* The mode of the socket decides who may connect, and holds from bind on. */
+    if (error == 0) error = fchmod(descriptor, 0600) == 0 ? 0 : -errno;
+    if (error == 0 && bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0) error = -errno;
+    if (error == 0 && listen(descriptor, 128) != 0) {
+        error = -errno;
+        unlink(path);
+    }
+    if (error == 0) return give(descriptor, out);
+    close(descriptor);
+    return error;
+}
+
+static int wait_readable(int descriptor, uint64_t timeout_ns)
+{
+    struct pollfd wait = { .fd = descriptor, .events = POLLIN };
+    uint64_t ms = timeout_ns / 1000000 + 1;
+    int ready = poll(&wait, 1, ms > 1 << 30 ? 1 << 30 : (int)ms);
+    return ready > 0 ? 0 : ready == 0 ? -ETIMEDOUT : errno == EINTR ? -EAGAIN : -errno;
+}
+
+int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out)
+{
+    (void)user;
+    int error = wait_readable(listener->descriptor, timeout_ns);
+    if (error != 0) return error;
+    int descriptor = accept4(listener->descriptor, NULL, NULL, SOCK_CLOEXEC);
+    if (descriptor < 0) return errno == EINTR || errno == ECONNABORTED ? -EAGAIN : -errno;
+    struct ucred peer = { .uid = (uid_t)-1 };
+    socklen_t bytes = sizeof peer;
+    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid()) return give(descriptor, out);
+    close(descriptor);
+    return -EACCES;
+}
+
+int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t bytes, ms_file *const *files, uint32_t count)
+{
+    (void)user;
+    union { char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))]; struct cmsghdr align; } control;
+    struct iovec part = { .iov_base = (void *)(uintptr_t)message, .iov_len = bytes };
+    struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+    if (count > MS_FILES_MOST) return -E2BIG;
+    if (count > 0) {
+        memset(&control, 0, sizeof control);
+        header.msg_control = control.bytes;
+        header.msg_controllen = CMSG_SPACE(count * sizeof(int));
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(count * sizeof(int));
+        int *descriptors = (int *)(void *)CMSG_DATA(rights);
+        for (uint32_t i = 0; i < count; i++) descriptors[i] = files[i]->descriptor;
+    }
+    ssize_t sent;
+    do sent = sendmsg(socket->descriptor, &header, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent < 0 ? -errno : (size_t)sent == bytes ? 0 : -EIO;
+}
+
+/* The files of a message, at most `most`; what is beyond is closed, and all are where one cannot be kept. */
+static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uint32_t *count)
+{
+    int error = 0;
+    for (struct cmsghdr *rights = CMSG_FIRSTHDR(header); rights; rights = CMSG_NXTHDR(header, rights)) {
+        if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
+        size_t brought = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        const int *descriptors = (const int *)(void *)CMSG_DATA(rights);
+        for (size_t i = 0; i < brought; i++) {
+            if (error == 0 && *count == most) error = -E2BIG;
+            if (error == 0) error = ms_os_file_of(descriptors[i], &files[*count]);
+            if (error == 0) (*count)++;
+            else close(descriptors[i]);
+        }
+    }
+    if (error == 0 && (header->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) error = -EMSGSIZE;
+    return error;
+}
+
+int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes, uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
+{
+    (void)user;
+    union { char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))]; struct cmsghdr align; } control;
+    struct iovec part = { .iov_base = message, .iov_len = bytes };
+    struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
+    *count = 0;
+    int error = wait_readable(socket->descriptor, timeout_ns);
+    if (error != 0) return error;
+    ssize_t received = recvmsg(socket->descriptor, &header, MSG_CMSG_CLOEXEC);
+    if (received < 0) return -errno;
+    return take_files(&header, files, most, count) == 0 ? received : -EBADMSG;
+}
