@@ -413,7 +413,9 @@ describe("ms.train", function()
     end)
 
     it("2 wrong usage", function()
-      for _, arguments in ipairs { "frobnicate", "run", "run none.lua", "run small.lua -n 0", "run small.lua -n 2 --link fast", "run small.lua --threads many", "run small.lua stepz=3" } do
+      for _, arguments in ipairs {
+        "frobnicate", "run", "run none.lua", "run small.lua -n 0", "run small.lua -n 2 --link fast", "run small.lua --threads many", "run small.lua stepz=3",
+      } do
         local code, out, err = command.run(folder, arguments)
         assert.equal(2, code, arguments)
         assert.equal("", out)
