@@ -436,6 +436,50 @@ static int reducer_buckets(lua_State *L)
     return 2;
 }
 
+/* reducer:forward_end(), reducer:step_end() */
+static int reducer_forward_end(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_forward_end(check_reducer(L)));
+    return 0;
+}
+
+static int reducer_step_end(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_step_end(check_reducer(L)));
+    return 0;
+}
+
+static void set_ms(lua_State *L, const char *name, uint64_t ns)
+{
+    lua_pushnumber(L, (lua_Number)ns / 1e6);
+    lua_setfield(L, -2, name);
+}
+
+static void set_count(lua_State *L, const char *name, uint64_t count)
+{
+    lua_pushinteger(L, (lua_Integer)count);
+    lua_setfield(L, -2, name);
+}
+
+/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, calls, payload_bytes, wire_bytes } of the last pass that has ended */
+static int reducer_stats(lua_State *L)
+{
+    ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
+    lua_createtable(L, 0, 9);
+    set_count(L, "iterations", stats.iterations);
+    set_ms(L, "forward_ms", stats.forward_ns);
+    set_ms(L, "backward_ms", stats.backward_ns);
+    set_ms(L, "reduce_ms", stats.reduce_ns);
+    set_ms(L, "exposed_ms", stats.exposed_ns);
+    set_ms(L, "step_ms", stats.step_ns);
+    set_count(L, "calls", stats.calls);
+    set_count(L, "payload_bytes", stats.payload_bytes);
+    set_count(L, "wire_bytes", stats.wire_bytes);
+    return 1;
+}
+
 /* core.ddp_compare(group, tensors, names): blocks */
 static int ddp_compare(lua_State *L)
 {
@@ -461,7 +505,7 @@ static int ddp_broadcast(lua_State *L)
 void ms_open_ddp(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { NULL, NULL } };
     static const luaL_Reg bucket_methods[] = {
         { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
         { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },

@@ -74,7 +74,6 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
         status = ms_stream_wait(stream, item->ready[1]);
         if (!status) status = ms_copy_into(reducer->engine, result, bucket->flat);
     }
-    item->ready[0] = ms_stream_last(stream);
     ms_tensor_release(result);
     return status;
 }
@@ -86,7 +85,11 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
     if (!status) status = wait_for_uses(stream, item->bucket.flat);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(reducer->engine, stream);
-    status = run_hook(reducer, item);
+    ms_traffic traffic = ms_times_traffic(reducer);
+    status = ms_times_reduction(reducer, item->bucket.index, false, traffic);
+    if (!status) status = run_hook(reducer, item);
+    if (!status) status = ms_times_reduction(reducer, item->bucket.index, true, traffic);
+    item->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(reducer->engine, before);
     return status;
 }
@@ -95,9 +98,10 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
 static ms_status finish(ms_reducer *reducer)
 {
     ms_stream *current = ms_engine_current(reducer->engine);
-    ms_status status = MS_OK;
+    ms_status status = ms_times_note(reducer, MS_AT_WAIT);
     for (uint32_t b = 0; b < reducer->buckets.count; b++)
         for (uint32_t i = 0; i < 2 && !status; i++) status = ms_stream_wait(current, reducer->buckets.items[b].ready[i]);
+    if (!status) status = ms_times_note(reducer, MS_AT_READY);
     reducer->phase = MS_REDUCER_REDUCED;
     reducer->iterations++;
     return status;
@@ -157,7 +161,7 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
     for (uint32_t i = 0; i < reducer->count; i++) reducer->owners[i].ready = false;
     for (uint32_t b = 0; b < reducer->buckets.count; b++) reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;
     reducer->phase = MS_REDUCER_EXPECTING;
-    return MS_OK;
+    return ms_times_note(reducer, MS_AT_FORWARD);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- making and freeing */
@@ -176,6 +180,7 @@ static void free_parts(ms_reducer *reducer)
         ms_release(context, owner->name);
     }
     ms_buckets_free(reducer, &reducer->buckets);
+    ms_times_close(reducer);
     ms_release(context, reducer->owners);
     ms_release(context, reducer->limits);
     ms_release(context, reducer->arrival);
@@ -302,6 +307,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     if (!status) status = take_options(reducer, options);
     if (!status) status = take_parameters(reducer, parameters);
     if (!status) status = first_buckets(reducer);
+    if (!status) status = ms_times_open(reducer);
     if (status) {
         free_parts(reducer);
         return status;

@@ -31,6 +31,15 @@ typedef enum ms_reducer_phase {
     MS_REDUCER_REDUCED                         /* all of them are reduced */
 } ms_reducer_phase;
 
+typedef enum ms_moment { MS_AT_FORWARD, MS_AT_BACKWARD, MS_AT_WAIT /* for results */, MS_AT_READY, MS_AT_STEP_END, MS_MOMENTS } ms_moment;
+
+typedef struct ms_pass_times {                 /* what the host knows of a pass whose times are being written */
+    ms_point end;                              /* of its last time; seq 0: not enqueued yet, or taken over */
+    uint64_t iteration, calls, payload_bytes, wire_bytes;
+    uint32_t buckets;
+    bool has[MS_MOMENTS];
+} ms_pass_times;
+
 struct ms_reducer {
     ms_engine *engine;
     ms_group *group;
@@ -47,7 +56,18 @@ struct ms_reducer {
     void (*hook_free)(void *user);
     ms_reducer_phase phase;
     bool no_sync, logging, rebuilt;
+    ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
+    ms_pass_times times[2];
+    ms_reducer_stats stats;                    /* of the last pass that has ended */
 };
+
+ms_status ms_times_open(ms_reducer *reducer);
+void ms_times_close(ms_reducer *reducer);
+/* On the current stream. */
+ms_status ms_times_note(ms_reducer *reducer, ms_moment moment);
+/* Around the reduction of a bucket; before: the traffic at its beginning. */
+ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_traffic before);
+ms_traffic ms_times_traffic(const ms_reducer *reducer);
 
 /* Where the order of the last synchronized backward is known and the buckets do not follow it yet: rebuilds them. */
 ms_status ms_reducer_rebuild_now(ms_reducer *reducer);

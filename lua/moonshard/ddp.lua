@@ -85,6 +85,12 @@ local function synchronize_buffers(s)
   elseif s.options.broadcast_buffers ~= false then core.ddp_broadcast(s.group, buffers.tensors, 0) end
 end
 
+-- Passes its arguments on, which forward has given.
+local function timed(s, ...)
+  s.reducer:forward_end()
+  return ...
+end
+
 local function forward(self, ...)
   local s = state_of(self)
   if not s.reducer then core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew" end
@@ -95,7 +101,8 @@ local function forward(self, ...)
     s.buffers_due = not s.no_sync
     if due and s.buffers_due then synchronize_buffers(s) end
   end
-  return s.wrapped(...)
+  if not core.is_recording() then return s.wrapped(...) end
+  return timed(s, s.wrapped(...))
 end
 
 --- f: forward and backward inside: gradients stay local and add up.
@@ -142,42 +149,43 @@ end
 
 ---------------------------------------------------------------------------------------------------------------------------------- stats
 
--- Calls and bytes of all groups since the start, by operation.
-local function count_traffic()
-  local calls, payload, wire = {}, 0, 0
+-- Calls of all groups since the start, by operation.
+local function count_calls()
+  local calls = {}
   for _, group in ipairs(core.comm_groups()) do
     for name, count in pairs(group:_calls()) do calls[name] = (calls[name] or 0) + count end
-    local _, p, w = group:_traffic()
-    payload, wire = payload + p, wire + w
-  end
-  return { calls = calls, payload = payload, wire = wire }
-end
-
-local function difference(now, before)
-  local calls = {}
-  for name, count in pairs(now.calls) do
-    local own = count - (before.calls[name] or 0)
-    if own > 0 then calls[name] = own end
   end
   return calls
 end
 
 -- At a step's end: what it had communicated.
 local function close_step(s, step)
-  local now = count_traffic()
-  s.last = { step = step, collectives = difference(now, s.traffic), payload_bytes = now.payload - s.traffic.payload, wire_bytes = now.wire - s.traffic.wire }
-  s.traffic = now
+  local now, collectives = count_calls(), {}
+  for name, count in pairs(now) do
+    local own = count - (s.calls[name] or 0)
+    if own > 0 then collectives[name] = own end
+  end
+  s.calls, s.step, s.collectives = now, step, collectives
+  s.reducer:step_end()
 end
 
 steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
---- Of the last finished step: its number, calls by operation, bytes; and the buckets as they are.
+--- Of the last finished step: its collectives, by operation. Times are those of the last synchronized pass that has ended on the device, so it never waits;
+--- step_ms: from the reduced gradients to the step's end. links: one entry, for the chain as a whole.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
-  local last = s.last or { collectives = {}, payload_bytes = 0, wire_bytes = 0 }
-  local buckets = s.reducer and s.reducer:buckets() or {}
-  return { step = last.step, collectives = last.collectives, payload_bytes = last.payload_bytes, wire_bytes = last.wire_bytes, buckets = buckets }
+  if not s.reducer then core.raise "stats: this model was unwrapped" end
+  local times = s.reducer:stats()
+  return {
+    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
+    links = { {
+      name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms, payload_bytes = times.payload_bytes,
+      wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
+    } },
+    collectives = s.collectives, buckets = (s.reducer:buckets()),
+  }
 end
 
 ------------------------------------------------------------------------------------------------------------------------------- wrapping
@@ -220,7 +228,7 @@ function ddp.ddp(model, options)
   local group = o.group or core.world()
   local all, trained, buffers = collect(model, o.ignored)
   local how = o.comm_hook ~= nil and hooks.compile(o.comm_hook, "ddp: comm_hook") or {}
-  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true }
+  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce" }
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
     local values = { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) }
@@ -228,7 +236,7 @@ function ddp.ddp(model, options)
     if #buffers.tensors > 0 then core.ddp_broadcast(group, buffers.tensors, 0) end
   end
   s.reducer = core.reducer(trained.tensors, trained.names, { group = group, bucket_bytes = bytes, links = how.links, hook = how.hook })
-  s.traffic = count_traffic()
+  s.calls = count_calls()
   live[s] = true
   return make_object(s)
 end

@@ -169,8 +169,8 @@ function hooks.compile(value, what)
   add(chain, value, what)
   if not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
-  if all_native then return { links = chain } end
-  return { hook = function(bucket)
+  if all_native then return { links = chain, name = tostring(chain) } end
+  return { name = tostring(chain), hook = function(bucket)
     local state = {}
     local ok, result = pcall(call_link, chain, 1, bucket, nil, state)
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end

@@ -44,6 +44,12 @@ describe("a ddp model", function()
     assert.same({ all_reduce = 1 }, model:stats().collectives)
     assert.equal(2, model:stats().step)
     assert.same({ { index = 0, bytes = 8, parameters = 1 } }, model:stats().buckets)
+    ms.synchronize()
+    local stats = model:stats()
+    for _, name in ipairs { "forward_ms", "backward_ms", "reduce_ms", "step_ms" } do assert.is_true(stats[name] > 0 and stats[name] < 60000, name) end
+    assert.is_true(stats.exposed_ms >= 0 and stats.exposed_ms < 60000)
+    local link = stats.links[1]
+    assert.same({ "reduce", "world", 1, 8, 0 }, { link.name, link.group, link.calls, link.payload_bytes, link.wire_bytes })
   end)
 
   it("gives a view of its bucket as gradient, which adds up", function()

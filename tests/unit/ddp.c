@@ -164,11 +164,18 @@ static void train_some(rank *self)
         OK(ms_reducer_forward(reducer, true));
         size_t before = ms_comm_record_count(self->engine);
         CHECK(before == (iteration == 1 ? 2u : 0u));                  /* the rebuild's two broadcasts, once */
+        OK(ms_reducer_forward_end(reducer));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1u : 3u));
         CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));     /* vector V11 */
         for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++) CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
         CHECK(reduced(self, &m, &reference, iteration, iteration));
+        OK(ms_reducer_step_end(reducer));
+        OK(ms_engine_sync(self->engine));
+        ms_reducer_stats stats = ms_reducer_stats_get(reducer);
+        CHECK(stats.iterations == iteration + 1 && stats.calls == ms_reducer_buckets(reducer));
+        CHECK(stats.payload_bytes == 7528 && llabs((long long)stats.wire_bytes - (long long)(2 * 7528u * (self->ranks - 1) / self->ranks)) < 8);
+        CHECK(stats.backward_ns > 0 && stats.reduce_ns > 0 && stats.backward_ns < 60000000000u && stats.exposed_ns < 60000000000u && stats.forward_ns < 60000000000u && stats.step_ns > 0 && stats.step_ns < 60000000000u);
         OK(clear(&m));
     }
     CHECK(ms_reducer_is_rebuilt(reducer));

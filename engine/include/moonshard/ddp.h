@@ -45,6 +45,9 @@ MS_API void ms_reducer_free(ms_reducer *reducer);
 /* Before each forward whose graph a backward will go through. synchronize: that backward reduces; else its gradients stay local and add up.
  * MS_ERROR_STATE, naming them, if parameters got no gradient in the backward before. Rebuilds the buckets where that is due, which blocks once. */
 MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
+/* Behind that forward, and behind the optimizer: where these end for ms_reducer_stats. May be left out; then there are no such times. */
+MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);
+MS_API ms_status ms_reducer_step_end(ms_reducer *reducer);
 /* Inside no_sync a backward that would reduce is an error: its forward ran outside. Returns what it was. */
 MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
 /* Log the order of the next synchronized backward and rebuild by it. */
@@ -57,6 +60,17 @@ MS_API uint32_t ms_reducer_buckets(const ms_reducer *reducer);
 MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);   /* NULL past the last */
 MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);           /* synchronized backward passes that were reduced */
 MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
+
+/* Of the last synchronized pass that has ended on its streams; never waits. Times are 0 on the sim executor. */
+typedef struct ms_reducer_stats {
+    uint64_t iterations;           /* passes up to and with this one; 0: none has ended yet */
+    uint64_t forward_ns, backward_ns;         /* on the stream of the model; backward from forward's end */
+    uint64_t reduce_ns;            /* of all buckets, hooks included */
+    uint64_t exposed_ns;           /* what the model's stream waited for results behind backward */
+    uint64_t step_ns;              /* from then to the step's end: clipping, optimizer */
+    uint64_t calls, payload_bytes, wire_bytes;   /* launches, and what their collectives sent */
+} ms_reducer_stats;
+MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
 
 /* ------------------------------------------------------------------------------------------------------------------- at the beginning */
 
