@@ -1,6 +1,6 @@
 ---@meta moonshard
 -- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units, errors. Definitions only; nothing here runs.
--- What belongs to several ranks (groups, ddp, hooks, planners, fsdp) joins it when it is built.
+-- Planners and fsdp join it when they are built.
 --
 -- Eleven rules hold everywhere, and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans, stats) are plain tables with fields.
@@ -38,6 +38,7 @@
 ---@class ms
 ---@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
 ---@field optim ms.optim
+---@field hooks ms.hooks
 ---@field data ms.data
 ---@field checkpoint ms.checkpoint
 ---@field safetensors ms.safetensors
@@ -472,6 +473,83 @@
 ---@field load_state fun(self, state: table)
 --- Errors. Hyper-parameter out of range or not of this kind (names the kind's own). A parameter in two groups.
 --- step inside a hook (says step_param).
+
+---------------------------------------------------------------------------------------------------------------------------- ddp
+
+---@alias ms.Link fun(bucket: ms.Bucket, next: fun(bucket: ms.Bucket): ms.Future): ms.Future|ms.Tensor
+---@alias ms.LinkLike ms.Link|string   a link, the name of a native one ("bf16_compress"), or a file (.lua) that returns one
+
+---@class ms.DDPOptions
+---@field group? ms.Group              the world
+---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" }
+---@field bucket_bytes? integer|integer[]   { 1 << 20, 25 << 20 }; the last holds on
+---@field init_sync? boolean           true: compare shapes, then copy rank 0's values
+---@field broadcast_buffers? boolean   true
+---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
+---@field ignored? string[]            names or Lua patterns: not synchronized
+
+---@class ms
+---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
+
+---@class ms.Stats                     of the last finished step; times of the last synchronized pass that has ended on the device
+---@field step integer
+---@field forward_ms number
+---@field backward_ms number
+---@field reduce_ms number
+---@field exposed_ms number            communication that nothing hid
+---@field step_ms number               from the reduced gradients to the step's end
+---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry: the chain
+---@field collectives table<string, integer>   calls by operation, of all groups
+---@field buckets { index: integer, bytes: integer, parameters: integer }[]
+
+---@class ms.DDP: ms.Module          other methods of what was wrapped (`generate`) work on it too, through its forward
+---@field module ms.Module             what was wrapped
+---@field no_sync fun(self, f: function)   f: forward and backward inside: gradients stay local and add up
+---@field rebuild_buckets fun(self)
+--- Removes everything that wrapping installed, so that the module can be wrapped anew.
+---@field unwrap fun(self): ms.Module
+---@field stats fun(self): ms.Stats
+--- Errors. No parameter needs a gradient. Ranks differ at init (first differing parameter, both sides). A parameter got no gradient
+--- (names it) or two. no_sync: forward ran outside. Wrapping twice.
+
+--- Valid until the future that its chain returned is delivered, `and_then` callbacks included. Its communication stream is current.
+---@class ms.Bucket
+---@field index fun(self): integer   0 is launched first
+---@field is_last fun(self): boolean
+---@field kind fun(self): "all_reduce"|"reduce_scatter"|"hybrid"
+---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
+--- The sum of this rank's gradients, 1-D, writable.
+---@field buffer fun(self): ms.Tensor
+--- What later links see as buffer(): any length and dtype that they can use.
+---@field set_buffer fun(self, t: ms.Tensor)
+--- Views of the original gradients' buffer in the parameters' shapes; of a new buffer while it has the same length.
+---@field gradients fun(self): ms.Tensor[]
+---@field parameters fun(self): ms.Parameter[]   same order
+--- "all" (unless given): everyone whose gradients are summed.
+---@field group fun(self, level?: "all"): ms.Group
+---@field divisor fun(self): integer   how many ranks a mean is over
+--- This rank's part of a full-length tensor: what a chain must return. For "all_reduce" that is all of it.
+---@field shard fun(self, full: ms.Tensor): ms.Tensor
+--- Errors. Use after its hook (names the bucket; keep data with clone and keep). gradients after a set_buffer of another length.
+
+-------------------------------------------------------------------------------------------------------------------------- hooks
+
+--- Links run in list order around hooks.reduce { op = "avg" }, which ends every chain; a chain is a link too. A link that calls `next` gets
+--- what the later links made of the bucket. One that does not is the reduction: it averages by itself (the engine does not divide) and
+--- returns a tensor of bucket:shard's length in bucket:dtype().
+---@class ms.hooks
+---@field chain fun(links: ms.LinkLike[]): ms.Link
+--- Native links from here on; those marked * also exist in Lua, in lua/moonshard/hooks/, with equal results.
+--- The kind's own reduction.
+---@field reduce fun(options?: { op?: ms.Op }): ms.Link
+--- group: instead of the bucket's.
+---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link   * all_reduce buckets only: divides first, then sums
+---@field noop fun(options?: { group?: ms.Group }): ms.Link   *
+---@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows
+---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
+---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
+--- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
+--- line, all others "because rank N". next called twice. A link behind one that reduces.
 
 --------------------------------------------------------------------------------------------------------------------------- data
 

@@ -10,7 +10,9 @@ local links = {
   fp16 = { "fp16_compress", "moonshard.hooks.fp16_compress" },
 }
 
-local entries = { hook = 1, world_size = 1, file = 1, iterations = 1, start_powersgd_iter = 1, min_compression_rate = 1, shapes = 1, layout = 1, q_init = 1, convention = 1, one_bucket = 1 }
+local entries = {
+  hook = 1, world_size = 1, file = 1, iterations = 1, start_powersgd_iter = 1, min_compression_rate = 1, shapes = 1, layout = 1, q_init = 1, convention = 1, one_bucket = 1,
+}
 
 ---@param case table
 ---@return string
