@@ -1,0 +1,100 @@
+-- ddp on several ranks, as processes and as threads: ddp.lua and golden.lua hold what each rank expects; here, that results depend on neither of the two
+-- nor on the number of threads, and what a job says whose ranks do not agree.
+local command = require "command"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local ways = { processes = "", threads = " --thread-ranks" }
+
+-- Runs a file of this folder on all ranks; what they print.
+local function on_ranks(file, ranks, arguments)
+  return command.succeed(folder, ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
+end
+
+describe("ddp", function()
+  for ranks = 1, 4 do
+    it(("gives the bits of one process on %d ranks, whatever these are"):format(ranks), function()
+      local hashes = {}
+      for _, way in ipairs { ways.processes, ways.threads, " --threads 2", " --threads 3" } do
+        local out = on_ranks("ddp.lua", ranks, way)
+        local found = 0
+        for hash in out:gmatch "is done, weights (%x+)" do
+          found = found + 1
+          hashes[hash] = true
+        end
+        assert.equal(ranks, found, out)
+      end
+      local first = next(hashes)
+      assert.is_nil(next(hashes, first))
+    end)
+  end
+
+  for name, way in pairs(ways) do
+    for ranks = 2, 4 do
+      it(("agrees with PyTorch on %d ranks as %s"):format(ranks, name), function()
+        local out = on_ranks("golden.lua", ranks, ("%s folder='%s/tests/golden/data'"):format(way, command.source))
+        for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d agrees"):format(rank), 1, true), out) end
+        assert.truthy(out:find "models +%d+ cases, 0 failures", out)
+      end)
+    end
+  end
+end)
+
+describe("a job whose ranks do not agree", function()
+  -- Runs a script on 3 ranks; exit code and all that was said.
+  local function fails(text, way)
+    local script = command.write(folder .. "/script.lua", 'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
+    local code, out, err = command.run(folder, ("run '%s' -n 3%s"):format(script, way))
+    assert.not_equal(0, code)
+    return code, out .. err
+  end
+
+  for name, way in pairs(ways) do
+    it("is told the first parameter that differs, as " .. name, function()
+      local _, text = fails([[
+        local model = ms.nn.MLP(4, rank == 2 and 9 or 8)
+        ms.ddp(model)
+      ]], way)
+      assert.truthy(text:find("ranks have different models: parameter 1 is", 1, true), text)
+      assert.truthy(text:find("on rank 0, 1", 1, true) and text:find("on rank 2", 1, true), text)
+    end)
+
+    it("ends for all when a hook raises on one, as " .. name, function()
+      local code, text = fails([[
+        local model = ms.ddp(ms.nn.Linear(4, 4), { comm_hook = function(bucket, next)
+          if rank == 1 then error "not today" end
+          return next(bucket)
+        end })
+        for step = 1, 3 do model(ms.ones { 2, 4 }):sum():backward() end
+        ms.synchronize()
+      ]], way)
+      assert.equal(1, code, text)
+      assert.truthy(text:find("not today", 1, true) and text:find("rank 1", 1, true) and text:find('bucket 0 "weight"', 1, true), text)
+    end)
+
+    it("ends for all when a hook returns something wrong on one, as " .. name, function()
+      local code, text = fails([[
+        local model = ms.ddp(ms.nn.Linear(4, 4), { comm_hook = function(bucket, next)
+          return rank == 2 and bucket:buffer():to "bf16" or next(bucket)
+        end })
+        model(ms.ones { 2, 4 }):sum():backward()
+        ms.synchronize()
+      ]], way)
+      assert.equal(1, code, text)
+      assert.truthy(text:find("[20] bf16", 1, true) and text:find("[20] f32", 1, true) and text:find("rank 2", 1, true), text)
+    end)
+
+    it("ends for all when a parameter got no gradient on one, as " .. name, function()
+      local _, text = fails([[
+        local Both = ms.nn.class "Both"
+        function Both:init() self.a, self.b = ms.nn.Linear(4, 4), ms.nn.Linear(4, 4) end
+        function Both:forward(x) return rank == 1 and self.a(x) or self.b(self.a(x)) end
+        local model = ms.ddp(Both())
+        for step = 1, 3 do model(ms.ones { 2, 4 }):sum():backward() end
+        ms.synchronize()
+      ]], way)
+      assert.truthy(text:find("no gradient came for 'b.weight', 'b.bias'", 1, true), text)
+    end)
+  end
+end)
