@@ -113,13 +113,15 @@ static int traceback(lua_State *L)
 }
 
 /* What only the program has, as moonshard.process; hosts have none of it. */
-static void set_process(lua_State *L, arguments *args)
+static void set_process(lua_State *L, arguments *args, const char *program)
 {
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "quit", quit }, { NULL, NULL } };
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     lua_pushboolean(L, args->is_thread);                   /* in a thread that is a rank, signals are the supervisor's */
     luaL_setfuncs(L, functions, 1);
+    lua_pushstring(L, program);
+    lua_setfield(L, -2, "program");
     if (args->rendezvous) {
         lua_pushinteger(L, args->rank);
         lua_setfield(L, -2, "rank");
@@ -138,16 +140,17 @@ static void set_process(lua_State *L, arguments *args)
 static int run(lua_State *L)
 {
     arguments *args = lua_touserdata(L, 1);
-    char library[4096];
-    ssize_t bytes = readlink("/proc/self/exe", library, sizeof library - 256);
+    char program[4096], library[4096 + 256];
+    ssize_t bytes = readlink("/proc/self/exe", program, sizeof program - 1);
     if (bytes <= 0) return luaL_error(L, "where this program lies cannot be read from /proc");
-    library[bytes] = 0;
+    program[bytes] = 0;
+    strcpy(library, program);
     char *slash = strrchr(library, '/');
     snprintf(slash + 1, 200, "%s", MS_LUA_FROM_BIN);
     luaL_openlibs(L);
     ms_lua_open(L, library);
     if (args->rendezvous) ms_lua_join(L, args->rendezvous, args->rank);
-    set_process(L, args);
+    set_process(L, args, program);
     lua_getglobal(L, "require");
     lua_pushliteral(L, "moonshard.cli");
     lua_call(L, 1, 1);

@@ -19,6 +19,7 @@ local function finish()
   if not running then return end
   local ok, failure = pcall(function() for _, f in ipairs(at_end) do f(step) end end)
   core.step_end()
+  if launch.checking then core.comm_record(false) end
   if not ok then error(failure, 0) end
 end
 
@@ -52,6 +53,8 @@ function steps.steps(count, first)
     local step = next_step
     next_step = step + 1
     core.step_begin(step)
+    -- A check shows the collectives of the last step.
+    if launch.checking then core.comm_record(true) end
     return step
   end
   return iterate, nil, nil, setmetatable({}, { __close = function(_, failure)

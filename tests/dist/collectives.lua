@@ -136,7 +136,8 @@ local function by_position(n, f)
   return list
 end
 same(by_position(size, function(i) return i * ranks_sum end), gradient(function(x) return world:all_reduce(x) end, size), "gradient of all_reduce")
-same(by_position(size, function(i) return i * ranks_sum * 3 * (rank + 1) end), gradient(function(x) return world:all_reduce(x, { premul_sum = 3 * (rank + 1) }) end, size), "of premul_sum")
+local factor = 3 * (rank + 1)
+same(by_position(size, function(i) return i * ranks_sum * factor end), gradient(function(x) return world:all_reduce(x, { premul_sum = factor }) end, size), "of premul_sum")
 same(by_position(size, function(i) return rank == last and i * ranks_sum or 0 end), gradient(function(x) return world:broadcast(x, last) end, size), "of broadcast")
 same(by_position(2, function(i) return (2 * rank + i) * ranks_sum end), gradient(function(x) return world:all_gather(x) end, 2), "of all_gather")
 same(by_position(2 * size, function(i) return ((i - 1) % 2 + 1) * ((i - 1) // 2 + 1) end), gradient(function(x) return world:reduce_scatter(x) end, 2 * size), "of reduce_scatter")

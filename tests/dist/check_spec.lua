@@ -1,0 +1,90 @@
+-- moonshard check -n N: what it predicts is what the run takes on each rank: peak to the byte, bytes of a step, collectives, their order.
+local command = require "command"
+local core = require "moonshard.core"
+
+local RECIPE = [[
+local ms = require "moonshard"
+local cfg = ms.config { steps = 3, differ = false, groups = false }
+local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 }, { bucket_bytes = 20000 })
+local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
+local x = ms.randint { 2, 16, low = 0, high = 64, seed = 1 }
+local within, across
+if cfg.groups then within, across = ms.world():levels(2) end
+local before, own = 0, 0
+for step in ms.steps(cfg.steps) do
+  before = own
+  model(x):cross_entropy(x):backward()
+  optimizer:step()
+  if cfg.groups then
+    local t = ms.ones { 10, dtype = "bf16" }
+    within:all_reduce(t)
+    across:all_gather(t)
+  end
+  if cfg.differ and ms.rank() == 1 then ms.world():all_reduce(ms.ones { 3 }) end
+  own = 0
+  for _, bytes in pairs(ms.world():bytes_sent()) do own = own + bytes end
+end
+io.stdout:write(("rank %d peak %d sent %d\n"):format(ms.rank(), ms.memory().peak, own - before))
+]]
+
+describe("moonshard check -n", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/r.lua", RECIPE)
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function checked(options)
+    return assert(core.json_decode((command.succeed(folder, "check r.lua --json " .. options))))
+  end
+
+  for _, how in ipairs { "", "--thread-ranks" } do
+    it("predicts peak and bytes of each rank's run " .. how, function()
+      for _, ranks in ipairs { 2, 3 } do
+        local result = checked("-n " .. ranks)
+        local out = command.succeed(folder, ("run r.lua -n %d %s"):format(ranks, how))
+        assert.equal(ranks, result.ranks)
+        for rank = 0, ranks - 1 do
+          local peak, sent = out:match(("rank %d peak (%%d+) sent (%%d+)"):format(rank))
+          assert.equal(math.tointeger(tonumber(peak)), result.peak_bytes[rank + 1])
+          assert.equal(math.tointeger(tonumber(sent)), result.wire_bytes)
+        end
+      end
+    end)
+  end
+
+  it("lists the last step's collectives, by group", function()
+    local result = checked "-n 64 groups=true"
+    assert.equal(64, #result.peak_bytes)
+    local names, calls = {}, {}
+    for i, group in ipairs(result.groups) do names[i] = group.name end
+    for _, record in ipairs(result.collectives) do calls[record.op] = (calls[record.op] or 0) + 1 end
+    assert.equal(3, #names)
+    assert.equal("world", names[1])
+    assert.equal(1, calls.all_gather)
+    -- 10 bf16 numbers between two ranks: 2 S (N - 1) / N; gathered from 32: S (N - 1) / N of the 320.
+    assert.equal(20, result.groups[2].wire_bytes)
+    assert.equal(20, result.groups[3].payload_bytes)
+    assert.equal(32 * 20 * 31 // 32, result.groups[3].wire_bytes)
+    assert.equal(result.payload_bytes, result.groups[1].payload_bytes + 40)
+    assert.equal(result.order_hash, checked("-n 64 groups=true --all-ranks").order_hash)
+    local text = command.succeed(folder, "check r.lua -n 64 groups=true")
+    assert.matches("rank 0%-63 +peak memory", text)
+    assert.matches("all_gather of world/[%d.]+, bf16 x", text)
+  end)
+
+  it("finds ranks that would disagree, and names the call", function()
+    local code, out, err = command.run(folder, "check r.lua -n 3 differ=true")
+    assert.equal(5, code)
+    assert.equal("", out)
+    assert.matches("ranks disagree in collective %d+ of the last step:\n  rank 0: none\n  rank 1: all_reduce of world, f32 x 3", err)
+  end)
+
+  it("says what is wrong with its arguments", function()
+    assert.equal(2, (command.run(folder, "check r.lua -n 3 --rank 3")))
+    local code, _, err = command.run(folder, "check r.lua -n 3 nonsense=1")
+    assert.equal(2, code)
+    assert.equal(1, select(2, err:gsub("unknown option", "")), err)
+  end)
+end)
