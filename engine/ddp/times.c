@@ -74,6 +74,7 @@ ms_status ms_reducer_step_end(ms_reducer *reducer)
 {
     uint32_t set = (uint32_t)((reducer->iterations + 1) % 2);       /* of the pass that was reduced last */
     ms_pass_times *times = &reducer->times[set];
+    reducer->has_steps = true;
     if (reducer->phase != MS_REDUCER_REDUCED || !times->end.seq || times->has[MS_AT_STEP_END]) return MS_OK;
     times->has[MS_AT_STEP_END] = true;
     return note_time(reducer, reducer->moments, set * MS_MOMENTS + MS_AT_STEP_END, &times->end);
@@ -110,6 +111,7 @@ ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer)
 {
     uint32_t older = reducer->iterations % 2;                /* the next pass' set: that of the pass before the last, or the one that is being written */
     harvest(reducer, older);
-    harvest(reducer, 1 - older);
+    /* In the middle of a step the last pass is not all of it. */
+    if (!reducer->has_steps || reducer->times[1 - older].has[MS_AT_STEP_END]) harvest(reducer, 1 - older);
     return reducer->stats;
 }
