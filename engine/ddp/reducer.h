@@ -35,10 +35,12 @@ typedef enum ms_moment { MS_AT_FORWARD, MS_AT_BACKWARD, MS_AT_WAIT /* for result
 
 typedef struct ms_pass_times {                 /* what the host knows of a pass whose times are being written */
     ms_point end;                              /* of its last time; seq 0: not enqueued yet, or taken over */
-    uint64_t iteration, calls, payload_bytes, wire_bytes;
+    uint64_t iteration;
     uint32_t buckets;
     bool has[MS_MOMENTS];
 } ms_pass_times;
+
+typedef struct ms_pass_counts { uint64_t iterations, calls, payload_bytes, wire_bytes; } ms_pass_counts;
 
 struct ms_reducer {
     ms_engine *engine;
@@ -58,7 +60,8 @@ struct ms_reducer {
     bool no_sync, logging, rebuilt, has_steps /* whose ends are told */;
     ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
     ms_pass_times times[2];
-    ms_reducer_stats stats;                    /* of the last pass that has ended */
+    ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
+    ms_pass_counts counts, step_counts;        /* of the last pass, and of the last one whose step has ended */
 };
 
 ms_status ms_times_open(ms_reducer *reducer);

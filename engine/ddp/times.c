@@ -39,8 +39,6 @@ void ms_times_close(ms_reducer *reducer)
     ms_storage_release(reducer->reductions);
 }
 
-static ms_pass_times *current_set(ms_reducer *reducer) { return &reducer->times[reducer->iterations % 2]; }
-
 /* Takes over what a finished set says. */
 static void harvest(ms_reducer *reducer, uint32_t set)
 {
@@ -48,7 +46,7 @@ static void harvest(ms_reducer *reducer, uint32_t set)
     if (!times->end.seq || !ms_point_reached(reducer->engine, times->end)) return;
     const uint64_t *moments = (const uint64_t *)ms_storage_data(reducer->moments) + set * MS_MOMENTS, *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + (size_t)set * 2 * reducer->count;
     ms_reducer_stats *stats = &reducer->stats;
-    *stats = (ms_reducer_stats){ .iterations = times->iteration + 1, .calls = times->calls, .payload_bytes = times->payload_bytes, .wire_bytes = times->wire_bytes };
+    *stats = (ms_reducer_stats){ .timed = times->iteration + 1 };
     times->end = (ms_point){ 0 };
     if (ms_engine_is_sim(reducer->engine)) return;
     stats->forward_ns = times->has[MS_AT_BACKWARD] ? moments[MS_AT_BACKWARD] - moments[MS_AT_FORWARD] : 0;
@@ -75,6 +73,7 @@ ms_status ms_reducer_step_end(ms_reducer *reducer)
     uint32_t set = (uint32_t)((reducer->iterations + 1) % 2);       /* of the pass that was reduced last */
     ms_pass_times *times = &reducer->times[set];
     reducer->has_steps = true;
+    reducer->step_counts = reducer->counts;
     if (reducer->phase != MS_REDUCER_REDUCED || !times->end.seq || times->has[MS_AT_STEP_END]) return MS_OK;
     times->has[MS_AT_STEP_END] = true;
     return note_time(reducer, reducer->moments, set * MS_MOMENTS + MS_AT_STEP_END, &times->end);
@@ -94,13 +93,14 @@ ms_traffic ms_times_traffic(const ms_reducer *reducer)
 
 ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_traffic before)
 {
-    ms_pass_times *times = current_set(reducer);
+    ms_pass_counts *counts = &reducer->counts;
+    if (!end && bucket == 0) *counts = (ms_pass_counts){ .iterations = reducer->iterations + 1 };
     if (end) {
         ms_traffic now = ms_times_traffic(reducer);
-        times->calls++;
-        times->payload_bytes += now.payload_bytes - before.payload_bytes;
-        times->wire_bytes += now.wire_bytes - before.wire_bytes;
-        times->buckets = bucket + 1;
+        counts->calls++;
+        counts->payload_bytes += now.payload_bytes - before.payload_bytes;
+        counts->wire_bytes += now.wire_bytes - before.wire_bytes;
+        reducer->times[reducer->iterations % 2].buckets = bucket + 1;
     }
     return note_time(reducer, reducer->reductions, (size_t)(reducer->iterations % 2) * 2 * reducer->count + 2 * bucket + end, NULL);
 }
@@ -113,5 +113,11 @@ ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer)
     harvest(reducer, older);
     /* In the middle of a step the last pass is not all of it. */
     if (!reducer->has_steps || reducer->times[1 - older].has[MS_AT_STEP_END]) harvest(reducer, 1 - older);
-    return reducer->stats;
+    ms_reducer_stats stats = reducer->stats;
+    const ms_pass_counts *counts = reducer->has_steps ? &reducer->step_counts : &reducer->counts;
+    stats.iterations = counts->iterations;
+    stats.calls = counts->calls;
+    stats.payload_bytes = counts->payload_bytes;
+    stats.wire_bytes = counts->wire_bytes;
+    return stats;
 }

@@ -173,7 +173,7 @@ static void train_some(rank *self)
         OK(ms_reducer_step_end(reducer));
         OK(ms_engine_sync(self->engine));
         ms_reducer_stats stats = ms_reducer_stats_get(reducer);
-        CHECK(stats.iterations == iteration + 1 && stats.calls == ms_reducer_buckets(reducer));
+        CHECK(stats.iterations == iteration + 1 && stats.timed == iteration + 1 && stats.calls == ms_reducer_buckets(reducer));
         CHECK(stats.payload_bytes == 7528 && llabs((long long)stats.wire_bytes - (long long)(2 * 7528u * (self->ranks - 1) / self->ranks)) < 8);
         CHECK(stats.backward_ns > 0 && stats.reduce_ns > 0 && stats.backward_ns < 60000000000u && stats.exposed_ns < 60000000000u && stats.forward_ns < 60000000000u && stats.step_ns > 0 && stats.step_ns < 60000000000u);
         OK(clear(&m));

@@ -61,9 +61,10 @@ MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t in
 MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);           /* synchronized backward passes that were reduced */
 MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
 
-/* Of the last synchronized pass that has ended on its streams; never waits. Times are 0 on the sim executor. */
+/* Never waits: counts are of the last synchronized pass (whose step has ended, where ms_reducer_step_end is called), times of the last one that has
+ * ended on its streams. Times are 0 on the sim executor. */
 typedef struct ms_reducer_stats {
-    uint64_t iterations;           /* passes up to and with this one; 0: none has ended yet */
+    uint64_t iterations, timed;    /* passes up to and with that of the counts, of the times; 0: none yet */
     uint64_t forward_ns, backward_ns;         /* on the stream of the model; backward from forward's end */
     uint64_t reduce_ns;            /* of all buckets, hooks included */
     uint64_t exposed_ns;           /* what the model's stream waited for results behind backward */
