@@ -1,5 +1,6 @@
 /* ddp.c: buckets and the reducer: how parameters are cut, order of launches, bits of N ranks against one, hooks, what goes wrong. */
 #include "comm_support.h"
+#include "fault_os.h"
 #include "moonshard/ddp.h"
 
 /* ------------------------------------------------------------------------------------------------------------------------ assignment */
@@ -60,9 +61,9 @@ static ms_status build(rank *self, model *m)
     static const char *const names[] = { "a", "b", "c", "d", "e" };
     static const int64_t shapes[WEIGHTS + 1] = { WIDTH, 17, 40, 9, 31, 5 };
     ms_status status = MS_OK;
+    *m = (model){ .weights = { NULL } };
     for (uint32_t w = 0; w < WEIGHTS && !status; w++) {
         m->names[w] = names[w];
-        m->weights[w] = NULL;
         status = ms_tensor_new(self->engine, MS_F32, 2, &shapes[w], &m->weights[w]);
         if (!status) status = fill(m->weights[w], weight_value, &w);
         if (!status) status = ms_tensor_set_requires_grad(m->weights[w], true);
@@ -525,6 +526,59 @@ static void values_are_those_of_the_root(void **state)
     run_well(THREADS, 3, broadcast_values, NULL);
 }
 
+/* -------------------------------------------------------------------------------------------------------------- failing allocations */
+
+static ms_status whole_life(rank *self)
+{
+    static const ms_link_options bf16 = { .dtype = MS_BF16 }, average = { .op = MS_REDUCE_OP_AVG };
+    const ms_link links[] = { { .kind = ms_link_find("cast"), .options = bf16 }, { .kind = ms_link_find("all_reduce"), .options = average } };
+    model m;
+    ms_reducer *reducer = NULL;
+    ms_reducer_parameter parameter = { .name = "a" };
+    ms_status status = build(self, &m);
+    parameter.tensor = m.weights[0];
+    if (!status) status = ms_ddp_compare(self->world, &parameter, 1);
+    if (!status) status = ms_ddp_broadcast(self->world, m.weights, WEIGHTS, 0);
+    if (!status) status = wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2, .links = links, .link_count = 2 }, &reducer);
+    for (uint32_t i = 0; i < 3 && !status; i++) {
+        status = ms_reducer_forward(reducer, i != 1);
+        if (!status) status = ms_reducer_forward_end(reducer);
+        if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
+    }
+    if (!status) status = ms_reducer_step_end(reducer);
+    ms_reducer_free(reducer);
+    drop(&m);
+    return status;
+}
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    for (int forever = 0; forever < 2; forever++)
+        for (long n = 1;; n++) {
+            fault_os fault;
+            fault_os_init(&fault);
+            rank self = { .ranks = 2 };
+            ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
+            assert_int_equal(ms_engine_new(&options, NULL, &self.engine), MS_OK);
+            assert_int_equal(ms_comm_open_fake(self.engine, 0, 2, &self.world), MS_OK);
+            long limit = atomic_load(&fault.calls) + n;
+            atomic_store(&fault.forever, forever);
+            atomic_store(&fault.fail_at, limit);
+            ms_status status = whole_life(&self);
+            bool reached = atomic_load(&fault.calls) >= limit;
+            atomic_store(&fault.fail_at, 0);
+            if (!reached) assert_int_equal(status, MS_OK);
+            ms_engine_sync(self.engine);
+            assert_int_equal(ms_engine_memory(self.engine).live, 0);
+            assert_int_equal(whole_life(&self), MS_OK);
+            ms_engine_free(self.engine);
+            assert_int_equal(atomic_load(&fault.live), 0);
+            if (!reached) break;
+            assert_true(n < 1000);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +592,7 @@ int main(void)
         cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),
         cmocka_unit_test(the_first_parameter_that_differs_is_named),
         cmocka_unit_test(values_are_those_of_the_root),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
