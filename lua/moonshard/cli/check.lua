@@ -59,7 +59,8 @@ local function result_of(core)
 end
 
 local function describe(record)
-  return ("%s of %s, %s x %d, channel %d%s"):format(record.op, record.group, record.dtype, record.count, record.channel, record.label ~= "" and (' "%s"'):format(record.label) or "")
+  local label = record.label ~= "" and (' "%s"'):format(record.label) or ""
+  return ("%s of %s, %s x %d, channel %d%s"):format(record.op, record.group, record.dtype, record.count, record.channel, label)
 end
 
 -- Ranks that do the same have one line.
