@@ -48,10 +48,11 @@ local configs = {
 }
 
 -- One training step in parts that can be timed apart.
-local function trainer(config, dtype)
+local function trainer(config, dtype, hook)
   local ms = require "moonshard"
   local c = configs[config]
   local model = ms.nn.gpt2 { vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads }
+  if ms.world_size() > 1 then model = ms.ddp(model, { comm_hook = hook ~= "none" and hook or nil }) end
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
@@ -60,16 +61,19 @@ local function trainer(config, dtype)
     tokens = c.batch * c.context,
     forward = function() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end,
     optimizer = function() optimizer:step() end,
+    exposed_ms = function() return ms.world_size() > 1 and model:stats().exposed_ms or 0.0 end,
   }
 end
 
 local function bench_step(parser)
   parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens"):choices { "tiny", "gpt2" }:default "tiny"
   parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
+  parser:option("--hook", "how several ranks communicate: none (the plain mean), or the name of a native hook"):default "none"
   parser:option("--steps", "steps to measure"):convert(switches.count)
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
-    local part = trainer(parsed.config, parsed.dtype)
+    local part = trainer(parsed.config, parsed.dtype, parsed.hook)
+    local exposed, ranks = {}, ms.world_size()
     local count = parsed.steps or (parsed.config == "tiny" and 40 or 12)
     local times, phases = {}, { forward = {}, backward = {}, optimizer = {} }
     local before
@@ -95,7 +99,8 @@ local function bench_step(parser)
         core.synchronize()
         local now = core.clock_ms()
         if before then times[#times + 1] = now - before end
-        before = now
+        exposed[#exposed + 1] = part.exposed_ms()
+        before = core.clock_ms()
       elseif step == 2 then
         core.synchronize()
         before = core.clock_ms()
@@ -103,10 +108,11 @@ local function bench_step(parser)
     end
     local med = median(times)
     local info = core.info()
+    if ms.rank() > 0 then return 0 end
     emit(parsed, {
-      config = parsed.config, ranks = 1, threads = info.threads, dtype = parsed.dtype, hook = "none", ms_step_med = med, ms_step_min = times[1],
-      tok_s = part.tokens / med * 1e3, ms_forward = median(phases.forward), ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
-      exposed_comm_ms = 0.0, rss_mib = resident_mib(), steps = count,
+      config = parsed.config, ranks = ranks, threads = info.threads, dtype = parsed.dtype, hook = parsed.hook, ms_step_med = med, ms_step_min = times[1],
+      tok_s = ranks * part.tokens / med * 1e3, ms_forward = median(phases.forward), ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
+      exposed_comm_ms = median(exposed), rss_mib = resident_mib(), steps = count,
     }, { "config", "ranks", "threads", "dtype", "hook", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms", "rss_mib", "steps" })
     return 0
   end
@@ -239,25 +245,68 @@ local function bench_collectives()
   end
 end
 
-local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives }
+-- Milliseconds that the host spends in a backward of a model of many small parameters, each in a bucket of its own.
+local function backward_ms(parameters, hook)
+  local core, ms = require "moonshard.core", require "moonshard"
+  local layers = {}
+  for i = 1, parameters do layers[i] = ms.nn.Linear(8, 8, { bias = false }) end
+  local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)), { comm_hook = hook, bucket_bytes = 1 })
+  local x, times = ms.ones { 1, 8 }, {}
+  for step in ms.steps(40) do
+    local loss = model(x):sum()
+    core.synchronize()
+    local start = core.clock_ms()
+    loss:backward()
+    if step >= 10 then times[#times + 1] = core.clock_ms() - start end
+    core.synchronize()
+    for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+  end
+  return median(times)
+end
 
---- moonshard bench step|gemm|optim|enqueue|collectives [switches]
+-- What a link of three lines in Lua that does nothing costs the host, a bucket.
+local function bench_hook()
+  return function(parsed)
+    local ms = require "moonshard"
+    local buckets = 100
+    local function nothing(bucket, next) return next(bucket) end
+    local native = { backward_ms(buckets, nil), 0 }
+    local lua = backward_ms(buckets, ms.hooks.chain { nothing })
+    native[2] = backward_ms(buckets, nil)
+    local plain = math.min(native[1], native[2])
+    if ms.rank() > 0 then return 0 end
+    local function us(time) return time / buckets * 1e3 end
+    emit(parsed, { ranks = ms.world_size(), buckets = buckets, us_bucket_native = us(plain), us_bucket_lua = us(lua), us_link = us(lua - plain) },
+      { "ranks", "buckets", "us_bucket_native", "us_bucket_lua", "us_link" })
+    return 0
+  end
+end
+
+local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives, hook = bench_hook }
+local USAGE = "usage: moonshard bench step|gemm|optim|enqueue|collectives|hook [--json] [-n N] ...; moonshard bench KIND --help tells more"
+
+--- moonshard bench step|gemm|optim|enqueue|collectives|hook [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)
   local launch = require "moonshard.launch"
   local kind = table.remove(arguments, 1)
   if not kinds[kind or ""] then
-    local usage = "usage: moonshard bench step|gemm|optim|enqueue|collectives [--json] ...; moonshard bench KIND --help tells more"
-    if kind ~= "--help" and kind ~= "-h" then launch.exit(2, usage) end
-    print(usage)
+    if kind ~= "--help" and kind ~= "-h" then launch.exit(2, USAGE) end
+    print(USAGE)
     return 0
   end
   local parser = switches.parser("bench " .. kind, "Measures; figures are for comparing, on an otherwise idle machine.")
   parser:flag("--json", "one line of JSON")
+  local many = kind == "step" or kind == "collectives" or kind == "hook"
+  if many then
+    switches.add_ranks(parser)
+    require "moonshard.cli.ranks".add_switches(parser)
+  end
   local run = kinds[kind](parser)
   local parsed = switches.parse(parser, arguments)
   if parsed.device == "sim" then launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured") end
+  if many and parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
   return run(parsed)
 end

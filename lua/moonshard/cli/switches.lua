@@ -38,6 +38,10 @@ function switches.parser(name, description)
   return parser
 end
 
+--- How many ranks.
+---@param parser table
+function switches.add_ranks(parser) parser:option("-n --ranks", "ranks, all on this machine"):convert(switches.count):default "1" end
+
 --- A parser of a command that runs a recipe.
 ---@param name string
 ---@param description string
@@ -46,7 +50,7 @@ function switches.recipe_parser(name, description)
   local parser = switches.parser(name, description)
   parser:argument("recipe", "a Lua file"):args "?"
   parser:argument("options", "key=value: options of the recipe"):args "*"
-  parser:option("-n --ranks", "ranks, all on this machine"):convert(switches.count):default "1"
+  switches.add_ranks(parser)
   parser:option("--config", "file with options (.lua or .json)")
   return parser
 end
