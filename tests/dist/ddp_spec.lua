@@ -41,6 +41,36 @@ describe("ddp", function()
   end
 end)
 
+-- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: without data all of it takes the memory and sends the bytes that it does with data.
+it("check tells peak memory and bytes of ddp exactly", function()
+  local script = command.write(folder .. "/script.lua", [[
+    local ms = require "moonshard"
+    local function link(bucket, next)
+      local twice = bucket:buffer() * 2
+      return next(bucket):and_then(function(reduced) return reduced + twice end)
+    end
+    local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 4 },
+      { bucket_bytes = { 8000, 30000 }, comm_hook = ms.hooks.chain { link, "bf16_compress" } })
+    local optimizer = ms.optim.adamw(model)
+    local x = ms.randint { 4, 16, low = 0, high = 64 }
+    for _ in ms.steps(4) do
+      model:accumulate(2, function() model(x):cross_entropy(x):backward() end)
+      model:clip_grad_norm(1)
+      optimizer:step()
+    end
+    local link = model:stats().links[1]
+    io.stdout:write(("%d %d %d %d\n"):format(ms.memory().peak, link.payload_bytes, link.wire_bytes, model:stats().collectives.all_reduce))
+  ]])
+  for _, way in pairs(ways) do
+    for ranks = 2, 3 do
+      local core = require "moonshard.core"
+      local told = core.json_decode(command.succeed(folder, ("check '%s' -n %d --json"):format(script, ranks)):match "({.*})")
+      local line = ("%d %d %d %d\n"):format(told.peak_bytes[1], told.payload_bytes, told.wire_bytes, #told.collectives)
+      assert.equal(line:rep(ranks), (command.succeed(folder, ("run '%s' -n %d%s"):format(script, ranks, way))))
+    end
+  end
+end)
+
 describe("a job whose ranks do not agree", function()
   -- Runs a script on 3 ranks; exit code and all that was said.
   local function fails(text, way)
