@@ -102,6 +102,7 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
     for (uint32_t r = 1; r < ranks && !status; r++)
         if (all[r] != all[0]) {
             status = find_difference(group, parameters, count, hashes, all, lines);
+            if (status) ms_comm_abort(ms_group_engine(group), ms_engine_error(ms_group_engine(group)));
             break;
         }
 done:

@@ -82,10 +82,11 @@ describe("a job whose ranks do not agree", function()
 
   for name, way in pairs(ways) do
     it("is told the first parameter that differs, as " .. name, function()
-      local _, text = fails([[
+      local code, text = fails([[
         local model = ms.nn.MLP(4, rank == 2 and 9 or 8)
         ms.ddp(model)
       ]], way)
+      assert.equal(5, code, text)
       assert.truthy(text:find("ranks have different models: parameter 1 is", 1, true), text)
       assert.truthy(text:find("on rank 0, 1", 1, true) and text:find("on rank 2", 1, true), text)
     end)

@@ -269,7 +269,7 @@ static void raise(ms_comm *comm, const ms_error *error)
     char text[MS_ERROR_MESSAGE_BYTES];
     snprintf(text, sizeof text, "because rank %u: %.800s%s%s", local->rank, error->message, *error->script && !strstr(error->message, error->script) ? ", at " : "",
              *error->script && !strstr(error->message, error->script) ? error->script : "");
-    ms_rendezvous_abort(local->rendezvous, MS_ABORT_RAISED, (int32_t)local->rank, text);
+    ms_rendezvous_abort(local->rendezvous, error->status == MS_ERROR_MISMATCH ? MS_ABORT_MISMATCH : MS_ABORT_RAISED, (int32_t)local->rank, text);
 }
 
 static void progress(ms_comm *comm)

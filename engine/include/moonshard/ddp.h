@@ -75,8 +75,8 @@ MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
 
 /* ------------------------------------------------------------------------------------------------------------------- at the beginning */
 
-/* Compares names, dtypes and shapes over the group: MS_ERROR_MISMATCH on every rank, with the first parameter that differs and both sides. One small
- * all_gather, and two more only when something differs. Blocks. */
+/* Compares names, dtypes and shapes over the group: MS_ERROR_MISMATCH on every rank, with the first parameter that differs and both sides, and the job ends
+ * with it. One small all_gather, and a few more only when something differs. Blocks. */
 MS_API ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count);
 /* Copies root's values to all ranks, in coalesced pieces of at most MS_DDP_PIECE_BYTES (or one tensor). */
 #define MS_DDP_PIECE_BYTES (250u << 20)
