@@ -184,7 +184,7 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
         fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
         if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
     }
-    rank_state = NULL;
+    if (!is_thread) rank_state = NULL;
     lua_close(L);
     return args.code;
 }
