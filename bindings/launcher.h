@@ -29,6 +29,7 @@ struct ms_job {
     uint64_t grace_ns;             /* from a request to stop until ranks are stopped without a checkpoint */
     int count;                     /* of the program's arguments */
     char **arguments;
+    char program[4096];            /* its path */
     int signals;                   /* descriptor that gives this process' signals */
     int ended[MS_LOCAL_RANKS_MAX]; /* descriptors, readable when that rank has ended; -1: not running */
     ms_outcome outcomes[MS_LOCAL_RANKS_MAX];

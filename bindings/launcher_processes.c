@@ -69,7 +69,7 @@ static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t 
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (CPU_COUNT(cores)) sched_setaffinity(0, sizeof *cores, cores);
     if (rank > 0 && nothing >= 0) dup2(nothing, STDIN_FILENO);
-    execve("/proc/self/exe", job->arguments, environment);
+    execve(job->program, job->arguments, environment);
     _exit(7);
 }
 
@@ -120,6 +120,8 @@ ms_status ms_start_processes(ms_job *job)
     char **environment = NULL;
     if (!status) status = make_environment(job, rendezvous, number, &environment);
     if (status) return status;
+    ssize_t bytes = readlink("/proc/self/exe", job->program, sizeof job->program - 1);
+    job->program[bytes > 0 ? bytes : 0] = '\0';
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (uint32_t r = 0; r < job->ranks && !status; r++) {
         snprintf(number, sizeof number, "MOONSHARD_RANK=%u", r);

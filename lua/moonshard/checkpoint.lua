@@ -201,6 +201,13 @@ function checkpoint.wait()
   return nil, message, code
 end
 
+-- What was saved after a request to stop makes the run one that can go on.
+local function note_saved()
+  local launch, process = require "moonshard.launch", package.loaded["moonshard.process"]
+  if launch.cut or process and process.stop_requested() then launch.saved = true end
+end
+
+--- All ranks call it, and rank 0 writes: the others learn of a failure only from what follows.
 --- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a plain value. The step is things.step, else
 --- the current one. Values are copied before it returns; the files are written while training goes on. A failure to write them is the
 --- result of the next save (which still writes its own) or of `wait`.
@@ -217,23 +224,27 @@ function checkpoint.save(folder, things)
   local ok, why, kind = core.make_directory(folder)
   if not ok then return nil, why, kind end
   local values, out = collect(things)
+  folder = folder:gsub("/+$", "")
+  local name = ("step-%08d"):format(step)
+  if ms.rank() ~= 0 then
+    -- The state is the same on all ranks: rank 0 writes it.
+    note_saved()
+    return folder .. "/" .. name
+  end
   local snapshot, hashes = core.snapshot(out.names, out.tensors)
   local tensors = {}
   for i, name in ipairs(out.names) do
     tensors[name] = { type = type_text(out.tensors[i]:dtype(), out.tensors[i]:shape()), hash = ("%016x"):format(hashes[i]) }
   end
   local seed, random_step, draw = core.random_state()
-  local name = ("step-%08d"):format(step)
   ok, why, kind = core.checkpoint_start(snapshot, folder, name, manifest_text {
     version = VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
     tensors = tensors, values = values, random = { seed = seed, step = random_step, draw = draw },
   })
   if not ok then return nil, why, kind end
-  local launch = require "moonshard.launch"
-  local process = package.loaded["moonshard.process"]
-  if launch.cut or process and process.stop_requested() then launch.saved = true end
+  note_saved()
   if not before then return nil, "the checkpoint before this one was not written: " .. message, code end
-  return folder:gsub("/+$", "") .. "/" .. name
+  return folder .. "/" .. name
 end
 
 ----------------------------------------------------------------------------------------------------------------------------- loading
@@ -295,6 +306,8 @@ end
 ---@return string? code "corrupt" (file, tensor), "mismatch" (names, shapes) ...
 function checkpoint.load(path, things)
   remember(core.checkpoint_wait())
+  local ms = require "moonshard"
+  if ms.world_size() > 1 then ms.world():barrier() end     -- rank 0 may have been writing it
   local manifest, message, code = read_manifest(path)
   if not manifest then return nil, message, code end
   for name, thing in pairs(things) do

@@ -249,6 +249,30 @@ function Group:levels(size)
   return self:split(blocks), self:split(positions)
 end
 
+local TEXT_BYTES = 4096                  -- of a text that is shared
+
+--- Rank 0's text, on all ranks of the group. Blocks.
+---@param text string of rank 0; elsewhere what it would be without other ranks
+---@return string
+function Group:_share_text(text)
+  if self:size() == 1 then return text end
+  if #text >= TEXT_BYTES then core.raise(("a text of %d bytes is too long for the other ranks: '%s...'"):format(#text, text:sub(1, 60))) end
+  local tokens = core.to_tokens(text .. ("\0"):rep(TEXT_BYTES - #text))
+  self:broadcast(tokens, 0):sync()
+  if core.is_sim() then return text end
+  return (core.to_text(tokens):gsub("%z+$", ""))
+end
+
+--- The sum of a number over all ranks. Blocks.
+---@param numbers number[] as many on each rank
+---@return number[]
+function Group:_sum(numbers)
+  if self:size() == 1 then return numbers end
+  local sum = core.tensor(numbers, "f32")
+  self:all_reduce(sum):sync()
+  return core.is_sim() and numbers or sum:to_table()
+end
+
 --- All ranks.
 ---@return ms.Group
 function group.world() return core.world() end

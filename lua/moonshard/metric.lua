@@ -1,5 +1,6 @@
 -- ms.metric: named series with one value a step, read some steps later so that nothing waits.
 local core = require "moonshard.core"
+require "moonshard.group"                -- methods of the world
 local steps = require "moonshard.steps"
 
 local metric = {}
@@ -26,8 +27,43 @@ local combine = {
   end,
 }
 
+-- What a rank without a value adds, and how the ranks' values are combined.
+local over_ranks = {
+  avg = { 0, function(values) return values:sum(1) end }, sum = { 0, function(values) return values:sum(1) end },
+  min = { math.huge, function(values) return values:min(1) end }, max = { -math.huge, function(values) return values:max(1) end },
+  prod = { 1, function(values)
+    local product = values:select(1, 1)
+    for i = 2, #values do product = product * values:select(1, i) end
+    return product
+  end },
+}
+
+local function scalar(value) return core.is_tensor(value) and value:reshape(1) or core.full(value, { 1 }) end
+
+-- All metrics of a step in one all-gather of values and how often each was pushed; combined in rank order.
+local function close_together(step, world)
+  local own = {}
+  for _, self in ipairs(order) do
+    own[#own + 1] = scalar(self.count > 0 and self.value or over_ranks[self.op][1])
+    own[#own + 1] = core.full(self.count, { 1 })
+  end
+  local all = world:all_gather(core.cat(own):unsqueeze(1)):value()
+  for i, self in ipairs(order) do
+    local value, count = over_ranks[self.op][2](all:select(2, 2 * i - 1)), all:select(2, 2 * i):sum(1)
+    if self.op == "avg" then value = value / count end
+    self.values[step] = { value = core.probe(value), count = core.probe(count) }
+    self.values[step - REMEMBERED] = nil
+    self.value, self.count = nil, 0
+  end
+end
+
 -- The value of a step becomes a number or a probe, before the step's tensors go.
 local function close(step)
+  local world = core.world()
+  if world:size() > 1 then
+    core.no_grad(function() close_together(step, world) end)
+    return
+  end
   for _, self in ipairs(order) do
     if self.count > 0 then
       local value = self.value
@@ -74,7 +110,10 @@ function Metric:push(value)
   self.count = self.count + 1
 end
 
-local function number(value) return type(value) == "userdata" and value:value() or value end
+local function number(value)
+  if type(value) == "table" then return value.count:value() > 0 and value.value:value() or nil end
+  return type(value) == "userdata" and value:value() or value
+end
 
 --- The value of step `ms.step() - back`; nil where there is none. Waits only if the device is further behind.
 ---@param back integer 1 or more

@@ -11,6 +11,13 @@ local Report = {}
 Report.__index = Report
 Report.__name = "ms.Report"
 
+-- Sent by this rank since the start.
+local function wire_bytes()
+  local sum = 0
+  for _, group in ipairs(core.comm_groups()) do sum = sum + select(3, group:_traffic()) end
+  return sum
+end
+
 --- For loops written by hand; ms.train makes its own. options: run: folder; tokens: of a step, over all ranks; every: lines are written each
 --- so many steps (1); total: steps of the run, for the ETA; dtype: of the products, for MFU.
 ---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
@@ -18,20 +25,24 @@ Report.__name = "ms.Report"
 function report.report(options)
   options = check("report", options, { "run", "tokens", "every", "total", "dtype" })
   if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
-  assert(core.make_directory(options.run))
+  local first = core.rank() == 0                   -- it writes; the others only come to the same values
+  if first then assert(core.make_directory(options.run)) end
   local process = package.loaded["moonshard.process"]
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
-    file = assert(core.file_append(options.run .. "/metrics.jsonl")),
-    terminal = process and process.is_terminal() or false, flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
+    file = first and assert(core.file_append(options.run .. "/metrics.jsonl")) or nil,
+    terminal = first and process and process.is_terminal() or false, wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
   local measured
-  self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
+  -- A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
+  if first then self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
+  else core.collect() end
   if self.peak then
     local when = measured and "measured now, kept for next time" or "measured before"
     require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", when)
   end
   launch.run = options.run
+  core.comm_folder(options.run)
   return self
 end
 
@@ -89,6 +100,7 @@ local function write(self)
   self.last = entry
   local object = {}
   for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = value end end
+  if not self.file then return end
   local ok, message = self.file:write(core.json_encode(object) .. "\n")
   if not ok and not self.told then
     require "moonshard.log".warn("metrics are not written: %s", message)
@@ -117,7 +129,7 @@ function Report:step(values)
   local sum = 0
   for _, one in ipairs(self.times) do sum = sum + one end
   local mean = sum / #self.times
-  local held = {}
+  local held, wire = {}, wire_bytes()
   for key, value in pairs(values) do
     if core.is_tensor(value) then value = core.probe(value)
     elseif type(value) ~= "number" then core.raise(("report: %s is a %s; numbers and one-element tensors are shown"):format(tostring(key), type(value))) end
@@ -125,8 +137,9 @@ function Report:step(values)
   end
   self.pending = {
     step = (core.step()), values = held, ms_step = ms, mean_ms = mean, tok_s = self.tokens and self.tokens / mean * 1e3, mfu = self.peak and work / (mean / 1e3) / self.peak,
-    wire_bytes = 0, exposed_comm_ms = 0,
+    wire_bytes = wire - self.wire, exposed_comm_ms = 0,
   }
+  self.wire = wire
 end
 
 --- Puts more values into the line of the step that was reported last.

@@ -1,5 +1,6 @@
 -- ms.train: the loop, with everything that a user sees and relies on: lines, metrics, validation, text, checkpoints, stopping, resuming.
 local core = require "moonshard.core"
+require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local steps = require "moonshard.steps"
@@ -30,21 +31,35 @@ local function pass(self, x, y)
   return loss, outputs
 end
 
+-- The mean of one number of each rank. Where one of them is inf or nan, so is the mean.
+local function mean_over_ranks(self, value)
+  if self.world:size() == 1 then return value end
+  return core.no_grad(function() return self.world:all_reduce(value:to "f32":reshape(1):clone(), "avg"):value():reshape() end)
+end
+
+-- A flag that says yes where all ranks say so: they skip the same steps.
+local function on_all_ranks(self, finite)
+  if self.world:size() == 1 then return finite end
+  return core.no_grad(function() return self.world:all_reduce(finite:to "f32":reshape(1):clone(), "min"):value():reshape():gt(0) end)
+end
+
 -- Forward and backward of one step; the mean loss over its passes, on the device.
 local function forward_backward(self)
   local o, total = self.o, nil
   for i = 1, o.accumulate do
     local x, y = self.next_batch()
     -- Targets of a step: tokens of a text, or samples.
-    if not self.report.tokens and core.is_tensor(y) then self.report.tokens = y:numel() * o.accumulate end
+    if not self.report.tokens and core.is_tensor(y) then self.report.tokens = y:numel() * o.accumulate * self.world:size() end
     local loss = pass(self, x, y)
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
-    scaled:backward()
+    -- A model of many ranks sends its gradients in the last pass only.
+    if i < o.accumulate and o.model.no_sync then o.model:no_sync(function() scaled:backward() end)
+    else scaled:backward() end
     local value = part:detach()
     total = i == 1 and value or total + value
   end
-  return total
+  return mean_over_ranks(self, total)
 end
 
 -- Unscales, clips, steps. On the device: the norm before clipping, whether this step's numbers were finite (nil: nobody asks), and the
@@ -52,7 +67,10 @@ end
 local function update(self, loss)
   local o = self.o
   local finite
-  if self.scaler then finite = self.scaler:unscale(o.optimizer) end
+  if self.scaler then
+    finite = on_all_ranks(self, self.scaler:unscale(o.optimizer))
+    self.scaler:set_finite(o.optimizer, finite)
+  end
   local gradients, parameters = {}, {}
   for _, p in ipairs(self.parameters) do
     local gradient = p:grad()
@@ -66,7 +84,7 @@ local function update(self, loss)
     o.optimizer:step()
   else
     finite = norm:is_finite():to "f32" * loss:is_finite():to "f32"
-    finite = finite:gt(0)
+    finite = on_all_ranks(self, finite:gt(0))
     o.optimizer:step { only_if = finite }
   end
   return norm, finite, bad, parameters
@@ -112,8 +130,14 @@ local function validate(self)
     end
   end)
   o.model:train()
-  local result = {}
-  for name, sum in pairs(sums) do result[name] = sum:item() / count end
+  -- The ranks have equal numbers of batches, and equal parts of each.
+  local names, numbers, result = {}, { count }, {}
+  for name, sum in require "moonshard".sorted_pairs(sums) do
+    names[#names + 1] = name
+    numbers[#numbers + 1] = sum:item()
+  end
+  numbers = self.world:_sum(numbers)
+  for i, name in ipairs(names) do result[name] = numbers[i + 1] / numbers[1] end
   return result
 end
 
@@ -157,7 +181,7 @@ local function after(self, step)
     busy = true
     sample(self)
   end
-  if o.save and due(o.save.every, step, last) then
+  if o.save and due(o.save.every, step, last) or launch.save then
     busy = true
     folder.save(self, step + 1)
   end
@@ -195,7 +219,10 @@ end
 ---@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string }
 function train.train(options)
   local o = settings.check(options)
-  local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters() }
+  local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters(), world = core.world() }
+  if self.world:size() > 1 and not o.model.no_sync and not o.after_backward then
+    log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model with ms.ddp, or do it in after_backward", self.world:size())
+  end
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
   if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end

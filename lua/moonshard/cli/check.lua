@@ -171,7 +171,6 @@ function check.main(arguments)
     launch.checking = true
     without_output(core)
     set_print()
-    core.comm_record(true)
   end
   local code = require "moonshard.cli.run".recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end

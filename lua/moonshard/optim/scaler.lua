@@ -45,6 +45,11 @@ function Scaler:unscale(optimizer)
   return self.finite[optimizer]
 end
 
+--- Replaces the flag that `unscale` gave: by what all ranks say.
+---@param optimizer ms.Optimizer
+---@param finite ms.Tensor
+function Scaler:set_finite(optimizer, finite) self.finite[optimizer] = finite end
+
 --- Unscales (unless that was done), steps unless inf or nan was seen, adapts.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)

@@ -47,6 +47,27 @@ local function choose(self)
   return o.run or path, latest
 end
 
+-- Makes the folder and locks it: this rank writes there.
+local function own(self, run)
+  if core.is_sim() and not launch.checking then return end
+  local ok, message = core.make_directory(run)
+  if not ok then launch.exit(3, message) end
+  self.lock, message = core.file_lock(run .. "/lock")
+  if not self.lock then launch.exit(3, message) end
+end
+
+-- Rank 0 chooses and owns the folder; the others follow when it has it.
+local function choose_together(self)
+  local world = core.world()
+  local run, path = "", nil
+  if core.rank() == 0 then
+    run, path = choose(self)
+    own(self, run)
+  end
+  run, path = world:_share_text(run .. "\0" .. (path or "")):match "^(%Z*)%z?(.*)$"
+  return run, path ~= "" and path or nil
+end
+
 -- Loads the checkpoint into what trains. Where nobody named it, a damaged one gives way to the one before.
 local function load(self, path)
   while true do
@@ -77,24 +98,21 @@ end
 ---@param self ms.Training
 function folder.open(self)
   local path
-  self.run, path = choose(self)
+  self.run, path = choose_together(self)
   self.start = 0
   if core.is_sim() and not launch.checking then return end
-  local ok, message = core.make_directory(self.run)
-  if not ok then launch.exit(3, message) end
-  self.lock, message = core.file_lock(self.run .. "/lock")
-  if not self.lock then launch.exit(3, message) end
   launch.run = self.run
+  core.comm_folder(self.run)
   if not path then return end
   self.start, path = load(self, path)
-  trim_metrics(self)
+  if core.rank() == 0 then trim_metrics(self) end
   log.log("resumed from %s", path)
 end
 
 -- Of the last `last` checkpoints on disk all stay, of older ones those whose step divides by keep_every.
 local function prune(self)
   local save, found = self.o.save, {}
-  if not save.last then return end
+  if not save or not save.last or core.rank() ~= 0 then return end
   for _, name in ipairs(core.list(self.run) or {}) do
     local step = name:match "^step%-(%d+)$"
     if step then found[#found + 1] = { name = name, step = math.tointeger(tonumber(step)) } end
@@ -131,7 +149,7 @@ end
 ---@return boolean
 function folder.close(self)
   local written = true
-  if self.o.save and self.saved and (launch.checking or not core.is_sim()) then
+  if self.saved and (launch.checking or not core.is_sim()) then
     local ok, message = checkpoints().wait()
     if not ok then log.warn("the last checkpoint was not saved: %s", message) end
     prune(self)

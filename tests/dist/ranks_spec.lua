@@ -1,0 +1,287 @@
+-- Jobs of several ranks: how they end, what is reported, that nothing hangs or is left behind. ctest: serial
+local command = require "command"
+local core = require "moonshard.core"
+
+local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
+
+-- All ranks add up a tensor in each step; rank `who` does something else in step `at`.
+local WAYS = [[
+local ms = require "moonshard"
+local cfg = ms.config { how = "nothing", who = 1, at = 5, steps = 20 }
+local world = ms.world()
+local t = ms.ones { 1024 }
+local ways = {
+  raise = function() error "boom" end,
+  table = function() error { what = "no string" } end,
+  exit = function() os.exit(3) end,
+  exit_well = function() os.exit(0) end,
+  leave = function() return true end,
+  loop = function() while true do end end,
+  kill = function() os.execute "kill -KILL $PPID" end,
+  segv = function() os.execute "kill -SEGV $PPID" end,
+  stop = function() os.execute "kill -STOP $PPID" end,
+  memory = function() ms.zeros { 1 << 44 } end,
+  file = function() assert(ms.data.bytes "nowhere") end,
+  length = function() world:all_reduce(ms.ones { 5 }) end,
+  dtype = function() world:all_reduce(ms.ones { 1024, dtype = "bf16" }, "avg") end,
+  operation = function() world:broadcast(t, 0) end,
+  extra = function() world:all_reduce(ms.ones { 1024 }, "max") end,
+  hook = function()
+    local x = ms.ones { 3 }:requires_grad_()
+    x:on_grad(function() error "in a hook" end)
+    x:sum():backward()
+  end,
+}
+for step in ms.steps(cfg.steps) do
+  if ms.rank() == cfg.who and step == cfg.at and ways[cfg.how] and ways[cfg.how]() then return end
+  world:all_reduce(t, "avg"):sync()
+end
+if cfg.how == "early" and ms.rank() == cfg.who then return end
+print(("rank %d done"):format(ms.rank()))
+]]
+
+describe("a job of several ranks", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/ways.lua", WAYS)
+  end)
+  after_each(function()
+    -- No process of this folder is left.
+    local left = io.popen(("pgrep -f '^[^ ]*moonshard run %s/'"):format(folder)):read "a"
+    assert.equal("", left)
+    command.remove(folder)
+  end)
+
+  local function job(arguments, settings) return command.run(folder, ("run %s/ways.lua %s"):format(folder, arguments), settings) end
+
+  for _, kind in ipairs { "", "--thread-ranks" } do
+    local name = kind == "" and "of processes" or "of threads"
+
+    it(name .. " ends well", function()
+      local code, out, err = job("-n 3 " .. kind)
+      assert.equal("", err)
+      assert.equal(0, code)
+      for rank = 0, 2 do assert.matches(("rank %d done\n"):format(rank), out) end
+    end)
+
+    local ends = {
+      raise = { 1, "rank 1: [^\n]*ways.lua:6: boom\n", "ranks 0, 2 stopped because rank 1: [^\n]*ways.lua:6: boom\n" },
+      table = { 1, "because rank 1: the recipe raised a value that is not a string" },
+      exit = { 3, "stopped because rank 1: the recipe called os.exit%(3%)" },
+      exit_well = { 5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world" },
+      leave = { 5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world" },
+      memory = { 8, "rank 1: [^\n]*no memory for", "stopped because rank 1: [^\n]*no memory for" },
+      file = { 3, "stopped because rank 1: [^\n]*nowhere" },
+      hook = { 1, "in a hook", "stopped because rank 1: " },
+      length = { 5, "ranks disagree in call #6", "ranks 0, 2: all_reduce #6 of world %[f32 x 1024, avg", "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:17" },
+      dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
+      operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
+      extra = { 5, "rank 1: [^\n]*max" },
+    }
+    for how, expected in pairs(ends) do
+      it(("%s: %s ends it with %d"):format(name, how, expected[1]), function()
+        local code, _, err = job(("-n 3 %s how=%s"):format(kind, how))
+        assert.equal(expected[1], code, err)
+        for i = 2, #expected do assert.matches(expected[i], err) end
+        -- One report, and nobody else's traceback.
+        assert.equal(0, select(2, err:gsub("moonshard: rank [02]: ", "")), err)
+      end)
+    end
+
+    it(name .. ": a mistake that all make is told once", function()
+      command.write(folder .. "/bad.lua", [[require "moonshard".config { steps = 1 } error "everywhere"]])
+      local code, _, err = command.run(folder, ("run bad.lua -n 3 %s"):format(kind))
+      assert.equal(1, code)
+      assert.equal(1, select(2, err:gsub("moonshard: rank %d: bad.lua:1: everywhere", "")), err)
+      code, _, err = command.run(folder, ("run bad.lua -n 3 %s stepz=3"):format(kind))
+      assert.equal(2, code)
+      assert.matches("did you mean 'steps'", err)
+    end)
+
+    it(name .. ": a rank that others wait for too long is told where it is", function()
+      local code, _, err = job(("-n 2 %s how=loop --timeout 0.5"):format(kind))
+      assert.equal(6, code, err)
+      assert.matches("rank 1 has not come to all_reduce #6 of world", err)
+      if kind == "" then
+        assert.matches("rank 1: [^\n]*ways.lua:11: the other ranks gave up waiting", err)
+        assert.matches("its process running", err)
+      end
+    end)
+  end
+
+  it("is told of a rank that stands still", function()
+    local code, _, err = job "-n 2 how=stop --timeout 0.5"
+    assert.equal(6, code)
+    assert.matches("its process stopped %(T%)", err)
+    assert.matches("rank 1 did not leave and had to be killed", err)
+  end)
+
+  it("names the rank that was killed, and what it did", function()
+    for how, signal in pairs { kill = "SIGKILL", segv = "SIGSEGV" } do
+      if not (SANITIZED and how == "segv") then
+        local code, _, err = job(("-n 3 how=%s who=2 at=7"):format(how))
+        assert.equal(7, code)
+        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:29%%] at step 7\n"):format(signal), err)
+        assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 at all_reduce #8; rank 1 at all_reduce #8", err)
+      end
+    end
+  end)
+
+  it("may be run twice at once", function()
+    local first, second = command.start(folder, folder .. "/ways.lua -n 2 steps=300"), command.start(folder, folder .. "/ways.lua -n 2 steps=300")
+    local a, b = first.finish(), second.finish()
+    assert.equal(0, a)
+    assert.equal(0, b)
+  end)
+
+  it("leaves nothing in /dev/shm", function()
+    job "-n 2 how=kill"
+    job "-n 2"
+    assert.equal("", io.popen("ls /dev/shm | grep -i -e moonshard -e memfd"):read "a")
+  end)
+
+  it("dies with its launcher", function()
+    command.write(folder .. "/forever.lua", [[
+local ms = require "moonshard"
+local t = ms.ones { 4 }
+for step in ms.steps(1 << 40) do
+  ms.world():all_reduce(t, "avg"):sync()
+  if step == 3 then io.stdout:write("rank ", ms.rank(), "\n") io.stdout:flush() end
+end]])
+    -- The launcher's end is the pipe's end only when its ranks, which hold it too, are gone.
+    local pipe = io.popen(("cd '%s' && '%s' run forever.lua -n 3 2>/dev/null & echo $!; wait"):format(folder, command.program))
+    local launcher = pipe:read "l"
+    for _ = 1, 3 do pipe:read "l" end
+    os.execute("kill -KILL " .. launcher)
+    assert.equal("", pipe:read "a")
+    pipe:close()
+  end)
+
+  it("stops behind the same step when it is asked to", function()
+    command.write(folder .. "/ask.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { signal = "INT", at = 3, together = true }
+local last
+for step in ms.steps(1 << 40) do
+  last = step
+  if cfg.together then ms.world():all_reduce(ms.ones { 4 }):sync() end
+  if step == cfg.at and ms.rank() == 1 then os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.signal)) end
+end
+print(("rank %d ended behind %d"):format(ms.rank(), last))
+]])
+    local code_of = { INT = 130, TERM = 143, HUP = 129 }
+    for signal, expected in pairs(code_of) do
+      for _, together in ipairs { "true", "false" } do
+        local code, out, err = command.run(folder, ("run ask.lua -n 3 signal=%s together=%s at=%d"):format(signal, together, together == "true" and 30 or 2000))
+        assert.equal(expected, code, err)
+        local steps = {}
+        for rank = 0, 2 do steps[rank] = out:match(("rank %d ended behind (%%d+)"):format(rank)) end
+        assert.truthy(steps[0], out)
+        assert.equal(steps[0], steps[1])
+        assert.equal(steps[0], steps[2])
+      end
+    end
+  end)
+
+  it("is stopped at once by a second request, and when the grace is over", function()
+    command.write(folder .. "/deaf.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { twice = false }
+ms.world():barrier()
+if ms.rank() == 0 then os.execute("kill -TERM $(ps -o ppid= -p $PPID)" .. (cfg.twice and "; kill -INT $(ps -o ppid= -p $PPID)" or "")) end
+ms.world():barrier()
+while true do ms.world():barrier() end
+]])
+    local code, _, err = command.run(folder, "run deaf.lua -n 2 twice=true")
+    assert.equal(143, code)
+    assert.matches("stopped at once by a second request, SIGINT", err)
+    code, _, err = command.run(folder, "run deaf.lua -n 2 --grace 0.2")
+    assert.equal(143, code)
+    assert.matches("did not stop within 0 s after SIGTERM %(%-%-grace%)", err)
+  end)
+
+  it("shares the cores, and keeps a link's pace", function()
+    command.write(folder .. "/link.lua", [[
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local t = ms.ones { 50000 }
+ms.world():barrier()
+local before = core.clock_ms()
+ms.world():all_reduce(t):sync()
+if ms.rank() == 0 then print(core.clock_ms() - before, ms.info().threads) end
+]])
+    -- 200,000 bytes at 1 MB/s, both ways between two ranks: 200 ms, and the latency.
+    local out = command.succeed(folder, "run link.lua -n 2 --threads 1 --link 1MB,20ms")
+    assert.truthy(tonumber(out:match "^[%d.]+") >= 200, out)
+    assert.equal("1", out:match "%s(%d+)\n")
+    for _, link in ipairs { "1", "fast", "1Gbit,soon", "0MB" } do assert.equal(2, (command.run(folder, "run link.lua -n 2 --link " .. link))) end
+  end)
+
+  it("of unusual size is refused, or runs", function()
+    local code, _, err = job "-n 129"
+    assert.equal(2, code)
+    assert.matches("129 ranks: 1 to 128", err)
+    code, _, err = command.run(folder, "run ways.lua -n 2 --device sim")
+    assert.equal(2, code)
+    assert.matches("moonshard check RECIPE %-n N", err)
+    assert.equal(0, (job "-n 9 steps=6"))
+  end)
+
+  it("whose rank starts another job is not disturbed by it", function()
+    command.write(folder .. "/outer.lua", ([[
+local ms = require "moonshard"
+ms.world():barrier()
+local ok = ms.rank() == 1 or os.execute "'%s' run '%s/ways.lua' -n 2 >/dev/null"
+ms.world():barrier()
+assert(ok)
+]]):format(command.program, folder))
+    assert.equal(0, (command.run(folder, "run outer.lua -n 2")))
+  end)
+
+  -- The moment is drawn over the whole run, its beginning and end included, and so is the rank; both by time, and by place in the recipe.
+  it("survives nothing, but never hangs: kills", function()
+    local count = command.full and 200 or 12
+    math.randomseed(20)
+    local clock = core.clock_ms()
+    assert.equal(0, (job "-n 3 steps=200"))
+    local length = (core.clock_ms() - clock) / 1e3
+    local killed = 0
+    for trial = 1, count do
+      local ranks = math.random(2, 4)
+      local victim, moment = math.random(1, ranks), math.random() * length
+      local script = ([[
+'%s' run '%s/ways.lua' -n %d steps=200 >/dev/null 2>'%s/.stderr' & L=$!
+sleep %.6f
+V=$(pgrep -P $L | sed -n %dp)
+[ -n "$V" ] && kill -KILL $V 2>/dev/null && echo $V
+wait $L
+echo rc=$?]]):format(command.program, folder, ranks, folder, moment, victim)
+      command.write(folder .. "/kill.sh", script)
+      local output = io.popen(("timeout 60 sh '%s/kill.sh'"):format(folder)):read "a"
+      local process, code = output:match "^(%d*)\n?rc=(%d+)"
+      local err = command.read(folder .. "/.stderr")
+      local where = ("trial %d: %d ranks, the %dth killed after %.4f s: %s%s"):format(trial, ranks, victim, moment, output, err)
+      assert.truthy(code, where)
+      if process ~= "" and code ~= "0" then
+        killed = killed + 1
+        assert.equal("7", code, where)
+        assert.matches(("rank %d %%(pid %s%%) killed by SIGKILL"):format(victim - 1, process), err, where)
+      else assert.equal("0", code, where) end
+    end
+    assert.truthy(killed > count / 4, ("%d of %d were killed in time"):format(killed, count))
+  end)
+
+  it("survives nothing, but never hangs: kills inside the recipe", function()
+    math.randomseed(7)
+    for _ = 1, command.full and 50 or 6 do
+      local ranks, at = math.random(2, 4), math.random(0, 19)
+      local who = math.random(0, ranks - 1)
+      local code, _, err = job(("-n %d how=kill who=%d at=%d"):format(ranks, who, at))
+      assert.equal(7, code, err)
+      assert.matches(("rank %d %%(pid %%d+%%) killed by SIGKILL"):format(who), err)
+      assert.matches(("at step %d\n"):format(at), err)
+      if at > 0 then assert.matches(("all_reduce #%d of world"):format(at), err) end
+    end
+  end)
+end)
