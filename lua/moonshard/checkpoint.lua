@@ -207,10 +207,9 @@ local function note_saved()
   if launch.cut or process and process.stop_requested() then launch.saved = true end
 end
 
---- All ranks call it, and rank 0 writes: the others learn of a failure only from what follows.
 --- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a plain value. The step is things.step, else
 --- the current one. Values are copied before it returns; the files are written while training goes on. A failure to write them is the
---- result of the next save (which still writes its own) or of `wait`.
+--- result of the next save (which still writes its own) or of `wait`. All ranks call it; rank 0 writes, and only there a failure is the result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -233,8 +232,8 @@ function checkpoint.save(folder, things)
   end
   local snapshot, hashes = core.snapshot(out.names, out.tensors)
   local tensors = {}
-  for i, name in ipairs(out.names) do
-    tensors[name] = { type = type_text(out.tensors[i]:dtype(), out.tensors[i]:shape()), hash = ("%016x"):format(hashes[i]) }
+  for i, tensor in ipairs(out.names) do
+    tensors[tensor] = { type = type_text(out.tensors[i]:dtype(), out.tensors[i]:shape()), hash = ("%016x"):format(hashes[i]) }
   end
   local seed, random_step, draw = core.random_state()
   ok, why, kind = core.checkpoint_start(snapshot, folder, name, manifest_text {

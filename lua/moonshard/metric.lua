@@ -47,9 +47,9 @@ local function close_together(step, world)
     own[#own + 1] = scalar(self.count > 0 and self.value or over_ranks[self.op][1])
     own[#own + 1] = core.full(self.count, { 1 })
   end
-  local all = world:all_gather(core.cat(own):unsqueeze(1)):value()
+  local everyones = world:all_gather(core.cat(own):unsqueeze(1)):value()
   for i, self in ipairs(order) do
-    local value, count = over_ranks[self.op][2](all:select(2, 2 * i - 1)), all:select(2, 2 * i):sum(1)
+    local value, count = over_ranks[self.op][2](everyones:select(2, 2 * i - 1)), everyones:select(2, 2 * i):sum(1)
     if self.op == "avg" then value = value / count end
     self.values[step] = { value = core.probe(value), count = core.probe(count) }
     self.values[step - REMEMBERED] = nil
