@@ -148,7 +148,7 @@ static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t
     ms_tensor *t = NULL;
     int64_t length = count;
     ms_collective call = { .kind = MS_BROADCAST, .bucket = -1, .label = "buckets" };
-    ms_point ready;
+    ms_point ready = { 0 };
     ms_status status = ms_tensor_new(reducer->engine, MS_I64, 1, &length, &t);
     if (!status) status = ms_tensor_write(t, numbers, count * sizeof *numbers);
     call.in = t;

@@ -26,7 +26,7 @@ static ms_status exchange(ms_group *group, const void *mine, size_t bytes, const
     if (!status) status = ms_tensor_new(engine, MS_U8, 1, &whole, &out);
     if (!status) status = ms_tensor_write(in, mine, bytes);
     ms_collective call = { .kind = MS_ALL_GATHER, .in = in, .out = out, .bucket = -1, .label = label };
-    ms_point ready;
+    ms_point ready = { 0 };
     if (!status) status = ms_group_enqueue(group, 1, &call, &ready);
     if (!status) status = ms_stream_wait(ms_engine_current(engine), ready);
     if (!status && !ms_group_is_fake(group)) status = ms_tensor_read(out, all, (size_t)whole);
@@ -146,7 +146,7 @@ static ms_status broadcast_piece(ms_group *group, ms_tensor *const *tensors, con
     ms_dtype dtype = ms_tensor_dtype(tensors[chosen[0]]);
     ms_storage *storage = NULL;
     ms_tensor *flat = NULL;
-    ms_point ready;
+    ms_point ready = { 0 };
     ms_status status = ms_group_storage(group, ms_engine_current(engine), (size_t)elements * ms_dtype_bytes(dtype), &storage);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &flat);
     if (!status) status = move(engine, flat, tensors, chosen, count, true);

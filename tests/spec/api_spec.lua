@@ -28,8 +28,8 @@ describe("the annotations", function()
   assert(core.file_write(folder .. "/text", ("some text to read "):rep(20)))
   local set = assert(ms.data.bytes(folder .. "/text"))
   local layer = ms.nn.Linear(2, 2)
-  local ddp, bucket = ms.nn.Linear(2, 2), nil
-  ddp = ms.ddp(ddp, { comm_hook = function(b, next)
+  local bucket
+  local ddp = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = function(b, next)
     bucket = b
     return next(b)
   end })
@@ -38,7 +38,8 @@ describe("the annotations", function()
     ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data, ["ms.checkpoint"] = ms.checkpoint,
     ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
     ["ms.Module"] = layer, ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
-    ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(), ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(), ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
+    ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(), ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
+    ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
     ["ms.Metric"] = ms.metric "of_api_spec", ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set, ["ms.Loader"] = set:loader { batch = 1, length = 4 },
   }
   -- Descriptions of tables that users write: nothing of them exists by itself.
