@@ -46,18 +46,21 @@ end
 -- Forward and backward of one step; the mean loss over its passes, on the device.
 local function forward_backward(self)
   local o, total = self.o, nil
-  for i = 1, o.accumulate do
+  local function one_pass(i)
     local x, y = self.next_batch()
     -- Targets of a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then self.report.tokens = y:numel() * o.accumulate * self.world:size() end
     local loss = pass(self, x, y)
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
-    -- A model of many ranks sends its gradients in the last pass only.
-    if i < o.accumulate and o.model.no_sync then o.model:no_sync(function() scaled:backward() end)
-    else scaled:backward() end
+    scaled:backward()
     local value = part:detach()
     total = i == 1 and value or total + value
+  end
+  for i = 1, o.accumulate do
+    -- A model of many ranks sends its gradients in the last pass only.
+    if i < o.accumulate and o.model.no_sync then o.model:no_sync(function() one_pass(i) end)
+    else one_pass(i) end
   end
   return mean_over_ranks(self, total)
 end

@@ -41,6 +41,32 @@ describe("ddp", function()
   end
 end)
 
+-- Losses and norms as the step lines show them.
+local function shown(out)
+  local list = {}
+  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do list[#list + 1] = loss .. " " .. norm end
+  assert.is_true(#list > 0, out)
+  return list
+end
+
+describe("recipes", function()
+  local text = "data='" .. command.source .. "/README.md'"
+
+  it("accumulate passes on two ranks as on one", function()
+    local arguments = ("run '%s/recipes/gpt2.lua' %s bytes=true vocab=256 length=16 batch=4 accumulate=2 steps=3 dtype=f32 %s")
+      :format(command.source, text, "model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 every.save=0")
+    assert.same(shown(command.succeed(folder, arguments .. " run=one")), shown(command.succeed(folder, arguments .. " run=two -n 2")))
+  end)
+
+  it("ddp_by_hand trains on two ranks as on one", function()
+    local arguments = ("run '%s/recipes/ddp_by_hand.lua' %s steps=3 length=16"):format(command.source, text)
+    local one, two = command.succeed(folder, arguments .. " run=one"), command.succeed(folder, arguments .. " run=two -n 2 --thread-ranks")
+    assert.same(shown(one), shown(two))
+    assert.truthy(two:match "validation loss [%d.]+ nats", two)
+    command.succeed(folder, arguments .. " run=three -n 2 compress=true")
+  end)
+end)
+
 -- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: without data all of it takes the memory and sends the bytes that it does with data.
 it("check tells peak memory and bytes of ddp exactly", function()
   local script = command.write(folder .. "/script.lua", [[
