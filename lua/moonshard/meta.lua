@@ -46,7 +46,7 @@
 ---@field version string
 --- The engine starts by itself at first use, from the launcher's settings; only a program without the launcher calls this, first
 --- (rendezvous: a socket path that all its ranks share).
----@field init fun(options: { device?: "cpu"|"sim", threads?: integer, strict?: boolean, pin?: boolean, seed?: integer, memory_bytes?: integer, cpu?: "portable"|"avx2"|"avx512"|"avx512bf16" })
+---@field init fun(options: { device?: "cpu"|"sim", threads?: integer, strict?: boolean, pin?: boolean, seed?: integer, memory_bytes?: integer, cpu?: "portable"|"avx2"|"avx512"|"avx512bf16", group?: "local"|"fake", rank?: integer, world_size?: integer, rendezvous?: string })
 
 ---@class ms
 ---@field memory fun(): { live: integer, peak: integer, reserved: integer }   bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since the start or reset_peak; reserved: live and what the pool keeps

@@ -26,11 +26,11 @@ function trace.stop()
   for _, record in ipairs(records) do
     if not streams[record.stream] then
       streams[record.stream] = true
-      events[#events + 1] = { ph = "M", name = "thread_name", pid = 0, tid = record.stream, args = { name = record.stream } }
+      events[#events + 1] = { ph = "M", name = "thread_name", pid = core.rank(), tid = record.stream, args = { name = record.stream } }
     end
     if record.end_ns > 0 then
       events[#events + 1] = {
-        ph = "X", name = record.name, pid = 0, tid = record.stream, ts = record.start_ns / 1000, dur = (record.end_ns - record.start_ns) / 1000,
+        ph = "X", name = record.name, pid = core.rank(), tid = record.stream, ts = record.start_ns / 1000, dur = (record.end_ns - record.start_ns) / 1000,
         args = { kind = record.kind, bytes = record.bytes, script = record.script },
       }
     end
@@ -41,7 +41,7 @@ function trace.stop()
       local record = records[i]
       if record.end_ns > 0 then from, to = math.min(from or record.start_ns, record.start_ns), math.max(to or 0, record.end_ns) end
     end
-    if from then events[#events + 1] = { ph = "X", name = range.name, pid = 0, tid = "ranges", ts = from / 1000, dur = (to - from) / 1000 } end
+    if from then events[#events + 1] = { ph = "X", name = range.name, pid = core.rank(), tid = "ranges", ts = from / 1000, dur = (to - from) / 1000 } end
   end
   local file = path
   path = nil

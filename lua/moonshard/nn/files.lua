@@ -40,11 +40,12 @@ function Module:load(path, options)
   return true
 end
 
---- As safetensors. A model with a configuration puts config.json beside it; a path that is a folder (or ends in /) gets model.safetensors.
+--- As safetensors. All ranks call it; rank 0 writes. A model with a configuration puts config.json beside it; a path that is a folder (or ends in /) gets model.safetensors.
 ---@param path string
 ---@return true?, string?, string?
 function Module:save(path)
   if type(path) ~= "string" then core.raise("save: a path is expected, not " .. type(path)) end
+  if core.rank() ~= 0 then return true end
   if not path:match "%.safetensors$" then
     local ok, message, code = core.make_directory(path)
     if not ok then return nil, message, code end

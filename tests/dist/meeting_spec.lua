@@ -1,0 +1,122 @@
+-- Ranks that nobody launched: ms.init with a group, in stock interpreters. ctest: serial
+local command = require "command"
+
+-- ms.init with these options, an all-reduce, and what came of it.
+local SCRIPT = [[
+local ms = require "moonshard"
+local rank, size, path = math.tointeger(arg[1]), math.tointeger(arg[2]), arg[3]
+local ok, message = pcall(ms.init, { group = "local", rank = rank, world_size = size, rendezvous = path, threads = 1 })
+if not ok then print("refused: " .. message) os.exit(1) end
+local t = ms.full(rank + 1, { 3 })
+ms.world():all_reduce(t):sync()
+print(("rank %d of %d: %g"):format(ms.rank(), ms.world_size(), t:to_table()[1]))
+]]
+
+-- Connects to a socket and speaks as no rank does, then as a rank of another job would.
+local STRANGER = [[
+import socket, sys, struct
+for message in (b"GET / HTTP/1.0\r\n\r\n", b"x" * 4096, b"", struct.pack("<Q16sII160s", 0x3154454d4d44534d, b"9.9.9", 2, 1, b"")):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(sys.argv[1])
+    if message: s.send(message)
+    else: s.shutdown(socket.SHUT_WR)
+    print(len(s.recv(4096)))
+]]
+
+describe("ms.init", function()
+  local folder, socket
+  before_each(function()
+    folder = command.folder()
+    socket = folder .. "/meet"
+    command.write(folder .. "/rank.lua", SCRIPT)
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function interpreter()
+    local i = -1
+    while arg[i - 1] do i = i - 1 end
+    return arg[i]
+  end
+
+  local function start(rank, size, path)
+    local pipe = io.popen(("timeout 100 '%s' '%s/rank.lua' %d %d '%s' 2>&1"):format(interpreter(), folder, rank, size, path or socket))
+    return function()
+      local text = pipe:read "a"
+      pipe:close()
+      return text
+    end
+  end
+
+  it("makes a group of processes, whoever comes first", function()
+    for _, order in ipairs { { 0, 1, 2 }, { 2, 1, 0 }, { 1, 0, 2 } } do
+      local ends = {}
+      for i, rank in ipairs(order) do ends[i] = start(rank, 3) end
+      for i, rank in ipairs(order) do assert.equal(("rank %d of 3: 6\n"):format(rank), ends[i]()) end
+      assert.is_nil(command.read(socket))
+      assert.equal("", io.popen(("ls -A '%s' | grep meet"):format(folder)):read "a")
+    end
+  end)
+
+  it("replaces what a crash left, and nothing else", function()
+    -- A listener that is killed leaves its socket.
+    os.execute(("python3 -c \"import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind('%s'); s.listen()\""):format(socket))
+    assert.matches("^s", io.popen(("stat -c %%A '%s'"):format(socket)):read "a")
+    local first, second = start(0, 2), start(1, 2)
+    assert.equal("rank 0 of 2: 3\n", first())
+    assert.equal("rank 1 of 2: 3\n", second())
+    command.write(socket, "a file of somebody")
+    assert.matches("refused: .*another job meets there, or it is another kind of file", start(0, 2)())
+    assert.equal("a file of somebody", command.read(socket))
+  end)
+
+  it("lets nobody in who is no rank of this job", function()
+    command.write(folder .. "/stranger.py", STRANGER)
+    local first = start(0, 3)
+    -- The strangers and a rank with another world_size go there when it is open; the right ones come then.
+    while not io.popen(("stat -c %%A '%s' 2>/dev/null"):format(socket)):read "l" do end
+    local answers = io.popen(("python3 '%s/stranger.py' '%s'"):format(folder, socket)):read "a"
+    assert.equal(4, select(2, answers:gsub("%d+\n", "")), answers)
+    assert.matches("refused: .*it was told another world_size", start(1, 2)())
+    local second = start(1, 3)
+    local again = start(1, 3)
+    -- One of the two is refused and ends; the other ends with all.
+    local third = start(2, 3)
+    local texts = { second(), again() }
+    assert.equal("rank 2 of 3: 6\n", third())
+    assert.equal("rank 0 of 3: 6\n", first())
+    table.sort(texts)
+    assert.equal("rank 1 of 3: 6\n", texts[1])
+    assert.matches("refused: .*its rank is taken", texts[2])
+  end)
+
+  it("names what is wrong", function()
+    local bad = {
+      { [[group = "locl"]], "did you mean 'local'" },
+      { [[group = "local", rank = 0]], "a group needs its world_size" },
+      { [[group = "local", rank = 2, world_size = 2, rendezvous = "x"]], "rank" },
+      { [[group = "local", rank = 0, world_size = 2]], "needs rendezvous, the path of a socket" },
+      { [[group = "local", rank = 0, world_size = 129, rendezvous = "x"]], "world_size" },
+      { [[rank = 0]], "belong to a group" },
+      { [[group = "mpi", rank = 0, world_size = 2]], "is not in this build" },
+      { [[group = "local", rank = 0, world_size = 2, rendezvous = "/nowhere/at/all"]], "/nowhere/at/all" },
+      { ([[group = "local", rank = 0, world_size = 2, rendezvous = ("x"):rep(300)]]), "xxx" },
+    }
+    for _, case in ipairs(bad) do
+      command.write(folder .. "/bad.lua", ("require 'moonshard'.init { %s }"):format(case[1]))
+      local code, _, err = command.run(folder, "run bad.lua")
+      assert.truthy(code == 1 or code == 3, case[1])
+      assert.truthy(err:find(case[2], 1, true), err)
+    end
+  end)
+
+  it("makes a fake world", function()
+    command.write(folder .. "/fake.lua", [[
+local ms = require "moonshard"
+ms.init { group = "fake", rank = 5, world_size = 1000 }
+local t = ms.ones { 2 }
+ms.world():all_reduce(t)
+print(ms.rank(), ms.world_size(), t:to_table()[2])
+]])
+    assert.equal("5\t1000\t1000.0\n", command.succeed(folder, "run fake.lua"))
+  end)
+end)
