@@ -103,7 +103,8 @@ describe("a job of several ranks", function()
       local code, _, err = job(("-n 2 %s how=loop --timeout 0.5"):format(kind))
       assert.equal(6, code, err)
       assert.matches("rank 1 has not come to all_reduce #6 of world", err)
-      if kind == "" then
+      -- The thread sanitizer holds signals back from a loop that calls nothing.
+      if kind == "" and not SANITIZED then
         assert.matches("rank 1: [^\n]*ways.lua:11: the other ranks gave up waiting", err)
         assert.matches("its process running", err)
       end
