@@ -7,6 +7,7 @@
 
 #define MS_REDUCER_TYPE "ms.Reducer"
 #define MS_BUCKET_TYPE "ms.Bucket"
+#define MS_LINK_TYPE "ms.NativeLink"
 
 static const char life_key = 0;                /* registry: the userdata with the struct below */
 static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the clone, to keep its values";
@@ -36,6 +37,17 @@ static ms_link read_link(lua_State *L, int index)
     lua_pop(L, 4);
     return link;
 }
+
+/* core.native_link{ kind = ... }: the same, read once. */
+static int native_link(lua_State *L)
+{
+    ms_link *link = lua_newuserdatauv(L, sizeof *link, 0);
+    *link = read_link(L, 1);
+    luaL_setmetatable(L, MS_LINK_TYPE);
+    return 1;
+}
+
+static const ms_link *check_link(lua_State *L, int index) { return luaL_checkudata(L, index, MS_LINK_TYPE); }
 
 /* ---------------------------------------------------------------------------------------------------------------------------- buckets */
 
@@ -179,13 +191,14 @@ static int bucket_shard(lua_State *L)
     return 1;
 }
 
-/* bucket:_encode(link), bucket:_decode(link, before, reduced) -> tensor, bucket:_reduce(link) -> tensor: a native link in a chain that Lua runs. */
+/* bucket:_encode(link), bucket:_decode(link, before, reduced) -> tensor, bucket:_reduce(link) -> tensor, the point at which it is ready: a native link in
+ * a chain that Lua runs. */
 static int bucket_encode(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    ms_link link = read_link(L, 2);
-    ms_lua_ok(L, link.kind->encode(&link.options, bucket));
+    const ms_link *link = check_link(L, 2);
+    ms_lua_ok(L, link->kind->encode(&link->options, bucket));
     get_life(L)->buffer = NULL;
     return 0;
 }
@@ -194,10 +207,10 @@ static int bucket_decode(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    ms_link link = read_link(L, 2);
+    const ms_link *link = check_link(L, 2);
     ms_tensor *before = ms_lua_tensor(L, 3), *reduced = ms_lua_tensor(L, 4), *decoded = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link.kind->decode(&link.options, bucket, before, reduced, &decoded));
+    ms_lua_ok(L, link->kind->decode(&link->options, bucket, before, reduced, &decoded));
     ms_handle_fill(handle, decoded);
     return 1;
 }
@@ -206,12 +219,15 @@ static int bucket_reduce(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    ms_link link = read_link(L, 2);
+    const ms_link *link = check_link(L, 2);
     ms_tensor *reduced = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link.kind->reduce(&link.options, bucket, &reduced));
+    ms_lua_ok(L, link->kind->reduce(&link->options, bucket, &reduced));
     ms_handle_fill(handle, reduced);
-    return 1;
+    ms_point ready = ms_stream_last(ms_engine_current(bucket->engine));
+    lua_pushinteger(L, ready.stream);
+    lua_pushinteger(L, (lua_Integer)ready.seq);
+    return 3;
 }
 
 static int bucket_string(lua_State *L)
@@ -504,7 +520,7 @@ static int ddp_broadcast(lua_State *L)
 
 void ms_open_ddp(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "reducer", reducer }, { "native_link", native_link }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
     static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { NULL, NULL } };
     static const luaL_Reg bucket_methods[] = {
         { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
@@ -519,6 +535,8 @@ void ms_open_ddp(lua_State *L, int runtime)
     lua_rawsetp(L, LUA_REGISTRYINDEX, &life_key);
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, NULL, methods);
+    lua_pop(L, 1);
+    ms_lua_type(L, runtime, MS_LINK_TYPE, NULL, NULL);
     lua_pop(L, 1);
     ms_lua_type(L, runtime, MS_BUCKET_TYPE, bucket_events, bucket_methods);
     lua_pop(L, 1);

@@ -30,6 +30,14 @@ static int stream(lua_State *L)
     return ms_lua_push_stream(L, found);
 }
 
+/* core.stream_at(index) */
+static int stream_at(lua_State *L)
+{
+    ms_stream *found = ms_engine_stream_at(ms_lua_enter(L), (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"));
+    if (!found) return ms_lua_error(L, "there is no stream %d", (int)lua_tointeger(L, 1));
+    return ms_lua_push_stream(L, found);
+}
+
 static int stream_name(lua_State *L)
 {
     lua_pushstring(L, ms_stream_name(check_stream(L, 1)));
@@ -204,7 +212,7 @@ static int trace_stop(lua_State *L)
 
 void ms_open_stream(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
+    static const luaL_Reg functions[] = { { "stream_at", stream_at }, { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
                                           { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { NULL, NULL } };
     static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };

@@ -37,6 +37,19 @@ function future.new(value, stream)
   return setmetatable({ __future = Future, result = keep(value), stream = stream, index = index, number = number }, Future)
 end
 
+--- The same for what is ready at a known point and need not be kept: the result of a bucket's reduction.
+---@param value any
+---@param index integer of the stream
+---@param number integer
+---@return ms.Future
+function future.at(value, index, number) return setmetatable({ __future = Future, result = value, index = index, number = number }, Future) end
+
+-- The stream that a future's callbacks run on.
+local function stream_of(self)
+  self.stream = self.stream or core.stream_at(self.index)
+  return self.stream
+end
+
 -- Where a future is wanted, a tensor is taken as one that is ready on the current stream.
 local function check_future(value, what)
   if is_future(value) then return value end
@@ -92,7 +105,7 @@ local function run_item(item)
     resolve(item.made, first)
     return
   end
-  (item.stream or first.stream):run(function()
+  (item.stream or stream_of(first)):run(function()
     core.hook_enter()
     local scope <close> = setmetatable({}, { __close = core.hook_leave }) -- luacheck: ignore scope
     for _, source in ipairs(item.sources) do core.stream():_wait(source.index, source.number) end

@@ -15,10 +15,10 @@ local reductions = { reduce = true, all_reduce = true, noop = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
-  if reductions[self.kind] then return future.new(bucket:_reduce(self), core.stream()) end
+  if reductions[self.kind] then return future.at(bucket:_reduce(self.core)) end
   local before = bucket:buffer()
-  bucket:_encode(self)
-  return next(bucket):and_then(function(reduced) return bucket:_decode(self, before, reduced) end)
+  bucket:_encode(self.core)
+  return next(bucket):and_then(function(reduced) return bucket:_decode(self.core, before, reduced) end)
 end
 Native.__tostring = function(self) return self.name end
 Chain.__tostring = function(self)
@@ -29,6 +29,7 @@ end
 
 local function native(kind, options, fields)
   local link = { kind = kind, name = fields.name or kind, op = options.op, dtype = fields.dtype, group = options.group }
+  link.core = core.native_link(link)
   return setmetatable(link, Native)
 end
 
@@ -170,8 +171,8 @@ function hooks.compile(value, what)
   if not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native then return { links = chain, name = tostring(chain) } end
+  local state = {}                                    -- link: the one that runs; hooks do not nest
   return { name = tostring(chain), hook = function(bucket)
-    local state = {}
     local ok, result = pcall(call_link, chain, 1, bucket, nil, state)
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end
     return result
