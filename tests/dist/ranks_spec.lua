@@ -229,6 +229,25 @@ if ms.rank() == 0 then print(core.clock_ms() - before, ms.info().threads) end
     assert.equal(0, (job "-n 9 steps=6"))
   end)
 
+  it("says on which rank a warning was given, and what the machine lacks", function()
+    command.write(folder .. "/warn.lua", [[
+local ms = require "moonshard"
+ms.log("only once")
+ms.warn("from %d", ms.rank())
+warn("part ", "by part")
+]])
+    local out, err = command.succeed(folder, "run warn.lua -n 2")
+    assert.equal("only once\n", out)
+    for rank = 0, 1 do
+      assert.matches(("moonshard: rank %d: from %d\n"):format(rank, rank), err)
+      assert.matches(("moonshard: rank %d: part by part\n"):format(rank), err)
+    end
+    local code
+    code, _, err = command.run(folder, "run warn.lua -n 20", "ulimit -n 14;")
+    assert.equal(2, code)
+    assert.matches("cannot make the memory files that ranks share", err)
+  end)
+
   it("whose rank starts another job is not disturbed by it", function()
     command.write(folder .. "/outer.lua", ([[
 local ms = require "moonshard"

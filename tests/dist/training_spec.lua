@@ -191,8 +191,16 @@ describe("training on several ranks", function()
       end
       assert.truthy(lines > 36 and lines <= 128)
     end
-    local _, out = command.succeed(folder, "run dies.lua -n 2 run=dies save=5 steps=20 resume=auto")
-    assert.equal("", out)
+    -- What goes on from there ends as if nothing had happened.
+    train "-n 2 run=whole save=100 steps=20"
+    local _, warnings = command.succeed(folder, "run dies.lua -n 2 run=dies save=5 steps=20 resume=auto")
+    assert.equal("", warnings)
+    local whole, resumed = metrics "whole", metrics "dies"
+    assert.equal(20, #resumed)
+    for i = 1, 20 do
+      assert.equal(whole[i].loss, resumed[i].loss)
+      assert.equal(whole[i].grad_norm, resumed[i].grad_norm)
+    end
   end)
 
   it("is predicted by check: peak and bytes, to the byte", function()
