@@ -109,6 +109,21 @@ describe("ms.init", function()
     end
   end)
 
+  it("makes ranks that do not wait for one that has left", function()
+    command.write(folder .. "/leaves.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { rank = 0 }
+ms.init { group = "local", rank = cfg.rank, world_size = 2, rendezvous = "meet", threads = 1 }
+ms.world():barrier()
+if cfg.rank == 0 then ms.world():all_reduce(ms.ones { 5 }):sync() end
+]])
+    local other = command.start(folder, "leaves.lua rank=1")
+    local code, _, err = command.run(folder, "run leaves.lua rank=0")
+    assert.equal(5, code)
+    assert.matches("rank 1 left after barrier #1 of world", err)
+    assert.equal(0, (other.finish()))
+  end)
+
   it("makes a fake world", function()
     command.write(folder .. "/fake.lua", [[
 local ms = require "moonshard"

@@ -46,13 +46,16 @@ local function text_only()
   end
 end
 
+-- What ends a job of several ranks has codes of its own.
+local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
+
 -- The exit code and message for an error value.
 local function judge(failure)
   local launch = require "moonshard.launch"
   if launch.is_exit(failure) then return failure.code, failure.message end
   local core = require "moonshard.core"
   local message = tostring(failure)
-  local code = core.exit_code(message) or 1
+  local code = CODES[core.comm_cause()] or core.exit_code(message) or 1
   return code, message
 end
 
