@@ -1,4 +1,5 @@
-/* ddp.c: buckets and the reducer: how parameters are cut, order of launches, bits of N ranks against one, hooks, what goes wrong. */
+/* ddp.c: buckets and the reducer: how parameters are cut, order of launches, bits of N ranks against one, hooks, what goes wrong.
+ * ctest: each-isa poisoned */
 #include "comm_support.h"
 #include "fault_os.h"
 #include "moonshard/ddp.h"
