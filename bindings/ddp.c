@@ -16,7 +16,7 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
  * given out, which end with the hook; 2: the reducer's list of parameters. */
 typedef struct bucket_life { uint64_t serial; ms_bucket *bucket; int given; ms_tensor *buffer; int buffer_at; } bucket_life;
 typedef struct bucket_box { bucket_life *life; uint64_t serial; uint32_t index; char label[32]; } bucket_box;
-typedef struct reducer_box { ms_reducer *reducer; } reducer_box;               /* NULL once it was freed */
+typedef struct reducer_box { ms_reducer *reducer; const ms_runtime *runtime; } reducer_box;      /* reducer: NULL once it was freed */
 
 /* --------------------------------------------------------------------------------------------------------------------- native links */
 
@@ -361,6 +361,15 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
     return caps;
 }
 
+/* The engine of a closed state has freed it. */
+static int reducer_gc(lua_State *L)
+{
+    reducer_box *box = lua_touserdata(L, 1);
+    if (box->reducer && !box->runtime->closed) ms_reducer_abandon(box->reducer);
+    box->reducer = NULL;
+    return 0;
+}
+
 /* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
@@ -382,9 +391,12 @@ static int reducer(lua_State *L)
             lua_pop(L, 1);
         }
     }
+    /* Behind a full collection those that nobody holds are known. */
+    ms_lua_collect(L, ms_lua_runtime(L));
+    ms_reducer_sweep(engine);
     reducer_box *box = lua_newuserdatauv(L, sizeof *box, 1);
     int at = lua_gettop(L);
-    box->reducer = NULL;
+    *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, MS_REDUCER_TYPE);
     if (lua_getfield(L, 3, "hook") == LUA_TFUNCTION) {
         lua_pushvalue(L, lua_upvalueindex(1));
@@ -534,7 +546,8 @@ void ms_open_ddp(lua_State *L, int runtime)
     lua_setiuservalue(L, -2, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &life_key);
     ms_lua_register(L, runtime, functions);
-    ms_lua_type(L, runtime, MS_REDUCER_TYPE, NULL, methods);
+    static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
+    ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);
     lua_pop(L, 1);
     ms_lua_type(L, runtime, MS_LINK_TYPE, NULL, NULL);
     lua_pop(L, 1);

@@ -209,6 +209,16 @@ void ms_reducer_free(ms_reducer *reducer)
     ms_engine_set(engine, MS_SLOT_DDP, first, first ? free_all : NULL);
 }
 
+void ms_reducer_abandon(ms_reducer *reducer) { reducer->abandoned = true; }
+
+void ms_reducer_sweep(ms_engine *engine)
+{
+    for (ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP), *next; reducer; reducer = next) {
+        next = reducer->next;
+        if (reducer->abandoned) ms_reducer_free(reducer);
+    }
+}
+
 /* Whose this parameter is already, or NULL. */
 static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
 {

@@ -57,7 +57,7 @@ struct ms_reducer {
     void *hook_user;
     void (*hook_free)(void *user);
     ms_reducer_phase phase;
-    bool no_sync, logging, rebuilt, has_steps /* whose ends are told */;
+    bool no_sync, logging, rebuilt, has_steps /* whose ends are told */, abandoned;
     ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
     ms_pass_times times[2];
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */

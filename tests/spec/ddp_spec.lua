@@ -106,6 +106,19 @@ describe("a ddp model", function()
     fails(function() ms.ddp(frozen) end, "requires a gradient")
   end)
 
+  it("goes with its buckets when nobody has it any more", function()
+    local live
+    for i = 1, 5 do
+      (function()
+        local model = ms.ddp(linear(), { comm_hook = function(bucket, next) return next(bucket) end })
+        run(model)
+        run(model)
+      end)()
+      if i == 3 then live = ms.memory().live end
+    end
+    assert.equal(live, ms.memory().live)
+  end)
+
   it("names options that it does not have", function()
     fails(function() ms.ddp(linear(), { comm_hok = "noop" }) end, "'comm_hook'")
     fails(function() ms.ddp(linear(), { find_unused = true }) end, "find_unused is not built yet")

@@ -42,6 +42,11 @@ MS_API ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *opt
 /* Removes everything that was installed; gradients stay, as tensors of their own. NULL is allowed. */
 MS_API void ms_reducer_free(ms_reducer *reducer);
 
+/* For hosts with garbage collection: nobody will use it any more, which may be found out at any moment; ms_reducer_sweep frees such ones, at a moment
+ * that does not depend on a collector's pace. */
+MS_API void ms_reducer_abandon(ms_reducer *reducer);
+MS_API void ms_reducer_sweep(ms_engine *engine);
+
 /* Before each forward whose graph a backward will go through. synchronize: that backward reduces; else its gradients stay local and add up.
  * MS_ERROR_STATE, naming them, if parameters got no gradient in the backward before. Rebuilds the buckets where that is due, which blocks once. */
 MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
