@@ -5,6 +5,7 @@ local hooks = require "moonshard.hooks"
 local module = require "moonshard.nn.module"
 local steps = require "moonshard.steps"
 local check = require "moonshard.options".check
+require "moonshard.group"                                  -- a link's bucket:group() has its collectives
 
 local ddp = {}
 

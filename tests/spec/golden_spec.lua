@@ -74,6 +74,22 @@ describe("moonshard test --golden", function()
     assert.truthy(text:find("case 3 (sgd), param.2", 1, true), text)
   end)
 
+  it("runs hooks on their number of ranks, and sees a changed result", function()
+    local function first_only(manifest)
+      only(manifest, "comm_hooks")
+      for i = #manifest.comm_hooks, 2, -1 do manifest.comm_hooks[i] = nil end
+    end
+    local code, text = run(first_only)
+    assert.equal(0, code, text)
+    assert.truthy(text:find("hooks +1 cases, 0 failures"), text)
+    code, text = run(function(manifest, folder)
+      first_only(manifest)
+      rewrite(folder, manifest.comm_hooks[1].file, function(tensors) tensors["iter0.reduced.0"][1][1]:mul_(1.000001) end)
+    end)
+    assert.equal(1, code, text)
+    assert.truthy(text:find("FAILED hooks, case allreduce, 2 ranks, iter0.reduced.0 by all_reduce", 1, true), text)
+  end)
+
   it("sees a missing tensor", function()
     local code, text = run(function(manifest, folder)
       only(manifest, "models")

@@ -1,4 +1,4 @@
--- moonshard test --golden DIR: runs what another implementation computed, case by case, and compares.
+-- moonshard test --golden DIR [-n N]: runs what another implementation computed, case by case, and compares.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
@@ -54,23 +54,25 @@ local function print_kind(found, run)
   for _, line in ipairs(found.failures) do print(line) end
 end
 
--- Of the cases of communication hooks those for as many ranks as there are; says what is left out, and why.
+-- Of the cases of communication hooks those for as many ranks as there are; says what is left out, and why. Third: the other numbers of ranks.
 local function hooks_for_this_size(list)
   local own, size = require "moonshard.cli.golden.hooks", require "moonshard".world_size()
-  local chosen, failures, unbuilt, elsewhere = {}, 0, 0, 0
+  local chosen, failures, unbuilt, elsewhere, sizes = {}, 0, 0, 0, {}
   for _, case in ipairs(list) do
     local ok, built = pcall(own.is_built, case)
     if not ok then
       print(("FAILED comm_hooks: %s"):format(built))
       failures = failures + 1
     elseif not built then unbuilt = unbuilt + 1
-    elseif case.world_size ~= size then elsewhere = elsewhere + 1
+    elseif case.world_size ~= size then
+      elsewhere = elsewhere + 1
+      if math.type(case.world_size) == "integer" and case.world_size > 1 then sizes[case.world_size] = true end
     else chosen[#chosen + 1] = case end
   end
   if unbuilt + elsewhere > 0 then
     say(("%-12s %3d cases: %d run here, %d not built yet, %d for other numbers of ranks"):format("comm_hooks", #list, #chosen, unbuilt, elsewhere))
   end
-  return chosen, failures
+  return chosen, failures, sizes
 end
 
 -- How many cases the manifest has, counted apart from those that run.
@@ -80,10 +82,12 @@ local function count_cases(section)
   return count
 end
 
---- Runs all cases of a folder; the number of failures.
+--- Runs all cases of a folder that are for this number of ranks; how many failures there were, and what other numbers of ranks there are cases for.
 ---@param folder string
 ---@return integer
+---@return table<integer, true>
 function test.golden(folder)
+  local other_sizes = {}
   local manifest, read, failures, kinds_run = read_manifest(folder), reader(folder), 0, 0
   -- Operators and optimizers are the same on every rank.
   local alone = require "moonshard".world_size() == 1
@@ -107,7 +111,8 @@ function test.golden(folder)
     end
   end
   if manifest.comm_hooks then
-    local chosen, unknown = hooks_for_this_size(manifest.comm_hooks)
+    local chosen, unknown, sizes = hooks_for_this_size(manifest.comm_hooks)
+    other_sizes = sizes
     failures = failures + unknown
     if #chosen > 0 then
       local found = run_kind("hooks", chosen, read)
@@ -116,24 +121,42 @@ function test.golden(folder)
       failures = failures + #found.failures
     end
   end
-  if kinds_run == 0 then
+  if kinds_run == 0 and next(other_sizes) == nil then
     print "FAILED manifest.json: it has no case that can be run"
     failures = failures + 1
+  end
+  return failures, other_sizes
+end
+
+-- The same folder on other numbers of ranks, each with a run of this program.
+local function run_on_ranks(folder, sizes)
+  local process, failures = package.loaded["moonshard.process"], 0
+  for size in require "moonshard".sorted_pairs(sizes) do
+    print(("on %d ranks"):format(size))
+    io.stdout:flush()
+    local quoted = ("'%s'"):format(folder:gsub("'", "'\\''"))
+    if not os.execute(("'%s' test --golden %s -n %d"):format(process.program, quoted, size)) then failures = failures + 1 end
   end
   return failures
 end
 
---- moonshard test --golden DIR
+--- moonshard test --golden DIR [-n N]
 ---@param arguments string[]
 ---@return integer
 function test.main(arguments)
   local parser = switches.parser("test", "Compares with what another implementation computed.")
   parser:option("--golden", "folder with manifest.json and safetensors files")
+  switches.add_ranks(parser)
+  require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse(parser, arguments)
   if not parsed.golden then launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage()) end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
+  -- On several ranks: models on slices of their batches, and the hooks of that many ranks.
+  if parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
-  local failures = test.golden((parsed.golden:gsub("/+$", "")))
+  local folder = parsed.golden:gsub("/+$", "")
+  local failures, other_sizes = test.golden(folder)
+  if require "moonshard".world_size() == 1 then failures = failures + run_on_ranks(folder, other_sizes) end
   if failures > 0 then launch.exit(1, ("%d failures"):format(failures)) end
   return 0
 end
