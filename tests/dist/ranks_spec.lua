@@ -242,10 +242,9 @@ warn("part ", "by part")
       assert.matches(("moonshard: rank %d: from %d\n"):format(rank, rank), err)
       assert.matches(("moonshard: rank %d: part by part\n"):format(rank), err)
     end
-    local code
-    code, _, err = command.run(folder, "run warn.lua -n 20", "ulimit -n 14;")
+    local code, _, refusal = command.run(folder, "run warn.lua -n 20", "ulimit -n 14;")
     assert.equal(2, code)
-    assert.matches("cannot make the memory files that ranks share", err)
+    assert.matches("cannot make the memory files that ranks share", refusal)
   end)
 
   it("whose rank starts another job is not disturbed by it", function()
