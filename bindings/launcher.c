@@ -268,6 +268,9 @@ static int job_gc(lua_State *L)
     job->signals = -1;
     ms_rendezvous_release(job->rendezvous);
     job->rendezvous = NULL;
+    /* A rank that did not leave may still use it; the process ends then. */
+    if (job->running == 0) ms_release(&job->context, job->ranks_data);
+    job->ranks_data = NULL;
     return 0;
 }
 

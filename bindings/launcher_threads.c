@@ -28,7 +28,7 @@ static void reap(ms_job *job, uint32_t rank)
     job->outcomes[rank].code = thread->code;
 }
 
-/* The memory of the threads' records lives as long as the process: a rank that does not leave may still be using its own. */
+/* The records live until all threads have ended. */
 ms_status ms_start_threads(ms_job *job)
 {
     void *memory = NULL;

@@ -242,7 +242,7 @@ warn("part ", "by part")
       assert.matches(("moonshard: rank %d: from %d\n"):format(rank, rank), err)
       assert.matches(("moonshard: rank %d: part by part\n"):format(rank), err)
     end
-    local code, _, refusal = command.run(folder, "run warn.lua -n 20", "ulimit -n 14;")
+    local code, _, refusal = command.run(folder, "run warn.lua -n 100", "ulimit -n 40;")
     assert.equal(2, code)
     assert.matches("cannot make the memory files that ranks share", refusal)
   end)
