@@ -101,6 +101,17 @@ local function leave_at_exit(process)
   -- luacheck: pop
 end
 
+-- Lua's print writes a line in parts, between which other threads would write theirs.
+local function print_whole_lines()
+  -- luacheck: push globals print
+  function print(...)
+    local texts = table.pack(...)
+    for i = 1, texts.n do texts[i] = tostring(texts[i]) end
+    io.stdout:write(table.concat(texts, "\t") .. "\n")
+  end
+  -- luacheck: pop
+end
+
 -- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report. Returns the message to print.
 local function leave(process, code, message)
   local core, launch = require "moonshard.core", require "moonshard.launch"
@@ -145,6 +156,7 @@ function cli.main(arguments)
       local process = package.loaded["moonshard.process"]
       local is_rank = process and process.rank
       if is_rank then leave_at_exit(process) end
+      if is_rank and process.is_thread then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
       if is_rank then message = leave(process, code, message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
