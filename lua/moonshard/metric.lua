@@ -57,8 +57,13 @@ local function close_together(step, world)
   end
 end
 
--- The value of a step becomes a number or a probe, before the step's tensors go.
-local function close(step)
+local closed                              -- the end of step at which values were completed last
+
+--- The values of a step become numbers or probes, before the step's tensors go. Once a step, on all ranks.
+---@param step integer
+function metric.close(step)
+  if closed == steps.ends or #order == 0 then return end
+  closed = steps.ends
   local world = core.world()
   if world:size() > 1 then
     core.no_grad(function() close_together(step, world) end)
@@ -89,7 +94,7 @@ function metric.metric(name, op)
     if op and found.op ~= op then core.raise(("metric '%s' exists with op %s, not %s"):format(name, found.op, op)) end
     return found
   end
-  if #order == 0 then steps.on_end(close) end
+  if #order == 0 then steps.on_end(metric.close) end
   local self = setmetatable({ name = name, op = op or "avg", values = {}, count = 0 }, Metric)
   all[name] = self
   order[#order + 1] = self

@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local metric = require "moonshard.metric"
+local steps = require "moonshard.steps"
 local check = require "moonshard.options".check
 
 local report = {}
@@ -16,34 +17,6 @@ local function wire_bytes()
   local sum = 0
   for _, group in ipairs(core.comm_groups()) do sum = sum + select(3, group:_traffic()) end
   return sum
-end
-
---- For loops written by hand; ms.train makes its own. options: run: folder; tokens: of a step, over all ranks; every: lines are written each
---- so many steps (1); total: steps of the run, for the ETA; dtype: of the products, for MFU.
----@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
----@return ms.Report
-function report.report(options)
-  options = check("report", options, { "run", "tokens", "every", "total", "dtype" })
-  if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
-  local first = core.rank() == 0                   -- it writes; the others only come to the same values
-  if first then assert(core.make_directory(options.run)) end
-  local process = package.loaded["moonshard.process"]
-  local self = setmetatable({
-    run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
-    file = first and assert(core.file_append(options.run .. "/metrics.jsonl")) or nil,
-    terminal = first and process and process.is_terminal() or false, wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
-  }, Report)
-  local measured
-  -- A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
-  if first then self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
-  else core.collect() end
-  if self.peak then
-    local when = measured and "measured now, kept for next time" or "measured before"
-    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", when)
-  end
-  launch.run = options.run
-  core.comm_folder(options.run)
-  return self
 end
 
 local function duration(seconds)
@@ -80,38 +53,83 @@ local function line_of(self, entry)
   return table.concat(parts, "  ")
 end
 
---- Ends the line that is written in place, so that other text can follow.
-function Report:break_line()
-  if self.open then
-    io.stdout:write "\n"
-    self.open = false
-  end
+-- The values as numbers: waits for them.
+local function resolve(self, entry)
+  for key, value in pairs(entry.values) do entry[key] = number(value) end
+  entry.values = {}
+  entry.peak_bytes = core.memory().peak            -- with what came behind the step: validation, text, a checkpoint
+  self.last = entry
 end
+
+local function show(self, entry)
+  if not self.file or launch.checking or entry.shown or (entry.step % self.every ~= 0 and entry.step + 1 ~= self.total) then return end
+  entry.shown = true
+  local text = line_of(self, entry)
+  if self.terminal then io.stdout:write("\r\27[K", text)
+  else io.stdout:write(text, "\n") end
+  self.open = self.terminal
+  io.stdout:flush()
+end
+
+local unsaid = { mean_ms = true, values = true, shown = true, flushed = true }
 
 -- Writes what is known of the step before.
 local function write(self)
   local entry = self.pending
   if not entry then return end
   self.pending = nil
-  for key, value in pairs(entry.values) do entry[key] = number(value) end
-  entry.peak_bytes = core.memory().peak            -- with what came behind the step: validation, text, a checkpoint
-  entry.values = nil
+  resolve(self, entry)
   for name, value in pairs(metric.values(entry.step)) do if entry[name] == nil then entry[name] = value end end
-  self.last = entry
   local object = {}
-  for key, value in pairs(entry) do if key ~= "mean_ms" then object[key] = value end end
+  for key, value in pairs(entry) do if not unsaid[key] then object[key] = value end end
   if not self.file then return end
   local ok, message = self.file:write(core.json_encode(object) .. "\n")
   if not ok and not self.told then
     require "moonshard.log".warn("metrics are not written: %s", message)
     self.told = true                               -- once is enough: training goes on without them
   end
-  if launch.checking or (entry.step % self.every ~= 0 and entry.step + 1 ~= self.total) then return end
-  local text = line_of(self, entry)
-  if self.terminal then io.stdout:write("\r\27[K", text)
-  else io.stdout:write(text, "\n") end
-  self.open = self.terminal
-  io.stdout:flush()
+  show(self, entry)
+end
+
+--- For loops written by hand; ms.train makes its own. options: run: folder; tokens: of a step, over all ranks; every: lines are written each
+--- so many steps (1); total: steps of the run, for the ETA; dtype: of the products, for MFU.
+---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
+---@return ms.Report
+function report.report(options)
+  options = check("report", options, { "run", "tokens", "every", "total", "dtype" })
+  if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
+  local first = core.rank() == 0                   -- it writes; the others only come to the same values
+  if first then assert(core.make_directory(options.run)) end
+  local process = package.loaded["moonshard.process"]
+  local self = setmetatable({
+    run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
+    file = first and assert(core.file_append(options.run .. "/metrics.jsonl")) or nil,
+    terminal = first and process and process.is_terminal() or false, wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
+  }, Report)
+  local measured
+  -- A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
+  if first then self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
+  else core.collect() end
+  if self.peak then
+    local when = measured and "measured now, kept for next time" or "measured before"
+    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", when)
+  end
+  steps.on_end(function(step)
+    if not (self.pending and self.pending.flushed) then return end
+    metric.close(step)
+    write(self)
+  end)
+  launch.run = options.run
+  core.comm_folder(options.run)
+  return self
+end
+
+--- Ends the line that is written in place, so that other text can follow.
+function Report:break_line()
+  if self.open then
+    io.stdout:write "\n"
+    self.open = false
+  end
 end
 
 --- The step line. Tensors are shown one step late, so nothing waits for the device.
@@ -148,9 +166,14 @@ function Report:add(values)
   for key, value in pairs(values) do if self.pending then self.pending.values[key] = value end end
 end
 
---- Writes the line of the step that was reported last, now: waits for its values.
+--- Shows the line of the step that was reported last, now: waits for its values. What goes to metrics.jsonl is written at that step's end, when
+--- its metrics are known.
 function Report:flush()
-  write(self)
+  if self.pending then
+    resolve(self, self.pending)
+    show(self, self.pending)
+    self.pending.flushed = true
+  end
   self:break_line()
 end
 
@@ -158,6 +181,9 @@ end
 function Report:skip_time() self.before, self.flops = core.clock_ms(), core.flops() end
 
 --- Writes the last step's line.
-function Report:close() self:flush() end
+function Report:close()
+  write(self)
+  self:break_line()
+end
 
 return report

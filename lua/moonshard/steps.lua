@@ -2,7 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 
-local steps = {}
+local steps = { ends = 0 }         -- ends: of steps, so far
 local at_end = {}                 -- functions called with the step's number before what it made is released
 
 --- The current step: 0-based; after a resume it goes on where the run stopped.
@@ -17,6 +17,7 @@ function steps.on_end(f) at_end[#at_end + 1] = f end
 local function finish()
   local step, running = core.step()
   if not running then return end
+  steps.ends = steps.ends + 1
   local ok, failure = pcall(function() for _, f in ipairs(at_end) do f(step) end end)
   core.step_end()
   if launch.checking then core.comm_record(false) end

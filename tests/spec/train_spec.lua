@@ -162,6 +162,28 @@ describe("ms.train", function()
     assert.near(math.log(256), metrics[1].loss, 0.2)     -- a model that knows nothing
   end)
 
+  it("has each metric in each step's line, also where validation or a checkpoint come behind the step", function()
+    command.write(folder .. "/metrics.lua", [[
+local ms = require "moonshard"
+local early = ms.metric "early"
+local model = ms.nn.Linear(2, 2)
+local function batch() return ms.ones { 4, 2 }, ms.zeros { 4, 2 } end
+for run = 1, 2 do
+  ms.train {
+    model = model, optimizer = ms.optim.sgd(model, { lr = 0.1 }), data = batch, steps = run == 1 and 4 or 1, run = "run" .. run, save = { every = 2 },
+    loss = function(m, x, y) local out = m(x) return out:mse_loss(y), out end,
+    after_step = function(step) early:push(step) ms.metric("late", "sum"):push(2 * step) end,
+  }
+end
+]])
+    command.succeed(folder, "run metrics.lua")
+    local list = command.metrics(folder .. "/run1")
+    assert.equal(4, #list)
+    for i, entry in ipairs(list) do assert.same({ i - 1, i - 1, 2 * (i - 1) }, { entry.step, entry.early, entry.late }) end
+    list = command.metrics(folder .. "/run2")
+    assert.same({ 1, 0, 0 }, { #list, list[1].early, list[1].late })
+  end)
+
   it("keeps the last checkpoints, and the newest folder name is free unless resume is asked", function()
     succeed "steps=12 save=2 last=3 run=keep"
     local kept = {}
