@@ -198,7 +198,8 @@ local function run_step(self, step)
   local loss = forward_backward(self)
   if o.after_backward then o.after_backward(step) end
   local norm, finite, bad, parameters = update(self, loss)
-  self.report:step { loss = loss, grad_norm = norm, lr = lr }
+  local wrapped = getmetatable(o.model).ddp
+  self.report:step { loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = wrapped and o.model:stats().exposed_ms or nil }
   if finite then
     self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters }
     -- Two steps late, so that the host never waits for a step that it has only just enqueued.
