@@ -93,16 +93,33 @@ static int quit(lua_State *L)
     _exit((int)luaL_checkinteger(L, 1));
 }
 
-typedef struct arguments { int count; char **values; ms_rendezvous *rendezvous; uint32_t rank; bool is_thread, inside_warning; int code; } arguments;
+typedef struct arguments { int count; char **values; ms_rendezvous *rendezvous; uint32_t rank; bool is_thread; int code; size_t warned; char warning[4096]; } arguments;
 
-/* Errors in finalizers and what scripts say with warn(): a line with the rank, whole when its last part has come. */
+/* Adds text to the warning that is being collected; what does not fit is left out. */
+static void add_text(arguments *args, const char *text)
+{
+    size_t room = sizeof args->warning - 2 - args->warned, bytes = strlen(text);
+    if (bytes > room) bytes = room;
+    memcpy(args->warning + args->warned, text, bytes);
+    args->warned += bytes;
+}
+
+/* Errors in finalizers and what scripts say with warn(): a line with the rank, written in one piece when its last part has come, so that ranks do
+ * not write into each other's lines. */
 static void warning(void *user, const char *message, int more)
 {
     arguments *args = user;
-    if (!args->inside_warning && !more && *message == '@') return;      /* a control message */
-    if (!args->inside_warning) fprintf(stderr, "moonshard: rank %u: ", args->rank);
-    fprintf(stderr, "%s%s", message, more ? "" : "\n");
-    args->inside_warning = more;
+    if (args->warned == 0) {
+        char head[48];
+        if (!more && *message == '@') return;                           /* a control message */
+        snprintf(head, sizeof head, "moonshard: rank %u: ", args->rank);
+        add_text(args, head);
+    }
+    add_text(args, message);
+    if (more) return;
+    args->warning[args->warned++] = '\n';
+    fwrite(args->warning, 1, args->warned, stderr);
+    args->warned = 0;
 }
 
 static int traceback(lua_State *L)
