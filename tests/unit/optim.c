@@ -10,6 +10,7 @@
 
 #include "exec/poison.h"
 #include "fault_os.h"
+#include "gate.h"
 #include "moonshard/optim.h"
 #include "tensor/op.h"
 
@@ -372,18 +373,6 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 }
 
 /* ------------------------------------------------------------------------------------------------------------- behind a failed task */
-
-typedef struct gate_args { _Atomic int *open; } gate_args;
-
-static ms_task_result fail_behind_gate(ms_run *run, void *arguments)
-{
-    const gate_args *args = arguments;
-    if (!atomic_load(args->open)) return MS_TASK_PENDING;
-    ms_run_fail(run, MS_ERROR_ARGUMENT, "a bad index");
-    return MS_TASK_FAILED;
-}
-
-static const ms_task bad_task = { .name = "bad_gather", .function = fail_behind_gate, .args_bytes = sizeof(gate_args) };
 
 /* A state, count or gradient that a failed task should have written is no number to go on from. */
 static void what_was_never_written_is_not_updated(void **state)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "gate.h"
 #include "moonshard/tensor.h"
 #include "tensor/state.h"
 
@@ -47,18 +48,6 @@ static void a_split_storage_knows_the_cells_of_windows_made_before(void **state)
     ms_tensor_release(whole);
     ms_engine_free(engine);
 }
-
-typedef struct gate_args { _Atomic int *open; } gate_args;
-
-static ms_task_result fail_behind_gate(ms_run *run, void *arguments)
-{
-    const gate_args *args = arguments;
-    if (!atomic_load(args->open)) return MS_TASK_PENDING;
-    ms_run_fail(run, MS_ERROR_ARGUMENT, "a bad index");
-    return MS_TASK_FAILED;
-}
-
-static const ms_task bad_task = { .name = "bad_gather", .function = fail_behind_gate, .args_bytes = sizeof(gate_args) };
 
 /* The weight itself is whole, so it must be usable when the error has been reported. */
 static void a_kept_cast_that_was_never_written_is_made_again(void **state)
