@@ -150,6 +150,14 @@ static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t othe
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
+/* The place of a world rank among the members; the group's size if it is none. */
+static uint32_t member_of(const ms_group *group, uint32_t rank)
+{
+    uint32_t at = 0;
+    while (at < group->size && group->members[at] != rank) at++;
+    return at;
+}
+
 /* Whether `other` has called something that this rank has not, before what this rank waits for: then they differ in order, and none would ever go on.
  * What the other has issued there is read first, what it has issued here second: so it issued the one without the other. */
 static bool check_order(ms_local *local, const ms_comm_args *args, uint32_t other, uint32_t member)
@@ -158,8 +166,7 @@ static bool check_order(ms_local *local, const ms_comm_args *args, uint32_t othe
     uint32_t groups = atomic_load(&comm->group_count);
     for (uint32_t g = 0; g < groups; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = 0;
-        while (at < group->size && group->members[at] != other) at++;
+        uint32_t at = member_of(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t theirs = atomic_load(&ms_member(local->rendezvous, group->id, channel, at)->issued);
             if (atomic_load(&line_of(local, args, member)->issued) >= args->number) return false;
@@ -194,8 +201,7 @@ static const ms_ledger_slot *waits_in(ms_local *local, uint32_t other)
     uint32_t groups = atomic_load(&comm->group_count);
     for (uint32_t g = 0; g < groups; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = 0;
-        while (at < group->size && group->members[at] != other) at++;
+        uint32_t at = member_of(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t next = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued) + 1;
             const ms_ledger_slot *slot = &ms_member(local->rendezvous, group->id, channel, at)->slots[next & 1];
