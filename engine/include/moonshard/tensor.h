@@ -104,7 +104,8 @@ MS_API const ms_op *ms_op_find(const char *name);                           /* N
 MS_API const ms_op *ms_op_at(uint32_t index);                               /* all operators, from 0; NULL past the last */
 
 /* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. Attention does
- * so only for bf16 on processors with a bf16 dot product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. */
+ * so only for bf16 on processors with a bf16 dot product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, what
+ * goes into the activation of a linear operator is rounded to bf16, too. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
 /* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
