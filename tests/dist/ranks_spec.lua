@@ -124,7 +124,8 @@ describe("a job of several ranks", function()
         local code, _, err = job(("-n 3 how=%s who=2 at=7"):format(how))
         assert.equal(7, code)
         assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:29%%] at step 7\n"):format(signal), err)
-        assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 at all_reduce #8; rank 1 at all_reduce #8", err)
+        -- One that has not come to the next collective when it hears of the death is still behind the last one.
+        assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 %a+ all_reduce #[78]", err)
       end
     end
   end)
