@@ -150,6 +150,8 @@ struct ms_wait {
 bool ms_local_wait(ms_wait *wait);
 /* Sleeps until then; false: the job has ended. */
 bool ms_local_sleep_until(ms_local *local, uint64_t until_ns);
+/* Sleeps until a peer has made progress, at most this long. */
+void ms_local_nap(ms_local *local, uint64_t most_ns);
 void ms_local_wake(ms_local *local, uint32_t rank);
 static inline bool ms_local_aborted(const ms_local *local) { return atomic_load_explicit(&local->control->aborted, memory_order_acquire) != 0; }
 /* Leaves the job's cause as this task's error. */

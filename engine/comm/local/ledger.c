@@ -4,7 +4,9 @@
 
 #include "comm/local/control.h"
 
-#define MS_WITNESS_NS 20000000
+#define MS_WITNESS_NS 500000000         /* how long a rank whose call is needed for a report may take to come */
+#define MS_ELSEWHERE_NS 20000000        /* the same where it seems to stand elsewhere */
+#define MS_NAP_NS 1000000
 
 static ms_member_line *line_of(const ms_local *local, const ms_comm_args *args, uint32_t member)
 {
@@ -87,15 +89,51 @@ static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uin
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
+/* The place of a world rank among the members; the group's size if it is none. */
+static uint32_t member_of(const ms_group *group, uint32_t rank)
+{
+    uint32_t at = 0;
+    while (at < group->size && group->members[at] != rank) at++;
+    return at;
+}
+
+/* A call in which another rank waits for one that this rank has not made, if there is one: it cannot go on, so the slot stays. */
+static const ms_ledger_slot *waits_in(ms_local *local, uint32_t other)
+{
+    const ms_comm *comm = local->comm;
+    uint32_t groups = atomic_load(&comm->group_count);
+    for (uint32_t g = 0; g < groups; g++) {
+        const ms_group *group = comm->groups[g];
+        uint32_t at = member_of(group, other);
+        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
+            uint64_t next = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued) + 1;
+            const ms_ledger_slot *slot = &ms_member(local->rendezvous, group->id, channel, at)->slots[next & 1];
+            if (atomic_load(&slot->seq) == next) return slot;
+        }
+    }
+    return NULL;
+}
+
+/* Gives `other` a moment to enter this call, so that a report can show it; less where it will not make it or stands in another one. */
+static bool await_entry(ms_local *local, uint32_t other, ms_member_line *line, uint64_t number, uint64_t begun_ns)
+{
+    const ms_os *os = local->rendezvous->os;
+    while (atomic_load(&line->slots[number & 1].seq) < number) {
+        uint64_t waited = os->monotonic_ns(os->user) - begun_ns;
+        if (ms_local_aborted(local) || waited >= MS_WITNESS_NS) return false;
+        bool ends_before = atomic_load(&local->control->lines[other].finished) && atomic_load(&line->issued) < number;
+        if (waited >= MS_ELSEWHERE_NS && (ends_before || waits_in(local, other))) return false;
+        ms_local_nap(local, MS_NAP_NS);
+    }
+    return true;
+}
+
 /* Gives the others a moment to come, so that the one who differs can be told from the many; not long, since one may be missing. */
 static void await_witnesses(ms_local *local, const ms_comm_args *args)
 {
     const ms_os *os = local->rendezvous->os;
-    uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS;
-    for (uint32_t m = 0; m < args->group->size && !ms_local_aborted(local) && os->monotonic_ns(os->user) < limit;) {
-        if (atomic_load(&ms_ledger_slot_of(local, args, m)->seq) >= args->number) m++;
-        else ms_yield();
-    }
+    uint64_t begun = os->monotonic_ns(os->user);
+    for (uint32_t m = 0; m < args->group->size; m++) await_entry(local, args->group->members[m], line_of(local, args, m), args->number, begun);
 }
 
 /* One error with both sides: all who made my call, and all who made theirs. The smaller side is blamed. */
@@ -140,22 +178,14 @@ static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t othe
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256];
     const ms_os *os = local->rendezvous->os;
-    const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, args->group->rank), *theirs = &ms_member(local->rendezvous, group->id, channel, other_member)->slots[number & 1];
-    for (uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS; atomic_load(&theirs->seq) != number && !ms_local_aborted(local) && os->monotonic_ns(os->user) < limit;)
-        ms_yield();
+    ms_member_line *line = ms_member(local->rendezvous, group->id, channel, other_member);
+    const ms_ledger_slot *mine = ms_ledger_slot_of(local, args, args->group->rank), *theirs = &line->slots[number & 1];
+    await_entry(local, other, line, number, os->monotonic_ns(os->user));
     int used = snprintf(text, sizeof text, "ranks call in a different order:\n  rank %u: %s, which rank %u had not called when it called\n  rank %u: ", local->rank,
                         ms_flight_describe(&mine->call, what, sizeof what), other, other);
     if (atomic_load(&theirs->seq) == number) snprintf(text + used, sizeof text - (size_t)used, "%s", ms_flight_describe(&theirs->call, what, sizeof what));
     else snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %u", (unsigned long long)number, group->name, channel + 1);
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
-}
-
-/* The place of a world rank among the members; the group's size if it is none. */
-static uint32_t member_of(const ms_group *group, uint32_t rank)
-{
-    uint32_t at = 0;
-    while (at < group->size && group->members[at] != rank) at++;
-    return at;
 }
 
 /* Whether `other` has called something that this rank has not, before what this rank waits for: then they differ in order, and none would ever go on.
@@ -194,23 +224,6 @@ static bool all_entered(ms_wait *wait)
     return true;
 }
 
-/* A call in which another rank waits for one that this rank has not made, if there is one: it cannot go on, so the slot stays. */
-static const ms_ledger_slot *waits_in(ms_local *local, uint32_t other)
-{
-    const ms_comm *comm = local->comm;
-    uint32_t groups = atomic_load(&comm->group_count);
-    for (uint32_t g = 0; g < groups; g++) {
-        const ms_group *group = comm->groups[g];
-        uint32_t at = member_of(group, other);
-        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
-            uint64_t next = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued) + 1;
-            const ms_ledger_slot *slot = &ms_member(local->rendezvous, group->id, channel, at)->slots[next & 1];
-            if (atomic_load(&slot->seq) == next) return slot;
-        }
-    }
-    return NULL;
-}
-
 /* The missing rank has called something else, which may never begin: it can depend on a result that this rank's call would have to give. */
 static void compare_unbegun(ms_local *local, const ms_comm_args *args, uint32_t other, ms_member_line *line)
 {
@@ -218,9 +231,7 @@ static void compare_unbegun(ms_local *local, const ms_comm_args *args, uint32_t 
     uint64_t theirs = atomic_load(&line->calls[args->number % MS_CALLS_AHEAD]);
     if (theirs == ms_ledger_hash(args) || atomic_load(&line->issued) - args->number >= MS_CALLS_AHEAD) return;
     /* If it does begin, it can be shown. */
-    const ms_ledger_slot *slot = &line->slots[args->number & 1];
-    for (uint64_t limit = os->monotonic_ns(os->user) + MS_WITNESS_NS; os->monotonic_ns(os->user) < limit; ms_yield())
-        if (atomic_load(&slot->seq) == args->number || ms_local_aborted(local)) return;
+    if (await_entry(local, other, line, args->number, os->monotonic_ns(os->user)) || ms_local_aborted(local)) return;
     const ms_ledger_slot *waiting = waits_in(local, other);
     char text[MS_ERROR_MESSAGE_BYTES], mine[256], what[256] = "another call, which waits for results before it";
     if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);

@@ -32,6 +32,8 @@ static void sleep_on_bell(ms_local *local, ms_wait *wait, uint64_t most_ns)
     atomic_fetch_sub(&line->asleep, 1);
 }
 
+void ms_local_nap(ms_local *local, uint64_t most_ns) { sleep_on_bell(local, NULL, most_ns); }
+
 /* The moment before sleeping; true when it is decided. */
 static bool spin(ms_wait *wait, bool *result)
 {
