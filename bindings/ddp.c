@@ -78,7 +78,7 @@ static int reducer(lua_State *L)
     /* Behind a full collection those that nobody holds are known. */
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_reducer_sweep(engine);
-    reducer_box *box = lua_newuserdatauv(L, sizeof *box, 1);
+    reducer_box *box = lua_newuserdatauv(L, sizeof *box, 2);
     int at = lua_gettop(L);
     *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, MS_REDUCER_TYPE);
@@ -123,6 +123,112 @@ static int reducer_free(lua_State *L)
     ms_reducer_free(check_reducer(L));
     ((reducer_box *)lua_touserdata(L, 1))->reducer = NULL;
     return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- as buckets are reduced */
+
+/* Positions of the bucket's parameters in the list that the reducer was made of, from 1. */
+static void push_positions(lua_State *L, const ms_bucket *bucket)
+{
+    lua_createtable(L, (int)bucket->count, 0);
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        lua_pushinteger(L, (lua_Integer)bucket->positions[i] + 1);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+}
+
+/* Upvalue 1: f(index, positions); 2: g() or nil. */
+static int call_on_reduced(lua_State *L)
+{
+    const ms_reducer *r = lua_touserdata(L, 1);
+    uint32_t bucket = (uint32_t)lua_tointeger(L, 2);
+    bool end = bucket == MS_REDUCED_ALL;
+    lua_pushvalue(L, lua_upvalueindex(end ? 2 : 1));
+    if (end && lua_isnil(L, -1)) return 0;
+    if (!end) {
+        lua_pushinteger(L, bucket);
+        push_positions(L, ms_reducer_bucket(r, bucket));
+    }
+    lua_call(L, end ? 0 : 2, 0);
+    return 0;
+}
+
+typedef struct reduced_user { ms_callback *callback; ms_reducer *reducer; } reduced_user;
+
+static ms_status on_reduced(void *user, uint32_t bucket)
+{
+    const reduced_user *u = user;
+    lua_State *L = u->callback->L;
+    ms_engine *engine = u->callback->runtime->engine;
+    if (!lua_checkstack(L, 12)) return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
+    if (!ms_callback_push(u->callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with what steps them: call unwrap() before it goes");
+    lua_pushlightuserdata(L, u->reducer);
+    lua_pushinteger(L, bucket);
+    return ms_lua_hook(L, u->callback->runtime, 2, 0);
+}
+
+static void free_on_reduced(void *user)
+{
+    reduced_user *u = user;
+    ms_runtime *runtime = u->callback->runtime;
+    ms_callback_free(u->callback);
+    ms_release(&runtime->context, u);
+}
+
+/* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once its reduction is enqueued, g behind the last; both as hooks.
+ * reducer:on_reduced(): nobody. */
+static int reducer_on_reduced(lua_State *L)
+{
+    ms_reducer *r = check_reducer(L);
+    void *memory = NULL;
+    lua_settop(L, 3);
+    if (lua_isnil(L, 2)) {
+        ms_reducer_set_on_reduced(r, NULL, NULL, NULL);
+        return 0;
+    }
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TFUNCTION);
+    lua_pushcclosure(L, call_on_reduced, 2);
+    ms_callback *callback = ms_callback_new(L, -1, 1);
+    ms_runtime *runtime = callback->runtime;
+    if (ms_allocate(&runtime->context, sizeof(reduced_user), "a callback", &memory)) {
+        ms_callback_free(callback);
+        return luaL_error(L, "%s", runtime->context.error.message);
+    }
+    reduced_user *user = memory;
+    *user = (reduced_user){ callback, r };
+    ms_reducer_set_on_reduced(r, on_reduced, user, free_on_reduced);
+    if (lua_getiuservalue(L, 1, 2) == LUA_TFUNCTION) ms_callback_forget(L, 1, -1);
+    lua_pop(L, 1);
+    lua_setiuservalue(L, 1, 2);
+    return 0;
+}
+
+/* reducer:bucket_times() -> list of { index, bytes, positions, ready_ms, reduce_ms } in order of index; the times are nil while none with these buckets are known */
+static int reducer_bucket_times(lua_State *L)
+{
+    ms_reducer *r = check_reducer(L);
+    ms_reducer_stats_get(r);
+    lua_newtable(L);
+    for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) {
+        const ms_bucket *bucket = ms_reducer_bucket(r, b);
+        ms_bucket_times times;
+        lua_createtable(L, 0, 5);
+        lua_pushinteger(L, b);
+        lua_setfield(L, -2, "index");
+        lua_pushinteger(L, (lua_Integer)ms_tensor_bytes(bucket->flat));
+        lua_setfield(L, -2, "bytes");
+        push_positions(L, bucket);
+        lua_setfield(L, -2, "positions");
+        if (ms_reducer_bucket_times(r, b, &times)) {
+            lua_pushnumber(L, (lua_Number)times.ready_ns / 1e6);
+            lua_setfield(L, -2, "ready_ms");
+            lua_pushnumber(L, (lua_Number)times.reduce_ns / 1e6);
+            lua_setfield(L, -2, "reduce_ms");
+        }
+        lua_rawseti(L, -2, (lua_Integer)b + 1);
+    }
+    return 1;
 }
 
 /* reducer:buckets() -> list of { index, bytes, parameters }, how many iterations were reduced */
@@ -214,7 +320,7 @@ static int ddp_broadcast(lua_State *L)
 void ms_open_ddp(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);

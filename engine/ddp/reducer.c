@@ -91,7 +91,7 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
     if (!status) status = ms_times_reduction(reducer, item->bucket.index, true, traffic);
     item->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(reducer->engine, before);
-    return status;
+    return !status && reducer->on_reduced ? reducer->on_reduced(reducer->on_reduced_user, item->bucket.index) : status;
 }
 
 /* What comes behind this backward sees reduced gradients. */
@@ -104,7 +104,7 @@ static ms_status finish(ms_reducer *reducer)
     if (!status) status = ms_times_note(reducer, MS_AT_READY);
     reducer->phase = MS_REDUCER_REDUCED;
     reducer->iterations++;
-    return status;
+    return !status && reducer->on_reduced ? reducer->on_reduced(reducer->on_reduced_user, MS_REDUCED_ALL) : status;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- as gradients come */
@@ -129,7 +129,7 @@ static ms_status note(ms_slot_owner *owner)
     ms_status status = move_home(owner);
     if (status) return status;
     if (reducer->logging) reducer->arrival[reducer->arrived++] = owner->position;
-    buckets->items[owner->bucket].pending--;
+    if (--buckets->items[owner->bucket].pending == 0) status = ms_times_ready(reducer, owner->bucket);
     while (!status && reducer->next_bucket < buckets->count && buckets->items[reducer->next_bucket].pending == 0)
         status = launch(reducer, &buckets->items[reducer->next_bucket++]);
     if (!status && reducer->next_bucket == buckets->count) status = finish(reducer);
@@ -179,6 +179,7 @@ static void free_parts(ms_reducer *reducer)
         ms_tensor_release(owner->tensor);
         ms_release(context, owner->name);
     }
+    ms_reducer_set_on_reduced(reducer, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);
     ms_times_close(reducer);
     ms_release(context, reducer->owners);
@@ -345,6 +346,16 @@ void ms_reducer_rebuild(ms_reducer *reducer)
     reducer->logging = true;
     reducer->arrived = 0;
 }
+
+void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user, void (*free_user)(void *user))
+{
+    if (reducer->on_reduced_free) reducer->on_reduced_free(reducer->on_reduced_user);
+    reducer->on_reduced = f;
+    reducer->on_reduced_user = user;
+    reducer->on_reduced_free = free_user;
+}
+
+void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]) { memcpy(ready, reducer->buckets.items[index].ready, 2 * sizeof *ready); }
 
 ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
 uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }

@@ -35,7 +35,7 @@ typedef enum ms_moment { MS_AT_FORWARD, MS_AT_BACKWARD, MS_AT_WAIT /* for result
 
 typedef struct ms_pass_times {                 /* what the host knows of a pass whose times are being written */
     ms_point end;                              /* of its last time; seq 0: not enqueued yet, or taken over */
-    uint64_t iteration;
+    uint64_t iteration, layout;
     uint32_t buckets;
     bool has[MS_MOMENTS];
 } ms_pass_times;
@@ -56,9 +56,15 @@ struct ms_reducer {
     ms_comm_hook hook;
     void *hook_user;
     void (*hook_free)(void *user);
+    ms_reduced_function on_reduced;
+    void *on_reduced_user;
+    void (*on_reduced_free)(void *user);
     ms_reducer_phase phase;
     bool no_sync, logging, rebuilt, has_steps /* whose ends are told */, abandoned;
     ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
+    ms_storage *arrivals;                      /* two sets of when each bucket was ready */
+    ms_bucket_times *bucket_times;             /* of each bucket, in the pass that stats are of */
+    uint64_t layout, timed_layout;             /* how often buckets were made; of which bucket_times are */
     ms_pass_times times[2];
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
     ms_pass_counts counts, step_counts;        /* of the last pass, and of the last one whose step has ended */
@@ -70,6 +76,8 @@ void ms_times_close(ms_reducer *reducer);
 ms_status ms_times_note(ms_reducer *reducer, ms_moment moment);
 /* Around the reduction of a bucket; before: the traffic at its beginning. */
 ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_traffic before);
+/* The last gradient of a bucket has come; on the current stream. */
+ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket);
 ms_traffic ms_times_traffic(const ms_reducer *reducer);
 
 /* Where the order of the last synchronized backward is known and the buckets do not follow it yet: rebuilds them. */

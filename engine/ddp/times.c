@@ -30,6 +30,8 @@ ms_status ms_times_open(ms_reducer *reducer)
     ms_status status = ms_storage_new(ms_engine_current(reducer->engine), 2 * MS_MOMENTS * sizeof(uint64_t), &reducer->moments);
     if (!status) status = ms_group_stream(reducer->group, 1, &communication);
     if (!status) status = ms_storage_new(communication, (size_t)4 * reducer->count * sizeof(uint64_t), &reducer->reductions);
+    if (!status) status = ms_storage_new(ms_engine_current(reducer->engine), (size_t)2 * reducer->count * sizeof(uint64_t), &reducer->arrivals);
+    if (!status) status = ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(ms_bucket_times), "times", (void **)&reducer->bucket_times);
     return status;
 }
 
@@ -37,6 +39,15 @@ void ms_times_close(ms_reducer *reducer)
 {
     ms_storage_release(reducer->moments);
     ms_storage_release(reducer->reductions);
+    ms_storage_release(reducer->arrivals);
+    ms_release(ms_engine_context(reducer->engine), reducer->bucket_times);
+}
+
+static void harvest_buckets(ms_reducer *reducer, uint32_t set, uint64_t begin)
+{
+    const uint64_t *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + (size_t)set * 2 * reducer->count, *arrivals = (const uint64_t *)ms_storage_data(reducer->arrivals) + (size_t)set * reducer->count;
+    for (uint32_t b = 0; b < reducer->times[set].buckets; b++) reducer->bucket_times[b] = (ms_bucket_times){ arrivals[b] - begin, spans[2 * b + 1] - spans[2 * b] };
+    reducer->timed_layout = reducer->times[set].layout;
 }
 
 /* Takes over what a finished set says. */
@@ -54,6 +65,7 @@ static void harvest(ms_reducer *reducer, uint32_t set)
     stats->exposed_ns = moments[MS_AT_READY] - moments[MS_AT_WAIT];
     stats->step_ns = times->has[MS_AT_STEP_END] ? moments[MS_AT_STEP_END] - moments[MS_AT_READY] : 0;
     for (uint32_t b = 0; b < times->buckets; b++) stats->reduce_ns += spans[2 * b + 1] - spans[2 * b];
+    harvest_buckets(reducer, set, moments[times->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
 ms_status ms_times_note(ms_reducer *reducer, ms_moment moment)
@@ -62,7 +74,7 @@ ms_status ms_times_note(ms_reducer *reducer, ms_moment moment)
     ms_pass_times *times = &reducer->times[set];
     if (moment == MS_AT_FORWARD) {
         harvest(reducer, set);
-        *times = (ms_pass_times){ .iteration = reducer->iterations };
+        *times = (ms_pass_times){ .iteration = reducer->iterations, .layout = reducer->layout };
     }
     times->has[moment] = true;
     return note_time(reducer, reducer->moments, set * MS_MOMENTS + moment, moment == MS_AT_READY ? &times->end : NULL);
@@ -103,6 +115,18 @@ ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_
         reducer->times[reducer->iterations % 2].buckets = bucket + 1;
     }
     return note_time(reducer, reducer->reductions, (size_t)(reducer->iterations % 2) * 2 * reducer->count + 2 * bucket + end, NULL);
+}
+
+ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket)
+{
+    return note_time(reducer, reducer->arrivals, (size_t)(reducer->iterations % 2) * reducer->count + bucket, NULL);
+}
+
+bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out)
+{
+    bool there = reducer->timed_layout == reducer->layout && index < reducer->buckets.count;
+    *out = there ? reducer->bucket_times[index] : (ms_bucket_times){ 0 };
+    return there;
 }
 
 ms_status ms_reducer_forward_end(ms_reducer *reducer) { return reducer->phase == MS_REDUCER_EXPECTING ? ms_times_note(reducer, MS_AT_BACKWARD) : MS_OK; }

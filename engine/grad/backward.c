@@ -366,6 +366,17 @@ static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *con
     return status;
 }
 
+/* Behind the outermost backward. What one registers is called, too. */
+static ms_status run_ends(ms_tape *tape, ms_status status)
+{
+    for (size_t i = 0; i < tape->end_count && !status; i++) {
+        ms_at_end end = tape->ends[i];
+        status = end.f(end.user);
+    }
+    tape->end_count = 0;
+    return status;
+}
+
 static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph, bool inside)
 {
     ms_tape *tape = NULL;
@@ -380,10 +391,20 @@ static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor 
     bool recording = ms_engine_set_recording(engine, false);
     tape->pass = &pass;
     if (!status) status = run_pass(&pass, roots, gradients, edges, count);
+    if (!pass.outer) status = run_ends(tape, status);
     tape->pass = pass.outer;
     ms_engine_set_recording(engine, recording);
     pass_close(&pass);
     for (uint32_t i = 0; i < count; i++) ms_node_release(edges[i].node);
+    return status;
+}
+
+ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user)
+{
+    ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    if (!tape || !tape->pass) return ms_engine_fail(engine, MS_ERROR_STATE, "at the end of which backward? None is running");
+    ms_status status = ms_grow(ms_engine_context(engine), (void **)&tape->ends, &tape->end_capacity, tape->end_count + 1, sizeof *tape->ends);
+    if (!status) tape->ends[tape->end_count++] = (ms_at_end){ f, user };
     return status;
 }
 

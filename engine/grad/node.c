@@ -11,6 +11,7 @@ static void tape_free(ms_engine *engine, void *object)
     ms_context *context = ms_engine_context(engine);
     for (size_t i = 0; i < tape->chunk_count; i++) ms_release(context, tape->chunks[i]);
     ms_release(context, tape->chunks);
+    ms_release(context, tape->ends);
     ms_release(context, tape);
 }
 

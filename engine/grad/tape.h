@@ -72,10 +72,14 @@ typedef struct ms_captures { ms_capture_item *items; size_t count, capacity; } m
 
 typedef struct ms_pass ms_pass;                /* one backward: backward.c */
 
+typedef struct ms_at_end { ms_status (*f)(void *user); void *user; } ms_at_end;
+
 typedef struct ms_tape {
     bool paused;                               /* recording is off */
     ms_captures *captures;                     /* of the recomputed function whose first run is on, or NULL */
     const ms_pass *pass;                       /* the innermost backward that is running, or NULL */
+    ms_at_end *ends;                           /* what is to be called when the outermost backward has finished */
+    size_t end_count, end_capacity;
     uint64_t orders, visits, hook_ids;
     ms_node *unused_nodes;
     ms_meta *unused_metas;

@@ -169,6 +169,32 @@ end, 30), (function()
   return sums
 end)(), "reduce_scatter and all_gather by hand")
 
+-- Whoever steps early is told of each bucket, as in a hook, with gradients that are the reduced ones; it may consume them.
+do
+  local steppers = { ddp = ms.ddp(new_model(), { bucket_bytes = SMALL }), weights = {}, calls = 0 }
+  local parameters = steppers.ddp:parameters()
+  local reducer = getmetatable(steppers.ddp).ddp.reducer
+  local own = ms.stream "early"
+  reducer:on_reduced(function(index, positions)
+    assert(core.in_hook() and index == steppers.calls)
+    steppers.calls = steppers.calls + 1
+    own:run(function()
+      for _, position in ipairs(positions) do
+        steppers.weights[position] = parameters[position]:grad():clone():keep()
+        core.consume_grad(parameters[position])
+      end
+    end)
+  end, function() steppers.ended = steppers.calls end)
+  for pass = 1, 2 do
+    steppers.calls = 0
+    backward(steppers.ddp, 30 + pass, rank)
+  end
+  for i, item in ipairs(reducer:bucket_times()) do assert(item.index == i - 1 and item.bytes > 0 and #item.positions > 0) end
+  assert(steppers.ended == #steppers.ddp:stats().buckets and not parameters[1]:grad())
+  same(steppers.weights, average, "what whoever steps early has seen")
+  steppers.ddp:unwrap()
+end
+
 -- Buffers: rank 0's at each synchronized forward; not behind a pass without.
 local Counter = ms.nn.class "Counter"
 function Counter:init()

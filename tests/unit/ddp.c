@@ -393,6 +393,111 @@ static void a_hook_may_return_what_it_made_elsewhere(void **state)
     run_well(THREADS, 2, own_hooks, NULL);
 }
 
+/* ------------------------------------------------------------------------------------------------------------- as buckets are reduced */
+
+/* Steps on a stream of its own as soon as a bucket is reduced, and consumes the gradients. */
+typedef struct stepper { ms_reducer *reducer; char calls[96]; ms_status fails; } stepper;
+
+static ms_status step_parameter(ms_engine *engine, ms_tensor *weight)
+{
+    ms_tensor *scaled = NULL, *inputs[2] = { weight }, *same = NULL;
+    ms_tensor *gradient = ms_tensor_grad(weight);
+    ms_attributes rate = { .scalar = { .value = 0.5 } };
+    ms_status status = ms_op_apply(engine, &ms_op_mul_scalar, &rate, false, &gradient, 1, &scaled, 1);
+    inputs[1] = scaled;
+    if (!status) status = ms_op_apply(engine, &ms_op_sub, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(scaled);
+    ms_tensor_release(same);
+    return status ? status : ms_tensor_set_grad(weight, NULL);
+}
+
+static ms_status step_early(void *user, uint32_t index)
+{
+    stepper *s = user;
+    const ms_bucket *bucket = ms_reducer_bucket(s->reducer, index == MS_REDUCED_ALL ? 0 : index);
+    ms_engine *engine = bucket->engine;
+    ms_stream *own = NULL, *model_stream = ms_engine_current(engine);
+    snprintf(s->calls + strlen(s->calls), 16, index == MS_REDUCED_ALL ? "end " : "%u ", index);
+    if (s->fails) return ms_engine_fail(engine, s->fails, "an optimizer that says no");
+    ms_status status = ms_engine_stream(engine, "optimizer", &own);
+    if (index == MS_REDUCED_ALL) return status ? status : ms_stream_wait(model_stream, ms_stream_last(own));
+    ms_point ready[2];
+    ms_reducer_ready(s->reducer, index, ready);
+    for (int i = 0; i < 2 && !status; i++) status = ms_stream_wait(own, ready[i]);
+    if (!status) status = ms_stream_wait(own, ms_stream_last(model_stream));          /* backward reads the weights */
+    if (status) return status;
+    ms_engine_set_current(engine, own);
+    for (uint32_t i = 0; i < bucket->count && !status; i++) status = step_parameter(engine, bucket->parameters[i]);
+    ms_engine_set_current(engine, model_stream);
+    return status;
+}
+
+static void step_some(rank *self)
+{
+    model m, reference;
+    stepper s = { 0 };
+    ms_reducer *other = NULL;
+    ms_bucket_times times;
+    OK(build(self, &m));
+    OK(build(self, &reference));
+    OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &s.reducer));
+    OK(wrap(self, &reference, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &other));
+    ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
+    for (uint32_t iteration = 0; iteration < 4; iteration++) {
+        OK(ms_reducer_forward(s.reducer, false));                     /* without synchronization nobody is told */
+        OK(pass(self, &m, self->number, 9, WEIGHTS, false));
+        OK(clear(&m));
+        OK(ms_reducer_forward(s.reducer, true));
+        OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
+        OK(ms_reducer_forward(other, true));
+        OK(pass(self, &reference, self->number, iteration, WEIGHTS, false));
+        for (int w = 0; w < WEIGHTS; w++) {
+            CHECK(!ms_tensor_grad(m.weights[w]));
+            OK(step_parameter(self->engine, reference.weights[w]));
+        }
+        OK(ms_engine_sync(self->engine));
+        ms_reducer_stats_get(s.reducer);
+        for (uint32_t b = 0; b < ms_reducer_buckets(s.reducer); b++) {
+            CHECK(ms_reducer_bucket_times(s.reducer, b, &times));
+            CHECK(times.ready_ns > 0 && times.ready_ns < 60000000000u && times.reduce_ns > 0 && times.reduce_ns < 60000000000u);
+        }
+    }
+    CHECK(strcmp(s.calls, "0 end 0 1 2 end 0 1 2 end 0 1 2 end ") == 0);
+    for (int w = 0; w < WEIGHTS; w++) {
+        float got[1024], expected[1024];
+        OK(ms_tensor_read(m.weights[w], got, ms_tensor_bytes(m.weights[w])));
+        OK(ms_tensor_read(reference.weights[w], expected, ms_tensor_bytes(m.weights[w])));
+        CHECK(memcmp(got, expected, ms_tensor_bytes(m.weights[w])) == 0);
+    }
+    ms_reducer_free(other);
+    ms_reducer_free(s.reducer);
+    drop(&m);
+    drop(&reference);
+}
+
+static void fail_early(rank *self)
+{
+    model m;
+    stepper s = { .fails = MS_ERROR_STATE };
+    OK(build(self, &m));
+    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &s.reducer));
+    ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
+    OK(ms_reducer_forward(s.reducer, true));
+    CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE && strstr(ms_engine_error(self->engine)->message, "says no"));
+    drop(&m);
+}
+
+static void whoever_steps_early_is_told_of_each_bucket(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, step_some, NULL);
+    run_well(PROCESSES, 3, step_some, NULL);
+    rank ranks[1];
+    job what = { .kind = THREADS, .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = fail_early };
+    assert_int_equal(run_job(&what, ranks).reason, MS_ABORT_RAISED);
+    if (*ranks[0].why) fail_msg("%s", ranks[0].why);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------- mistakes */
 
 static bool says(rank *self, const char *text) { return strstr(ms_engine_error(self->engine)->message, text) != NULL; }
@@ -589,6 +694,7 @@ int main(void)
         cmocka_unit_test(a_bucket_holds_any_number_of_parameters),
         cmocka_unit_test(native_links_do_what_they_say),
         cmocka_unit_test(a_hook_may_return_what_it_made_elsewhere),
+        cmocka_unit_test(whoever_steps_early_is_told_of_each_bucket),
         cmocka_unit_test(mistakes_are_named_and_end_the_job),
         cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),
         cmocka_unit_test(the_first_parameter_that_differs_is_named),

@@ -58,6 +58,18 @@ MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
 /* Log the order of the next synchronized backward and rebuild by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);
 
+/* For optimizers that step before backward ends. In a synchronized backward f(user, index) is called on the host for each bucket, in order of index, as soon as its
+ * result is on its way: the bucket's parameters have gradients that are the reduced ones behind ms_reducer_ready's points, which the current stream (the model's)
+ * has not waited for. What reads them on another stream gets these waits by itself; C code in strict mode takes them from there. f may consume a parameter's
+ * gradient (ms_tensor_set_grad NULL): its memory is written next by the next backward, behind its readers. Once all results are there for the current stream,
+ * f(user, MS_REDUCED_ALL) ends the pass. f must not block; its error ends the job. f NULL: nobody is called; free_user (may be NULL) is called with user then, or
+ * when the reducer goes. */
+#define MS_REDUCED_ALL UINT32_MAX
+typedef ms_status (*ms_reduced_function)(void *user, uint32_t bucket);
+MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user, void (*free_user)(void *user));
+/* Where the result of a bucket of the last synchronized backward is: on the communication stream, and where else its hook has put work (seq 0: nowhere). */
+MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
+
 MS_API ms_group *ms_reducer_group(const ms_reducer *reducer);
 MS_API uint32_t ms_reducer_divisor(const ms_reducer *reducer);
 MS_API void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor);  /* for the next launches */
@@ -77,6 +89,10 @@ typedef struct ms_reducer_stats {
     uint64_t calls, payload_bytes, wire_bytes;   /* launches, and what their collectives sent */
 } ms_reducer_stats;
 MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
+/* Of the same pass as the times of ms_reducer_stats_get, which is called first: when the last gradient of a bucket was there, since forward's end (or since forward
+ * began where nobody says its end), and how long its reduction took, links included. False (and zeros) while no pass with the present buckets was timed. */
+typedef struct ms_bucket_times { uint64_t ready_ns, reduce_ns; } ms_bucket_times;
+MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out);
 
 /* ------------------------------------------------------------------------------------------------------------------- at the beginning */
 

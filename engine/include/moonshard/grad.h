@@ -56,6 +56,12 @@ MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_functi
 /* Nothing happens if it is gone already. */
 MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
 
+/* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in order of registration, and not if it fails. What f returns is
+ * what that backward returns. MS_ERROR_STATE if none runs. */
+MS_API ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
+/* reached[i]: whether a backward from the roots may come to leaves[i]. Walks the whole graph, without recursion; enqueues nothing. */
+MS_API ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count, ms_tensor *const *leaves, uint32_t leaf_count, bool *reached);
+
 /* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient) where needs[i]. */
 typedef struct ms_function {
     const char *name;
