@@ -120,6 +120,15 @@ static int add_layer_norm(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_add_layer_norm, &attributes, inputs, 4, 2);
 }
 
+/* t:orthonormalize_(eps) */
+static int orthonormalize(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_tensor(L, 1);
+    ms_attributes attributes = { .norm = { .eps = luaL_optnumber(L, 2, 0) } };
+    return ms_lua_apply_one(L, &ms_op_orthonormalize, &attributes, true);
+}
+
 static int add_rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -157,7 +166,7 @@ void ms_open_layers(lua_State *L, int runtime)
         { "cross_entropy", cross_entropy, NULL, false }, { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false }, { "layer_norm", layer_norm, NULL, false },
         { "rms_norm", rms_norm, NULL, false }, { "add_layer_norm", add_layer_norm, NULL, false }, { "add_rms_norm", add_rms_norm, NULL, false },
         { "swiglu", ms_lua_two_tensors, &ms_op_swiglu, false }, { "embedding", ms_lua_two_tensors, &ms_op_embedding, false }, { "rotary", rotary, NULL, false },
-        { "attention", attention, NULL, false },
+        { "attention", attention, NULL, false }, { "orthonormalize_", orthonormalize, NULL, false },
     };
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

@@ -386,6 +386,7 @@ static int open_module(lua_State *L)
     ms_open_operators(L, at);
     ms_open_grad(L, at);
     ms_open_stream(L, at);
+    ms_open_codec(L, at);
     ms_open_group(L, at);
     ms_open_bucket(L, at);
     ms_open_ddp(L, at);

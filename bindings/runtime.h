@@ -169,6 +169,7 @@ void ms_open_operators(lua_State *L, int runtime);
 void ms_open_grad(lua_State *L, int runtime);
 void ms_open_engine(lua_State *L, int runtime);
 void ms_open_stream(lua_State *L, int runtime);
+void ms_open_codec(lua_State *L, int runtime);
 void ms_open_group(lua_State *L, int runtime);
 void ms_open_bucket(lua_State *L, int runtime);
 void ms_open_ddp(lua_State *L, int runtime);

@@ -33,6 +33,8 @@
     /* reduce.h      */ K(reduce) K(reduce_arg) K(cumsum) K(histogram) \
     /* select.h      */ K(gather) K(scatter) K(scatter_add) K(topk) K(above) K(quantile) \
     /* matmul.h      */ K(matmul) \
+    /* orthonormalize.h */ K(orthonormalize) \
+    /* codec.h       */ K(codec_encode) K(codec_decode) \
     /* linear.h      */ K(activation) K(linear_backward) \
     /* norm.h        */ K(norm_forward) K(norm_backward) \
     /* softmax.h     */ K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) K(mse_backward) \

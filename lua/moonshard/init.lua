@@ -10,7 +10,7 @@ local ms = { version = core.version }
 
 for _, name in ipairs {
   "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack",
-  "no_grad", "autocast", "recompute", "memory", "reset_peak", "synchronize", "info", "seed",
+  "codec", "no_grad", "autocast", "recompute", "memory", "reset_peak", "synchronize", "info", "seed",
 } do ms[name] = core[name] end
 
 ms.init = core.configure

@@ -130,6 +130,9 @@
 --- A named series with one value a step: what is pushed in a step is combined by op, over the step and, at its end, over all ranks (all
 --- metrics in one small all-reduce). Goes to metrics.jsonl. The same name returns the same metric.
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric   op: "avg" unless given
+--- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last dimension, row by row.
+--- options: block 256 numbers a scale; scale = false ("sign" only): bare bits, decoded to -1 and 1.
+---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: { block?: integer, rounding?: "nearest"|"stochastic", scale?: boolean }): ms.Codec
 --- The step line on rank 0 and `metrics.jsonl`, for loops written by hand.
 ---@field report fun(options: { run: string, tokens?: integer, every?: integer }): ms.Report   options: run: folder; tokens: a step, over all ranks
 
@@ -161,6 +164,15 @@
 ---@field lag fun(self, steps: integer): number?   steps: 1 or more
 --- Errors. lag(0). push of more than one element. Two metrics of one name with different ops.
 
+
+---@class ms.Codec
+--- t: any float [..., n]; the payload is u8 [..., bytes(n)]. With `error = true` the second result is t minus what the payload says.
+---@field encode fun(self, t: ms.Tensor, options?: { error?: boolean }): ms.Tensor, ms.Tensor?
+---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [..., n]; payload: [..., bytes(n)]
+--- Decodes and adds the rows, in row order, in f32.
+---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [n]; payload: [rows, bytes(n)]
+---@field bytes fun(self, n: integer): integer   bytes of a row of n numbers
+--- Errors. decode: n does not fit the payload's last dimension (says which n would). encode of integers.
 
 ---@class ms.Report
 --- Never waits: tensors are shown one step late. Adds ms, tok/s, MFU, memory, ETA by itself.
@@ -274,6 +286,7 @@
 -- linear algebra and layers
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
 ---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight^T + bias
+---@field orthonormalize_ fun(self, eps?: number): self      columns of [..., n, r], r <= n; a zero column stays zero
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight + bias, weight [in, out]
 ---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor   self + residual, and its norm, in one pass
 ---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor

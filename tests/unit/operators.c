@@ -15,7 +15,7 @@
 #include "tensor/op.h"
 
 /* Inputs: f [4,6]  g [6,5]  v [6]  w [5]  s []  h [2,4,8,16]  k [2,2,8,16], all f32;  i index [4,6] of 0..3 along dimension 0  j ids [4]
- * b bool [4,6]  o [1] f32  l f32 [24]  n f32 (positive) [4,6]  t [5,6]  - absent. A capital letter after them: I in place. */
+ * b bool [4,6]  o [1] f32  l f32 [24]  n f32 (positive) [4,6]  t [5,6]  p u8 [3,8]  - absent. A capital letter after them: I in place. */
 typedef struct row { const char *op, *inputs; uint32_t outputs; ms_attributes attributes; } row;
 
 #define NONE { .cast = { .kind = 0 } }
@@ -50,6 +50,8 @@ static const row rows[] = {
     { "dot", "vv", 1, NONE }, { "histogram", "f", 1, { .histogram = { .low = -1, .high = 1, .bins = 4 } } }, { "quantile", "f", 1, { .scalar = { .value = 0.3 } } },
     { "topk", "f", 2, { .top = { .k = 3, .dim = 1, .largest = true } } }, { "above", "ls", 3, { .dim = { .length = 8 } } },
     { "gather", "fi", 1, NONE }, { "index_select", "fj", 1, NONE }, { "scatter", "fin", 1, NONE }, { "scatter_add", "fin", 1, NONE },
+    { "orthonormalize", "gI", 1, NONE }, { "codec_encode", "f", 2, { .codec = { .codec = { .kind = MS_CODEC_INT4, .block = 8, .stochastic = true } } } },
+    { "codec_decode", "p", 1, { .codec = { .codec = { .kind = MS_CODEC_INT8, .block = 8 }, .n = 4 } } }, { "codec_decode_sum", "p", 1, { .codec = { .codec = { .kind = MS_CODEC_INT8, .block = 8 }, .n = 4 } } },
     { "matmul", "fg", 1, NONE }, { "linear", "ftw", 1, NONE }, { "linear", "ftw", 1, { .linear = { .activation = MS_ACTIVATION_GELU } } }, { "linear_t", "fgw", 1, NONE },
     { "layer_norm", "fvv", 1, { .norm = { .eps = 1e-5 } } }, { "rms_norm", "fv", 1, { .norm = { .eps = 1e-5 } } },
     { "add_layer_norm", "fnvv", 2, { .norm = { .eps = 1e-5 } } }, { "add_rms_norm", "fnv", 2, { .norm = { .eps = 1e-5 } } },
@@ -74,18 +76,18 @@ static ms_status input(ms_engine *engine, char kind, ms_tensor **out)
 {
     static const struct { char kind; uint32_t dims; int64_t shape[4]; } shapes[] = {
         { 'f', 2, { 4, 6 } }, { 'g', 2, { 6, 5 } }, { 'v', 1, { 6 } }, { 'w', 1, { 5 } }, { 's', 0, { 0 } }, { 'h', 4, { 2, 4, 8, 16 } }, { 'k', 4, { 2, 2, 8, 16 } },
-        { 'i', 2, { 4, 6 } }, { 'j', 1, { 4 } }, { 'b', 2, { 4, 6 } }, { 'o', 1, { 1 } }, { 'l', 1, { 24 } }, { 'n', 2, { 4, 6 } }, { 't', 2, { 5, 6 } },
+        { 'i', 2, { 4, 6 } }, { 'j', 1, { 4 } }, { 'b', 2, { 4, 6 } }, { 'o', 1, { 1 } }, { 'l', 1, { 24 } }, { 'n', 2, { 4, 6 } }, { 't', 2, { 5, 6 } }, { 'p', 2, { 3, 8 } },
     };
     size_t at = 0;
     while (shapes[at].kind != kind) at++;
-    ms_dtype dtype = kind == 'i' || kind == 'j' ? MS_I64 : kind == 'b' ? MS_BOOL : MS_F32;
+    ms_dtype dtype = kind == 'i' || kind == 'j' ? MS_I64 : kind == 'b' ? MS_BOOL : kind == 'p' ? MS_U8 : MS_F32;
     ms_status status = ms_tensor_new(engine, dtype, shapes[at].dims, shapes[at].shape, out);
     if (status) return status;
     int64_t count = ms_tensor_count(*out);
     int64_t values[2048];
     for (int64_t i = 0; i < count; i++) {
         if (dtype == MS_I64) values[i] = i % 4;
-        else if (dtype == MS_BOOL) ((uint8_t *)values)[i] = i % 3 == 0;
+        else if (dtype == MS_BOOL || dtype == MS_U8) ((uint8_t *)values)[i] = i % 3 == 0;
         else ((float *)values)[i] = number(i + kind, kind == 'n');
     }
     status = ms_tensor_write(*out, values, ms_tensor_bytes(*out));

@@ -69,6 +69,12 @@ extern "C" {
     O(matmul)          /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D as in the field's libraries; any strides; float, result of the operands' dtype */ \
     O(linear)          /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \
     O(linear_t)        /* the same with weight [in, out] */ \
+    /* orthonormalize.c */ \
+    O(orthonormalize)  /* in place only: columns of [..., n, r], r <= n, from left to right (Gram-Schmidt); norm.eps is added to each norm; a column of zeros stays; no gradient */ \
+    /* codec.c: codec, codec.h has the format; rows are the last dimension; no gradient */ \
+    O(codec_encode)    /* x [..., n]: u8 [..., bytes], and, of two outputs, x minus what that says, in x's dtype */ \
+    O(codec_decode)    /* u8 [..., bytes]: f32 [..., codec.n] */ \
+    O(codec_decode_sum) /* u8 [rows, bytes]: f32 [codec.n], added in order of rows */ \
     /* norm.c */ \
     O(layer_norm)      /* x, weight or absent, bias or absent; norm.eps; over the last dimension, biased variance */ \
     O(rms_norm)        /* x, weight or absent; norm.eps */ \

@@ -70,6 +70,24 @@ MS_API ms_status ms_readback_number(ms_readback *readback, double *out);
 /* Never blocks: the memory goes when the copy is done. NULL is allowed. */
 MS_API void ms_readback_free(ms_readback *readback);
 
+/* ------------------------------------------------------------------------------------------------------------------------- codecs */
+
+/* How a row of n floats becomes bytes: it is cut into blocks; first stand the blocks' scales (f32, as the machine stores them), then all codes, packed
+ * from the lowest bit on. A number is its code's value times the scale.
+ *   int8   -127 .. 127, scale max|x| / 127          int4  -7 .. 7, stored + 8, scale max|x| / 7
+ *   fp8    1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity), scale max|x| / 448
+ *   fp4    1, 2, 1 (bias 1: 0 .5 1 1.5 2 3 4 6), scale max|x| / 6
+ *   sign   1 bit, set for x >= +0: +1 and -1, scale mean|x|; bare: without scales
+ * A block with an infinity or a NaN decodes to NaN throughout (not bare ones); numbers count as 0 in a block whose greatest is below 1e-35.
+ * The same bytes on every instruction set. */
+typedef enum ms_codec_kind { MS_CODEC_INT8, MS_CODEC_INT4, MS_CODEC_FP8, MS_CODEC_FP4, MS_CODEC_SIGN, MS_CODEC_KINDS } ms_codec_kind;
+typedef struct ms_codec {
+    ms_codec_kind kind;
+    int64_t block;                 /* numbers that share a scale: a multiple of 8 */
+    bool stochastic, bare;         /* stochastic: to one of the two neighbours, so that the mean is right; bare: sign only */
+} ms_codec;
+MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n);            /* of a row of n numbers */
+
 /* ---------------------------------------------------------------------------------------------------------------------- operators */
 
 /* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
@@ -88,6 +106,7 @@ typedef union ms_attributes {
     struct { int32_t kind; ms_dtype dtype; } cast;
     struct { int32_t activation; } linear;                                  /* ms_activation */
     struct { double low, high; int64_t bins; } histogram;
+    struct { ms_codec codec; ms_random random; int64_t n; } codec;          /* random: for stochastic rounding; n: numbers in a row, for decoding */
     struct { int32_t dim; } index;                                          /* gather, index_select, scatter, scatter_add */
 } ms_attributes;
 

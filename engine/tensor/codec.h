@@ -1,0 +1,20 @@
+/* codec.h: arguments of the kernels that code floats as bytes; tensor.h has the format. */
+#ifndef MOONSHARD_TENSOR_CODEC_H
+#define MOONSHARD_TENSOR_CODEC_H
+
+#include "tensor/backend.h"
+
+/* x [rows, n], contiguous; payload [rows, bytes]. decode: x is f32; sum: x is [n], the rows' sum. */
+typedef struct ms_codec_args {
+    ms_codec codec;
+    ms_random random;
+    void *x, *error, *payload;          /* error: NULL, or as x */
+    int64_t rows, n, bytes;
+    uint8_t dtype;
+    bool sum;
+} ms_codec_args;
+
+static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n) { return (n + codec->block - 1) / codec->block; }
+static inline int64_t ms_codec_bits(ms_codec_kind kind) { return kind == MS_CODEC_SIGN ? 1 : kind == MS_CODEC_INT4 || kind == MS_CODEC_FP4 ? 4 : 8; }
+
+#endif

@@ -1,0 +1,200 @@
+/* codec.c: floats to codes of 8, 4 or 1 bit and back, 16 at a time. Compiled without contraction, so that all instruction sets write the same bytes. */
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#include <string.h>
+
+#include "tensor/cpu/codec.h"
+#include "tensor/cpu/row.h"
+
+#define LEAST 1e-35f                     /* greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float */
+
+/* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as f32 has it, the greatest number. */
+typedef struct small_float { int mantissa, least, greatest; } small_float;
+static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
+
+MS_VECTOR float greatest_code(ms_codec_kind kind) { return kind == MS_CODEC_INT8 ? 127.0f : kind == MS_CODEC_INT4 ? 7.0f : kind == MS_CODEC_FP8 ? 448.0f : 6.0f; }
+
+/* ---------------------------------------------------------------------------------------------------------------- sixteen numbers */
+
+/* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that number. For |x| < 2^22. */
+#define WHOLE 12582912.0f
+
+MS_VECTOR ms_v16f round_lanes(ms_v16f x, const float *u)
+{
+    if (u == NULL) return (x + WHOLE) - WHOLE;
+    ms_v16f up = x + ms_v_load(u), whole = (up + WHOLE) - WHOLE;
+    return whole - (ms_v16f)(ms_v_less(up, whole) & (ms_v16i)ms_v_splat(1.0f));          /* floor */
+}
+
+MS_VECTOR ms_v16f keep_within(ms_v16f x, float most) { return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most)); }
+MS_VECTOR ms_v16u whole_bits(ms_v16f whole) { return (ms_v16u)(whole + WHOLE); }
+
+/* Codes of numbers that were divided by their scale. */
+MS_VECTOR ms_v16u encode_float(ms_v16f x, const float *u, const small_float f)
+{
+    ms_v16u sign = (ms_v16u)x >> 31;
+    ms_v16f size = ms_v_lesser(ms_v_abs(x), ms_v_splat((float)f.greatest));
+    ms_v16i exponent = (ms_v16i)((ms_v16u)size >> 23), least = ms_v_splat_int(f.least);
+    exponent = (ms_v16i)ms_v_select((ms_v16i)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)), (ms_v16f)least, (ms_v16f)exponent);
+    ms_v16f step = (ms_v16f)((ms_v16u)(exponent - f.mantissa) << 23), inverse = (ms_v16f)((ms_v16u)(254 - (exponent - f.mantissa)) << 23);
+    ms_v16f value = round_lanes(size * inverse, u) * step;
+    value = ms_v_lesser(value, ms_v_splat((float)f.greatest));
+    ms_v16u normal = ((ms_v16u)value >> (23 - f.mantissa)) - (((ms_v16u)ms_v_splat_int(f.least) - 1) << f.mantissa);
+    ms_v16f smallest = (ms_v16f)((ms_v16u)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
+    ms_v16u subnormal = whole_bits(value * smallest) & 0xffu;
+    ms_v16u code = (ms_v16u)ms_v_select(ms_v_less(value, (ms_v16f)((ms_v16u)least << 23)), (ms_v16f)subnormal, (ms_v16f)normal);
+    return code | sign << (f.mantissa == 3 ? 7 : 3);
+}
+
+MS_VECTOR ms_v16f decode_float(ms_v16u code, const small_float f)
+{
+    int width = f.mantissa == 3 ? 7 : 3;
+    ms_v16u sign = (code >> width) << 31, size = code & ((1u << width) - 1);
+    ms_v16u normal = (size << (23 - f.mantissa)) + (((ms_v16u)ms_v_splat_int(f.least) - 1) << 23);
+    ms_v16f quantum = (ms_v16f)((ms_v16u)ms_v_splat_int(f.least - f.mantissa) << 23);
+    ms_v16f subnormal = ms_v_from_int((ms_v16i)size) * quantum;
+    ms_v16f value = ms_v_select(ms_v_less(ms_v_from_int((ms_v16i)size), ms_v_splat((float)(1 << f.mantissa))), subnormal, (ms_v16f)normal);
+    return (ms_v16f)((ms_v16u)value | sign);
+}
+
+MS_VECTOR ms_v16u encode_lanes(const ms_codec_kind K, ms_v16f x, const float *u)
+{
+    if (K == MS_CODEC_INT8) return whole_bits(keep_within(round_lanes(x, u), 127.0f)) & 0xffu;
+    if (K == MS_CODEC_INT4) return (whole_bits(keep_within(round_lanes(x, u), 7.0f)) + 8u) & 0xfu;
+    if (K == MS_CODEC_SIGN) return ~(ms_v16u)x >> 31;
+    return encode_float(x, u, K == MS_CODEC_FP8 ? fp8 : fp4);
+}
+
+MS_VECTOR ms_v16f decode_lanes(const ms_codec_kind K, ms_v16u code)
+{
+    if (K == MS_CODEC_INT8) return ms_v_from_int((ms_v16i)(code << 24) >> 24);
+    if (K == MS_CODEC_INT4) return ms_v_from_int((ms_v16i)code - 8);
+    if (K == MS_CODEC_SIGN) return ms_v_from_int((ms_v16i)(code << 1) - 1);
+    return decode_float(code, K == MS_CODEC_FP8 ? fp8 : fp4);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ packing */
+
+typedef uint8_t v16b __attribute__((vector_size(16)));
+
+/* count codes, 16 or the last few, from the lowest bit on; bits past them are 0. */
+MS_VECTOR void pack(const ms_codec_kind K, ms_v16u code, size_t count, uint8_t *to)
+{
+    union { v16b whole; uint8_t lane[MS_LANES]; } c = { .whole = __builtin_convertvector(code, v16b) };
+    for (size_t i = count; i < MS_LANES; i++) c.lane[i] = 0;
+    if (K == MS_CODEC_INT8 || K == MS_CODEC_FP8) {
+        memcpy(to, c.lane, count);
+    } else if (K == MS_CODEC_SIGN) {
+        unsigned bits = 0;
+        for (unsigned i = 0; i < MS_LANES; i++) bits |= (unsigned)c.lane[i] << i;
+        to[0] = (uint8_t)bits;
+        if (count > 8) to[1] = (uint8_t)(bits >> 8);
+    } else {
+        for (size_t i = 0; i < MS_LANES / 2; i++) c.lane[i] = (uint8_t)(c.lane[2 * i] | c.lane[2 * i + 1] << 4);
+        memcpy(to, c.lane, (count + 1) / 2);
+    }
+}
+
+MS_VECTOR ms_v16u unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
+{
+    union { v16b whole; uint8_t lane[MS_LANES]; } c = { .lane = { 0 } };
+    if (K == MS_CODEC_INT8 || K == MS_CODEC_FP8) {
+        memcpy(c.lane, from, count);
+    } else if (K == MS_CODEC_SIGN) {
+        unsigned bits = count > 8 ? from[0] | (unsigned)from[1] << 8 : from[0];
+        for (unsigned i = 0; i < MS_LANES; i++) c.lane[i] = bits >> i & 1;
+    } else {
+        memcpy(c.lane, from, (count + 1) / 2);
+        for (size_t i = MS_LANES / 2; i-- > 0;) {
+            c.lane[2 * i + 1] = c.lane[i] >> 4;
+            c.lane[2 * i] = c.lane[i] & 15;
+        }
+    }
+    return __builtin_convertvector(c.whole, ms_v16u);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- blocks */
+
+/* The greatest |x| of a block, or NaN if one is not finite: bits of sizes order as the sizes do. */
+MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
+{
+    ms_v16f most = ms_v_splat(0.0f);
+    ms_v16i bad = ms_v_splat_int(0);
+    size_t i = 0;
+    for (; i < n; i += MS_LANES) {
+        ms_v16f size = ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
+        bad |= (ms_v16i)(size - size);           /* 0, or NaN */
+        most = ms_v_greater(size, most);
+    }
+    for (int l = 0; l < MS_LANES; l++)
+        if (bad[l]) return __builtin_nanf("");
+    return ms_v_reduce_max(most);
+}
+
+MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
+{
+    ms_v16f total = ms_v_splat(0.0f);
+    for (size_t i = 0; i < n; i += MS_LANES) total += ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
+    float mean = ms_v_sum(total) / (float)n;
+    return mean - mean == 0.0f ? mean : __builtin_nanf("");
+}
+
+MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec, const void *x, size_t n, const float *u, float *scale, uint8_t *codes, void *error)
+{
+    float size = 1.0f, inverse = 1.0f;
+    if (K == MS_CODEC_SIGN) {
+        if (!codec->bare) memcpy(scale, &(float){ size = mean_size(D, x, n) }, sizeof size);
+    } else {
+        float most = greatest(D, x, n);
+        size = most / greatest_code(K);
+        inverse = greatest_code(K) / most;
+        if (!(most >= LEAST)) {                  /* zeros, or not finite: all codes are that of 0 */
+            inverse = 0.0f;
+            size = most == most ? 0.0f : most;
+        }
+        memcpy(scale, &size, sizeof size);
+    }
+    for (size_t i = 0; i < n; i += MS_LANES) {
+        size_t count = n - i < MS_LANES ? n - i : MS_LANES;
+        ms_v16f v = count == MS_LANES ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f);
+        ms_v16f scaled = K == MS_CODEC_SIGN ? v : inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
+        ms_v16u code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
+        pack(K, code, count, codes + i * (size_t)ms_codec_bits(K) / 8);
+        if (error == NULL) continue;
+        v -= decode_lanes(K, code) * size;
+        if (count == MS_LANES) ms_row_put(D, error, i, v);
+        else ms_row_put_part(D, error, i, n, v);
+    }
+}
+
+MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t n, float scale, bool add, float *out)
+{
+    for (size_t i = 0; i < n; i += MS_LANES) {
+        size_t count = n - i < MS_LANES ? n - i : MS_LANES;
+        ms_v16f v = decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
+        if (add) v += count == MS_LANES ? ms_v_load(out + i) : ms_v_load_part(out + i, count);
+        if (count == MS_LANES) ms_v_store(out + i, v);
+        else ms_v_store_part(out + i, v, count);
+    }
+}
+
+#define KIND(name, K) \
+    static void encode_##name(const ms_codec *codec, ms_dtype dtype, const void *x, int64_t n, const float *u, float *scale, uint8_t *codes, void *error) \
+    { \
+        MS_ROW_SWITCH(dtype, encode_block(K, D, codec, x, (size_t)n, u, scale, codes, error)); \
+    } \
+    static void decode_##name(const uint8_t *codes, int64_t n, float scale, bool add, float *out) { decode_block(K, codes, (size_t)n, scale, add, out); }
+KIND(int8, MS_CODEC_INT8)
+KIND(int4, MS_CODEC_INT4)
+KIND(fp8, MS_CODEC_FP8)
+KIND(fp4, MS_CODEC_FP4)
+KIND(sign, MS_CODEC_SIGN)
+
+const ms_codec_kernels MS_ISA_NAME(ms_codec_kernels) = {
+    .encode = { encode_int8, encode_int4, encode_fp8, encode_fp4, encode_sign },
+    .decode = { decode_int8, decode_int4, decode_fp8, decode_fp4, decode_sign },
+};

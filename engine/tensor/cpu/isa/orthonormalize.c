@@ -1,0 +1,29 @@
+/* orthonormalize.c: the modified Gram-Schmidt process: each column is divided by its norm, then its share is taken out of the columns behind it. */
+#include "tensor/cpu/orthonormalize.h"
+#include "tensor/cpu/vector_math.h"
+
+MS_VECTOR float dot(const float *a, const float *b, size_t n)
+{
+    ms_v16f total[4] = { ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f) };
+    size_t i = 0;
+    for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)
+        for (size_t k = 0; k < 4; k++) total[k] += ms_v_load(a + i + k * MS_LANES) * ms_v_load(b + i + k * MS_LANES);
+    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_load(a + i) * ms_v_load(b + i);
+    if (i < n) total[1] += ms_v_load_part(a + i, n - i) * ms_v_load_part(b + i, n - i);
+    return ms_v_sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+static void columns(float *columns, int64_t n, int64_t r, float eps)
+{
+    size_t length = (size_t)n;
+    for (int64_t c = 0; c < r; c++) {
+        float *column = columns + c * n, size = __builtin_sqrtf(dot(column, column, length)) + eps, factor = size == 0.0f ? 0.0f : 1.0f / size;
+        for (size_t i = 0; i < length; i++) column[i] *= factor;
+        for (int64_t other = c + 1; other < r; other++) {
+            float *behind = columns + other * n, share = dot(column, behind, length);
+            for (size_t i = 0; i < length; i++) behind[i] -= share * column[i];
+        }
+    }
+}
+
+const ms_orthonormalize_kernels MS_ISA_NAME(ms_orthonormalize_kernels) = { columns };

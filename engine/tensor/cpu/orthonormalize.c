@@ -1,0 +1,60 @@
+/* orthonormalize.c: columns of matrices made orthonormal on the CPU: a tile for each matrix, so that results do not depend on threads. */
+#include "tensor/cpu/orthonormalize.h"
+
+#include <stdatomic.h>
+
+#include "tensor/cpu/convert.h"
+
+typedef struct job {
+    const ms_orthonormalize_args *args;
+    const ms_orthonormalize_kernels *kernels;
+    const ms_convert_kernels *convert;
+    _Atomic bool no_memory;
+} job;
+
+#define ROWS 64                         /* turned at once: their lines stay in the nearest cache */
+
+/* Rows to columns, or back. */
+static void turn(const job *j, char *matrix, float *columns, float *rows, bool back)
+{
+    int64_t n = j->args->n, r = j->args->r;
+    ms_dtype dtype = (ms_dtype)j->args->dtype;
+    for (int64_t first = 0; first < n; first += ROWS) {
+        int64_t count = n - first < ROWS ? n - first : ROWS;
+        void *at = matrix + (size_t)(first * r) * ms_dtype_bytes(dtype);
+        if (!back) j->convert->to_f32[dtype](rows, at, (size_t)(count * r));
+        for (int64_t c = 0; c < r; c++)
+            for (int64_t i = 0; i < count; i++) {
+                if (back) rows[i * r + c] = columns[c * n + first + i];
+                else columns[c * n + first + i] = rows[i * r + c];
+            }
+        if (back) j->convert->from_f32[dtype](at, rows, (size_t)(count * r));
+    }
+}
+
+static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    job *j = context;
+    int64_t n = j->args->n, r = j->args->r;
+    char *matrix = (char *)j->args->x + (size_t)(tile * n * r) * ms_dtype_bytes((ms_dtype)j->args->dtype);
+    float *columns = ms_thread_scratch(thread, 0, (size_t)(n * r) * sizeof *columns), *rows = ms_thread_scratch(thread, 1, (size_t)(ROWS * r) * sizeof *rows);
+    if (columns == NULL || rows == NULL) {
+        atomic_store(&j->no_memory, true);
+        return;
+    }
+    turn(j, matrix, columns, rows, false);
+    j->kernels->columns(columns, n, r, j->args->eps);
+    turn(j, matrix, columns, rows, true);
+}
+
+static ms_task_result orthonormalize_run(ms_run *run, void *arguments)
+{
+    const ms_orthonormalize_args *args = arguments;
+    job j = { .args = args, .kernels = ms_orthonormalize_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    ms_run_tiles(run, (uint32_t)args->matrices, orthonormalize_tile, &j);
+    if (!j.no_memory) return MS_TASK_DONE;
+    ms_run_fail(run, MS_ERROR_MEMORY, "orthonormalize: no memory for a matrix of %lld x %lld", (long long)args->n, (long long)args->r);
+    return MS_TASK_FAILED;
+}
+
+const ms_task ms_cpu_orthonormalize = { "orthonormalize", orthonormalize_run, sizeof(ms_orthonormalize_args), MS_KIND_COMPUTE, 0 };

@@ -1,0 +1,15 @@
+/* orthonormalize.h: inner loops on one matrix whose columns lie one behind the other. */
+#ifndef MOONSHARD_TENSOR_CPU_ORTHONORMALIZE_H
+#define MOONSHARD_TENSOR_CPU_ORTHONORMALIZE_H
+
+#include "tensor/cpu/isa.h"
+#include "tensor/orthonormalize.h"
+
+typedef struct ms_orthonormalize_kernels {
+    /* columns: r of n numbers each. */
+    void (*columns)(float *columns, int64_t n, int64_t r, float eps);
+} ms_orthonormalize_kernels;
+
+MS_ISA_TABLE(ms_orthonormalize_kernels, ms_orthonormalize_kernels)
+
+#endif

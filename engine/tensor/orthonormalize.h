@@ -1,0 +1,15 @@
+/* orthonormalize.h: arguments of the kernel that makes columns orthonormal. */
+#ifndef MOONSHARD_TENSOR_ORTHONORMALIZE_H
+#define MOONSHARD_TENSOR_ORTHONORMALIZE_H
+
+#include "tensor/backend.h"
+
+/* [matrices, n, r] in place, contiguous, one float dtype, r <= n. */
+typedef struct ms_orthonormalize_args {
+    void *x;
+    int64_t matrices, n, r;
+    float eps;                          /* added to each column's norm */
+    uint8_t dtype;
+} ms_orthonormalize_args;
+
+#endif
