@@ -324,9 +324,24 @@ static int pack(lua_State *L)
     return 2;
 }
 
+/* flat(list): parameters moved into one tensor, which is kept. */
+static int flat(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
+    if (ms_lua_runtime(L)->step_serial) return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
+    ms_tensor **leaves = ms_lua_tensor_list(L, 1, &count), *made = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_flatten(engine, leaves, count, &made));
+    ms_handle_fill(handle, made);
+    ms_handle_keep(handle);
+    return 1;
+}
+
 static const luaL_Reg functions[] = {
     { "empty", empty }, { "zeros", zeros }, { "ones", ones }, { "full", full }, { "rand", uniform }, { "randn", normal }, { "randint", randint },
-    { "tensor", tensor }, { "arange", arange }, { "cat", cat }, { "stack", stack }, { "pack", pack }, { NULL, NULL },
+    { "tensor", tensor }, { "arange", arange }, { "cat", cat }, { "stack", stack }, { "pack", pack }, { "flat", flat }, { NULL, NULL },
 };
 
 void ms_open_make(lua_State *L, int runtime) { ms_lua_register(L, runtime, functions); }

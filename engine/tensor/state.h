@@ -28,6 +28,10 @@ struct ms_tensor {
 /* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends or the tensor changes). Caller releases. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out);
 
+/* The tensor becomes the part of `base` (contiguous, of its dtype, with room) that begins at `offset`, in its own shape; nothing is copied, and what was made as a
+ * view of it keeps the old memory. */
+void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
+
 /* Under autocast, for an f32 tensor whose task is yet to be enqueued: a new tensor of the autocast dtype, of the same shape and order in memory, that
  * this task is to write as well, so that a product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
  * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast (which takes NULL, too). */

@@ -245,6 +245,18 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
     return status;
 }
 
+void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
+{
+    ms_storage *before = tensor->storage;
+    if (tensor->cast) drop_cast(tensor);
+    tensor->storage = ms_storage_retain(base->storage);
+    tensor->offset = base->offset + offset;
+    tensor->made_version = ms_storage_version(base->storage);
+    natural_strides(tensor->dims, tensor->shape, tensor->strides);
+    derive(tensor);
+    ms_storage_release(before);
+}
+
 ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
 {
     return ms_tensor_window(tensor, tensor->dims, tensor->shape, tensor->strides, 0, out);

@@ -9,7 +9,7 @@ core.set_library((source:gsub("init%.lua$", "")))
 local ms = { version = core.version }
 
 for _, name in ipairs {
-  "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack",
+  "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack", "flat",
   "codec", "no_grad", "autocast", "recompute", "memory", "reset_peak", "synchronize", "info", "seed",
 } do ms[name] = core[name] end
 

@@ -109,6 +109,9 @@
 ---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor   condition: bool
 --- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the original shapes, in order.
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
+--- Moves parameters into one storage (nothing happens if they already lie there in this order) and returns it as a 1-D tensor that
+--- they are views of; kept.
+---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
 --- Errors. tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several units; inside a step; after ddp
 --- (wrap afterwards). where: shapes that do not broadcast (shows all three).
 

@@ -425,3 +425,62 @@ describe("autocast", function()
     assert.same({ 1, 2 }, { a, b })
   end)
 end)
+
+describe("flat", function()
+  it("moves parameters into one tensor that they are views of", function()
+    local model = ms.nn.Sequential(ms.nn.Linear(3, 2), ms.nn.Linear(2, 1))
+    local parameters, before = model:parameters(), {}
+    for i, p in ipairs(parameters) do before[i] = p:to_table() end
+    local x = ms.randn { 4, 3, seed = 1 }
+    local expected = model(x):to_table()
+    local flat = ms.flat(parameters)
+    assert.same({ 11 }, flat:shape())
+    for i, p in ipairs(parameters) do assert.same(before[i], p:to_table()) end
+    assert.same(expected, model(x):to_table())
+    flat:fill_(0.5)
+    assert.same({ { 0.5, 0.5, 0.5 }, { 0.5, 0.5, 0.5 } }, parameters[1]:to_table())
+    -- They train as before, and the flat tensor sees it.
+    model(x):sum():backward()
+    ms.optim.sgd(parameters, { lr = 1 }):step()
+    local at = 0
+    for _, p in ipairs(parameters) do
+      assert.same(p:flatten():to_table(), flat:narrow(1, at + 1, p:numel()):to_table())
+      at = at + p:numel()
+    end
+    assert.is_false(flat:eq(0.5):any():item() and flat:eq(0.5):all():item())
+    -- The same again is the same memory.
+    ms.flat(parameters):fill_(2)
+    assert.is_true(flat:eq(2):all():item())
+  end)
+
+  it("can be stepped as a whole, as each parameter would be", function()
+    local function trained(whole)
+      ms.seed(3)
+      local model = ms.nn.Linear(3, 2)
+      local flat = ms.flat(model:parameters())
+      local opt = ms.optim.adamw(whole and { flat } or model:parameters(), { lr = 0.1 })
+      for _ = 1, 3 do
+        model(ms.ones { 2, 3 }):square():sum():backward()
+        if whole then
+          local grads = {}
+          for i, p in ipairs(model:parameters()) do grads[i] = p:grad() end
+          opt:step_param(flat, (ms.pack(grads)))
+          for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+        else opt:step() end
+      end
+      return flat:to_table()
+    end
+    assert.same(trained(false), trained(true))
+  end)
+
+  it("refuses what cannot be flat", function()
+    local a, b = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2):to "bf16"
+    fails(function() ms.flat {} end, "a list of one or more tensors")
+    fails(function() ms.flat { a.weight, b.weight } end, "flat", "f32", "bf16")
+    fails(function() ms.flat { a.weight, a.weight } end, "1 and 2 are the same")
+    fails(function() ms.flat { a.weight * 2 } end, "result of an operator")
+    fails(function() for _ in ms.steps(1) do ms.flat(a:parameters()) end end, "inside a step")
+    ms.ddp(a)
+    fails(function() ms.flat(a:parameters()) end, "before wrapping")
+  end)
+end)

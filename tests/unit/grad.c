@@ -633,6 +633,13 @@ static ms_status program(ms_engine *engine)
     if (!status) status = vector(engine, 1, 1, false, &given);
     if (!status) status = ms_tensor_set_grad(w, given);
     ms_tensor_release(given);
+    if (!status) {
+        ms_tensor *leaves[] = { x, w }, *flat = NULL;
+        status = ms_flatten(engine, leaves, 2, &flat);
+        /* Both have moved, or none. */
+        assert_true((ms_tensor_storage(x) == ms_tensor_storage(w)) == (status == MS_OK));
+        ms_tensor_release(flat);
+    }
     ms_tensor_release(x);
     ms_tensor_release(w);
     return status;

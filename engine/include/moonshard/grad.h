@@ -42,6 +42,11 @@ MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
  * pass, whatever it held. Retained; NULL: wherever backward made it. Removing the gradient leaves the home. */
 MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
+/* Moves float leaves into one storage, each behind the one before, and gives it as a 1-D tensor that they are then contiguous views of: what is written there is
+ * their value. Nothing moves if they lie so already. Views made of them before, and graphs recorded before, keep the old memory. MS_ERROR_ARGUMENT for
+ * mixed dtypes, no leaves, a leaf twice or one whose gradient has a home (a reducer's); then nothing has changed. *flat is owned. */
+MS_API ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, ms_tensor **flat);
+
 /* Adds gradients of the roots' leaves to their grad, on the current stream. gradients[i] NULL: 1, for a root of one element. */
 MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph);
 
