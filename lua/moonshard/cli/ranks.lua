@@ -38,6 +38,7 @@ end
 
 ---------------------------------------------------------------------------------------------------------------------- exit code
 
+local SIGKILL = 9
 local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
 
 -- The code of the first rank that failed, never of those that were stopped then.
@@ -93,18 +94,38 @@ local function resume_command(parsed)
   return table.concat(parts, " ")
 end
 
--- How often the kernel has killed a process of this control group for want of memory.
-local function oom_kills()
-  local groups = io.open "/proc/self/cgroup"
-  local path = groups and groups:read "a":match "0::([^\n]*)"
-  if groups then groups:close() end
-  local events = path and io.open("/sys/fs/cgroup" .. path .. "/memory.events")
-  local count = events and events:read "a":match "oom_kill (%d+)"
-  if events then events:close() end
-  return math.tointeger(tonumber(count)) or 0
+local function read(path)
+  local file = io.open(path)
+  local text = file and file:read "a" or ""
+  if file then file:close() end
+  return text
 end
 
-local function report(outcome, parsed, flights, kills_before)
+--- How often the kernel has killed a process of this control group, or of those in it, for want of memory.
+---@param root? string where proc and sys are: "" unless given
+---@return integer
+function ranks.oom_kills(root)
+  root = root or ""
+  local groups = read(root .. "/proc/self/cgroup")
+  local two, one = groups:match "0::([^\n]*)", groups:match "%d+:[^:\n]*memory[^:\n]*:([^\n]*)"
+  local files = {}
+  if two then files = { "/sys/fs/cgroup" .. two .. "/memory.events", "/sys/fs/cgroup/memory.events" } end
+  -- A container may see the path of its group outside, and its files at the top.
+  if one then table.move({ "/sys/fs/cgroup/memory" .. one .. "/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control" }, 1, 2, #files + 1, files) end
+  for _, file in ipairs(files) do
+    local count = read(root .. file):match "oom_kill (%d+)"
+    if count then return math.tointeger(tonumber(count)) end
+  end
+  return 0
+end
+
+--- What is told of a job that ended badly.
+---@param outcome table of process.launch
+---@param parsed table
+---@param flights fun(rank: integer): table[] flight record of a rank
+---@param oom_kills integer processes that the kernel killed for want of memory since the job began
+---@return string
+function ranks.report(outcome, parsed, flights, oom_kills)
   local cause, lines = outcome.cause, {}
   local others = others_of(outcome, cause.rank)
   if cause.message:match "^because rank" then lines[1] = ("%s stopped %s"):format(list(others), cause.message)
@@ -114,7 +135,9 @@ local function report(outcome, parsed, flights, kills_before)
     for _, rank in ipairs(others) do latest = math.max(latest, outcome.ranks[rank + 1].ended_ns) end
     local after = latest - (cause.rank >= 0 and outcome.ranks[cause.rank + 1].ended_ns or latest)
     lines[#lines + 1] = ("  %s ended within %.1f ms; %s"):format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
-    if oom_kills() > kills_before then lines[#lines + 1] = "  the system has killed a process for want of memory (memory.events: oom_kill)" end
+    if oom_kills > 0 and outcome.ranks[cause.rank + 1].signal == SIGKILL then
+      lines[#lines + 1] = "  the system has killed a process for want of memory (oom_kill of its control group): fewer ranks or less per rank may fit"
+    end
   elseif cause.reason == "timeout" then
     lines[#lines + 1] = "  " .. places(outcome, others_of(outcome), flights)
   end
@@ -125,7 +148,7 @@ local function report(outcome, parsed, flights, kills_before)
   if #killed > 0 then lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed)) end
   local latest = outcome.folder ~= "" and require "moonshard.checkpoint".latest(outcome.folder)
   if latest then lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)"):format(latest, resume_command(parsed)) end
-  io.stderr:write("moonshard: ", table.concat(lines, "\n"), "\n")
+  return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
 
 -- The flight records as folder/flight/rank-R.jsonl, an object a collective.
@@ -149,7 +172,7 @@ end
 function ranks.launch(parsed)
   if parsed.device == "sim" then launch.exit(2, "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do") end
   local process = package.loaded["moonshard.process"]
-  local kills_before = oom_kills()
+  local kills_before = ranks.oom_kills()
   local flights
   local outcome, message = process.launch({
     ranks = parsed.ranks, threads = parsed.threads, thread_ranks = parsed.thread_ranks, timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
@@ -160,7 +183,7 @@ function ranks.launch(parsed)
   end)
   if not outcome then launch.exit(2, message) end
   if outcome.cause then
-    report(outcome, parsed, flights, kills_before)
+    io.stderr:write(ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
     write_flights(outcome.folder, parsed.ranks, flights)
   end
   local code = code_of(outcome)
