@@ -122,6 +122,16 @@ static void warning(void *user, const char *message, int more)
     args->warned = 0;
 }
 
+/* The engine's log, from whatever thread, in one piece. */
+static void log_line(void *user, ms_log_level level, const char *message)
+{
+    static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
+    const arguments *args = user;
+    char line[MS_ERROR_MESSAGE_BYTES + 64];
+    int bytes = snprintf(line, sizeof line, "moonshard: rank %u: %s%s\n", args->rank, names[level], message);
+    fwrite(line, 1, (size_t)bytes, stderr);
+}
+
 static int traceback(lua_State *L)
 {
     const char *message = luaL_tolstring(L, 1, NULL);
@@ -166,6 +176,7 @@ static int run(lua_State *L)
     snprintf(slash + 1, 200, "%s", MS_LUA_FROM_BIN);
     luaL_openlibs(L);
     ms_lua_open(L, library);
+    ms_lua_log(L, log_line, args);
     if (args->rendezvous) ms_lua_join(L, args->rendezvous, args->rank);
     set_process(L, args, program);
     lua_getglobal(L, "require");

@@ -92,6 +92,10 @@ ms_engine *ms_lua_enter(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     if (in_finalizer(L)) ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use <close>, or call a function");
     if (!runtime->engine) start_engine(L, runtime);
+    if (atomic_load_explicit(&runtime->waiting_line, memory_order_acquire) == 2) {
+        lua_warning(L, runtime->waiting_text, 0);
+        atomic_store(&runtime->waiting_line, 0);
+    }
     if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
     char line[160];
     uint32_t id = 0;
@@ -323,11 +327,19 @@ static int set_library(lua_State *L)
     return 0;
 }
 
-/* The engine's log goes where the Lua state's warnings go: the program prints them, a stock interpreter after warn("@on"). Host thread only. */
+/* The engine's log goes where the Lua state's warnings go, unless a host has set another place (ms_lua_log): a stock interpreter prints them after
+ * warn("@on"). A line of another thread waits until the state's own calls the engine again; one can wait at a time. */
 static void log_as_warning(void *user, ms_log_level level, const char *message)
 {
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
-    const ms_runtime *runtime = user;
+    ms_runtime *runtime = user;
+    if (!pthread_equal(pthread_self(), runtime->owner)) {
+        uint32_t none = 0;
+        if (!atomic_compare_exchange_strong(&runtime->waiting_line, &none, 1)) return;
+        snprintf(runtime->waiting_text, sizeof runtime->waiting_text, "%s%s", names[level], message);
+        atomic_store(&runtime->waiting_line, 2);
+        return;
+    }
     lua_warning(runtime->main, names[level], 1);
     lua_warning(runtime->main, message, 0);
 }
@@ -407,14 +419,29 @@ MS_API int luaopen_moonshard_core(lua_State *L)
     return 1;
 }
 
-MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
+/* That of a state, which stays on its stack above two other values. */
+static ms_runtime *push_runtime(lua_State *L)
 {
     lua_getglobal(L, "require");
     lua_pushliteral(L, "moonshard.core");
     lua_call(L, 1, 1);
     lua_getfield(L, -1, "step");
     if (!lua_getupvalue(L, -1, 1)) luaL_error(L, "moonshard.core is not the library's");
-    ms_runtime *runtime = lua_touserdata(L, -1);       /* upvalue 1 of every bound function */
+    return lua_touserdata(L, -1);                      /* upvalue 1 of every bound function */
+}
+
+MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
+{
+    ms_runtime *runtime = push_runtime(L);
+    if (runtime->engine) luaL_error(L, "moonshard: where the log goes is set before the engine starts");
+    runtime->settings.log = log;
+    runtime->settings.log_user = user;
+    lua_pop(L, 3);
+}
+
+MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
+{
+    ms_runtime *runtime = push_runtime(L);
     if (runtime->engine || runtime->rendezvous) luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
     runtime->rendezvous = ms_rendezvous_retain(rendezvous);
     runtime->rank = rank;

@@ -17,6 +17,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "moonshard/grad.h"
 
@@ -44,6 +45,8 @@ typedef struct ms_dropped { ms_tensor *tensor; uint64_t step, order; } ms_droppe
 struct ms_runtime {
     ms_context context;                        /* for what happens before there is an engine */
     lua_State *main;
+    _Atomic uint32_t waiting_line;             /* of another thread, for the log: 0 none, 1 being written, 2 there */
+    char waiting_text[MS_ERROR_MESSAGE_BYTES];
     ms_engine *engine;                         /* NULL until first use */
     ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];

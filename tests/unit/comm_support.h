@@ -25,6 +25,7 @@ typedef struct job {
     void (*run)(rank *self);
     const void *argument;
     bool loose;                    /* not strict: as a script calls */
+    ms_log_function log;           /* of all ranks; user: the job's argument */
 } job;
 
 /* One rank's side. What went wrong is left in `why`, since asserts belong to the main thread. */
@@ -51,7 +52,8 @@ struct rank {
 
 static inline void rank_main(rank *self)
 {
-    ms_engine_options options = { .os = self->job->os, .threads = 1, .strict = !self->job->loose, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU") };
+    ms_engine_options options = { .os = self->job->os, .threads = 1, .strict = !self->job->loose, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU"),
+                                  .log = self->job->log, .log_user = (void *)(uintptr_t)self->job->argument };
     ms_error error;
     if (ms_engine_new(&options, &error, &self->engine)) snprintf(self->why, sizeof self->why, "engine: %s", error.message);
     else if (ms_comm_open(self->engine, self->rendezvous, self->number, &self->world)) snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
@@ -73,7 +75,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     ms_rendezvous *rendezvous = NULL;
     ms_abort_record cause = { .reason = MS_ABORT_NONE };
     uint32_t count = what->options.ranks;
-    ms_context_init(&context, NULL);
+    ms_context_init(&context, what->os);
     assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
     rank *all = mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);

@@ -22,6 +22,10 @@ MS_API void ms_lua_open(lua_State *L, const char *library);
  * After ms_lua_open, before anything uses the engine; the state keeps a reference. Raises Lua errors. */
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank);
 
+/* Where the log of L's engine goes instead of the state's warnings; any thread of the engine may call it. After ms_lua_open, before anything uses the
+ * engine. Raises Lua errors. */
+MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user);
+
 /* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value options. Returns the exit code of the
  * command line (0: done); when it is not 0 and error is not NULL, error->message says why. Prints nothing unless the recipe does. */
 MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments, const char *library, ms_error *error);

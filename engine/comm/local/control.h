@@ -60,6 +60,7 @@ typedef struct ms_rank_line {
     _Atomic uint64_t progress, flights;
     _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
     _Atomic int64_t step;                               /* its number, plus 1 */
+    _Atomic uint64_t told;                              /* its progress, plus 1, when somebody last told that others wait for it */
     ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
@@ -96,6 +97,8 @@ struct ms_rendezvous {
 
 typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 
+#define MS_STEPS_TIMED 15
+
 /* A rank's side: ms_comm.state. */
 typedef struct ms_local {
     ms_comm *comm;
@@ -108,6 +111,8 @@ typedef struct ms_local {
     bool pair_populated;                                /* tasks of sends: the staging area has pages */
     uint64_t flights[2];                                /* tasks of sends and recvs: place in the flight record */
     uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];   /* host: calls so far with each rank */
+    uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;       /* host: how long the last steps took */
+    _Atomic uint64_t patience_ns;                       /* a wait longer than this is told about */
 } ms_local;
 
 static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
@@ -167,6 +172,8 @@ bool ms_ledger_enter(ms_local *local, const ms_comm_args *args);
 bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases);
 /* As ms_ledger_phase, then the collective is over for this channel. */
 bool ms_ledger_leave(ms_local *local, const ms_comm_args *args, uint64_t phases);
+/* The place of a world rank among the members; the group's size if it is none. */
+uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
 const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args, uint32_t member);
 /* Fills a slot but its seq. */
 void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot);
@@ -185,6 +192,10 @@ bool ms_local_pace(ms_local *local, uint64_t bytes);
 /* request.c: slots of ms_comm_local. */
 void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
 void ms_local_set_folder(ms_comm *comm, const char *folder);
+
+/* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands still. */
+void ms_straggler_step(ms_local *local, uint64_t now);
+void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing, uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
 
 /* pair.c */
 ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);

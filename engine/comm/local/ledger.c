@@ -89,8 +89,7 @@ static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uin
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
-/* The place of a world rank among the members; the group's size if it is none. */
-static uint32_t member_of(const ms_group *group, uint32_t rank)
+uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
 {
     uint32_t at = 0;
     while (at < group->size && group->members[at] != rank) at++;
@@ -104,7 +103,7 @@ static const ms_ledger_slot *waits_in(ms_local *local, uint32_t other)
     uint32_t groups = atomic_load(&comm->group_count);
     for (uint32_t g = 0; g < groups; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = member_of(group, other);
+        uint32_t at = ms_ledger_member(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t next = atomic_load(&ms_member(local->rendezvous, group->id, channel, group->rank)->issued) + 1;
             const ms_ledger_slot *slot = &ms_member(local->rendezvous, group->id, channel, at)->slots[next & 1];
@@ -196,7 +195,7 @@ static bool check_order(ms_local *local, const ms_comm_args *args, uint32_t othe
     uint32_t groups = atomic_load(&comm->group_count);
     for (uint32_t g = 0; g < groups; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = member_of(group, other);
+        uint32_t at = ms_ledger_member(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t theirs = atomic_load(&ms_member(local->rendezvous, group->id, channel, at)->issued);
             if (atomic_load(&line_of(local, args, member)->issued) >= args->number) return false;

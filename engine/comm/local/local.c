@@ -319,6 +319,7 @@ static ms_status join(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t ran
     local->rendezvous = rendezvous;
     local->control = rendezvous->control;
     local->rank = rank;
+    ms_straggler_step(local, 0);
     local->pressure = rendezvous->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
     char *heap = rendezvous->heaps[rank].memory + MS_STAGES_BYTES;
     int error = ms_rendezvous_populate_control(rendezvous, ms_member(rendezvous, 0, 0, 0), (size_t)MS_CHANNELS * rendezvous->ranks * sizeof(ms_member_line));

@@ -51,6 +51,8 @@ void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[
 {
     ms_local *local = comm->state;
     ms_rank_line *own = &local->control->lines[local->rank];
+    const ms_os *os = local->rendezvous->os;
+    ms_straggler_step(local, os->monotonic_ns(os->user));
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     atomic_fetch_add_explicit(&own->progress, 1, memory_order_relaxed);

@@ -91,7 +91,8 @@ bool ms_local_wait(ms_wait *wait)
             if (!wait->reached(wait)) give_up(wait, missing, now - since);
             continue;
         }
-        uint64_t rest = limit - (now - since);
+        uint64_t rest = limit - (now - since), patience = atomic_load_explicit(&local->patience_ns, memory_order_relaxed);
+        if (now - since >= patience && !wait->reached(wait)) ms_straggler_tell(local, wait->args, missing, progress, now - since, limit);
         sleep_on_bell(local, wait, rest < MS_LOOK_NS ? rest : MS_LOOK_NS);
     }
 }

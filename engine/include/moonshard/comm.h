@@ -13,6 +13,7 @@
  *   number of threads, in place and staged.
  * - The first cause wins: it is written once into the abort record of the job, every wait ends with it, and later collectives of every group
  *   fail with it. A task that fails on one rank, and an error that a host reports with ms_comm_abort, end the job the same way.
+ * - A rank that stands still while others wait for it, ten usual steps and at least 5 s, is told about once, by one of them, as a warning in its engine's log.
  * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal algorithm makes it send. Both are counted where
  *   the collective is enqueued, so they are the same on the sim executor, in a fake world and in a run.
  */

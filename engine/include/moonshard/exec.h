@@ -47,7 +47,7 @@ typedef struct ms_engine_options {
     uint64_t seed;
     uint64_t memory_bytes;       /* the pool's limit; 0: the machine's memory */
     const char *cpu;             /* cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none */
-    ms_log_function log;
+    ms_log_function log;         /* called by the host thread, and by a stream's thread where a rank tells that it waits long for another */
     void *log_user;
     ms_log_level log_level;
 } ms_engine_options;
