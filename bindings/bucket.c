@@ -1,12 +1,12 @@
-/* bucket.c: native links, and the bucket that links written in Lua see. What users call is lua/moonshard/hooks.lua's. */
+/* bucket.c: the bucket that links written in Lua see. What users call is lua/moonshard/hooks.lua's. */
 #include <stdio.h>
 #include <string.h>
 
 #include "bindings/bucket.h"
 #include "bindings/group.h"
+#include "bindings/link.h"
 
 #define MS_BUCKET_TYPE "ms.Bucket"
-#define MS_LINK_TYPE "ms.NativeLink"
 
 static const char life_key = 0;                /* registry: the userdata with the struct below */
 static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the clone, to keep its values";
@@ -15,37 +15,6 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
  * given out, which end with the hook; 2: the reducer's list of parameters. */
 typedef struct bucket_life { uint64_t serial; ms_bucket *bucket; int given; ms_tensor *buffer; int buffer_at; } bucket_life;
 typedef struct bucket_box { bucket_life *life; uint64_t serial; uint32_t index; char label[32]; } bucket_box;
-
-/* --------------------------------------------------------------------------------------------------------------------- native links */
-
-/* { kind = "cast", dtype = "bf16", op = "avg", group = g } */
-ms_link ms_lua_link(lua_State *L, int index)
-{
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
-    ms_link link = { .options = { .op = MS_REDUCE_OP_AVG, .dtype = MS_F32 } };
-    index = lua_absindex(L, index);
-    luaL_checktype(L, index, LUA_TTABLE);
-    lua_getfield(L, index, "kind");
-    const char *kind = lua_tostring(L, -1);
-    link.kind = kind ? ms_link_find(kind) : NULL;
-    if (!link.kind) ms_lua_error(L, "there is no native link '%s'", kind ? kind : luaL_typename(L, -1));
-    if (lua_getfield(L, index, "op") != LUA_TNIL) link.options.op = (ms_reduce_op)ms_lua_choice(L, -1, ops, "op");
-    if (lua_getfield(L, index, "dtype") != LUA_TNIL) link.options.dtype = ms_lua_dtype(L, -1);
-    if (lua_getfield(L, index, "group") != LUA_TNIL) link.options.group = ms_lua_group(L, -1);
-    lua_pop(L, 4);
-    return link;
-}
-
-/* core.native_link{ kind = ... }: the same, read once. */
-static int native_link(lua_State *L)
-{
-    ms_link *link = lua_newuserdatauv(L, sizeof *link, 0);
-    *link = ms_lua_link(L, 1);
-    luaL_setmetatable(L, MS_LINK_TYPE);
-    return 1;
-}
-
-static const ms_link *check_link(lua_State *L, int index) { return luaL_checkudata(L, index, MS_LINK_TYPE); }
 
 /* ---------------------------------------------------------------------------------------------------------------------------- buckets */
 
@@ -57,13 +26,15 @@ static bucket_life *get_life(lua_State *L)
     return life;
 }
 
-static ms_bucket *check_bucket(lua_State *L)
+ms_bucket *ms_lua_bucket(lua_State *L, int index)
 {
-    const bucket_box *box = luaL_checkudata(L, 1, MS_BUCKET_TYPE);
+    const bucket_box *box = luaL_checkudata(L, index, MS_BUCKET_TYPE);
     if (box->serial != box->life->serial)
         ms_lua_error(L, "bucket %d \"%s\" was only valid until the result of its comm hook was there: keep data with clone() and keep()", (int)box->index, box->label);
     return box->life->bucket;
 }
+
+static ms_bucket *check_bucket(lua_State *L) { return ms_lua_bucket(L, 1); }
 
 /* Pushes a handle of the tensor that ends with the hook. */
 static ms_handle *give(lua_State *L, bucket_life *life)
@@ -112,8 +83,9 @@ static int bucket_group(lua_State *L)
 {
     static const char *const levels[] = { "all", "shard", "replicate", NULL };
     ms_bucket *bucket = check_bucket(L);
-    if (!lua_isnoneornil(L, 2) && ms_lua_choice(L, 2, levels, "level") != 0) return ms_lua_error(L, "group: level '%s' comes with sharded models, which are not built yet", lua_tostring(L, 2));
-    return ms_lua_push_group(L, bucket->group, 1);
+    ms_group *group = NULL;
+    ms_lua_ok(L, ms_bucket_group(bucket, lua_isnoneornil(L, 2) ? MS_LEVEL_ALL : (ms_bucket_level)ms_lua_choice(L, 2, levels, "level"), &group));
+    return ms_lua_push_group(L, group, 1);
 }
 
 static int bucket_buffer(lua_State *L)
@@ -141,6 +113,39 @@ static int bucket_set_buffer(lua_State *L)
     ms_bucket_set_buffer(bucket, ms_lua_tensor(L, 2));
     get_life(L)->buffer = NULL;
     return 0;
+}
+
+/* bucket:wants_sent() -> whether an earlier link wants to know; bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
+static int bucket_wants_sent(lua_State *L)
+{
+    lua_pushboolean(L, check_bucket(L)->wants_sent);
+    return 1;
+}
+
+static int bucket_set_sent(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_bucket *bucket = check_bucket(L);
+    ms_tensor *sent = ms_lua_tensor(L, 2);
+    if (bucket->wants_sent) ms_lua_ok(L, ms_bucket_set_sent(bucket, sent));
+    return 0;
+}
+
+/* For links that add up what is lost. bucket:ask_sent(): later links are to tell; bucket:sent() -> what they told, or nil */
+static int bucket_ask_sent(lua_State *L)
+{
+    check_bucket(L)->wants_sent = true;
+    return 0;
+}
+
+static int bucket_sent(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_bucket *bucket = check_bucket(L);
+    if (!bucket->sent) return 0;
+    ms_handle *handle = give(L, get_life(L));
+    ms_handle_fill(handle, ms_tensor_retain(bucket->sent));
+    return 1;
 }
 
 static int bucket_gradients(lua_State *L)
@@ -195,8 +200,8 @@ static int bucket_encode(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = check_link(L, 2);
-    ms_lua_ok(L, link->kind->encode(&link->options, bucket));
+    const ms_link *link = ms_lua_link(L, 2);
+    ms_lua_ok(L, link->kind->encode(link, bucket));
     get_life(L)->buffer = NULL;
     return 0;
 }
@@ -205,10 +210,10 @@ static int bucket_decode(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = check_link(L, 2);
+    const ms_link *link = ms_lua_link(L, 2);
     ms_tensor *before = ms_lua_tensor(L, 3), *reduced = ms_lua_tensor(L, 4), *decoded = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link->kind->decode(&link->options, bucket, before, reduced, &decoded));
+    ms_lua_ok(L, link->kind->decode(link, bucket, before, reduced, &decoded));
     ms_handle_fill(handle, decoded);
     return 1;
 }
@@ -217,10 +222,10 @@ static int bucket_reduce(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = check_link(L, 2);
+    const ms_link *link = ms_lua_link(L, 2);
     ms_tensor *reduced = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link->kind->reduce(&link->options, bucket, &reduced));
+    ms_lua_ok(L, link->kind->reduce(link, bucket, &reduced));
     ms_handle_fill(handle, reduced);
     ms_point ready = ms_stream_last(ms_engine_current(bucket->engine));
     lua_pushinteger(L, ready.stream);
@@ -320,7 +325,9 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     if (!ms_callback_push(callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with its comm hook: call unwrap() before it goes");
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
     lua_pushlightuserdata(L, bucket);
+    ms_dtype autocast = ms_chain_begin(bucket);
     ms_status status = ms_lua_hook(L, callback->runtime, 1, 1);
+    ms_chain_end(bucket, autocast);
     if (status) {
         char message[MS_ERROR_MESSAGE_BYTES];
         snprintf(message, sizeof message, "%s", ms_engine_error(engine)->message);
@@ -333,11 +340,10 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
 
 void ms_open_bucket(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "native_link", native_link }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
         { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },
-        { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
+        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);
@@ -345,9 +351,6 @@ void ms_open_bucket(lua_State *L, int runtime)
     lua_newtable(L);
     lua_setiuservalue(L, -2, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &life_key);
-    ms_lua_register(L, runtime, functions);
-    ms_lua_type(L, runtime, MS_LINK_TYPE, NULL, NULL);
-    lua_pop(L, 1);
     ms_lua_type(L, runtime, MS_BUCKET_TYPE, events, methods);
     lua_pop(L, 1);
 }

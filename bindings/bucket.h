@@ -1,12 +1,11 @@
-/* bucket.h: native links and the bucket of a communication hook, for the bindings of what reduces gradients. */
+/* bucket.h: the bucket of a communication hook, for the bindings of what reduces gradients. */
 #ifndef MOONSHARD_BINDINGS_BUCKET_H
 #define MOONSHARD_BINDINGS_BUCKET_H
 
 #include "bindings/runtime.h"
 #include "moonshard/hook.h"
 
-/* The table at index as a native link: { kind = "cast", dtype = "bf16", op = "avg", group = g }. Borrows what it names. */
-ms_link ms_lua_link(lua_State *L, int index);
+ms_bucket *ms_lua_bucket(lua_State *L, int index);                       /* raises unless its hook still runs */
 
 /* For bound functions. Pushes what a callback of ms_lua_bucket_hook is made of: the hook f(bucket) -> future at one index, the list of all parameters at another. */
 void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters);

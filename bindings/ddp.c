@@ -1,6 +1,7 @@
 /* ddp.c: reducers in Lua. What users call is lua/moonshard/ddp.lua's. */
 #include "bindings/bucket.h"
 #include "bindings/group.h"
+#include "bindings/link.h"
 #include "moonshard/ddp.h"
 
 #define MS_REDUCER_TYPE "ms.Reducer"
@@ -71,8 +72,9 @@ static int reducer(lua_State *L)
         if (lua_rawlen(L, -1) > MS_CHAIN_LINKS) return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
         for (; options.link_count < lua_rawlen(L, -1); options.link_count++) {
             lua_rawgeti(L, -1, (lua_Integer)options.link_count + 1);
-            links[options.link_count] = ms_lua_link(L, -1);
-            lua_pop(L, 1);
+            lua_getfield(L, -1, "core");
+            links[options.link_count] = *ms_lua_link(L, -1);
+            lua_pop(L, 2);
         }
     }
     /* Behind a full collection those that nobody holds are known. */

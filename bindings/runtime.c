@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "moonshard/hook.h"
 #include "moonshard/moonshard_lua.h"
 
 /* ---------------------------------------------------------------------------------------------------------------------- entering */
@@ -123,6 +124,7 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     for (uint64_t before = runtime->callbacks_freed;; before = runtime->callbacks_freed) {
         lua_gc(L, LUA_GCCOLLECT);
         release_dropped(runtime, 0, 0, UINT64_MAX);
+        ms_link_states_sweep(runtime->engine);
         if (runtime->callbacks_freed == before) break;
     }
     ms_engine_relieved(runtime->engine);
@@ -401,6 +403,7 @@ static int open_module(lua_State *L)
     ms_open_codec(L, at);
     ms_open_group(L, at);
     ms_open_bucket(L, at);
+    ms_open_link(L, at);
     ms_open_ddp(L, at);
     ms_open_job(L, at);
     ms_open_optim(L, at);

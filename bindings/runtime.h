@@ -175,6 +175,7 @@ void ms_open_stream(lua_State *L, int runtime);
 void ms_open_codec(lua_State *L, int runtime);
 void ms_open_group(lua_State *L, int runtime);
 void ms_open_bucket(lua_State *L, int runtime);
+void ms_open_link(lua_State *L, int runtime);
 void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_job(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);

@@ -250,7 +250,7 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (!status) status = wait_for_uses(stream, c->out, true);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
-    status = ms_tensor_enqueue(comm->engine, &comm->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
+    status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
     ms_engine_set_current(comm->engine, before);
     return status;
 }
@@ -316,12 +316,12 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     describe(group, c, args);
     ms_channel *channel = &group->channels[args->channel];
     bool pair = ms_kind_is_pair(args->kind);
-    args->number = pair ? comm->backend->number(comm, args) : channel->number + 1;
+    args->number = pair ? group->backend->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
     uint64_t payload = c->in && args->kind != MS_RECV ? ms_tensor_bytes(c->in) : 0;
     ms_status status = comm->backend->check(comm);
-    if (!status) status = comm->backend->prepare(comm, args);
+    if (!status) status = group->backend->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = add_record(comm, args, c, payload);
     if (!status) status = hold_counts(comm, c, args, &held);
@@ -335,7 +335,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     if (!pair) channel->number++;
     if (comm->recording) comm->record_count++;
     *place_of(group, args) = point;
-    comm->backend->issued(comm, args);
+    group->backend->issued(comm, args);
     account(group, args, payload);
     if (ready) *ready = point;
     return MS_OK;

@@ -23,8 +23,11 @@ typedef struct ms_channel {
     bool populated;                /* tasks: the staging area has pages */
 } ms_channel;
 
+typedef struct ms_comm_backend ms_comm_backend;
+
 struct ms_group {
     ms_comm *comm;
+    const ms_comm_backend *backend;            /* the membership's; of a group that has only this rank the fake one, in which nobody waits */
     char name[32];
     uint32_t id, rank, size;
     uint32_t *members;             /* world ranks */
@@ -55,7 +58,7 @@ typedef struct ms_comm_args {
 } ms_comm_args;
 
 /* How ranks reach each other. tasks: one for each kind. */
-typedef struct ms_comm_backend {
+struct ms_comm_backend {
     const ms_task *tasks;
     ms_status (*split)(ms_group *group, uint64_t list_hash, uint32_t parts, uint32_t *first_id);   /* blocks; ids of the parts in order */
     ms_status (*join)(ms_comm *comm, uint32_t id);                        /* before this rank's first use of a new group */
@@ -70,7 +73,7 @@ typedef struct ms_comm_backend {
     void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);   /* these two may be NULL */
     void (*set_folder)(ms_comm *comm, const char *folder);
     void (*close)(ms_comm *comm);
-} ms_comm_backend;
+};
 
 extern const ms_comm_backend ms_comm_local, ms_comm_fake;
 
@@ -98,6 +101,7 @@ struct ms_comm {
     ms_collective_record *records;
     size_t record_count, record_capacity;
     bool recording;
+    ms_group *alone;                           /* the group of this rank by itself, once somebody has asked for it */
 };
 
 /* The membership of an engine that has none yet, and its world. */

@@ -50,6 +50,7 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     }
     ms_group *group = memory;
     group->comm = comm;
+    group->backend = comm->backend;
     group->id = id;
     group->rank = rank;
     group->size = size;
@@ -91,6 +92,20 @@ ms_group *ms_comm_group(const ms_engine *engine, uint32_t index)
 {
     const ms_comm *comm = ms_comm_of(engine);
     return comm && index < atomic_load(&comm->group_count) ? comm->groups[index] : NULL;
+}
+
+ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
+{
+    ms_comm *comm = ms_comm_of(engine);
+    if (!comm) return ms_engine_fail(engine, MS_ERROR_STATE, "this engine has no world yet");
+    if (!comm->alone) {
+        const ms_group *world = comm->groups[0];
+        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1, &world->members[world->rank], &comm->alone);
+        if (status) return status;
+        comm->alone->backend = &ms_comm_fake;
+    }
+    *out = comm->alone;
+    return MS_OK;
 }
 
 void ms_comm_leave(ms_engine *engine, const char *message)
@@ -214,6 +229,10 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
     uint32_t total = 0, first_id = 0;
     ms_status status = check_parts(group, parts, sizes, ranks, &total);
     if (status) return status;
+    if (group == group->comm->alone) {
+        *out = group;
+        return MS_OK;
+    }
     uint64_t hash = ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
     status = group->comm->backend->split(group, hash, parts, &first_id);
     if (status) return status;

@@ -41,7 +41,7 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     void *memory = NULL;
     ms_storage *storage = NULL;
     int64_t elements = 0, offset = 0;
-    ms_status status = ms_allocate(context, count * (2 * sizeof(ms_tensor *) + sizeof(uint32_t)), "a bucket", &memory);
+    ms_status status = ms_allocate(context, count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
     if (status) return status;
     bucket->engine = reducer->engine;
     bucket->group = reducer->group;
@@ -49,11 +49,14 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     bucket->count = count;
     bucket->gradients = memory;
     bucket->parameters = bucket->gradients + count;
-    out->positions = (uint32_t *)(bucket->parameters + count);
+    const char **names = (const char **)(bucket->parameters + count);
+    bucket->names = names;
+    out->positions = (uint32_t *)(names + count);
     bucket->positions = out->positions;
     memcpy(out->positions, positions, count * sizeof *positions);
     for (uint32_t i = 0; i < count; i++) {
         bucket->parameters[i] = reducer->owners[positions[i]].tensor;
+        names[i] = reducer->owners[positions[i]].name;
         elements += ms_tensor_count(bucket->parameters[i]);
     }
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);

@@ -181,6 +181,7 @@ static void free_parts(ms_reducer *reducer)
     }
     ms_reducer_set_on_reduced(reducer, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);
+    ms_chain_drop(reducer->links, reducer->link_count);
     ms_times_close(reducer);
     ms_release(context, reducer->owners);
     ms_release(context, reducer->limits);
@@ -295,10 +296,11 @@ static ms_status take_options(ms_reducer *reducer, const ms_reducer_options *opt
     if (status) return status;
     reducer->limits = memcpy(memory, limits, reducer->limit_count * sizeof *limits);
     if (options->hook) return MS_OK;
-    reducer->link_count = options->link_count ? options->link_count : 1;
-    if (options->link_count == 0) reducer->links[0] = (ms_link){ .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
-    else status = ms_chain_check(reducer->engine, options->links, options->link_count);
-    for (uint32_t i = 0; i < options->link_count && !status; i++) reducer->links[i] = options->links[i];
+    const ms_link_kind *reduce = ms_link_find("reduce");
+    const ms_link plain = { .kind = reduce, .options = reduce->defaults }, *links = options->link_count ? options->links : &plain;
+    uint32_t count = options->link_count ? options->link_count : 1;
+    status = ms_chain_take(reducer->engine, links, count, reducer->links);
+    if (!status) reducer->link_count = count;
     return status;
 }
 

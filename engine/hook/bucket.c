@@ -1,7 +1,7 @@
 /* bucket.c: what a link may ask of its bucket. */
 #include <stdio.h>
 
-#include "moonshard/hook.h"
+#include "hook/links.h"
 
 const char *ms_bucket_kind_name(ms_bucket_kind kind)
 {
@@ -9,11 +9,38 @@ const char *ms_bucket_kind_name(ms_bucket_kind kind)
     return (unsigned)kind < 3 ? names[kind] : "unknown";
 }
 
+/* Whole copies are shards that everyone holds. */
+ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out)
+{
+    *out = bucket->group;
+    bool whole = bucket->kind == MS_BUCKET_ALL_REDUCE;
+    return (level == MS_LEVEL_SHARD && whole) || (level == MS_LEVEL_REPLICATE && !whole) ? ms_comm_alone(bucket->engine, out) : MS_OK;
+}
+
 void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
 {
     ms_tensor *before = bucket->buffer;
     bucket->buffer = ms_tensor_retain(tensor);
     ms_tensor_release(before);
+}
+
+/* A copy: what reduces may write where it reads. */
+ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
+{
+    ms_tensor *copy = NULL;
+    int64_t count = ms_tensor_count(sent);
+    if (count != ms_tensor_count(bucket->flat))
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, but %lld travel: the link that encodes them must tell with set_sent what they stand for", bucket->index,
+                              (long long)ms_tensor_count(bucket->flat), (long long)count);
+    ms_status status = ms_tensor_new(bucket->engine, MS_F32, 1, &count, &copy);
+    if (!status) status = ms_copy_into(bucket->engine, sent, copy);
+    if (status) {
+        ms_tensor_release(copy);
+        return status;
+    }
+    ms_tensor_release(bucket->sent);
+    bucket->sent = copy;
+    return MS_OK;
 }
 
 ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)

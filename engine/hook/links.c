@@ -1,48 +1,86 @@
-/* links.c: the native links, and chains of them. */
+/* links.c: the links that need no state, and chains of links. */
 #include <string.h>
 
-#include "moonshard/hook.h"
-#include "tensor/copy.h"
+#include "hook/links.h"
+
+/* --------------------------------------------------------------------------------------------------------------- what links are made of */
+
+static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b, ms_tensor **out)
+{
+    ms_tensor *inputs[] = { a, b };
+    ms_attributes attributes = { .scalar = { .value = value } };
+    return ms_op_apply(ms_tensor_engine(a), op, &attributes, in_place, inputs, b ? 2 : 1, out, 1);
+}
+
+ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out) { return apply(op, value, false, a, b, out); }
+
+ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
+{
+    ms_tensor *out = NULL;
+    ms_status status = apply(op, value, true, a, b, &out);
+    ms_tensor_release(out);
+    return status;
+}
+
+ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
+{
+    if (ms_tensor_dtype(t) == dtype) {
+        *out = ms_tensor_retain(t);
+        return MS_OK;
+    }
+    ms_attributes attributes = { .cast = { .dtype = dtype } };
+    return ms_op_apply(ms_tensor_engine(t), &ms_op_cast, &attributes, false, &t, 1, out, 1);
+}
+
+ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket) { return link->options.group ? link->options.group : bucket->group; }
+double ms_link_share(const ms_link *link, const ms_bucket *bucket) { return 1.0 / (link->options.group ? ms_group_size(link->options.group) : bucket->divisor); }
+
+ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_collective call)
+{
+    call.bucket = (int32_t)bucket->index;
+    call.label = bucket->label;
+    call.stream = ms_engine_current(bucket->engine);
+    return ms_group_enqueue(ms_link_group(link, bucket), 1, &call, NULL);
+}
 
 /* ------------------------------------------------------------------------------------------------------------------------ reductions */
 
 /* In place. A mean is a sum of numbers that are divided as they are read, so that nothing overflows (behaviours B1, V7). */
-static ms_status reduce(const ms_link_options *options, ms_bucket *bucket, ms_tensor **out)
+static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
-    ms_collective call = { .kind = MS_ALL_REDUCE, .op = options->op, .in = bucket->buffer, .bucket = (int32_t)bucket->index, .label = bucket->label,
-                           .stream = ms_engine_current(bucket->engine) };
-    ms_group *group = options->group ? options->group : bucket->group;
-    if (options->op == MS_REDUCE_OP_AVG) {
+    ms_collective call = { .kind = MS_ALL_REDUCE, .op = link->options.op, .in = bucket->buffer };
+    if (link->options.op == MS_REDUCE_OP_AVG) {
         call.op = MS_REDUCE_OP_PREMUL_SUM;
-        call.factor = 1.0 / (options->group ? ms_group_size(group) : bucket->divisor);
+        call.factor = ms_link_share(link, bucket);
     }
-    ms_status status = ms_group_enqueue(group, 1, &call, NULL);
+    ms_status status = bucket->wants_sent && !bucket->sent ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
+    if (!status) status = ms_link_collective(link, bucket, call);
     if (!status) *out = ms_tensor_retain(bucket->buffer);
     return status;
 }
 
-static ms_status all_reduce(const ms_link_options *options, ms_bucket *bucket, ms_tensor **out)
+static ms_status all_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     if (bucket->kind != MS_BUCKET_ALL_REDUCE)
         return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "all_reduce: bucket %u is of the kind %s; reduce ends a chain for every kind", bucket->index, ms_bucket_kind_name(bucket->kind));
-    return reduce(options, bucket, out);
+    return reduce(link, bucket, out);
 }
 
-static ms_status noop(const ms_link_options *options, ms_bucket *bucket, ms_tensor **out)
+static ms_status noop(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
-    (void)options;
+    (void)link;
     return ms_bucket_shard(bucket, bucket->buffer, out);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------------------- cast */
 
-static ms_status cast_encode(const ms_link_options *options, ms_bucket *bucket)
+static ms_status cast_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_storage *storage = NULL;
     ms_tensor *made = NULL;
     int64_t count = ms_tensor_count(bucket->buffer);
-    ms_status status = ms_group_storage(options->group ? options->group : bucket->group, ms_engine_current(bucket->engine), (size_t)count * ms_dtype_bytes(options->dtype), &storage);
-    if (!status) status = ms_tensor_on(storage, options->dtype, 1, &count, &made);
+    ms_status status = ms_group_storage(ms_link_group(link, bucket), ms_engine_current(bucket->engine), (size_t)count * ms_dtype_bytes(link->options.dtype), &storage);
+    if (!status) status = ms_tensor_on(storage, link->options.dtype, 1, &count, &made);
     if (!status) status = ms_copy_into(bucket->engine, bucket->buffer, made);
     if (!status) ms_bucket_set_buffer(bucket, made);
     ms_tensor_release(made);
@@ -51,9 +89,9 @@ static ms_status cast_encode(const ms_link_options *options, ms_bucket *bucket)
 }
 
 /* Back into the memory that it came from, if it still has the length. */
-static ms_status cast_decode(const ms_link_options *options, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)
+static ms_status cast_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)
 {
-    (void)options;
+    (void)link;
     ms_tensor *made = NULL;
     int64_t count = ms_tensor_count(reduced);
     ms_status status = MS_OK;
@@ -65,19 +103,25 @@ static ms_status cast_decode(const ms_link_options *options, ms_bucket *bucket, 
     return status;
 }
 
+static ms_status cast_check(ms_engine *engine, const ms_link_options *options)
+{
+    if (ms_dtype_is_float(options->dtype)) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "cast: gradients travel in a float dtype, not %s", ms_dtype_name(options->dtype));
+}
+
 /* ---------------------------------------------------------------------------------------------------------------------------- chains */
 
-static const ms_link_kind kinds[] = {
-    { .name = "reduce", .reduce = reduce },
-    { .name = "all_reduce", .reduce = all_reduce },
-    { .name = "noop", .reduce = noop },
-    { .name = "cast", .encode = cast_encode, .decode = cast_decode },
-};
+static const ms_link_kind ms_link_reduce = { .name = "reduce", .reduce = reduce, .defaults = { .op = MS_REDUCE_OP_AVG } };
+static const ms_link_kind ms_link_all_reduce = { .name = "all_reduce", .reduce = all_reduce, .defaults = { .op = MS_REDUCE_OP_AVG } };
+static const ms_link_kind ms_link_noop = { .name = "noop", .reduce = noop };
+static const ms_link_kind ms_link_cast_kind = { .name = "cast", .encode = cast_encode, .decode = cast_decode, .check = cast_check };
+
+static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback };
 
 const ms_link_kind *ms_link_find(const char *name)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
+        if (strcmp(kinds[i]->name, name) == 0) return kinds[i];
     return NULL;
 }
 
@@ -87,9 +131,58 @@ ms_status ms_chain_check(ms_engine *engine, const ms_link *links, uint32_t count
     for (uint32_t i = 0; i + 1 < count; i++)
         if (links[i].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) reduces: the links behind it would never run", i + 1, links[i].kind->name);
     if (!links[count - 1].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) is the last and does not reduce", count, links[count - 1].kind->name);
-    for (uint32_t i = 0; i < count; i++)
-        if (links[i].kind->encode == cast_encode && !ms_dtype_is_float(links[i].options.dtype))
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (cast): gradients travel in a float dtype, not %s", i + 1, ms_dtype_name(links[i].options.dtype));
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        if (links[i].kind->check) status = links[i].kind->check(engine, &links[i].options);
+    return status;
+}
+
+ms_status ms_chain_take(ms_engine *engine, const ms_link *links, uint32_t count, ms_link *taken)
+{
+    ms_status status = ms_chain_check(engine, links, count);
+    uint32_t done = 0;
+    for (; done < count && !status; done++) {
+        taken[done] = links[done];
+        if (!links[done].kind->has_state) taken[done].state = NULL;
+        else if (links[done].state) ms_link_state_retain(links[done].state);
+        else status = ms_link_state_new(engine, &taken[done].state);
+    }
+    if (status) ms_chain_drop(taken, done);
+    return status;
+}
+
+void ms_chain_drop(ms_link *taken, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ms_link_state_release(taken[i].state);
+        taken[i].state = NULL;
+    }
+}
+
+/* Links compute in f32 also where backward was called inside of autocast. */
+ms_dtype ms_chain_begin(ms_bucket *bucket)
+{
+    ms_dtype autocast = ms_engine_autocast(bucket->engine);
+    ms_engine_set_autocast(bucket->engine, MS_F32);
+    bucket->wants_sent = false;
+    return autocast;
+}
+
+void ms_chain_end(ms_bucket *bucket, ms_dtype autocast)
+{
+    ms_engine_set_autocast(bucket->engine, autocast);
+    ms_tensor_release(bucket->sent);
+    bucket->sent = NULL;
+}
+
+static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor **reduced)
+{
+    ms_tensor *decoded = NULL;
+    if (!link->kind->decode) return MS_OK;
+    ms_status status = link->kind->decode(link, bucket, before, *reduced, &decoded);
+    if (status) return status;
+    ms_tensor_release(*reduced);
+    *reduced = decoded;
     return MS_OK;
 }
 
@@ -97,20 +190,15 @@ ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, 
 {
     ms_tensor *before[MS_CHAIN_LINKS] = { NULL }, *reduced = NULL;
     ms_status status = MS_OK;
+    ms_dtype autocast = ms_chain_begin(bucket);
     for (uint32_t i = 0; i + 1 < count && !status; i++) {
         before[i] = ms_tensor_retain(bucket->buffer);
-        status = links[i].kind->encode(&links[i].options, bucket);
+        status = links[i].kind->encode(&links[i], bucket);
     }
-    if (!status) status = links[count - 1].kind->reduce(&links[count - 1].options, bucket, &reduced);
-    for (uint32_t i = count - 1; i-- > 0 && !status;) {
-        if (!links[i].kind->decode) continue;
-        ms_tensor *decoded = NULL;
-        status = links[i].kind->decode(&links[i].options, bucket, before[i], reduced, &decoded);
-        if (status) continue;
-        ms_tensor_release(reduced);
-        reduced = decoded;
-    }
+    if (!status) status = links[count - 1].kind->reduce(&links[count - 1], bucket, &reduced);
+    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(&links[i], bucket, before[i], &reduced);
     for (uint32_t i = 0; i + 1 < count; i++) ms_tensor_release(before[i]);
+    ms_chain_end(bucket, autocast);
     if (status) ms_tensor_release(reduced);
     else *result = reduced;
     return status;

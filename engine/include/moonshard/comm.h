@@ -123,6 +123,8 @@ MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint
 MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world);
 /* The engine's world; NULL before it is opened. An engine alone is a fake world of size 1, if anybody asks for one. */
 MS_API ms_group *ms_comm_world(const ms_engine *engine);
+/* The group of this rank alone: no others are needed to make it, and nothing in it waits for them. */
+MS_API ms_status ms_comm_alone(ms_engine *engine, ms_group **out);
 /* This rank will make no more calls: peers that wait for one of it fail at once, as they do when the engine is freed; what is enqueued
  * still runs. message NULL: it has finished; otherwise the job ends "because rank R: message". Twice is harmless. */
 MS_API void ms_comm_leave(ms_engine *engine, const char *message);

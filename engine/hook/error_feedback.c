@@ -1,0 +1,45 @@
+/* error_feedback.c: what later links lose of this rank's numbers is added to its numbers of the next iteration.
+ *
+ * The error is what went in, less what was sent: what a lossy link has told (ms_bucket_set_sent), else the reduced result; the mean of these over all ranks
+ * is the same. Between encode and decode the state's tensor holds what went in.
+ */
+#include "hook/links.h"
+
+static ms_status encode(const ms_link *link, ms_bucket *bucket)
+{
+    ms_tensor *error = NULL, *wide = NULL;
+    char have[160];
+    if (ms_tensor_count(bucket->buffer) != ms_tensor_count(bucket->flat))
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, the link before made them %s: put it before links that change the length", bucket->index,
+                              (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
+    ms_status status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
+    if (!status && link->options.decay != 1) status = ms_link_change(&ms_op_mul_scalar, link->options.decay, error, NULL);
+    if (!status) status = ms_link_cast(bucket->buffer, MS_F32, &wide);
+    if (!status) status = ms_link_change(&ms_op_add, 1, error, wide);
+    if (!status) status = ms_copy_into(bucket->engine, error, bucket->buffer);
+    bucket->wants_sent = true;
+    ms_tensor_release(wide);
+    ms_tensor_release(error);
+    return status;
+}
+
+static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)
+{
+    (void)before;
+    ms_tensor *error = NULL, *sent = NULL;
+    ms_status status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
+    if (!status) status = ms_link_cast(bucket->sent ? bucket->sent : reduced, MS_F32, &sent);
+    if (!status) status = ms_link_change(&ms_op_sub, 1, error, sent);
+    ms_tensor_release(sent);
+    ms_tensor_release(error);
+    if (!status) *out = ms_tensor_retain(reduced);
+    return status;
+}
+
+static ms_status check(ms_engine *engine, const ms_link_options *options)
+{
+    if (options->decay >= 0 && options->decay <= 1) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "error_feedback: decay must be from 0 to 1, not %g", options->decay);
+}
+
+const ms_link_kind ms_link_error_feedback = { .name = "error_feedback", .encode = encode, .decode = decode, .check = check, .defaults = { .decay = 1 }, .has_state = true };

@@ -1,0 +1,23 @@
+/* links.h: the native links, and what they are written with. For hook/ only. */
+#ifndef MOONSHARD_HOOK_LINKS_H
+#define MOONSHARD_HOOK_LINKS_H
+
+#include "moonshard/hook.h"
+#include "moonshard/ops.h"
+#include "tensor/copy.h"
+
+extern const ms_link_kind ms_link_error_feedback;
+
+/* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
+ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);
+/* The same, written into a. */
+ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b);
+/* t in that dtype: itself, retained, if it is. */
+ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out);
+/* The group of a link, and by how much each rank's numbers are multiplied for a mean. */
+ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket);
+double ms_link_share(const ms_link *link, const ms_bucket *bucket);
+/* A collective of this bucket on the current stream. */
+ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_collective call);
+
+#endif

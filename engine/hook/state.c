@@ -1,0 +1,277 @@
+/* state.c: what a link remembers, by parameter. */
+#include <string.h>
+
+#include "hook/links.h"
+
+/* A run of numbers inside a tensor that holds those of a whole bucket. parameter NULL: of none, or put and not yet asked for. */
+typedef struct piece { char *text /* name, 0, the parameter's name, 0 */; ms_tensor *parameter, *whole; int64_t offset, length; } piece;
+
+struct ms_link_state {
+    ms_engine *engine;
+    ms_link_state *next;                       /* of the engine's list */
+    piece *pieces;
+    size_t count, capacity;
+    int64_t iteration;
+    uint32_t references, abandoned;
+};
+
+static const char *parameter_name(const piece *p) { return p->text + strlen(p->text) + 1; }
+
+static void drop_piece(ms_link_state *state, piece *p)
+{
+    ms_release(ms_engine_context(state->engine), p->text);
+    ms_tensor_release(p->parameter);
+    ms_tensor_release(p->whole);
+    *p = (piece){ 0 };
+}
+
+void ms_link_state_clear(ms_link_state *state)
+{
+    for (size_t i = 0; i < state->count; i++) drop_piece(state, &state->pieces[i]);
+    state->count = 0;
+    state->iteration = 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- lifetime */
+
+static void free_state(ms_link_state *state)
+{
+    ms_context *context = ms_engine_context(state->engine);
+    ms_link_state_clear(state);
+    ms_release(context, state->pieces);
+    ms_release(context, state);
+}
+
+static void free_all(ms_engine *engine, void *first)
+{
+    (void)engine;
+    for (ms_link_state *state = first, *next; state; state = next) {
+        next = state->next;
+        free_state(state);
+    }
+}
+
+ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_link_state), "a link's state", &memory);
+    if (status) return status;
+    ms_link_state *state = memory;
+    *state = (ms_link_state){ .engine = engine, .references = 1, .next = ms_engine_get(engine, MS_SLOT_HOOK) };
+    ms_engine_set(engine, MS_SLOT_HOOK, state, free_all);
+    *out = state;
+    return MS_OK;
+}
+
+ms_link_state *ms_link_state_retain(ms_link_state *state)
+{
+    if (state) state->references++;
+    return state;
+}
+
+void ms_link_state_release(ms_link_state *state)
+{
+    if (!state || --state->references > 0) return;
+    ms_link_state *first = ms_engine_get(state->engine, MS_SLOT_HOOK), **link = &first;
+    while (*link != state) link = &(*link)->next;
+    *link = state->next;
+    ms_engine_set(state->engine, MS_SLOT_HOOK, first, first ? free_all : NULL);
+    free_state(state);
+}
+
+void ms_link_state_abandon(ms_link_state *state) { state->abandoned++; }
+
+void ms_link_states_sweep(ms_engine *engine)
+{
+    for (ms_link_state *state = ms_engine_get(engine, MS_SLOT_HOOK), *next; state; state = next) {
+        next = state->next;
+        uint32_t abandoned = state->abandoned;
+        state->abandoned = 0;
+        while (abandoned-- > 0) ms_link_state_release(state);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- asking */
+
+/* The piece of that parameter (NULL: of none), or one that was put for it. hint: where it is looked for first. */
+static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter, const char *called, size_t hint)
+{
+    piece *put = NULL;
+    for (size_t n = 0; n < state->count; n++) {
+        piece *p = &state->pieces[(hint + n) % state->count];
+        if (p->parameter != parameter && p->parameter) continue;
+        if (strcmp(p->text, name) != 0) continue;
+        if (p->parameter == parameter && parameter) return p;
+        if (strcmp(parameter_name(p), called) == 0) put = p;
+    }
+    return put;
+}
+
+typedef struct request { const char *name; ms_tensor *const *parameters; const char *const *called; const int64_t *lengths; uint32_t count; } request;
+
+static int64_t length_of(const request *r, uint32_t i) { return r->lengths ? r->lengths[i] : ms_tensor_count(r->parameters[i]); }
+
+static piece *find_item(const ms_link_state *state, const request *r, uint32_t i, size_t hint)
+{
+    return find(state, r->name, r->parameters ? r->parameters[i] : NULL, r->called[i], hint);
+}
+
+/* The tensor that has exactly what is asked for, or NULL. */
+static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64_t total)
+{
+    ms_tensor *whole = NULL;
+    int64_t at = 0;
+    size_t hint = 0;
+    for (uint32_t i = 0; i < r->count; i++) {
+        int64_t length = length_of(r, i);
+        if (length == 0) continue;
+        const piece *p = find_item(state, r, i, hint);
+        if (!p || p->parameter != (r->parameters ? r->parameters[i] : NULL) || p->length != length || p->offset != at || (whole && p->whole != whole)) return NULL;
+        whole = p->whole;
+        at += length;
+        hint = (size_t)(p - state->pieces) + 1;
+    }
+    return whole && ms_tensor_count(whole) == total ? whole : NULL;
+}
+
+static ms_status make_text(ms_engine *engine, const char *name, const char *called, char **out)
+{
+    size_t first = strlen(name) + 1, second = strlen(called) + 1;
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(engine), first + second, "a name", &memory);
+    if (status) return status;
+    *out = memory;
+    memcpy(*out, name, first);
+    memcpy(*out + first, called, second);
+    return MS_OK;
+}
+
+static ms_status window(ms_tensor *whole, int64_t offset, int64_t length, ms_tensor **out)
+{
+    const int64_t stride = 1;
+    return ms_tensor_window(whole, 1, &length, &stride, ms_tensor_offset(whole) + offset, out);
+}
+
+/* Room and texts for pieces that are not there yet, with no numbers so far. */
+static ms_status make_pieces(ms_link_state *state, const request *r)
+{
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces, &state->capacity, state->count + r->count, sizeof(piece));
+    for (uint32_t i = 0; i < r->count && !status; i++) {
+        if (length_of(r, i) == 0 || find_item(state, r, i, 0)) continue;
+        piece made = { .parameter = r->parameters ? ms_tensor_retain(r->parameters[i]) : NULL };
+        status = make_text(state->engine, r->name, r->called[i], &made.text);
+        if (status) ms_tensor_release(made.parameter);
+        else state->pieces[state->count++] = made;
+    }
+    return status;
+}
+
+static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whole, bool *fresh)
+{
+    int64_t at = 0;
+    ms_status status = ms_link_change(&ms_op_fill, 0, whole, NULL);
+    for (uint32_t i = 0; i < r->count && !status; i++) {
+        int64_t length = length_of(r, i);
+        if (length == 0) continue;
+        const piece *p = find_item(state, r, i, 0);
+        if (p->length == length) {
+            ms_tensor *from = NULL, *to = NULL;
+            status = window(p->whole, p->offset, length, &from);
+            if (!status) status = window(whole, at, length, &to);
+            if (!status) status = ms_copy_into(state->engine, from, to);
+            ms_tensor_release(from);
+            ms_tensor_release(to);
+        } else if (fresh) fresh[i] = true;
+        at += length;
+    }
+    return status;
+}
+
+static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
+{
+    int64_t at = 0;
+    for (uint32_t i = 0; i < r->count; i++) {
+        int64_t length = length_of(r, i);
+        if (length == 0) continue;
+        piece *p = find_item(state, r, i, 0);
+        ms_tensor *before = p->whole;
+        if (!p->parameter && r->parameters) p->parameter = ms_tensor_retain(r->parameters[i]);
+        p->whole = ms_tensor_retain(whole);
+        p->offset = at;
+        p->length = length;
+        ms_tensor_release(before);
+        at += length;
+    }
+}
+
+static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_tensor **out)
+{
+    int64_t total = 0;
+    for (uint32_t i = 0; i < r->count; i++) {
+        total += length_of(r, i);
+        if (fresh) fresh[i] = false;
+    }
+    ms_tensor *whole = find_whole(state, r, total);
+    if (whole) {
+        *out = ms_tensor_retain(whole);
+        return MS_OK;
+    }
+    ms_status status = make_pieces(state, r);
+    if (!status) status = ms_tensor_new(state->engine, MS_F32, 1, &total, &whole);
+    if (!status) status = fill_in(state, r, whole, fresh);
+    if (status) {
+        ms_tensor_release(whole);
+        return status;
+    }
+    move_in(state, r, whole);
+    *out = whole;
+    return MS_OK;
+}
+
+ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, const char *name, const int64_t *lengths, bool *fresh, ms_tensor **out)
+{
+    request r = { .name = name, .parameters = bucket->parameters, .called = bucket->names, .lengths = lengths, .count = bucket->count };
+    return get(state, &r, fresh, out);
+}
+
+ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t length, bool *fresh, ms_tensor **out)
+{
+    const char *const none = "";
+    request r = { .name = name, .called = &none, .lengths = &length, .count = 1 };
+    return get(state, &r, fresh, out);
+}
+
+int64_t ms_link_state_iteration(const ms_link_state *state) { return state->iteration; }
+void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration) { state->iteration = iteration; }
+
+/* --------------------------------------------------------------------------------------------------------------- saving and loading */
+
+uint32_t ms_link_state_pieces(const ms_link_state *state)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < state->count; i++) count += state->pieces[i].whole != NULL;
+    return count;
+}
+
+ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piece *out)
+{
+    for (size_t i = 0; i < state->count; i++) {
+        const piece *p = &state->pieces[i];
+        if (!p->whole || index-- > 0) continue;
+        *out = (ms_link_piece){ .name = p->text, .parameter = parameter_name(p) };
+        return window(p->whole, p->offset, p->length, &out->tensor);
+    }
+    return ms_engine_fail(state->engine, MS_ERROR_ARGUMENT, "a link's state: there is no piece of that number");
+}
+
+ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter, ms_tensor *tensor)
+{
+    piece made = { .length = ms_tensor_count(tensor) };
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces, &state->capacity, state->count + 1, sizeof(piece));
+    if (!status) status = make_text(state->engine, name, parameter, &made.text);
+    if (!status) status = ms_tensor_new(state->engine, MS_F32, 1, &made.length, &made.whole);
+    if (!status) status = ms_copy_into(state->engine, tensor, made.whole);
+    if (status) drop_piece(state, &made);
+    else state->pieces[state->count++] = made;
+    return status;
+}
