@@ -55,7 +55,7 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
+/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, delayed = how many of the last, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -66,6 +66,9 @@ static int reducer(lua_State *L)
     ms_reducer_options options = { .links = links };
     const ms_reducer_parameter *parameters = read_parameters(L, 1, 2, &count);
     options.cap_bytes = read_caps(L, 3, &options.cap_count);
+    options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
+    options.static_graph = ms_lua_field_boolean(L, 3, "static_graph", false);
+    options.delayed = (uint32_t)ms_lua_field_integer(L, 3, "delayed", 0, 0, count);
     lua_getfield(L, 3, "group");
     options.group = ms_lua_group(L, -1);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) {
@@ -103,6 +106,40 @@ static int reducer_forward(lua_State *L)
     ms_lua_enter(L);
     ms_lua_ok(L, ms_reducer_forward(check_reducer(L), lua_toboolean(L, 2)));
     return 0;
+}
+
+/* reducer:outputs(tensors): what the forward gave */
+static int reducer_outputs(lua_State *L)
+{
+    ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_reducer *r = check_reducer(L);
+    ms_tensor **tensors = ms_lua_tensor_list(L, 2, &count);
+    ms_lua_ok(L, ms_reducer_outputs(r, tensors, count));
+    return 0;
+}
+
+/* reducer:shadow(): behind forward(true), what a backward would do, with zeros */
+static int reducer_shadow(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_shadow(check_reducer(L)));
+    return 0;
+}
+
+/* reducer:divisor(ranks): a mean is over so many */
+static int reducer_divisor(lua_State *L)
+{
+    ms_reducer *r = check_reducer(L);
+    ms_reducer_set_divisor(r, (uint32_t)ms_lua_integer(L, 2, 1, ms_group_size(ms_reducer_group(r)), "divisor"));
+    return 0;
+}
+
+/* reducer:is_fake(): the other ranks are not there */
+static int reducer_is_fake(lua_State *L)
+{
+    lua_pushboolean(L, ms_group_is_fake(ms_reducer_group(check_reducer(L))));
+    return 1;
 }
 
 /* reducer:no_sync(inside) -> what it was */
@@ -322,7 +359,7 @@ static int ddp_broadcast(lua_State *L)
 void ms_open_ddp(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow }, { "divisor", reducer_divisor }, { "is_fake", reducer_is_fake }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);

@@ -101,7 +101,8 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
     for (uint32_t b = 0; b < list->count; b++) {
         ms_bucket *bucket = &list->items[b].bucket;
         bucket->index = b;
-        bucket->is_last = b + 1 == list->count;
+        bucket->is_last = b + 1 == list->count - list->plain;
+        list->items[b].plain = b >= list->count - list->plain;
         for (uint32_t i = 0; i < bucket->count && !status; i++) {
             ms_slot_owner *owner = &reducer->owners[bucket->positions[i]];
             owner->bucket = b;
@@ -115,13 +116,32 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
     return status;
 }
 
+/* What is delayed follows all else, a bucket for each dtype. */
+static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
+{
+    void *memory = NULL;
+    if (reducer->delayed == 0) return MS_OK;
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->delayed * sizeof(uint32_t), "buckets", &memory);
+    uint32_t *positions = memory;
+    for (ms_dtype dtype = 0; dtype < MS_DTYPES && !status; dtype++) {
+        uint32_t count = 0;
+        for (uint32_t i = reducer->count - reducer->delayed; i < reducer->count; i++)
+            if (ms_tensor_dtype(reducer->owners[i].tensor) == dtype) positions[count++] = i;
+        if (count == 0) continue;
+        made->plain++;
+        status = make_bucket(reducer, positions, count, &made->items[made->count++]);
+    }
+    ms_release(ms_engine_context(reducer->engine), memory);
+    return status;
+}
+
 ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets)
 {
     ms_bucket_list made = { 0 };
     void *memory = NULL;
     /* As between steps nobody has a gradient, old and new buckets need not be there at the same time. */
     bool keep = any_gradient(reducer);
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), buckets * sizeof(ms_bucket_state), "buckets", &memory);
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), (buckets + (reducer->delayed ? MS_DTYPES : 0)) * sizeof(ms_bucket_state), "buckets", &memory);
     if (status) return status;
     made.items = memory;
     if (!keep) {
@@ -132,6 +152,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
         made.count++;
         status = make_bucket(reducer, order, sizes[b], &made.items[b]);
     }
+    if (!status) status = make_delayed(reducer, &made);
     if (!status) status = move_in(reducer, &made);
     if (status) {
         for (uint32_t i = 0; !keep && i < reducer->count; i++) ms_tensor_set_grad_home(reducer->owners[i].tensor, NULL);
@@ -166,7 +187,7 @@ static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t
 /* numbers: how many buckets, then the order; all of it as rank 0 decided. Then their sizes, into the same memory. */
 static ms_status agree(ms_reducer *reducer, int64_t *numbers, uint32_t *order, uint32_t *sizes, uint32_t *buckets)
 {
-    uint32_t count = reducer->count;
+    uint32_t count = reducer->count - reducer->delayed;
     numbers[0] = *buckets;
     for (uint32_t i = 0; i < count; i++) numbers[1 + i] = order[i];
     ms_status status = take_from_first(reducer, numbers, count + 1);
@@ -181,7 +202,7 @@ static ms_status agree(ms_reducer *reducer, int64_t *numbers, uint32_t *order, u
 
 ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
 {
-    uint32_t count = reducer->count, buckets = 0;
+    uint32_t count = reducer->count - reducer->delayed, buckets = 0;
     void *memory = NULL;
     ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t)) + sizeof(int64_t), "rebuilding buckets", &memory);
     if (status) return status;

@@ -20,8 +20,11 @@ static ms_status missing_gradients(ms_reducer *reducer)
         used += (size_t)snprintf(names + used, sizeof names - used, "%s'%.100s'", used ? ", " : "", reducer->owners[i].name);
     }
     if (missing > 3) snprintf(names + used, sizeof names - used, " and %u more", missing - 3);
+    if (reducer->static_graph)
+        return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: static_graph: the graph changed: in the last backward fewer gradients than in the first iteration came for %s", names);
     return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: in the last backward no gradient came for %s, so that %s never reduced: the loss must depend on every parameter that "
-                          "requires a gradient (requires_grad_(false), before ddp, on what is not used; find_unused is not built yet)", names, missing > 1 ? "their buckets were" : "its bucket was");
+                          "requires a gradient (ddp's option find_unused = true allows others; or requires_grad_(false), before ddp, on what is never used)", names,
+                          missing > 1 ? "their buckets were" : "its bucket was");
 }
 
 static ms_status not_expected(const ms_slot_owner *owner)
@@ -29,12 +32,14 @@ static ms_status not_expected(const ms_slot_owner *owner)
     ms_engine *engine = owner->reducer->engine;
     if (owner->reducer->phase == MS_REDUCER_IDLE)
         return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: a gradient of '%s' came, but there was no forward of the ddp model: call what ddp returned, not the module inside", owner->name);
+    if (owner->absent)
+        return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: find_unused: '%s' got a gradient, but the outputs of the forward do not depend on it: it was used outside of the ddp model", owner->name);
     return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: '%s' got its gradient twice behind one forward: backward ran a second time (retain_graph), or the forward was that of the module inside instead "
                           "of the ddp model; passes whose gradients are to add up belong into no_sync or accumulate", owner->name);
 }
 
 /* An error that this rank's reduction met ends the job, with its reason for everyone. */
-static ms_status end_job(ms_reducer *reducer, ms_status status)
+ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 {
     reducer->phase = MS_REDUCER_REDUCED;
     ms_comm_abort(reducer->engine, ms_engine_error(reducer->engine));
@@ -59,6 +64,13 @@ static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
     return ms_tensor_storage(a) == ms_tensor_storage(b) && ms_tensor_offset(a) == ms_tensor_offset(b) && ms_tensor_count(a) == ms_tensor_count(b);
 }
 
+/* Delayed parameters pass no hook. */
+static ms_status reduce_plainly(ms_bucket *bucket, ms_tensor **result)
+{
+    ms_link link = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
+    return ms_chain_run(&link, 1, bucket, result);
+}
+
 /* With the communication stream current: runs the hook and leaves its result in the bucket's memory. */
 static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
 {
@@ -67,7 +79,7 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     ms_stream *stream = ms_engine_current(reducer->engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
-    ms_status status = reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    ms_status status = item->plain ? reduce_plainly(bucket, &result) : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, "comm hook", result);
     if (!status && !is_same_memory(result, bucket->flat)) {
@@ -91,7 +103,7 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
     if (!status) status = ms_times_reduction(reducer, item->bucket.index, true, traffic);
     item->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(reducer->engine, before);
-    return !status && reducer->on_reduced ? reducer->on_reduced(reducer->on_reduced_user, item->bucket.index) : status;
+    return !status && reducer->on_reduced && !reducer->shadow ? reducer->on_reduced(reducer->on_reduced_user, item->bucket.index) : status;
 }
 
 /* What comes behind this backward sees reduced gradients. */
@@ -102,15 +114,15 @@ static ms_status finish(ms_reducer *reducer)
     for (uint32_t b = 0; b < reducer->buckets.count; b++)
         for (uint32_t i = 0; i < 2 && !status; i++) status = ms_stream_wait(current, reducer->buckets.items[b].ready[i]);
     if (!status) status = ms_times_note(reducer, MS_AT_READY);
+    if (!status) status = ms_unused_settle(reducer);
     reducer->phase = MS_REDUCER_REDUCED;
     reducer->iterations++;
-    return !status && reducer->on_reduced ? reducer->on_reduced(reducer->on_reduced_user, MS_REDUCED_ALL) : status;
+    return !status && reducer->on_reduced && !reducer->shadow ? reducer->on_reduced(reducer->on_reduced_user, MS_REDUCED_ALL) : status;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- as gradients come */
 
-/* A gradient that a script has put elsewhere comes to its place. */
-static ms_status move_home(ms_slot_owner *owner)
+ms_status ms_reducer_move_home(ms_slot_owner *owner)
 {
     ms_tensor *gradient = ms_tensor_grad(owner->tensor);
     if (gradient == owner->view) return MS_OK;
@@ -118,48 +130,79 @@ static ms_status move_home(ms_slot_owner *owner)
     return status ? status : ms_tensor_set_grad(owner->tensor, owner->view);
 }
 
-static ms_status note(ms_slot_owner *owner)
+ms_status ms_reducer_arrive(ms_slot_owner *owner)
 {
     ms_reducer *reducer = owner->reducer;
     ms_bucket_list *buckets = &reducer->buckets;
-    if (reducer->no_sync) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: no_sync: backward runs inside, but its forward ran outside: both belong inside");
-    if (owner->ready) return not_expected(owner);
+    ms_status status = MS_OK;
     owner->ready = true;
-    reducer->phase = MS_REDUCER_REDUCING;
-    ms_status status = move_home(owner);
-    if (status) return status;
-    if (reducer->logging) reducer->arrival[reducer->arrived++] = owner->position;
+    /* The first iteration of a static graph ends before any order is seen. */
+    if (reducer->logging && owner->position < reducer->count - reducer->delayed && (!reducer->static_graph || reducer->known)) reducer->arrival[reducer->arrived++] = owner->position;
     if (--buckets->items[owner->bucket].pending == 0) status = ms_times_ready(reducer, owner->bucket);
     while (!status && reducer->next_bucket < buckets->count && buckets->items[reducer->next_bucket].pending == 0)
         status = launch(reducer, &buckets->items[reducer->next_bucket++]);
-    if (!status && reducer->next_bucket == buckets->count) status = finish(reducer);
+    if (!status && reducer->next_bucket == buckets->count && reducer->phase == MS_REDUCER_REDUCING) status = finish(reducer);
     return status;
+}
+
+static ms_status came(ms_slot_owner *owner)
+{
+    ms_reducer *reducer = owner->reducer;
+    if (reducer->no_sync) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: no_sync: backward runs inside, but its forward ran outside: both belong inside");
+    if (reducer->phase == MS_REDUCER_IDLE) return not_expected(owner);
+    if (reducer->static_graph) return ms_static_came(owner);
+    if (reducer->phase == MS_REDUCER_REDUCED || owner->ready || owner->absent) return not_expected(owner);
+    owner->used = true;
+    ms_status status = reducer->phase == MS_REDUCER_EXPECTING ? ms_reducer_begin(reducer) : MS_OK;
+    if (!status) status = ms_reducer_move_home(owner);
+    return status ? status : ms_reducer_arrive(owner);
 }
 
 static ms_status gradient_came(void *user, ms_tensor *leaf)
 {
     (void)leaf;
     ms_slot_owner *owner = user;
-    ms_reducer *reducer = owner->reducer;
-    if (reducer->phase == MS_REDUCER_LOCAL) return MS_OK;
-    ms_status status = reducer->phase == MS_REDUCER_IDLE || reducer->phase == MS_REDUCER_REDUCED ? not_expected(owner) : note(owner);
-    return status ? end_job(reducer, status) : MS_OK;
+    if (owner->reducer->phase == MS_REDUCER_LOCAL) {
+        owner->used = true;
+        return MS_OK;
+    }
+    ms_status status = came(owner);
+    return status ? ms_reducer_end_job(owner->reducer, status) : MS_OK;
+}
+
+void ms_reducer_reset(ms_reducer *reducer)
+{
+    reducer->arrived = reducer->next_bucket = 0;
+    for (uint32_t i = 0; i < reducer->count; i++) reducer->owners[i].ready = false;
+    for (uint32_t b = 0; b < reducer->buckets.count; b++) reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;
+}
+
+/* What the first iteration of a static graph has shown holds from now on. */
+static void learn(ms_reducer *reducer)
+{
+    bool first = reducer->static_graph && !reducer->known && reducer->iterations > 0;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        ms_slot_owner *owner = &reducer->owners[i];
+        if (first) owner->expected = owner->fired;
+        owner->absent = reducer->static_graph && (first || reducer->known) && owner->expected == 0;
+        owner->fired = 0;
+    }
+    reducer->known |= first;
 }
 
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
-    if (reducer->phase == MS_REDUCER_REDUCING) return end_job(reducer, missing_gradients(reducer));
+    if (reducer->phase == MS_REDUCER_REDUCING) return ms_reducer_end_job(reducer, missing_gradients(reducer));
     if (!synchronize) {
         reducer->phase = MS_REDUCER_LOCAL;
         return MS_OK;
     }
-    if (reducer->logging && reducer->arrived == reducer->count) {
+    if (reducer->logging && reducer->arrived == reducer->count - reducer->delayed) {
         ms_status status = ms_reducer_rebuild_now(reducer);
         if (status) return status;
     }
-    reducer->arrived = reducer->next_bucket = 0;
-    for (uint32_t i = 0; i < reducer->count; i++) reducer->owners[i].ready = false;
-    for (uint32_t b = 0; b < reducer->buckets.count; b++) reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;
+    learn(reducer);
+    ms_reducer_reset(reducer);
     reducer->phase = MS_REDUCER_EXPECTING;
     return ms_times_note(reducer, MS_AT_FORWARD);
 }
@@ -179,6 +222,7 @@ static void free_parts(ms_reducer *reducer)
         ms_tensor_release(owner->tensor);
         ms_release(context, owner->name);
     }
+    ms_unused_close(reducer);
     ms_reducer_set_on_reduced(reducer, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);
     ms_chain_drop(reducer->links, reducer->link_count);
@@ -264,13 +308,14 @@ static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter
     return status;
 }
 
-/* One bucket for each dtype, as nobody knows the order yet. */
+/* One bucket for each dtype, as nobody knows the order yet. With find_unused those of the caps, since many of these come at once. */
 static ms_status first_buckets(ms_reducer *reducer)
 {
-    uint32_t count = reducer->count, buckets = 0;
+    uint32_t count = reducer->count - reducer->delayed, buckets = 0;
     const uint64_t endless = UINT64_MAX;
+    bool many = reducer->find_unused && !reducer->static_graph;
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (sizeof(uint64_t) + 3 * sizeof(uint32_t)), "buckets", &memory);
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (sizeof(uint64_t) + 3 * sizeof(uint32_t)) + 1, "buckets", &memory);
     if (status) return status;
     uint64_t *bytes = memory;
     uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count;
@@ -278,7 +323,7 @@ static ms_status first_buckets(ms_reducer *reducer)
         bytes[i] = ms_tensor_bytes(reducer->owners[i].tensor);
         keys[i] = ms_tensor_dtype(reducer->owners[i].tensor);
     }
-    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, &endless, 1, order, sizes, &buckets);
+    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, many ? reducer->limits : &endless, many ? reducer->limit_count : 1, order, sizes, &buckets);
     if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
     ms_release(ms_engine_context(reducer->engine), memory);
     return status;
@@ -309,10 +354,12 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL, *owners = NULL, *arrival = NULL;
     ms_status status = check_parameters(engine, parameters, count);
+    if (!status && options->delayed > count) status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: %u delayed parameters of %u", options->delayed, count);
     if (!status) status = ms_allocate(context, sizeof(ms_reducer), "ddp", &memory);
     if (status) return status;
     ms_reducer *reducer = memory;
-    *reducer = (ms_reducer){ .engine = engine, .group = options->group, .count = count, .divisor = ms_group_size(options->group), .logging = true };
+    *reducer = (ms_reducer){ .engine = engine, .group = options->group, .count = count, .delayed = options->delayed, .divisor = ms_group_size(options->group),
+                             .logging = options->delayed < count, .find_unused = options->find_unused, .static_graph = options->static_graph };
     status = ms_allocate(context, count * sizeof(ms_slot_owner), "ddp", &owners);
     reducer->owners = owners;
     if (!status) status = ms_allocate(context, count * sizeof(uint32_t), "ddp", &arrival);
@@ -321,6 +368,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     if (!status) status = take_parameters(reducer, parameters);
     if (!status) status = first_buckets(reducer);
     if (!status) status = ms_times_open(reducer);
+    if (!status) status = ms_unused_open(reducer);
     if (status) {
         free_parts(reducer);
         return status;

@@ -12,16 +12,22 @@ typedef struct ms_slot_owner {                 /* one parameter; what its hook i
     uint32_t position, bucket;
     ms_tensor *view;                           /* its place in the bucket; the bucket's */
     bool ready;                                /* its gradient of this iteration has come */
+    bool used;                                 /* it got a gradient since the last reduction */
+    bool absent;                               /* none will come in this iteration */
+    bool elsewhere;                            /* some rank used it in the last reduction that asked */
+    uint32_t fired, expected;                  /* static graphs: how often its gradient came in this iteration, in the first */
+    ms_tensor *kept;                           /* its gradient from before this iteration, while it is not known whether anybody has used it */
 } ms_slot_owner;
 
 typedef struct ms_bucket_state {
     ms_bucket bucket;
     uint32_t *positions;
     uint32_t pending;                          /* parameters whose gradient has not come yet */
+    bool plain;                                /* not for hooks: of delayed parameters */
     ms_point ready[2];                         /* of the result: on the communication stream, and where else a hook says */
 } ms_bucket_state;
 
-typedef struct ms_bucket_list { ms_bucket_state *items; uint32_t count; } ms_bucket_list;
+typedef struct ms_bucket_list { ms_bucket_state *items; uint32_t count, plain /* the last so many */; } ms_bucket_list;
 
 typedef enum ms_reducer_phase {
     MS_REDUCER_IDLE,                           /* no forward yet */
@@ -47,7 +53,7 @@ struct ms_reducer {
     ms_group *group;
     ms_reducer *next;                          /* of the engine's list */
     ms_slot_owner *owners;
-    uint32_t count, next_bucket, divisor, arrived, limit_count;
+    uint32_t count, delayed /* the last so many */, next_bucket, divisor, arrived, limit_count;
     uint64_t *limits, iterations;
     uint32_t *arrival;                         /* positions in the order in which gradients came, while it is logged */
     ms_bucket_list buckets;
@@ -60,6 +66,9 @@ struct ms_reducer {
     void *on_reduced_user;
     void (*on_reduced_free)(void *user);
     ms_reducer_phase phase;
+    bool find_unused, static_graph, known /* how often each is used */, looked /* at outputs */, shadow /* this rank only takes part */;
+    ms_tensor *map;                            /* the group's answer to who uses what, in its memory */
+    int32_t *uses;
     bool no_sync, logging, rebuilt, has_steps /* whose ends are told */, abandoned;
     ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
     ms_storage *arrivals;                      /* two sets of when each bucket was ready */
@@ -80,9 +89,25 @@ ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_
 ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket);
 ms_traffic ms_times_traffic(const ms_reducer *reducer);
 
+/* For all files of the folder: an error ends the job, for everyone; a gradient that a script has put elsewhere comes to its place; a gradient is there (or all there
+ * will be), which launches what is due; an iteration's first gradient comes; nothing has come yet. */
+ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status);
+ms_status ms_reducer_move_home(ms_slot_owner *owner);
+ms_status ms_reducer_arrive(ms_slot_owner *owner);
+ms_status ms_reducer_begin(ms_reducer *reducer);
+void ms_reducer_reset(ms_reducer *reducer);
+
+ms_status ms_unused_open(ms_reducer *reducer);
+void ms_unused_close(ms_reducer *reducer);
+/* This parameter gets no gradient in this iteration; and at the end of one, what becomes of those. */
+ms_status ms_unused_skip(ms_slot_owner *owner);
+ms_status ms_unused_settle(ms_reducer *reducer);
+/* A gradient came, in a static graph. */
+ms_status ms_static_came(ms_slot_owner *owner);
+
 /* Where the order of the last synchronized backward is known and the buckets do not follow it yet: rebuilds them. */
 ms_status ms_reducer_rebuild_now(ms_reducer *reducer);
-/* Makes buckets of sizes[b] parameters each, taken from order, and moves what gradients there are into them. */
+/* Makes buckets of sizes[b] parameters each, taken from order, and those of delayed parameters behind them; moves what gradients there are into them. */
 ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets);
 void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list);
 

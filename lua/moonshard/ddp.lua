@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
+local join = require "moonshard.join"
 local module = require "moonshard.nn.module"
 local steps = require "moonshard.steps"
 local check = require "moonshard.options".check
@@ -14,7 +15,7 @@ local live = setmetatable({}, { __mode = "k" })            -- what ddp models ho
 ---@class ms.DDP: ms.Module
 local DDP = {}
 
--- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats.
+-- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (join.lua's).
 local function state_of(self)
   local meta = getmetatable(self)
   if type(meta) ~= "table" or not meta.ddp then core.raise("a ddp model is expected, not " .. type(self)) end
@@ -25,15 +26,18 @@ local known = {
   "group", "comm_hook", "bucket_bytes", "init_sync", "broadcast_buffers", "buffer_hook", "ignored",
   "buckets", "find_unused", "static_graph", "precision", "delayed",
 }
-local later = { "buckets", "find_unused", "static_graph", "precision", "delayed" }
+local later = { "buckets", "precision" }
 
 local function check_options(given)
   local o = check("ddp", given, known)
   for _, name in ipairs(later) do
     if o[name] then core.raise(("ddp: option %s is not built yet"):format(name)) end
   end
-  for _, name in ipairs { "init_sync", "broadcast_buffers" } do
+  for _, name in ipairs { "init_sync", "broadcast_buffers", "find_unused", "static_graph" } do
     if o[name] ~= nil and type(o[name]) ~= "boolean" then core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name]))) end
+  end
+  for _, name in ipairs { "ignored", "delayed" } do
+    if o[name] ~= nil and type(o[name]) ~= "table" then core.raise(("ddp: option %s is a list of names and patterns, not a %s"):format(name, type(o[name]))) end
   end
   if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook)) end
   local bytes = o.bucket_bytes
@@ -46,27 +50,35 @@ local function check_options(given)
 end
 
 -- Whether a name is in the list of names and Lua patterns.
-local function is_ignored(name, list)
+local function is_listed(name, list)
   for _, pattern in ipairs(list or {}) do
     if name == pattern or name:match("^" .. pattern .. "$") then return true end
   end
   return false
 end
 
--- All that is synchronized: names and tensors of parameters, then of buffers; those that are trained; buffers by name.
-local function collect(model, ignored)
+-- All that is synchronized: names and tensors of parameters, then of buffers; those that are trained, delayed ones behind the others; buffers by name.
+local function collect(model, o)
   local all = { tensors = {}, names = {} }
-  local trained = { tensors = {}, names = {} }
+  local trained = { tensors = {}, names = {}, delayed = 0 }
   local buffers = { tensors = {}, by_name = {} }
+  local delayed = {}
   local function put(list, name, t) list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name end
   for _, item in ipairs(model:named_parameters()) do
-    if not is_ignored(item.name, ignored) then
+    if not is_listed(item.name, o.ignored) then
       put(all, item.name, item.parameter)
-      if item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
+      if is_listed(item.name, o.delayed) then delayed[#delayed + 1] = item
+      elseif item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
+    end
+  end
+  for _, item in ipairs(delayed) do
+    if item.parameter:requires_grad() then
+      put(trained, item.name, item.parameter)
+      trained.delayed = trained.delayed + 1
     end
   end
   local found, names = model:buffers(), {}
-  for name in pairs(found) do if not is_ignored(name, ignored) then names[#names + 1] = name end end
+  for name in pairs(found) do if not is_listed(name, o.ignored) then names[#names + 1] = name end end
   table.sort(names)
   for _, name in ipairs(names) do
     put(all, name, found[name])
@@ -75,35 +87,53 @@ local function collect(model, ignored)
   return all, trained, buffers
 end
 
--- Rank 0's buffers for everyone, or what the user's function does; read anew each time, as modules may assign them again.
-local function synchronize_buffers(s)
-  local _, _, buffers = collect(s.wrapped, s.options.ignored)
-  if #buffers.tensors == 0 then return end
+-- Whether there are buffers that a synchronized forward makes equal.
+local function has_buffers(s)
+  if s.options.broadcast_buffers == false and not s.options.buffer_hook then return false end
+  for name in pairs(s.wrapped:buffers()) do if not is_listed(name, s.options.ignored) then return true end end
+  return false
+end
+
+-- root's buffers for everyone, or what the user's function does; read anew each time, as modules may assign them again.
+local function synchronize_buffers(s, root)
+  local _, _, buffers = collect(s.wrapped, s.options)
   if s.options.buffer_hook then
     local result = s.options.buffer_hook(buffers.by_name)
     if not future.is_future(result) then core.raise("ddp: buffer_hook returned a " .. type(result) .. "; a future is expected") end
     result:value()
-  elseif s.options.broadcast_buffers ~= false then core.ddp_broadcast(s.group, buffers.tensors, 0) end
+  else core.ddp_broadcast(s.group, buffers.tensors, root) end
+end
+
+-- The tensors in values, which may be nested tables.
+local function tensors_of(values, list, seen)
+  for _, value in pairs(values) do
+    if core.is_tensor(value) then list[#list + 1] = value
+    elseif type(value) == "table" and not seen[value] then
+      seen[value] = true
+      tensors_of(value, list, seen)
+    end
+  end
+  return list
 end
 
 -- Passes its arguments on, which forward has given.
-local function timed(s, ...)
+local function told(s, ...)
   s.reducer:forward_end()
+  if s.options.find_unused then s.reducer:outputs(tensors_of({ ... }, {}, {})) end
   return ...
 end
 
 local function forward(self, ...)
   local s = state_of(self)
   if not s.reducer then core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew" end
-  if core.is_recording() then
-    s.reducer:forward(not s.no_sync)
-    -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one behind it.
-    local due = s.buffers_due
-    s.buffers_due = not s.no_sync
-    if due and s.buffers_due then synchronize_buffers(s) end
-  end
   if not core.is_recording() then return s.wrapped(...) end
-  return timed(s, s.wrapped(...))
+  -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one behind it.
+  local due = s.buffers_due and not s.no_sync and has_buffers(s)
+  s.buffers_due = not s.no_sync
+  local root = s.joining and join.before_forward(s, due) or 0
+  s.reducer:forward(not s.no_sync)
+  if due then synchronize_buffers(s, root) end
+  return told(s, s.wrapped(...))
 end
 
 --- f: forward and backward inside: gradients stay local and add up.
@@ -133,8 +163,31 @@ function DDP:accumulate(count, f)
   end)
 end
 
+-- Parameters and buffers of one rank for all.
+local function copy_values(s, root)
+  local all, _, buffers = collect(s.wrapped, s.options)
+  core.ddp_broadcast(s.group, { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) }, root)
+  if #buffers.tensors > 0 then core.ddp_broadcast(s.group, buffers.tensors, root) end
+end
+
+--- For uneven inputs: when f returns on this rank it takes part with zeros until all have; in the end all have the values of one that went on longest. Means are
+--- over all ranks ("all"), or over those that still have inputs ("live", what bucket:divisor() says). stop: all ranks raise when the first is done. f is to
+--- communicate through this model only.
+---@param options { divisor?: "all"|"live", stop?: boolean }
+---@param f function
+---@return any ... what f returned
+function DDP:join(options, f)
+  local s = state_of(self)
+  if not s.reducer then core.raise "join: this model was unwrapped" end
+  return join.run(s, options, f, synchronize_buffers, copy_values)
+end
+
 --- Orders the buckets anew, by the next synchronized backward.
-function DDP:rebuild_buckets() state_of(self).reducer:rebuild() end
+function DDP:rebuild_buckets()
+  local s = state_of(self)
+  s.rebuild = true
+  s.reducer:rebuild()
+end
 
 --- Removes everything that wrapping installed, so that the module can be wrapped anew.
 ---@return ms.Module
@@ -227,16 +280,21 @@ function ddp.ddp(model, options)
   if core.in_hook() then core.raise "ddp cannot be used inside a hook: wrap models before training" end
   local o, bytes = check_options(options)
   local group = o.group or core.world()
-  local all, trained, buffers = collect(model, o.ignored)
+  local all, trained = collect(model, o)
+  for _, pattern in ipairs(o.delayed or {}) do
+    local found = false
+    for i = #trained.names - trained.delayed + 1, #trained.names do found = found or is_listed(trained.names[i], { pattern }) end
+    if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(tostring(pattern))) end
+  end
   local how = o.comm_hook ~= nil and hooks.compile(o.comm_hook, "ddp: comm_hook") or {}
   local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce" }
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
-    local values = { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) }
-    core.ddp_broadcast(group, values, 0)
-    if #buffers.tensors > 0 then core.ddp_broadcast(group, buffers.tensors, 0) end
+    copy_values(s, 0)
   end
-  s.reducer = core.reducer(trained.tensors, trained.names, { group = group, bucket_bytes = bytes, links = how.links, hook = how.hook })
+  s.reducer = core.reducer(trained.tensors, trained.names, {
+    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, delayed = trained.delayed, links = how.links, hook = how.hook,
+  })
   s.calls = count_calls()
   live[s] = true
   return make_object(s)

@@ -502,7 +502,10 @@
 ---@field init_sync? boolean           true: compare shapes, then copy rank 0's values
 ---@field broadcast_buffers? boolean   true
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
+---@field find_unused? boolean         parameters that the loss does not depend on are let be
+---@field static_graph? boolean        every iteration uses the same parameters equally often
 ---@field ignored? string[]            names or Lua patterns: not synchronized
+---@field delayed? string[]            reduced together after all else, without the hook
 
 ---@class ms
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
@@ -521,6 +524,8 @@
 ---@class ms.DDP: ms.Module          other methods of what was wrapped (`generate`) work on it too, through its forward
 ---@field module ms.Module             what was wrapped
 ---@field no_sync fun(self, f: function)   f: forward and backward inside: gradients stay local and add up
+--- For uneven inputs: when f returns on this rank it takes part with zeros until all have.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)   options: stop: all ranks raise when the first is done
 ---@field rebuild_buckets fun(self)
 --- Removes everything that wrapping installed, so that the module can be wrapped anew.
 ---@field unwrap fun(self): ms.Module

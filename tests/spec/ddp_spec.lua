@@ -93,6 +93,67 @@ describe("a ddp model", function()
     fails(function() model:no_sync(function() y:backward() end) end, "ran outside")
   end)
 
+  it("with find_unused lets parameters be that the loss does not depend on", function()
+    local Two = ms.nn.class "Two"
+    function Two:init() self.a, self.b = linear(), linear() end
+    function Two:forward(x, both) return { self.a(x), { both and self.b(x) } } end
+    local model = ms.ddp(Two(), { find_unused = true })
+    for step in ms.steps(4) do
+      model(input, step % 2 == 1)[1]:sum():backward()         -- an output that is not used, too
+      near({ { 3, 4 } }, model.a.weight:grad(), 0)
+      assert.is_nil(model.b.weight:grad())
+      assert.equal(2, step == 0 and 2 or model:stats().collectives.all_reduce)
+      model.a.weight:set_grad(nil)
+    end
+    local y = model(input)[1]:sum() + model.b.weight:sum()     -- used outside of the model
+    fails(function() y:backward() end, "'b.weight'", "used outside")
+  end)
+
+  it("with static_graph takes what the first iteration does as given", function()
+    local Two = ms.nn.class "Two"
+    function Two:init() self.a, self.b = linear(), linear() end
+    function Two:forward(x, which)
+      local y = self.a(x)
+      if which > 1 then y = y + self.b(x) end
+      return y:sum()
+    end
+    local model = ms.ddp(Two(), { static_graph = true })
+    for _ = 1, 3 do
+      model(input, 1):backward()
+      near({ { 3, 4 } }, model.a.weight:grad(), 0)
+      assert.is_nil(model.b.weight:grad())
+      model.a.weight:set_grad(nil)
+    end
+    local y = model(input, 2)
+    fails(function() y:backward() end, "graph changed", "'b.weight'", "had none")
+    model = ms.ddp(Two(), { static_graph = true })
+    model(input, 2):backward()
+    model(input, 1):backward()
+    fails(function() model(input, 2) end, "graph changed", "fewer", "'b.weight'")
+    model = ms.ddp(Two(), { static_graph = true })
+    model(input, 1):backward()
+    y = model(input, 1)
+    y:backward { retain_graph = true }
+    fails(function() y:backward() end, "graph changed", "'a.weight'", "2 times", "1")
+  end)
+
+  it("joins others when its inputs run out", function()
+    local model = ms.ddp(linear())
+    assert.same({ 1, nil, 3 }, { model:join({}, function()
+      run(model)
+      return 1, nil, 3
+    end) })
+    near({ { 3, 4 } }, model.weight:grad(), 0)
+    assert.is_nil(model:join({ divisor = "live", stop = true }, function() run(model) end))
+    fails(function() model:join({ divisor = "lives" }, run) end, "'live'")
+    fails(function() model:join({ stop = 1 }, run) end, "stop must be a boolean")
+    fails(function() model:join({ stops = true }, run) end, "'stop'")
+    fails(function() model:join({}) end, "a function is expected")
+    fails(function() model:join({}, function() model:join({}, run) end) end, "running already")
+    fails(function() model:join({}, function() error "boom" end) end, "boom")
+    run(model)
+  end)
+
   it("is made of a module that is wrapped once and has something to train", function()
     local inner = linear()
     local model = ms.ddp(inner)
@@ -121,7 +182,8 @@ describe("a ddp model", function()
 
   it("names options that it does not have", function()
     fails(function() ms.ddp(linear(), { comm_hok = "noop" }) end, "'comm_hook'")
-    fails(function() ms.ddp(linear(), { find_unused = true }) end, "find_unused is not built yet")
+    fails(function() ms.ddp(linear(), { find_unused = 1 }) end, "find_unused must be a boolean")
+    fails(function() ms.ddp(linear(), { delayed = "weight" }) end, "delayed is a list")
     fails(function() ms.ddp(linear(), { bucket_bytes = 0 }) end, "bucket_bytes[1]")
     fails(function() ms.ddp(linear(), { bucket_bytes = {} }) end, "bucket_bytes")
     fails(function() ms.ddp(linear(), { broadcast_buffers = 1 }) end, "broadcast_buffers")

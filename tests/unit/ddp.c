@@ -74,12 +74,12 @@ static ms_status build(rank *self, model *m)
 
 static void drop(model *m) { for (int w = 0; w < WEIGHTS; w++) ms_tensor_release(m->weights[w]); }
 
-/* Forward and backward of a sum over one rank's input; `used` weights, from the first. */
-static ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, bool retain)
+/* A sum over one rank's input; `used` weights, from the first. */
+static ms_status forward(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, ms_tensor **loss)
 {
     const int64_t shape[] = { ROWS, WIDTH };
     uint32_t at[] = { number, iteration };
-    ms_tensor *x = NULL, *y = NULL, *z = NULL, *loss = NULL;
+    ms_tensor *x = NULL, *y = NULL, *z = NULL;
     ms_status status = ms_tensor_new(self->engine, MS_F32, 2, shape, &x);
     if (!status) status = fill(x, input_value, at);
     for (uint32_t w = 0; w < used && !status; w++) {
@@ -92,10 +92,17 @@ static ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration,
         y = z = NULL;
     }
     ms_attributes all = { .reduce = { .all = true } };
-    if (!status) status = ms_apply(self->engine, &ms_op_sum, &all, false, &x, 1, &loss, 1);
+    if (!status) status = ms_apply(self->engine, &ms_op_sum, &all, false, &x, 1, loss, 1);
+    ms_tensor_release(x);
+    return status;
+}
+
+static ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, bool retain)
+{
+    ms_tensor *loss = NULL;
+    ms_status status = forward(self, m, number, iteration, used, &loss);
     if (!status) status = ms_backward(self->engine, &loss, NULL, 1, retain);
     if (!status && retain) status = ms_backward(self->engine, &loss, NULL, 1, false);
-    ms_tensor_release(x);
     ms_tensor_release(loss);
     return status;
 }
@@ -498,6 +505,66 @@ static void whoever_steps_early_is_told_of_each_bucket(void **state)
     if (*ranks[0].why) fail_msg("%s", ranks[0].why);
 }
 
+/* --------------------------------------------------------------------------------------------------------- who gets no gradient */
+
+/* Rank r uses 5 - r weights, so that the last ones are used by some ranks or none; means are of zeros and gradients. */
+static void leave_out_some(rank *self)
+{
+    const bool static_graph = *(const bool *)self->job->argument;
+    model m;
+    ms_reducer *reducer = NULL;
+    float got[1024], local[1024], old[31 * 5];
+    OK(build(self, &m));
+    OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2, .find_unused = !static_graph, .static_graph = static_graph }, &reducer));
+    for (uint32_t iteration = 0; iteration < 4; iteration++) {
+        ms_tensor *loss = NULL, *before = NULL;
+        const uint32_t used = WEIGHTS - 1 - self->number;
+        size_t records = 0;
+        ms_comm_record(self->engine, true);
+        if (iteration == 3) {                                         /* what nobody uses keeps what it has */
+            OK(ms_tensor_new(self->engine, MS_F32, 2, ms_tensor_shape(m.weights[4]), &before));
+            OK(fill(before, weight_value, &iteration));
+            OK(ms_tensor_set_grad(m.weights[4], before));
+            OK(ms_tensor_read(before, old, sizeof old));
+            ms_tensor_release(before);
+        }
+        OK(ms_reducer_forward(reducer, true));
+        records = ms_comm_record_count(self->engine);
+        OK(forward(self, &m, self->number, iteration, used, &loss));
+        OK(ms_reducer_outputs(reducer, &loss, 1));
+        OK(ms_backward(self->engine, &loss, NULL, 1, false));
+        ms_tensor_release(loss);
+        CHECK(ms_comm_record_count(self->engine) - records == ms_reducer_buckets(reducer) + (static_graph && iteration > 0 ? 0 : 1));   /* vector V11 */
+        OK(ms_tensor_read(ms_tensor_grad(m.weights[3]), got, ms_tensor_bytes(m.weights[3])));
+        CHECK(got[0] != 0 && (ms_tensor_grad(m.weights[4]) != NULL) == (iteration == 3));
+        if (iteration == 3) {
+            OK(ms_tensor_read(ms_tensor_grad(m.weights[4]), local, sizeof old));
+            CHECK(memcmp(local, old, sizeof old) == 0);
+        }
+        /* Rank 0 alone uses weight 3. */
+        ms_reducer_set_no_sync(reducer, true);
+        OK(clear(&m));
+        OK(ms_reducer_forward(reducer, false));
+        OK(pass(self, &m, 0, iteration, WEIGHTS - 1, false));
+        OK(ms_tensor_read(ms_tensor_grad(m.weights[3]), local, ms_tensor_bytes(m.weights[3])));
+        for (int64_t i = 0; i < ms_tensor_count(m.weights[3]); i++) CHECK(got[i] == local[i] * (1.0f / (float)self->ranks));
+        ms_reducer_set_no_sync(reducer, false);
+        OK(clear(&m));                                                /* with its gradient, a use is forgotten */
+    }
+    ms_reducer_free(reducer);
+    drop(&m);
+}
+
+static void who_gets_no_gradient_takes_part_with_zeros(void **state)
+{
+    (void)state;
+    for (int static_graph = 0; static_graph < 2; static_graph++) {
+        const bool argument = static_graph;
+        run_well(THREADS, 2, leave_out_some, &argument);
+        run_well(PROCESSES, 3, leave_out_some, &argument);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------- mistakes */
 
 static bool says(rank *self, const char *text) { return strstr(ms_engine_error(self->engine)->message, text) != NULL; }
@@ -657,10 +724,35 @@ static ms_status whole_life(rank *self)
     return status;
 }
 
+/* Unused and delayed parameters, with old gradients too, and a pass without inputs. */
+static ms_status life_of_parts(rank *self, bool static_graph)
+{
+    model m;
+    ms_reducer *reducer = NULL;
+    ms_tensor *loss = NULL;
+    ms_status status = build(self, &m);
+    if (!status) status = wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2, .find_unused = !static_graph, .static_graph = static_graph, .delayed = 2 }, &reducer);
+    for (uint32_t i = 0; i < 3 && !status; i++) {
+        status = ms_reducer_forward(reducer, true);
+        if (!status) status = forward(self, &m, 0, i, static_graph || i == 1 ? 3 : 4, &loss);
+        if (!status) status = ms_reducer_outputs(reducer, &loss, 1);
+        if (!status) status = ms_backward(self->engine, &loss, NULL, 1, false);
+        ms_tensor_release(loss);
+        loss = NULL;
+    }
+    if (!status) status = ms_reducer_forward(reducer, true);
+    if (!status) status = ms_reducer_shadow(reducer);
+    ms_reducer_free(reducer);
+    drop(&m);
+    return status;
+}
+
+static ms_status any_life(rank *self, int kind) { return kind == 0 ? whole_life(self) : life_of_parts(self, kind == 2); }
+
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    for (int forever = 0; forever < 2; forever++)
+    for (int kind = 0; kind < 6; kind++)
         for (long n = 1;; n++) {
             fault_os fault;
             fault_os_init(&fault);
@@ -669,15 +761,15 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
             assert_int_equal(ms_engine_new(&options, NULL, &self.engine), MS_OK);
             assert_int_equal(ms_comm_open_fake(self.engine, 0, 2, &self.world), MS_OK);
             long limit = atomic_load(&fault.calls) + n;
-            atomic_store(&fault.forever, forever);
+            atomic_store(&fault.forever, kind % 2);
             atomic_store(&fault.fail_at, limit);
-            ms_status status = whole_life(&self);
+            ms_status status = any_life(&self, kind / 2);
             bool reached = atomic_load(&fault.calls) >= limit;
             atomic_store(&fault.fail_at, 0);
             if (!reached) assert_int_equal(status, MS_OK);
             ms_engine_sync(self.engine);
             assert_int_equal(ms_engine_memory(self.engine).live, 0);
-            assert_int_equal(whole_life(&self), MS_OK);
+            assert_int_equal(any_life(&self, kind / 2), MS_OK);
             ms_engine_free(self.engine);
             assert_int_equal(atomic_load(&fault.live), 0);
             if (!reached) break;
@@ -695,6 +787,7 @@ int main(void)
         cmocka_unit_test(native_links_do_what_they_say),
         cmocka_unit_test(a_hook_may_return_what_it_made_elsewhere),
         cmocka_unit_test(whoever_steps_early_is_told_of_each_bucket),
+        cmocka_unit_test(who_gets_no_gradient_takes_part_with_zeros),
         cmocka_unit_test(mistakes_are_named_and_end_the_job),
         cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),
         cmocka_unit_test(the_first_parameter_that_differs_is_named),

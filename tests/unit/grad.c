@@ -645,6 +645,89 @@ static ms_status program(ms_engine *engine)
     return status;
 }
 
+/* ------------------------------------------------------------------------------------------------------------------ what hooks may ask */
+
+typedef struct told { ms_engine *engine; int gradients, ends; bool fails; } told;
+
+static ms_status at_end(void *user)
+{
+    told *t = user;
+    t->ends++;
+    return t->fails ? ms_engine_fail(t->engine, MS_ERROR_STATE, "not an end") : MS_OK;
+}
+
+static ms_status came(void *user, ms_tensor *leaf)
+{
+    (void)leaf;
+    told *t = user;
+    assert_int_equal(t->ends, 0);
+    if (t->gradients++ == 0) return ms_backward_at_end(t->engine, at_end, t);
+    return MS_OK;
+}
+
+static ms_status twice(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count)
+{
+    (void)input_count;
+    *count = 1;
+    return apply(user, &ms_op_mul, inputs[0], inputs[0], outputs);
+}
+
+static void the_end_of_the_outermost_backward_is_told_once(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *x = NULL, *w = NULL, *both = NULL, *square = NULL, *loss = NULL;
+    uint32_t count = 0;
+    uint64_t id = 0;
+    OK(vector(engine, 1, 2, true, &x));
+    OK(vector(engine, 3, 4, true, &w));
+    for (int fails = 0; fails < 2; fails++) {
+        told t = { .engine = engine, .fails = fails };
+        uint64_t ids[2];
+        OK(ms_tensor_on_accumulated(x, came, &t, NULL, &ids[0]));
+        OK(ms_tensor_on_accumulated(w, came, &t, NULL, &ids[1]));
+        OK(apply(engine, &ms_op_mul, x, w, &both));
+        OK(ms_recompute(engine, twice, engine, NULL, NULL, &both, 1, &square, &count));     /* a backward inside of the backward */
+        OK(total(engine, square, &loss));
+        assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), fails ? MS_ERROR_STATE : MS_OK);
+        assert_true(t.gradients == 2 && t.ends == 1);
+        for (int i = 0; i < 2; i++) ms_tensor_remove_hook(i ? w : x, ids[i]);
+        ms_tensor_release(both);
+        ms_tensor_release(square);
+        ms_tensor_release(loss);
+        both = square = loss = NULL;
+    }
+    assert_int_equal(ms_backward_at_end(engine, at_end, &id), MS_ERROR_STATE);
+    ms_tensor_release(x);
+    ms_tensor_release(w);
+    ms_engine_free(engine);
+}
+
+static void a_graph_tells_which_leaves_it_reaches(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *leaves[4] = { NULL }, *a = NULL, *b = NULL, *roots[2];
+    bool reached[4];
+    for (int i = 0; i < 4; i++) OK(vector(engine, 1, 2, i < 3, &leaves[i]));
+    OK(apply(engine, &ms_op_mul, leaves[0], leaves[3], &a));
+    OK(apply(engine, &ms_op_add, leaves[1], a, &b));
+    roots[0] = a;
+    roots[1] = leaves[2];
+    OK(ms_graph_reaches(engine, roots, 1, leaves, 4, reached));
+    assert_true(reached[0] && !reached[1] && !reached[2] && !reached[3]);
+    OK(ms_graph_reaches(engine, &b, 1, leaves, 4, reached));
+    assert_true(reached[0] && reached[1] && !reached[2] && !reached[3]);
+    OK(ms_graph_reaches(engine, roots, 0, leaves, 4, reached));
+    assert_false(reached[0] || reached[1]);
+    OK(ms_backward(engine, &b, &leaves[3], 1, false));                    /* asking leaves no trace */
+    assert_gradient(leaves[1], 1, 2);
+    ms_tensor_release(a);
+    ms_tensor_release(b);
+    for (int i = 0; i < 4; i++) ms_tensor_release(leaves[i]);
+    ms_engine_free(engine);
+}
+
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
@@ -689,6 +772,8 @@ int main(void)
         cmocka_unit_test(what_a_recomputed_function_reads_must_not_change),
         cmocka_unit_test(a_recomputed_function_that_changes_its_mind_is_an_error),
         cmocka_unit_test(a_hook_may_go_back_through_a_graph_of_its_own_only),
+        cmocka_unit_test(the_end_of_the_outermost_backward_is_told_once),
+        cmocka_unit_test(a_graph_tells_which_leaves_it_reaches),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

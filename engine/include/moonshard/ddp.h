@@ -8,6 +8,12 @@
  * - When the last bucket is launched the current stream waits for all results: what is enqueued behind backward sees reduced gradients.
  * - The first synchronized iteration has one bucket for each dtype, as the order of registration need not be that of use. The next one that begins rebuilds
  *   them in the order in which rank 0's gradients arrived.
+ * - With find_unused a parameter may get no gradient in a pass: it brings zeros (or what passes without synchronization have left), and one more all_reduce tells
+ *   who was used anywhere. Used elsewhere: the mean is its gradient. By nobody since the last reduction: its gradient stays as it was, NULL too. Only who has such a
+ *   parameter waits for the answer, and not for the device: it comes over the group's channel 2, once the hosts of all ranks have got there.
+ * - With static_graph the first synchronized iteration counts how often each gradient comes and reduces at its backward's end; from then on a parameter is ready when
+ *   its gradient has come so often, and those that never came are left out as above, with no more traffic. Another graph is an error. Buckets are
+ *   rebuilt by the second iteration's order.
  * - Gradients are sums over the passes since they were last consumed; reduced, they are means over `divisor` ranks (the group's size).
  * - An error inside a reduction ends the job: peers leave their collectives with it.
  */
@@ -29,6 +35,8 @@ typedef struct ms_reducer_options {
     ms_group *group;
     const uint64_t *cap_bytes;     /* of the first bucket, the second ...; the last holds on. NULL: 1 MiB, 25 MiB */
     uint32_t cap_count;
+    bool find_unused, static_graph;
+    uint32_t delayed;              /* so many of the last parameters share a bucket for each dtype behind all others, which passes no hook */
     const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
     uint32_t link_count;
     ms_comm_hook hook;             /* instead of links, if it is not NULL */
@@ -50,6 +58,12 @@ MS_API void ms_reducer_sweep(ms_engine *engine);
 /* Before each forward whose graph a backward will go through. synchronize: that backward reduces; else its gradients stay local and add up.
  * MS_ERROR_STATE, naming them, if parameters got no gradient in the backward before. Rebuilds the buckets where that is due, which blocks once. */
 MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
+/* What that forward gave, for find_unused: parameters that no backward from these can reach need not be waited for. If it may reach none at all, this rank's
+ * part is done here. Without this call all that got no gradient is found out at backward's end. */
+MS_API ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count);
+/* Behind ms_reducer_forward, for a rank that has no inputs left while others go on (join): takes part in what their backward does, with zeros, and leaves this
+ * rank's gradients alone. Nobody is told of reduced buckets. */
+MS_API ms_status ms_reducer_shadow(ms_reducer *reducer);
 /* Behind that forward, and behind the optimizer: where these end for ms_reducer_stats. May be left out; then there are no such times. */
 MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);
 MS_API ms_status ms_reducer_step_end(ms_reducer *reducer);

@@ -1,0 +1,133 @@
+-- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other what they are about to do, in one small all_reduce; a rank that has
+-- no inputs left takes part with zeros until nobody has any.
+local core = require "moonshard.core"
+local log = require "moonshard.log"
+local check = require "moonshard.options".check
+
+local join = {}
+
+-- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about.
+local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const>, OF_LIVE <const>, STOP <const> = 1, 2, 4, 8, 16, 32
+local MANY <const> = 1000                     -- steps without inputs of its own that call for a remark
+
+-- Tells the others. The answer comes over the group's channel 2, which waits for no computation.
+local function tell(s, word)
+  local words = {}
+  for rank = 1, s.group:size() do words[rank] = rank == s.group:rank() + 1 and word or 0 end
+  local channel = s.group:channel(2)
+  local t
+  channel:_stream():run(function() t = core.tensor(words, "i32"):keep() end)
+  s.joining.answer, s.joining.own = channel:all_reduce(t), word
+end
+
+-- Everyone's words, rank by rank, and who is live: how many, and the highest rank (nil: nobody). Blocks until the others' hosts have come as far.
+local function hear(s)
+  local j = s.joining
+  local words
+  if s.reducer:is_fake() then
+    words = {}
+    for rank = 1, s.group:size() do words[rank] = j.own end
+  else words = j.answer:sync():to_table() end
+  local live, highest = 0, nil
+  for rank, word in ipairs(words) do
+    if word ~= 0 then
+      if (word ~ j.flags) & (OF_LIVE | STOP) ~= 0 then core.raise(("join: ranks %d and %d were given different options"):format(s.group:rank(), rank - 1)) end
+      live, highest = live + 1, rank - 1
+    end
+  end
+  j.answer = nil
+  if highest then j.last = highest end
+  return words, live, highest
+end
+
+-- With stop: everyone ends as soon as one has no inputs left.
+local function check_all_live(s, words, live)
+  if not s.joining.stop or live == #words or live == 0 then return end
+  for rank, word in ipairs(words) do
+    if word == 0 then
+      s.joining.stopped = true
+      core.raise(("join: rank %d has no inputs left (stop = true)"):format(rank - 1))
+    end
+  end
+end
+
+local function set_divisor(s, live) s.reducer:divisor(s.joining.live and live or s.group:size()) end
+
+--- Before a recorded forward of this rank; what it is about to do. The rank whose buffers are everyone's, if they are to be synchronized.
+---@param s table state of a ddp model
+---@param buffers boolean
+---@return integer?
+function join.before_forward(s, buffers)
+  local j = s.joining
+  if j.answer then hear(s) end
+  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC) | (buffers and BUFFERS or 0) | (s.rebuild and REBUILD or 0))
+  s.rebuild = nil
+  if not (j.live or j.stop or buffers) then return nil end       -- else nobody waits here; the answer is read at the end
+  local words, live, highest = hear(s)
+  check_all_live(s, words, live)
+  set_divisor(s, live)
+  return highest
+end
+
+-- One step of the others, with zeros.
+local function take_part(s, words, live, highest, synchronize_buffers)
+  local word = words[highest + 1]
+  for rank, other in ipairs(words) do
+    if other ~= 0 and other ~= word then core.raise(("join: ranks %d and %d do different things: no_sync and rebuild_buckets belong to the same forward on all ranks"):format(rank - 1, highest)) end
+  end
+  if word & SYNC == 0 then return end
+  set_divisor(s, live)
+  if word & REBUILD ~= 0 then s.reducer:rebuild() end
+  s.reducer:forward(true)
+  if word & BUFFERS ~= 0 then synchronize_buffers(s, highest) end
+  s.reducer:shadow()
+end
+
+-- Until nobody has inputs left.
+local function follow(s, synchronize_buffers)
+  local steps = 0
+  if s.joining.answer then hear(s) end
+  while true do
+    tell(s, 0)
+    local words, live, highest = hear(s)
+    if not highest then return end
+    check_all_live(s, words, live)
+    take_part(s, words, live, highest, synchronize_buffers)
+    steps = steps + 1
+    if steps == MANY then log.warn("join: rank %d has had no inputs for %d steps while others go on: share them out more evenly", s.group:rank(), steps) end
+  end
+end
+
+--- f runs with this rank's inputs; then this rank takes part until all have run out, and gets the values of one of those that went on longest.
+---@param s table state of a ddp model
+---@param options { divisor?: "all"|"live", stop?: boolean }
+---@param f function
+---@param synchronize_buffers fun(s: table, root: integer)
+---@param copy fun(s: table, root: integer) values of that rank to all
+---@return any ... what f returned
+function join.run(s, options, f, synchronize_buffers, copy)
+  local o = check("join", options, { "divisor", "stop" })
+  if o.divisor ~= nil and o.divisor ~= "all" and o.divisor ~= "live" then
+    local nearest = core.nearest(tostring(o.divisor), { "all", "live" })
+    core.raise(("join: divisor is 'all' or 'live', not '%s'%s"):format(tostring(o.divisor), nearest and (": did you mean '%s'?"):format(nearest) or ""))
+  end
+  if o.stop ~= nil and type(o.stop) ~= "boolean" then core.raise("join: stop must be a boolean, not " .. type(o.stop)) end
+  if type(f) ~= "function" then core.raise("join: a function is expected, not " .. type(f)) end
+  if core.in_hook() then core.raise "join cannot be used inside a hook" end
+  if s.joining then core.raise "join: one is running already" end
+  local j = { live = o.divisor == "live", stop = o.stop }
+  j.flags = (j.live and OF_LIVE or 0) | (j.stop and STOP or 0)
+  s.joining = j
+  local scope <close> = setmetatable({}, { __close = function(_, failure) -- luacheck: ignore scope
+    s.joining = nil
+    if s.reducer then s.reducer:divisor(s.group:size()) end
+    -- The others would wait for a rank that has left its place.
+    if failure ~= nil and not j.stopped and s.group:size() > 1 then core.comm_leave("join: " .. tostring(failure)) end
+  end })
+  local results = table.pack(f())
+  follow(s, synchronize_buffers)
+  if j.last then copy(s, j.last) end
+  return table.unpack(results, 1, results.n)
+end
+
+return join
