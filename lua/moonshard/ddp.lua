@@ -4,6 +4,7 @@ local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.join"
 local module = require "moonshard.nn.module"
+local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
 local check = require "moonshard.options".check
 require "moonshard.group"                                  -- a link's bucket:group() has its collectives
@@ -132,6 +133,7 @@ local function forward(self, ...)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
   s.reducer:forward(not s.no_sync)
+  overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
   return told(s, s.wrapped(...))
 end
@@ -194,6 +196,7 @@ end
 function DDP:unwrap()
   local s = state_of(self)
   if s.reducer then
+    overlap.unwrap(s)
     s.reducer:free()
     s.reducer = nil
     live[s] = nil
@@ -295,6 +298,8 @@ function ddp.ddp(model, options)
   s.reducer = core.reducer(trained.tensors, trained.names, {
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, delayed = trained.delayed, links = how.links, hook = how.hook,
   })
+  s.trained = trained.tensors
+  overlap.wrap(s, how.chain or {})
   s.calls = count_calls()
   live[s] = true
   return make_object(s)

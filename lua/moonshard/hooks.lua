@@ -8,6 +8,8 @@ local check = require "moonshard.options".check
 
 local hooks = {}
 
+hooks.then_optimizer = require("moonshard.overlap").then_optimizer
+
 local Native = {}                 -- metatable of native links
 local Chain = {}                  -- metatable of chains: { links... }, flat
 
@@ -170,9 +172,9 @@ function hooks.compile(value, what)
   add(chain, value, what)
   if not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
-  if all_native then return { links = chain, name = tostring(chain) } end
+  if all_native then return { chain = chain, links = chain, name = tostring(chain) } end
   local state = {}                                    -- link: the one that runs; hooks do not nest
-  return { name = tostring(chain), hook = function(bucket)
+  return { chain = chain, name = tostring(chain), hook = function(bucket)
     local ok, result = pcall(call_link, chain, 1, bucket, nil, state)
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end
     return result

@@ -56,7 +56,7 @@ local parts = {
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group", ddp = "moonshard.ddp",
+  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group", ddp = "moonshard.ddp", overlap = "moonshard.overlap",
 }
 
 return setmetatable(ms, {

@@ -80,6 +80,8 @@ local function take_part(s, words, live, highest, synchronize_buffers)
   if word & REBUILD ~= 0 then s.reducer:rebuild() end
   s.reducer:forward(true)
   if word & BUFFERS ~= 0 then synchronize_buffers(s, highest) end
+  s.shadow = true
+  local scope <close> = setmetatable({}, { __close = function() s.shadow = nil end }) -- luacheck: ignore scope
   s.reducer:shadow()
 end
 

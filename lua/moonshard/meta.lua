@@ -443,6 +443,7 @@
 
 ---@class ms.Kind
 ---@field name string
+---@field base? string                 the kind whose overlapped form serves where this one has none
 ---@field defaults table<string, any>
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)   state: this parameter's, saved
 
@@ -457,6 +458,14 @@
 ---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer    lr 1e-3, betas {.9, .999}, eps 1e-8
 --- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in ones.
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- How optimizers of this kind (and kinds based on it) run overlapped; a second registration raises.
+---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
+--- What happens where nothing is registered.
+---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
+--- An own optimizer for each parameter, stepped in backward when its gradient is complete (accumulation windows respected). The gradient is gone then,
+--- unless options.keep_grads. The result: one optimizer for each parameter.
+---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
+---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
 --- options: floor: last factor, 0 unless given.
 ---@field linear fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
@@ -485,6 +494,8 @@
 ---@field groups fun(self): ms.ParamGroup[]
 ---@field add_group fun(self, group: ms.ParamGroup)
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
+--- From now on the engine runs the steps of this optimizer's parameters in this ddp model by the policy. Several optimizers may share a model.
+---@field overlap fun(self, model: ms.DDP, policy: string|ms.Overlap)   policy: a name or a file
 ---@field state fun(self): table   by parameter name
 ---@field load_state fun(self, state: table)
 --- Errors. Hyper-parameter out of range or not of this kind (names the kind's own). A parameter in two groups.
@@ -571,6 +582,33 @@
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
 --- line, all others "because rank N". next called twice. A link behind one that reduces.
+
+----------------------------------------------------------------------------------------------------------------------- planners
+
+--- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded and runs classic, without prefetch. Its
+--- answer is checked, must be equal on all ranks, and is replayed without calling it. Times are means over all ranks; the simulator's are modelled.
+---@class ms.PlanView
+---@field step integer
+---@field world_size integer
+---@field forward_ms number
+---@field backward_ms number
+---@class ms.OverlapView: ms.PlanView
+---@field needs_global_norm boolean    clipping by global norm (or steps with a flag): no step may be "on_reduced"
+---@field buckets ms.OverlapBucket[]   in gradient-ready order
+---@class ms.OverlapBucket
+---@field index integer
+---@field bytes integer
+---@field ready_ms number              since backward began
+---@field reduce_ms number             its reduction, links included
+---@field step_ms number               its optimizer steps
+---@field first_use_ms number          since forward began
+---@class ms.OverlapEntry              one for every bucket, in any order
+---@field bucket integer
+---@field step "on_reduced"|"after_backward"|"before_next_use"
+---@class ms
+---@field overlap fun(planner: { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }): ms.Overlap
+---@class ms.Overlap                ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
+
 
 --------------------------------------------------------------------------------------------------------------------------- data
 

@@ -2,17 +2,22 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local check = require "moonshard.options".check
+local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
 
 ---@class ms.optim
 local optim = {}
 for name, f in pairs(schedules) do optim[name] = f end
 optim.scaler = require "moonshard.optim.scaler"
+optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backward_of
 
 ---@class ms.Optimizer
 local Optimizer = {}
 Optimizer.__index = Optimizer
 Optimizer.__name = "ms.Optimizer"
+
+local kinds = {}                                     -- by name
+local overlapped = {}                                -- kind's name -> how it runs overlapped, where that was registered
 
 -- Options that every kind has, beside its own hyper-parameters.
 local common = { lr = 0.01, weight_decay = 0, maximize = false }
@@ -107,6 +112,7 @@ function optim.define(kind)
   local own = { all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
   for name, value in pairs(common) do own.all_defaults[name] = value end
   for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
+  kinds[own.name] = own
   return function(params, options) return new(own, params, options) end
 end
 
@@ -195,6 +201,94 @@ function Optimizer:finished()
   return self.steps - self.lost
 end
 
+-- A flag comes too late for what was stepped in backward.
+local function refuse_flag(self)
+  for _, p in ipairs(self.order) do
+    overlap.note_flag(p)
+    if self.slots[p].early then
+      core.raise(("optimizer:step: only_if, and parameter '%s' was stepped in backward already: use the policy \"classic\" or \"deferred\" with a loss scaler"):format(p:name()))
+    end
+  end
+end
+
+-- On the optimizer's stream, in the order in which the next forward uses them: it waits for each parameter when it reads it.
+local function step_late(self, late, options)
+  table.sort(late, function(a, b)
+    if a.turn ~= b.turn then return a.turn < b.turn end
+    return self.slots[a.p].position < self.slots[b.p].position
+  end)
+  overlap.stream():run(function()
+    for _, item in ipairs(late) do step_one(self, item.p, item.grad, item.group, options.only_if) end
+  end)
+  if options.keep_grads then return end
+  for _, item in ipairs(late) do core.consume_grad(item.p) end
+end
+
+-- For overlap.lua. One parameter in backward, as a part of the step that is not over yet.
+function Optimizer:_step_early(p, grad)
+  local slot = self.slots[p]
+  if slot.early then core.raise(("optimizer: parameter '%s' is stepped twice in one step"):format(p:name())) end
+  slot.early = true
+  step_one(self, p, grad, at_this_step(self, slot.group))
+end
+
+-- The whole step of an optimizer of one parameter.
+function Optimizer:_step_alone(p, grad)
+  step_one(self, p, grad, at_this_step(self, self.slots[p].group))
+  self.steps = self.steps + 1
+end
+
+function Optimizer:_has_early()
+  for _, p in ipairs(self.order) do if self.slots[p].early then return true end end
+  return false
+end
+
+-- Ends a step whose parameters were stepped in backward, where nobody calls step().
+function Optimizer:_end_early()
+  local any = false
+  for _, p in ipairs(self.order) do
+    if self.slots[p].early then
+      core.consume_grad(p)
+      self.slots[p].early, any = nil, true
+    end
+  end
+  if any then self.steps = self.steps + 1 end
+end
+
+--- The engine runs the steps of this optimizer's parameters in this ddp model by the policy: a ready-made one ("classic", "in_backward", "deferred",
+--- "early_where_hidden"), a file or what ms.overlap returns. The loop stays as it is: step() finishes what was not stepped early.
+---@param model ms.DDP
+---@param policy string|ms.Overlap
+function Optimizer:overlap(model, policy)
+  local kind, seen = self.kind, {}
+  while kind do
+    if overlapped[kind.name] then return overlapped[kind.name](self, model, policy) end
+    seen[kind.name] = true
+    local base = kind.base
+    kind = base and kinds[base]
+    if base and not kind then core.raise(("overlap: kind '%s' is based on '%s', which does not exist"):format(self.kind.name, base)) end
+    if kind and seen[kind.name] then core.raise(("overlap: kind '%s' is based on itself"):format(kind.name)) end
+  end
+  overlap.attach(self, model, policy)
+end
+
+--- How optimizers of this kind, and of kinds based on it, run overlapped, instead of the standard way (optim.overlap_standard); a second registration raises.
+---@param kind string
+---@param make fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
+function optim.register_overlapped(kind, make)
+  if type(kind) ~= "string" or not kinds[kind] then
+    local names = {}
+    for name in pairs(kinds) do names[#names + 1] = name end
+    table.sort(names)
+    core.raise(("register_overlapped: there is no kind of optimizer '%s'; there are %s"):format(tostring(kind), table.concat(names, ", ")))
+  end
+  if type(make) ~= "function" then core.raise("register_overlapped: a function is expected, not a " .. type(make)) end
+  if overlapped[kind] then core.raise(("register_overlapped: '%s' is registered already"):format(kind)) end
+  overlapped[kind] = make
+end
+
+optim.overlap_standard = overlap.attach
+
 --- One step from the gradients, which it consumes. Parameters without gradient are left alone.
 --- options: only_if: one bool on the device; false: nothing changes, not even the step count; keep_grads.
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
@@ -202,18 +296,20 @@ function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
   options = check("optimizer:step", options, { "only_if", "keep_grads" })
   self:finished()
-  local counted = {}                                 -- slots whose own count goes up with this step
+  local counted, late = {}, {}                       -- counted: slots whose own count goes up with this step
+  if options.only_if then refuse_flag(self) end
   for _, group in ipairs(self.list) do
     local now = at_this_step(self, group)
     for _, p in ipairs(group.params) do
-      local grad = p:grad()
-      if grad then
-        step_one(self, p, grad, now, options.only_if)
-        if not self.kind.native then counted[#counted + 1] = self.slots[p] end
-        if not options.keep_grads then core.consume_grad(p) end
-      end
+      local grad, slot = p:grad(), self.slots[p]
+      if slot.late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
+      elseif grad and not slot.early then step_one(self, p, grad, now, options.only_if) end
+      if grad and not self.kind.native then counted[#counted + 1] = slot end
+      if grad and not slot.late and not options.keep_grads then core.consume_grad(p) end
+      slot.early = nil
     end
   end
+  if #late > 0 then step_late(self, late, options) end
   if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
   self.steps = self.steps + 1
 end
@@ -314,6 +410,7 @@ end
 
 local function gradients_of(params)
   if module.is_module(params) then params = params:parameters() end
+  overlap.note_norm(params)
   local list = {}
   for _, p in ipairs(params) do list[#list + 1] = p:grad() end
   return list

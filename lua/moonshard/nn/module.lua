@@ -345,14 +345,23 @@ function Module:hook(when, f)
   end
 end
 
+local accumulating = false                          -- inside a pass of accumulate that is not the last
+
+--- Whether gradients are only added up now: the last pass of accumulate is still to come.
+---@return boolean
+function module.is_accumulating() return accumulating end
+
 --- f(i) for i = 1..count; each call must run backward.
 ---@param count integer
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
   if math.type(count) ~= "integer" or count < 1 then core.raise("accumulate: count must be an integer of 1 or more") end
   if type(f) ~= "function" then core.raise("accumulate: a function is expected, not " .. type(f)) end
+  local before_all = accumulating
+  local scope <close> = setmetatable({}, { __close = function() accumulating = before_all end }) -- luacheck: ignore scope
   for i = 1, count do
     local before = core.backwards()
+    accumulating = before_all or i < count
     f(i)
     if core.backwards() == before then core.raise(("accumulate: pass %d did not call backward"):format(i)) end
   end

@@ -1,0 +1,461 @@
+-- When optimizers run: plans (numbers in, table out) that name a moment for each bucket, and the steps that follow them. An optimizer steps on a stream of its
+-- own, so that what is stepped early runs beside the rest of backward, and what is stepped late beside the next forward; the engine lets readers and
+-- writers of the same memory wait for each other, so every plan gives the same weights.
+local core = require "moonshard.core"
+local check = require "moonshard.options".check
+
+local overlap = {}
+
+---@class ms.Overlap
+local Overlap = {}
+Overlap.__index = Overlap
+Overlap.__name = "ms.Overlap"
+Overlap.__tostring = function(self) return "overlap plan " .. self.name end
+
+local moments = { "on_reduced", "after_backward", "before_next_use" }
+local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
+
+local function is_ddp(model) return type(getmetatable(model)) == "table" and getmetatable(model).ddp ~= nil end
+
+---------------------------------------------------------------------------------------------------------------------------- planners
+
+--- A planner for the moments at which optimizers step. every: iterations for which a plan holds; each planning waits for the device once.
+---@param planner { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
+---@return ms.Overlap
+function overlap.overlap(planner)
+  check("overlap", planner, { "name", "every", "plan" })
+  if type(planner.name) ~= "string" then core.raise("overlap: name must be a string, not " .. type(planner.name)) end
+  if type(planner.plan) ~= "function" then core.raise("overlap: plan must be a function, not " .. type(planner.plan)) end
+  local every = planner.every == nil and 1 or planner.every
+  if math.type(every) ~= "integer" or every < 1 then core.raise("overlap: every must be a whole number of 1 or more, not " .. tostring(every)) end
+  return setmetatable({ name = planner.name, every = every, plan = planner.plan }, Overlap)
+end
+
+local function always(name, moment) return setmetatable({ name = name, every = 1, always = moment }, Overlap) end
+
+-- Steps in backward what is reduced before backward ends; the rest would only delay the next forward.
+local function early_where_hidden(view)
+  local plan = {}
+  for i, b in ipairs(view.buckets) do
+    local hidden = b.ready_ms + b.reduce_ms < view.backward_ms and not view.needs_global_norm
+    plan[i] = { bucket = b.index, step = hidden and "on_reduced" or "after_backward" }
+  end
+  return plan
+end
+
+local ready_made = {
+  classic = always("classic", "after_backward"), in_backward = always("in_backward", "on_reduced"), deferred = always("deferred", "before_next_use"),
+  early_where_hidden = overlap.overlap { name = "early_where_hidden", every = 50, plan = early_where_hidden },
+}
+
+-- A planner, the name of a ready-made one, or a file that returns one.
+local function planner_of(policy)
+  if getmetatable(policy) == Overlap then return policy end
+  if type(policy) ~= "string" then core.raise("overlap: a policy is a name, a file or what ms.overlap returns, not a " .. type(policy)) end
+  if ready_made[policy] then return ready_made[policy] end
+  if not policy:match "%.lua$" then
+    local names = { "classic", "in_backward", "deferred", "early_where_hidden" }
+    local near = core.nearest(policy, names)
+    core.raise(("overlap: unknown policy '%s'%s; there are %s, and files that end in .lua"):format(policy, near and (": did you mean '%s'?"):format(near) or "",
+      table.concat(names, ", ")))
+  end
+  local chunk, message = loadfile(policy)
+  if not chunk then core.raise("overlap: " .. message) end
+  local made = chunk()
+  if getmetatable(made) ~= Overlap then core.raise(("overlap: %s returned a %s; it must return what ms.overlap gives"):format(policy, type(made))) end
+  return made
+end
+
+-- Where a planner was written, for messages.
+local function line_of(planner)
+  local info = debug.getinfo(planner.plan, "S")
+  return ("%s (%s:%d)"):format(planner.name, info.short_src, info.linedefined)
+end
+
+------------------------------------------------------------------------------------------------------------------------------- views
+
+-- Times in a view are means over the ranks, so that planners cannot come to different answers.
+local function mean_over_ranks(s, numbers)
+  if s.group:size() == 1 or core.is_sim() then return numbers end
+  local t = core.tensor(numbers, "f32")
+  return s.group:all_reduce(t, "avg"):sync():to_table()
+end
+
+-- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward of 2, a reduction at 1 GB/s behind 10 microseconds.
+local function model_times(numbers, buckets, bytes)
+  local before = 0
+  numbers[1], numbers[2], numbers[3] = bytes / 1e6, 2 * bytes / 1e6, bytes / 1e7
+  for i, b in ipairs(buckets) do
+    before = before + b.bytes
+    numbers[2 * i + 2], numbers[2 * i + 3] = numbers[2] * before / bytes, 0.01 + b.bytes / 1e6
+  end
+end
+
+-- What a planner sees, or nil while no pass with these buckets was timed.
+local function view_of(entry, s)
+  core.synchronize()
+  local times, bytes, numbers = s.reducer:stats(), 0, {}
+  local buckets = s.reducer:bucket_times()
+  for _, b in ipairs(buckets) do
+    if not b.ready_ms then return nil end
+    bytes = bytes + b.bytes
+  end
+  if core.is_sim() then model_times(numbers, buckets, bytes)
+  else
+    numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
+    for i, b in ipairs(buckets) do numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms end
+  end
+  numbers = mean_over_ranks(s, numbers)
+  local view = {
+    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], needs_global_norm = entry.norm or entry.flag or false, buckets = {},
+  }
+  for i, b in ipairs(buckets) do
+    local ready = numbers[2 * i + 2]
+    -- Steps take time by their bytes; what is ready early in backward was used late in forward.
+    view.buckets[i] = {
+      index = b.index, bytes = b.bytes, ready_ms = ready, reduce_ms = numbers[2 * i + 3], step_ms = bytes > 0 and numbers[3] * b.bytes / bytes or 0,
+      first_use_ms = view.backward_ms > 0 and view.forward_ms * math.max(0, 1 - ready / view.backward_ms) or 0,
+    }
+  end
+  table.sort(view.buckets, function(a, b)
+    if a.ready_ms ~= b.ready_ms then return a.ready_ms < b.ready_ms end
+    return a.index < b.index
+  end)
+  return view
+end
+
+------------------------------------------------------------------------------------------------------------------------------- plans
+
+-- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the planner's line.
+local function check_plan(entry, plan, count)
+  local function refuse(format, ...) core.raise(("overlap plan %s: %s"):format(line_of(entry.planner), format:format(...))) end
+  if type(plan) ~= "table" then refuse("it returned %s; a list of { bucket = index, step = moment } is expected", plan == nil and "nothing" or "a " .. type(plan)) end
+  local chosen = {}
+  for i, item in ipairs(plan) do
+    local index = type(item) == "table" and item.bucket
+    if math.type(index) ~= "integer" or index < 0 or index >= count then
+      refuse("entry %d: there is no bucket %s; they are 0 to %d", i, tostring(index), count - 1)
+    end
+    if chosen[index] then refuse("entry %d: bucket %d is there twice", i, index) end
+    if not number_of[item.step] then
+      local near = type(item.step) == "string" and core.nearest(item.step, moments)
+      refuse("entry %d: unknown step '%s'%s; it is one of %s", i, tostring(item.step), near and (": did you mean '%s'?"):format(near) or "", table.concat(moments, ", "))
+    end
+    chosen[index] = item.step
+  end
+  for index = 0, count - 1 do if not chosen[index] then refuse("bucket %d is missing", index) end end
+  return chosen
+end
+
+-- Every rank must have planned the same.
+local function compare(entry, s, chosen, count)
+  if s.group:size() == 1 or core.is_sim() then return end
+  local own = {}
+  for index = 0, count - 1 do own[index + 1] = number_of[chosen[index]] end
+  local all = s.group:all_gather(core.tensor({ own }, "i64")):sync():to_table()
+  for rank, row in ipairs(all) do
+    for i, number in ipairs(row) do
+      if number ~= all[1][i] then
+        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(line_of(entry.planner), i - 1,
+          moments[all[1][i]], moments[number], rank - 1))
+      end
+    end
+  end
+end
+
+-- Early steps cannot wait for what is known only behind backward.
+local function check_early(entry, chosen)
+  local early
+  for index, moment in pairs(chosen) do if moment == "on_reduced" then early = math.min(early or index, index) end end
+  if early and entry.norm then
+    core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = \"lagged\" }, or \"classic\" or \"deferred\"")
+      :format(entry.planner.name, early))
+  end
+  if early and entry.flag then
+    core.raise(("overlap: policy %s steps bucket %d in backward, but the optimizer's step has only_if (as a loss scaler does), which is known only behind it: use \"classic\" or \"deferred\"")
+      :format(entry.planner.name, early))
+  end
+end
+
+-- Tells each slot its moment, and its turn among those that step late: what forward uses first comes first.
+local function apply(entry, s, chosen, buckets)
+  entry.chosen = chosen
+  for _, b in ipairs(buckets) do
+    for _, at in ipairs(b.positions) do
+      local slot = entry.optimizer.slots[s.trained[at]]
+      if slot then slot.late, slot.turn = chosen[b.index] == "before_next_use", -b.index end
+    end
+  end
+end
+
+local function layout_of(buckets)
+  local parts = {}
+  for i, b in ipairs(buckets) do parts[i] = table.concat(b.positions, ",") end
+  return table.concat(parts, ";")
+end
+
+-- The first pass is recorded and runs classic; a plan holds for `every` passes, or until buckets are rebuilt.
+local function plan_pass(entry, s)
+  local planner, pass = entry.planner, entry.pass
+  entry.pass = pass + 1
+  if pass == 0 then return end
+  -- Ranks without inputs left cannot take part in planning: what was planned before holds on.
+  if s.joining and not planner.always then return check_early(entry, entry.chosen) end
+  local buckets = s.reducer:bucket_times()
+  local layout = layout_of(buckets)
+  local fresh = entry.layout ~= layout
+  if not fresh and (planner.always or pass < entry.next) then return check_early(entry, entry.chosen) end
+  local chosen = {}
+  if planner.always then
+    for _, b in ipairs(buckets) do chosen[b.index] = planner.always end
+  else
+    local view = view_of(entry, s)
+    if not view then
+      entry.layout, entry.next = nil, pass + 1
+      return apply(entry, s, {}, buckets)
+    end
+    core.hook_enter()
+    local ok, plan = pcall(planner.plan, view)
+    core.hook_leave()
+    if not ok then core.raise(("overlap plan %s: %s"):format(line_of(planner), tostring(plan))) end
+    chosen = check_plan(entry, plan, #buckets)
+    compare(entry, s, chosen, #buckets)
+  end
+  check_early(entry, chosen)
+  entry.layout, entry.next = layout, pass + planner.every
+  apply(entry, s, chosen, buckets)
+end
+
+---------------------------------------------------------------------------------------------------------------------- in each iteration
+
+local entry_of = setmetatable({}, { __mode = "k" })             -- parameter -> its entry
+local own_of = setmetatable({}, { __mode = "k" })               -- parameter -> { list of optimizers, keep = whether its gradient stays }
+local wrapped_in = setmetatable({}, { __mode = "kv" })          -- parameter -> the state of the ddp model that reduces it, while that lives
+
+--- The stream on which optimizers step.
+---@return ms.Stream
+function overlap.stream() return core.stream "optimizer" end
+
+-- Steps the optimizers that a parameter has for itself; its gradient is gone then.
+local function step_own(p, own)
+  local grad = p:grad()
+  if not grad then return end
+  for _, optimizer in ipairs(own.list) do optimizer:_step_alone(p, grad) end
+  if not own.keep then core.consume_grad(p) end
+end
+
+local function on_reduced(s, index, positions)
+  if s.shadow then return end                                   -- a pass of others: this rank steps no more
+  overlap.stream():run(function()
+    for _, at in ipairs(positions) do
+      local p = s.trained[at]
+      local entry, own = entry_of[p], own_of[p]
+      if own then step_own(p, own)
+      elseif entry and entry.chosen[index] == "on_reduced" then
+        local grad = p:grad()
+        if grad then entry.optimizer:_step_early(p, grad) end
+      end
+    end
+  end)
+end
+
+--- For ddp: behind the reducer's forward. reduces: whether the backward of this pass does.
+---@param s table the ddp model's state
+---@param reduces boolean
+function overlap.begin(s, reduces)
+  for _, entry in ipairs(s.overlaps) do
+    if entry.link then entry.optimizer:_end_early()
+    elseif reduces then
+      if entry.optimizer:_has_early() then
+        core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call its step() before, or use no_sync or accumulate for all passes of a step but the last")
+          :format(entry.optimizer.kind.name))
+      end
+      plan_pass(entry, s)
+    end
+  end
+end
+
+--- For ddp: once there is a reducer. links: those of its chain.
+---@param s table the ddp model's state; trained: its parameters, as the reducer counts them
+---@param links ms.Link[]
+function overlap.wrap(s, links)
+  local held = setmetatable({ s }, { __mode = "v" })
+  s.overlaps = {}
+  for _, p in ipairs(s.trained) do wrapped_in[p] = s end
+  for _, link in ipairs(links) do
+    if type(link) == "table" and link.optimizer then
+      link.held = held
+      s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
+    end
+  end
+  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
+  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end)
+end
+
+--- For ddp: when it is unwrapped.
+---@param s table the ddp model's state
+function overlap.unwrap(s)
+  for _, p in ipairs(s.trained) do
+    local entry = entry_of[p]
+    if entry then
+      local slot = entry.optimizer.slots[p]
+      slot.late, slot.turn = nil, nil
+    end
+    entry_of[p], wrapped_in[p] = nil, nil
+  end
+  for _, entry in ipairs(s.overlaps) do entry.optimizer:_end_early() end
+  s.overlaps = {}
+end
+
+-------------------------------------------------------------------------------------------------------------------------- registering
+
+--- The engine runs this optimizer's steps of the model's parameters by the policy, from the second reduced pass on.
+---@param optimizer ms.Optimizer
+---@param model ms.DDP
+---@param policy string|ms.Overlap
+function overlap.attach(optimizer, model, policy)
+  if not is_ddp(model) then core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp") end
+  local s, planner, mine = getmetatable(model).ddp, planner_of(policy), {}
+  if not s.reducer then core.raise "overlap: this model was unwrapped" end
+  if optimizer.shard then core.raise "overlap: a sharded optimizer steps behind backward, where its slices are known; use it without a policy" end
+  for _, entry in ipairs(s.overlaps) do
+    if entry.optimizer == optimizer then
+      core.raise(entry.link and "overlap: this optimizer steps in the model's chain already (then_optimizer): a plan and then_optimizer are two ways to say the same"
+        or "overlap: this optimizer is registered with this model already")
+    end
+  end
+  for _, p in ipairs(s.trained) do
+    if optimizer.slots[p] then
+      if entry_of[p] or own_of[p] then core.raise(("overlap: parameter '%s' is stepped by another overlapped optimizer already"):format(p:name())) end
+      mine[#mine + 1] = p
+    end
+  end
+  if #mine == 0 then core.raise "overlap: none of the optimizer's parameters is trained in this model" end
+  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {} }
+  for _, p in ipairs(mine) do entry_of[p] = entry end
+  s.overlaps[#s.overlaps + 1] = entry
+end
+
+--- For optimizers: what a step needs to be known before plans can be made.
+---@param p ms.Parameter
+function overlap.note_flag(p) if entry_of[p] then entry_of[p].flag = true end end
+
+--- For clip_grad_norm: raises if some of these gradients were stepped already.
+---@param params ms.Parameter[]
+function overlap.note_norm(params)
+  for _, p in ipairs(params) do
+    local entry = entry_of[p]
+    local early = own_of[p] ~= nil
+    if entry then
+      entry.norm = true
+      early = entry.optimizer.slots[p].early
+    elseif wrapped_in[p] then
+      for _, other in ipairs(wrapped_in[p].overlaps) do
+        local slot = other.link and other.optimizer.slots[p]
+        early = early or slot and slot.early
+      end
+    end
+    if early then
+      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = \"lagged\" }), or use the policy \"classic\""):format(p:name()))
+    end
+  end
+end
+
+--- An optimizer of its own for each parameter, stepped in backward when the gradient is complete: behind its reduction in a ddp model (wrapped before or
+--- behind this call), and in the last pass of accumulate only. The gradient is gone then, unless options.keep_grads.
+---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+---@param params ms.Parameter[]
+---@param options? ms.OptimizerOptions and keep_grads
+---@return ms.Optimizer[] in the order of params, for saving and for changing hyper-parameters
+function overlap.in_backward(make, params, options)
+  local module = require "moonshard.nn.module"
+  if type(make) ~= "function" then core.raise("in_backward: a function that makes an optimizer is expected (optim.adamw), not a " .. type(make)) end
+  if core.in_hook() then core.raise "in_backward cannot be used inside a hook" end
+  if module.is_module(params) then params = params:parameters() end
+  if type(params) ~= "table" or #params == 0 then core.raise "in_backward: a list of parameters is expected" end
+  local own_options, keep, made = {}, false, {}
+  for name, value in pairs(options or {}) do
+    if name == "keep_grads" then keep = value else own_options[name] = value end
+  end
+  for i, p in ipairs(params) do
+    if not core.is_tensor(p) or not p:requires_grad() then core.raise(("in_backward: parameter %d needs no gradient"):format(i)) end
+    if entry_of[p] then core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already"):format(p:name())) end
+    local given = {}
+    for name, value in pairs(own_options) do given[name] = value end
+    made[i] = make({ p }, given)
+  end
+  for i, p in ipairs(params) do
+    local own = own_of[p]
+    if own then
+      own.list[#own.list + 1] = made[i]
+      own.keep = own.keep or keep
+    else
+      own_of[p] = { list = { made[i] }, keep = keep }
+      p:on_grad_ready(function(ready)
+        -- own_of is asked anew: the hook must not hold the parameter that it belongs to.
+        if wrapped_in[ready] or module.is_accumulating() then return end
+        overlap.stream():run(function() step_own(ready, own_of[ready]) end)
+      end)
+    end
+  end
+  return made
+end
+
+--- The optimizers that in_backward gave to the parameters of a module, in order of parameters.
+---@param model ms.Module
+---@return { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
+function overlap.in_backward_of(model)
+  local list = {}
+  for _, p in ipairs(model:parameters()) do
+    if own_of[p] then list[#list + 1] = { parameter = p, optimizers = { table.unpack(own_of[p].list) } } end
+  end
+  return list
+end
+
+--------------------------------------------------------------------------------------------------------------------------- as a link
+
+local Then = { __name = "ms.Link" }
+Then.__index = Then
+Then.__tostring = function() return "then_optimizer" end
+
+function Then.__call(self, bucket, next)
+  local parameters, optimizer, s = bucket:parameters(), self.optimizer, self.held and self.held[1]
+  if s and s.shadow then return next(bucket) end
+  return next(bucket):and_then(function(reduced)
+    local at, total = 0, 0
+    for _, p in ipairs(parameters) do total = total + p:numel() end
+    if not core.is_tensor(reduced) or reduced:numel() ~= total then
+      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced), total), 0)
+    end
+    overlap.stream():run(function()
+      for _, p in ipairs(parameters) do
+        local count = p:numel()
+        if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
+          optimizer:_step_early(p, reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype()))
+        end
+        at = at + count
+      end
+    end)
+  end)
+end
+
+--- Steps on what the later links returned, bucket by bucket, all of the optimizer's parameters or `params` only. The optimizer's step(), where it is called,
+--- finishes the others; where it is not, a step ends with the next forward.
+---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
+---@return ms.Link
+function overlap.then_optimizer(options)
+  options = check("hooks.then_optimizer", options, { "optimizer", "params" })
+  local optimizer, chosen = options.optimizer, nil
+  if type(optimizer) ~= "table" or not optimizer.slots then core.raise("hooks.then_optimizer: optimizer must be an optimizer, not " .. type(optimizer)) end
+  if optimizer.shard then core.raise "hooks.then_optimizer: a sharded optimizer steps behind backward, where its slices are known" end
+  if options.params then
+    chosen = {}
+    for i, p in ipairs(options.params) do
+      if not optimizer.slots[p] then core.raise(("hooks.then_optimizer: params[%d] is in no group of this optimizer"):format(i)) end
+      chosen[p] = true
+    end
+  end
+  return setmetatable({ optimizer = optimizer, chosen = chosen }, Then)
+end
+
+return overlap

@@ -1,0 +1,96 @@
+-- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what planners see. how=differ: planners that disagree.
+local ms = require "moonshard"
+local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
+local options = ms.config { how = "agree" }
+local rank, size = ms.rank(), ms.world_size()
+
+local function make_model()
+  ms.seed(1)
+  return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+end
+
+local function train(prepare, link)
+  local model = make_model()
+  local net, opt = prepare(model, link)
+  for step in ms.steps(7) do
+    net:accumulate(2, function(i) net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }):square():mean():backward() end)
+    if opt then opt:step() end
+  end
+  local list = {}
+  for _, p in ipairs(model:parameters()) do for _, x in ipairs(p:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end end
+  return table.concat(list, " ")
+end
+
+local function policy(name)
+  return function(model, link)
+    local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }), optim.adamw(model, { lr = 0.05 })
+    if name then opt:overlap(net, name) end
+    return net, opt
+  end
+end
+
+local function linked(model, link)
+  local opt = optim.adamw(model, { lr = 0.05 })
+  return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, link } }), opt
+end
+
+local function in_backward(model, link)
+  optim.in_backward(optim.adamw, model:parameters(), { lr = 0.05 })
+  return ms.ddp(model, { bucket_bytes = 256, comm_hook = link })
+end
+
+local views = {}
+local mixed = ms.overlap { name = "mixed", plan = function(view)
+  local plan, moments = {}, { "on_reduced", "before_next_use", "after_backward" }
+  local numbers = { view.forward_ms, view.backward_ms, view.world_size }
+  for i, b in ipairs(view.buckets) do
+    plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] }
+    table.move({ b.index, b.bytes, b.ready_ms, b.reduce_ms, b.step_ms, b.first_use_ms }, 1, 6, #numbers + 1, numbers)
+  end
+  views[#views + 1] = numbers
+  return plan
+end }
+
+if options.how == "differ" then
+  train(policy(ms.overlap { name = "by_rank", plan = function(view)
+    local plan = {}
+    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = rank == 1 and b.index == 2 and "on_reduced" or "after_backward" } end
+    return plan
+  end }))
+end
+
+for _, link in ipairs { "all_reduce", "bf16_compress", function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end } do
+  local want = train(policy(nil), link)
+  for name, prepare in ms.sorted_pairs { classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred", hidden = policy "early_where_hidden", mixed = policy(mixed),
+    linked = linked, own = in_backward } do
+    if train(prepare, link) ~= want then error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link))) end
+  end
+end
+
+-- All ranks have seen the same numbers.
+assert(#views > 0)
+for _, numbers in ipairs(views) do
+  assert(numbers[2] > 0 and numbers[3] == size)
+  local all = ms.world():all_gather(ms.tensor({ numbers }, "f32")):sync():to_table()
+  for _, row in ipairs(all) do for i, x in ipairs(row) do assert(x == all[1][i], "views differ") end end
+end
+-- Uneven inputs: a rank that only takes part does not step, and all end with the weights of one that went on longest.
+for _, prepare in ipairs { policy "in_backward", policy "deferred", policy(mixed), linked, in_backward } do
+  local model = make_model()
+  local net, opt = prepare(model, "all_reduce")
+  local steps = 0
+  net:join({}, function()
+    for step = 1, 3 + rank do
+      net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward()
+      if opt then
+        opt:step()
+        steps = steps + 1
+      end
+    end
+  end)
+  assert(not opt or steps == 3 + rank)
+  local flat = ms.pack(model:parameters())
+  local sums = ms.world():all_gather(flat:view(1, -1)):sync()
+  for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
+end
+print(("rank %d is done"):format(rank))

@@ -1,0 +1,489 @@
+-- When optimizers run: every plan and every way to step early gives the bits of the plain loop; recorded times show that early is early; mistakes are named.
+-- tests/dist/overlap.lua has what needs several ranks.
+-- ctest: serial
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local support = require "support"
+local fails = support.fails
+local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
+
+local function make_model(width)
+  ms.seed(1)
+  width = width or 16
+  return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 4))
+end
+
+local function values(model)
+  local list = {}
+  for _, p in ipairs(model:parameters()) do
+    for _, x in ipairs(support.flat(p)) do list[#list + 1] = ("%a"):format(x) end
+  end
+  return table.concat(list, " ")
+end
+
+local function pass(model, seed) model(ms.randn { 4, 8, seed = seed }):square():mean():backward() end
+
+local wrap = { bucket_bytes = 256 }
+
+-- An optimizer written in Lua, with state and a step count.
+local heavy = optim.define { name = "heavy_ball", base = "sgd", defaults = { momentum = 0.9 }, step_param = function(p, grad, state, group, step)
+  state.velocity = state.velocity or p:zeros_like()
+  state.velocity:mul_(group.momentum):add_(grad)
+  p:add_(state.velocity, -group.lr / (step + 1))
+end }
+
+local makers = { heavy = heavy }
+for _, kind in ipairs { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax" } do makers[kind] = optim[kind] end
+
+-- The loop that a user writes; prepare gets the model and the options and gives what is trained and what is stepped.
+local function train(make, prepare, passes)
+  local model = make_model()
+  local net, opt = prepare(model, make, { lr = 0.05, schedule = optim.linear { steps = 20 } })
+  for step in ms.steps(6) do
+    net:accumulate(passes or 1, function(i) pass(net, 10 * step + i) end)
+    if opt then opt:step() end
+  end
+  return values(model)
+end
+
+local function plain(model, make, options) return model, make(model, options) end
+
+local function with_policy(policy)
+  return function(model, make, options)
+    local opt, net = make(model, options), ms.ddp(model, wrap)
+    opt:overlap(net, policy)
+    return net, opt
+  end
+end
+
+local function as_link(stepping)
+  return function(model, make, options)
+    local opt = make(model, options)
+    local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt } } })
+    return net, stepping and opt or nil
+  end
+end
+
+local function by_parameter(wrapped)
+  return function(model, make, options)
+    optim.in_backward(make, model:parameters(), options)
+    return wrapped and ms.ddp(model, wrap) or model
+  end
+end
+
+local ways = {
+  ["the policy classic"] = with_policy "classic", ["the policy in_backward"] = with_policy "in_backward", ["the policy deferred"] = with_policy "deferred",
+  ["the policy early_where_hidden"] = with_policy "early_where_hidden",
+  ["a plan that mixes"] = with_policy(ms.overlap { name = "mixed", every = 2, plan = function(view)
+    local plan, moments = {}, { "on_reduced", "before_next_use", "after_backward" }
+    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] } end
+    return plan
+  end }),
+  ["then_optimizer"] = as_link(true), ["then_optimizer without step()"] = as_link(false),
+  ["in_backward"] = by_parameter(false), ["in_backward of a ddp model"] = by_parameter(true),
+}
+
+describe("every moment to step gives the same weights:", function()
+  for name, way in pairs(ways) do
+    it(name, function()
+      for kind, make in pairs(makers) do assert.equal(train(make, plain), train(make, way), kind) end
+    end)
+
+    it(name .. ", accumulating over three passes", function()
+      assert.equal(train(optim.adamw, plain, 3), train(optim.adamw, way, 3))
+      assert.equal(train(heavy, plain, 3), train(heavy, way, 3))
+    end)
+  end
+
+  it("several optimizers on one model, each by its own policy", function()
+    local function run(first, second)
+      local model = make_model()
+      local net = ms.ddp(model, wrap)
+      local parameters = model:parameters()
+      local a = optim.sgd({ parameters[1], parameters[2] }, { lr = 0.1 })
+      local b = optim.adam({ table.unpack(parameters, 3) }, { lr = 0.1 })
+      if first then a:overlap(net, first) end
+      if second then b:overlap(net, second) end
+      for step in ms.steps(5) do
+        pass(net, step)
+        a:step()
+        b:step()
+      end
+      return values(model)
+    end
+    assert.equal(run(), run("in_backward", "deferred"))
+    assert.equal(run(), run("deferred", "in_backward"))
+    assert.equal(run(), run(nil, "in_backward"))
+  end)
+
+  it("then_optimizer for some parameters, step() for the others", function()
+    local function run(linked)
+      local model = make_model()
+      local opt = optim.adam(model, { lr = 0.1 })
+      local some = { model:parameters()[1], model:parameters()[4] }
+      local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = linked and hooks.chain { hooks.then_optimizer { optimizer = opt, params = some } } or nil })
+      for step in ms.steps(4) do
+        pass(net, step)
+        opt:step()
+      end
+      return values(model)
+    end
+    assert.equal(run(false), run(true))
+  end)
+
+  it("and gradients stay until step() where they are asked for", function()
+    local model = make_model()
+    local net, opt = with_policy "in_backward"(model, optim.sgd, { lr = 0.1 })
+    for step in ms.steps(3) do
+      pass(net, step)
+      for _, p in ipairs(model:parameters()) do assert.truthy(p:grad()) end
+      opt:step { keep_grads = step == 2 }
+      for _, p in ipairs(model:parameters()) do assert.equal(step == 2, p:grad() ~= nil) end
+    end
+    local alone = make_model()
+    optim.in_backward(optim.sgd, alone:parameters(), { keep_grads = true })
+    pass(alone, 1)
+    for _, p in ipairs(alone:parameters()) do assert.truthy(p:grad()) end
+  end)
+end)
+
+describe("then_optimizer", function()
+  it("steps on what the links behind it returned, not on the bucket", function()
+    local function run(link)
+      local model = make_model()
+      local opt = optim.sgd(model, { lr = 0.1 })
+      local chain = link and { hooks.then_optimizer { optimizer = opt }, function(bucket, next)
+        return next(bucket):and_then(function(reduced) return reduced * 2 end)
+      end } or { function(bucket, next) return next(bucket):and_then(function(reduced) return reduced * 2 end) end }
+      local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain(chain) })
+      for step in ms.steps(3) do
+        pass(net, step)
+        opt:step()
+      end
+      return values(model)
+    end
+    assert.equal(run(false), run(true))
+  end)
+
+  it("takes gradients in 16 bits", function()
+    local model = make_model()
+    local opt = optim.sgd(model, { lr = 0.1 })
+    local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.cast { dtype = "bf16" }, hooks.then_optimizer { optimizer = opt } } })
+    local before = values(model)
+    for step in ms.steps(2) do pass(net, step) end
+    assert.are_not.equal(before, values(model))
+  end)
+end)
+
+-- Records of f, without waits.
+local function recorded(f)
+  core.trace_start()
+  f()
+  local list = {}
+  for _, record in ipairs(core.trace_stop()) do if record.kind ~= "wait" then list[#list + 1] = record end end
+  return list
+end
+
+local function eventually(seen)
+  for _ = 1, 50 do if seen() then return end end
+  error("not seen in 50 tries", 2)
+end
+
+describe("recorded times show that", function()
+  -- What one more step did, by stream, once plans are in force.
+  local function one_step(policy)
+    local model = make_model(512)
+    local net, opt = with_policy(policy)(model, optim.adamw, { lr = 0.01 })
+    local next_forward
+    local list = recorded(function()
+      for step in ms.steps(4) do
+        if step == 3 then next_forward = debug.getinfo(1, "l").currentline + 1 end
+        local loss = step == 3 and net(ms.randn { 4, 8, seed = step }) or net(ms.randn { 4, 8, seed = step }):square():mean()
+        if step < 3 then
+          loss:backward()
+          opt:step()
+        end
+      end
+      ms.synchronize()
+    end)
+    return list, next_forward
+  end
+
+  it("in_backward steps before the last task of backward", function()
+    eventually(function()
+      local list, first, last = one_step "in_backward", nil, nil
+      for _, record in ipairs(list) do
+        if record.stream == "optimizer" then first = record.start_ns end                       -- of the last step
+        if record.stream == "compute" and record.script:match "overlap_spec.lua:%d+" and record.name:match "backward" then last = record.start_ns end
+      end
+      assert.truthy(first and last)
+      for _, record in ipairs(list) do if record.stream == "optimizer" and record.start_ns < last then return true end end
+    end)
+  end)
+
+  it("deferred steps after the next forward has begun", function()
+    eventually(function()
+      local list, line = one_step "deferred"
+      local begun
+      for _, record in ipairs(list) do
+        if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line) and record.name ~= "random" then begun = math.min(begun or record.start_ns, record.start_ns) end
+      end
+      assert.truthy(begun)
+      for _, record in ipairs(list) do if record.stream == "optimizer" and record.start_ns > begun then return true end end
+    end)
+  end)
+
+  it("classic has no steps beside the model's stream", function()
+    for _, record in ipairs((one_step "classic")) do assert.are_not.equal("optimizer", record.stream) end
+  end)
+end)
+
+describe("a plan", function()
+  -- Two passes with a planner; the second is planned.
+  local function planned(plan, options)
+    local net, opt = with_policy(ms.overlap { name = "tried", plan = plan })(make_model(), optim.sgd, { lr = 0.1 })
+    for step in ms.steps(options and options.steps or 5) do
+      pass(net, step)
+      if options and options.clip then net:clip_grad_norm(1) end
+      opt:step { only_if = options and options.only_if }
+    end
+  end
+  local function all(view, step)
+    local plan = {}
+    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = step } end
+    return plan
+  end
+
+  it("sees buckets in the order in which they are ready, with times", function()
+    local seen
+    planned(function(view)
+      seen = view
+      return all(view, "after_backward")
+    end)
+    assert.is_true(#seen.buckets > 2 and seen.step > 0 and seen.world_size == 1 and seen.needs_global_norm == false)
+    assert.is_true(seen.forward_ms > 0 and seen.backward_ms > 0)
+    for i, b in ipairs(seen.buckets) do
+      assert.is_true(b.bytes > 0 and b.reduce_ms >= 0 and b.step_ms >= 0 and b.first_use_ms >= 0)
+      if i > 1 then assert.is_true(b.ready_ms >= seen.buckets[i - 1].ready_ms) end
+    end
+  end)
+
+  it("is called every so many passes", function()
+    local calls = 0
+    local net, opt = with_policy(ms.overlap { name = "seldom", every = 4, plan = function(view)
+      calls = calls + 1
+      return all(view, "on_reduced")
+    end })(make_model(), optim.sgd, { lr = 0.1 })
+    for step in ms.steps(11) do
+      pass(net, step)
+      opt:step()
+    end
+    assert.is_true(calls == 2 or calls == 3, calls)
+  end)
+
+  it("is refused with its line when it is not about these buckets", function()
+    local here = "overlap_spec.lua"
+    fails(function() planned(function() end) end, "tried", here, "it returned nothing")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan[1].bucket = 99
+      return plan
+    end) end, here, "entry 1: there is no bucket 99")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan[2].bucket = plan[1].bucket
+      return plan
+    end) end, here, "is there twice")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan[#plan] = nil
+      return plan
+    end) end, here, "is missing")
+    fails(function() planned(function(view) return all(view, "on_reducd") end) end, here, "did you mean 'on_reduced'")
+    fails(function() planned(function() error "no idea" end) end, here, "no idea")
+    fails(function() planned(function(view)
+      ms.ones { 1 }:item()
+      return all(view, "on_reduced")
+    end) end, here, "hook")
+  end)
+
+  it("with early steps is refused where clipping or a flag needs all gradients first", function()
+    local early = function(view) return all(view, "on_reduced") end
+    fails(function() planned(early, { clip = true }) end, "clip_grad_norm needs all gradients", "lagged")
+    fails(function() planned(early, { only_if = ms.tensor { true } }) end, "only_if", "classic")
+    planned(function(view)
+      assert.is_true(view.needs_global_norm)
+      return all(view, "before_next_use")
+    end, { clip = true })
+  end)
+
+  it("is a policy's name, a file, or what ms.overlap gives", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert(core.make_directory(folder))
+    assert(core.file_write(folder .. "/late.lua", [[
+      local ms = require "moonshard"
+      return ms.overlap { name = "late", plan = function(view)
+        local plan = {}
+        for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "before_next_use" } end
+        return plan
+      end }]]))
+    assert(core.file_write(folder .. "/wrong.lua", "return 1"))
+    assert.equal(train(optim.adam, plain), train(optim.adam, with_policy(folder .. "/late.lua")))
+    fails(function() train(optim.adam, with_policy(folder .. "/wrong.lua")) end, "wrong.lua", "ms.overlap")
+    fails(function() train(optim.adam, with_policy(folder .. "/none.lua")) end, "none.lua")
+    fails(function() train(optim.adam, with_policy "in_backwrd") end, "did you mean 'in_backward'")
+    fails(function() train(optim.adam, with_policy(7)) end, "not a number")
+    fails(function() ms.overlap { name = "x" } end, "plan must be a function")
+    fails(function() ms.overlap { name = "x", plan = print, every = 0 } end, "every")
+    os.execute("rm -r " .. folder)
+  end)
+end)
+
+describe("mistakes are named:", function()
+  it("two ways to step one parameter early", function()
+    local model = make_model()
+    local opt, other, net = optim.sgd(model), optim.adam(model), ms.ddp(model)
+    opt:overlap(net, "classic")
+    fails(function() opt:overlap(net, "deferred") end, "registered with this model already")
+    fails(function() other:overlap(net, "classic") end, "another overlapped optimizer")
+    fails(function() optim.in_backward(optim.sgd, model:parameters()) end, "overlapped optimizer already")
+    local linked = make_model()
+    local first = optim.sgd(linked)
+    local wrapped = ms.ddp(linked, { comm_hook = hooks.then_optimizer { optimizer = first } })
+    fails(function() first:overlap(wrapped, "in_backward") end, "two ways to say the same")
+  end)
+
+  it("what cannot be overlapped", function()
+    local model = make_model()
+    fails(function() optim.sgd(model):overlap(model, "classic") end, "ms.ddp")
+    fails(function() optim.sgd(nn.Linear(2, 2)):overlap(ms.ddp(model), "classic") end, "none of the optimizer's parameters")
+    fails(function() hooks.then_optimizer {} end, "must be an optimizer")
+    fails(function() hooks.then_optimizer { optimizer = optim.sgd(model), params = nn.Linear(2, 2):parameters() } end, "in no group")
+    fails(function() optim.in_backward(optim.sgd, {}) end, "a list of parameters")
+    fails(function() optim.in_backward("sgd", model:parameters()) end, "optim.adamw")
+  end)
+
+  it("clipping what was stepped already", function()
+    local model = make_model()
+    optim.in_backward(optim.sgd, model:parameters())
+    pass(model, 1)
+    fails(function() model:clip_grad_norm(1) end, "stepped in backward already")
+    local linked = make_model()
+    local net = ms.ddp(linked, { comm_hook = hooks.then_optimizer { optimizer = optim.sgd(linked) } })
+    pass(net, 1)
+    fails(function() net:clip_grad_norm(1) end, "stepped in backward already")
+  end)
+
+  it("a second reducing pass in one step", function()
+    local net, opt = with_policy "in_backward"(make_model(), optim.sgd, { lr = 0.1 })
+    for step = 1, 2 do
+      pass(net, step)
+      opt:step()
+    end
+    pass(net, 3)
+    fails(function() pass(net, 4) end, "call its step() before", "accumulate")
+  end)
+
+  it("unwrapping ends a policy, and the model can be wrapped anew", function()
+    local model = make_model()
+    local net, opt = with_policy "deferred"(model, optim.adam, { lr = 0.1 })
+    for step = 1, 3 do
+      pass(net, step)
+      opt:step()
+    end
+    net:unwrap()
+    pass(model, 4)
+    opt:step()
+    local again = ms.ddp(model, wrap)
+    opt:overlap(again, "in_backward")
+    for step = 5, 7 do
+      pass(again, step)
+      opt:step()
+    end
+    local want = make_model()
+    local same = optim.adam(want, { lr = 0.1 })
+    for step = 1, 7 do
+      pass(want, step)
+      same:step()
+    end
+    assert.equal(values(want), values(model))
+  end)
+end)
+
+describe("the registry of overlapped optimizers", function()
+  local calls = {}
+  local base = optim.define { name = "registry_base", step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end }
+  local derived = optim.define { name = "registry_derived", base = "registry_base", step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end }
+  local lost = optim.define { name = "registry_lost", base = "registry_nowhere", step_param = function() end }
+  optim.register_overlapped("registry_base", function(optimizer, model, policy)
+    calls[#calls + 1] = optimizer
+    optim.overlap_standard(optimizer, model, policy)
+  end)
+
+  it("is asked by kind, then by what the kind is based on", function()
+    local one, two, three = make_model(), make_model(), make_model()
+    local a, b, c = base(one, { lr = 0.1 }), derived(two, { lr = 0.1 }), optim.sgd(three, { lr = 0.1 })
+    a:overlap(ms.ddp(one), "classic")
+    b:overlap(ms.ddp(two), "in_backward")
+    c:overlap(ms.ddp(three), "classic")
+    assert.equal(2, #calls)
+    assert.equal(a, calls[1])
+    assert.equal(b, calls[2])
+  end)
+
+  it("refuses a second registration, an unknown kind and an unknown base", function()
+    fails(function() optim.register_overlapped("registry_base", print) end, "registered already")
+    fails(function() optim.register_overlapped("registry_bse", print) end, "no kind of optimizer 'registry_bse'", "registry_base")
+    fails(function() optim.register_overlapped("registry_derived", 1) end, "a function is expected")
+    local model = make_model()
+    fails(function() lost(model):overlap(ms.ddp(model), "classic") end, "registry_nowhere")
+  end)
+end)
+
+describe("in_backward", function()
+  it("gives each parameter its own optimizers, which step in order", function()
+    local function run(by_hand)
+      local model = make_model()
+      local parameters = model:parameters()
+      local first, rest = { parameters[1] }, { table.unpack(parameters, 2) }
+      local opts
+      if by_hand then opts = { optim.sgd(parameters, { lr = 0.1 }), optim.sgd(first, { lr = 0.5 }) }
+      else
+        assert.equal(#parameters, #optim.in_backward(optim.sgd, parameters, { lr = 0.1 }))
+        optim.in_backward(optim.sgd, first, { lr = 0.5 })
+        local listed = optim.in_backward_of(model)
+        assert.equal(#parameters, #listed)
+        assert.equal(2, #listed[1].optimizers)
+        assert.equal(1, #listed[2].optimizers)
+        assert.equal(#rest, #listed - 1)
+      end
+      for step in ms.steps(6) do
+        pass(model, step)
+        if by_hand then
+          opts[1]:step { keep_grads = true }
+          opts[2]:step { keep_grads = true }
+          opts[1]:zero_grad()
+        end
+      end
+      return values(model)
+    end
+    assert.equal(run(true), run(false))
+  end)
+
+  it("steps a tied parameter once, with its whole gradient", function()
+    local function run(early)
+      ms.seed(2)
+      local model = nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 8, heads = 2 }
+      local opt
+      if early then optim.in_backward(optim.adam, model:parameters(), { lr = 0.01 }) else opt = optim.adam(model, { lr = 0.01 }) end
+      for _ in ms.steps(3) do
+        local tokens = ms.tensor { { 1, 2, 3, 4 } }
+        model(tokens):view(4, 16):cross_entropy(tokens:view(4)):backward()
+        if opt then opt:step() end
+      end
+      return values(model)
+    end
+    assert.equal(run(false), run(true))
+  end)
+end)
