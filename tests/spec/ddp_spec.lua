@@ -269,7 +269,7 @@ describe("a comm hook", function()
     { "wraps a model", function() ms.ddp(linear()) end, "hook" },
     { "registers a hook", function(bucket) bucket:parameters()[1]:on_grad(function() end) end, "hook" },
     { "begins a step", function() ms.steps(1)() end, "hook" },
-    { "asks for a level that is not there", function(bucket) bucket:group "shard" end, "shard" },
+    { "asks for a level that is not there", function(bucket) bucket:group "shards" end, "shard" },
     { "yields", function() coroutine.yield() end, "yield" },
   }
   for _, case in ipairs(wrong) do
