@@ -233,6 +233,27 @@ static int bucket_reduce(lua_State *L)
     return 3;
 }
 
+/* bucket:_key() -> a text that tells it from buckets of other parameters */
+static int bucket_key(lua_State *L)
+{
+    const ms_bucket *bucket = check_bucket(L);
+    luaL_Buffer text;
+    luaL_buffinit(L, &text);
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        luaL_addstring(&text, bucket->names[i]);
+        luaL_addchar(&text, '\n');
+    }
+    luaL_pushresult(&text);
+    return 1;
+}
+
+/* core.is_bucket(value) */
+static int is_bucket(lua_State *L)
+{
+    lua_pushboolean(L, luaL_testudata(L, 1, MS_BUCKET_TYPE) != NULL);
+    return 1;
+}
+
 static int bucket_string(lua_State *L)
 {
     const bucket_box *box = luaL_checkudata(L, 1, MS_BUCKET_TYPE);
@@ -242,7 +263,8 @@ static int bucket_string(lua_State *L)
 
 /* ------------------------------------------------------------------------------------------------------------------ calling the hook */
 
-/* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the parameters, upvalue 3, at hand. */
+/* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the parameters, upvalue 3, at hand; upvalue 4 is the
+ * hook's name. */
 static int call_with_bucket(lua_State *L)
 {
     ms_bucket *bucket = lua_touserdata(L, 1);
@@ -260,14 +282,16 @@ static int call_with_bucket(lua_State *L)
     return 1;
 }
 
-void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters)
+void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters, int name)
 {
     hook = lua_absindex(L, hook);
     parameters = lua_absindex(L, parameters);
+    name = lua_absindex(L, name);
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_pushvalue(L, hook);
     lua_pushvalue(L, parameters);
-    lua_pushcclosure(L, call_with_bucket, 3);
+    lua_pushvalue(L, name);
+    lua_pushcclosure(L, call_with_bucket, 4);
 }
 
 /* The tensor handles that were given out end; nothing here allocates. */
@@ -285,13 +309,18 @@ static void end_life(lua_State *L, bucket_life *life)
     *life = (bucket_life){ .serial = life->serial + 1 };
 }
 
-static ms_status wrong_result(ms_engine *engine, const ms_bucket *bucket, const char *what)
+/* How messages name the hook of that callback. */
+static const char *hook_name(lua_State *L, const ms_callback *callback) { return ms_callback_push(callback) && lua_getupvalue(L, -1, 4) ? lua_tostring(L, -1) : NULL; }
+
+static ms_status wrong_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket, const char *what)
 {
-    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s; a tensor, or a future of one, is expected", bucket->index, bucket->label, what);
+    const char *name = hook_name(L, callback);
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s; a tensor, or a future of one, is expected%s%.200s", bucket->index, bucket->label, what,
+                          name ? "; the hook is " : "", name ? name : "");
 }
 
 /* The value on top: a tensor, or a future that has its value. */
-static ms_status take_result(lua_State *L, ms_engine *engine, const ms_bucket *bucket, ms_tensor **result, ms_point *ready)
+static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket, ms_tensor **result, ms_point *ready)
 {
     char text[64];
     bool future = lua_istable(L, -1);
@@ -300,7 +329,7 @@ static ms_status take_result(lua_State *L, ms_engine *engine, const ms_bucket *b
         lua_rawget(L, -2);
         lua_pushliteral(L, "number");
         lua_rawget(L, -3);
-        if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2)) return wrong_result(engine, bucket, "its future has no value yet: nothing will give it one");
+        if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2)) return wrong_result(L, callback, bucket, "its future has no value yet: nothing will give it one");
         *ready = (ms_point){ .stream = (uint16_t)lua_tointeger(L, -2), .seq = (uint64_t)lua_tointeger(L, -1) };
         lua_pop(L, 2);
         lua_pushliteral(L, "result");
@@ -308,8 +337,10 @@ static ms_status take_result(lua_State *L, ms_engine *engine, const ms_bucket *b
     }
     ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
     snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "", luaL_typename(L, -1));
-    if (!handle) return wrong_result(engine, bucket, text);
-    if (!handle->tensor) return wrong_result(engine, bucket, "it returned a tensor that is gone");
+    if (!handle) return wrong_result(L, callback, bucket, text);
+    if (!handle->tensor) return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
+    ms_status status = ms_bucket_check_result(bucket, NULL, handle->tensor);
+    if (status) return ms_bucket_check_result(bucket, hook_name(L, callback), handle->tensor);
     *result = ms_tensor_retain(handle->tensor);
     return MS_OK;
 }
@@ -332,7 +363,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
         char message[MS_ERROR_MESSAGE_BYTES];
         snprintf(message, sizeof message, "%s", ms_engine_error(engine)->message);
         status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s", bucket->index, bucket->label, message);
-    } else status = take_result(L, engine, bucket, result, ready);
+    } else status = take_result(L, callback, bucket, result, ready);
     end_life(L, life);
     lua_settop(L, top);
     return status;
@@ -343,14 +374,16 @@ void ms_open_bucket(lua_State *L, int runtime)
     static const luaL_Reg methods[] = {
         { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
         { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },
-        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
+        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key }, { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
     };
+    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);
     *life = (bucket_life){ 0 };
     lua_newtable(L);
     lua_setiuservalue(L, -2, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &life_key);
+    ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_BUCKET_TYPE, events, methods);
     lua_pop(L, 1);
 }

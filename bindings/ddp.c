@@ -88,7 +88,8 @@ static int reducer(lua_State *L)
     *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, MS_REDUCER_TYPE);
     if (lua_getfield(L, 3, "hook") == LUA_TFUNCTION) {
-        ms_lua_push_bucket_hook(L, -1, 1);
+        lua_getfield(L, 3, "name");
+        ms_lua_push_bucket_hook(L, -2, 1, -1);
         options.hook_user = ms_callback_new(L, -1, at);
         options.hook = ms_lua_bucket_hook;
         options.hook_free = ms_callback_free;

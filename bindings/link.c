@@ -43,8 +43,10 @@ static int state_flat(lua_State *L)
     ms_bucket *bucket = ms_lua_bucket(L, 2);
     const char *name = luaL_checkstring(L, 3);
     int64_t *lengths = NULL;
+    lua_settop(L, 4);
     bool *fresh = lua_newuserdatauv(L, bucket->count * sizeof *fresh, 0);
-    if (!lua_isnoneornil(L, 4)) {
+    if (!lua_isnil(L, 4)) {
+        luaL_checktype(L, 4, LUA_TTABLE);
         lengths = lua_newuserdatauv(L, bucket->count * sizeof *lengths, 0);
         for (uint32_t i = 0; i < bucket->count; i++) {
             lua_rawgeti(L, 4, (lua_Integer)i + 1);

@@ -81,7 +81,7 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     bucket->divisor = reducer->divisor;
     ms_status status = item->plain ? reduce_plainly(bucket, &result) : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
-    if (!status) status = ms_bucket_check_result(bucket, "comm hook", result);
+    if (!status) status = ms_bucket_check_result(bucket, NULL, result);
     if (!status && !is_same_memory(result, bucket->flat)) {
         status = ms_stream_wait(stream, item->ready[1]);
         if (!status) status = ms_copy_into(reducer->engine, result, bucket->flat);

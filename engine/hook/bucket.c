@@ -70,13 +70,15 @@ ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
     return MS_OK;
 }
 
-ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *who, const ms_tensor *result)
+ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, const ms_tensor *result)
 {
     char have[160];
+    const char *of = hook ? "; the hook is " : "";
+    if (!hook) hook = "";
     if (ms_tensor_engine(result) != bucket->engine)
-        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "%s, bucket %u \"%s\": it returned a tensor of another device", who, bucket->index, bucket->label);
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": it returned a tensor of another device%s%.200s", bucket->index, bucket->label, of, hook);
     if (ms_tensor_count(result) == shard_count(bucket) && ms_tensor_dtype(result) == ms_tensor_dtype(bucket->flat) && ms_tensor_is_contiguous(result)) return MS_OK;
-    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "%s, bucket %u \"%s\": it returned %s%s, expected is [%lld] %s", who, bucket->index, bucket->label,
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": it returned %s%s, expected is [%lld] %s%s%.200s", bucket->index, bucket->label,
                           ms_tensor_describe(result, have, sizeof have), ms_tensor_is_contiguous(result) ? "" : ", not contiguous", (long long)shard_count(bucket),
-                          ms_dtype_name(ms_tensor_dtype(bucket->flat)));
+                          ms_dtype_name(ms_tensor_dtype(bucket->flat)), of, hook);
 }

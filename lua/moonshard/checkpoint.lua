@@ -3,6 +3,7 @@
 -- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the other file, with type and hash of each
 -- tensor, behind a hash of its own: a bit that flips anywhere is found. Nothing in a checkpoint is ever run.
 local core = require "moonshard.core"
+local link_state = require "moonshard.link_state"
 
 ---@class ms.checkpoint
 local checkpoint = {}
@@ -182,7 +183,9 @@ local function collect(things)
     end
     values[name] = encode(thing, name_part(name), 1, out)
   end
-  return values, out
+  -- No thing's name begins with a slash.
+  local links = link_state.save(function(value, name, found) return encode(value, "/links/" .. name_part(name), 1, found) end, out)
+  return values, out, links
 end
 
 local function remember(ok, message, code)
@@ -222,7 +225,7 @@ function checkpoint.save(folder, things)
   local step = math.type(things.step) == "integer" and things.step or ms.step()
   local ok, why, kind = core.make_directory(folder)
   if not ok then return nil, why, kind end
-  local values, out = collect(things)
+  local values, out, links = collect(things)
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
   if ms.rank() ~= 0 then
@@ -238,7 +241,7 @@ function checkpoint.save(folder, things)
   local seed, random_step, draw = core.random_state()
   ok, why, kind = core.checkpoint_start(snapshot, folder, name, manifest_text {
     version = VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
-    tensors = tensors, values = values, random = { seed = seed, step = random_step, draw = draw },
+    tensors = tensors, values = values, links = links, random = { seed = seed, step = random_step, draw = draw },
   })
   if not ok then return nil, why, kind end
   note_saved()
@@ -293,7 +296,10 @@ local function decode_all(path, manifest, file, things)
     if not ok then return corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded))) end
     result[name] = decoded
   end
-  return result
+  local ok, links = pcall(link_state.read, manifest.links, decode, tensor)
+  if failure then return nil, failure[1], failure[2] end
+  if not ok then return corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links))) end
+  return result, links
 end
 
 --- Gives things of these names their saved state, in place, and returns all values by name: the objects, and the plain values that were
@@ -320,10 +326,10 @@ function checkpoint.load(path, things)
   local file
   file, message, code = open_tensors(path, manifest)
   if not file then return nil, message, code end
-  local result
-  result, message, code = decode_all(path, manifest, file, things)
+  local result, links
+  result, links, code = decode_all(path, manifest, file, things)
   file:close()
-  if not result then return nil, message, code end
+  if not result then return nil, links, code end
   for name, thing in require "moonshard".sorted_pairs(things) do
     if is_object(thing) then
       local ok, why = pcall(thing.load_state, thing, result[name])
@@ -331,6 +337,7 @@ function checkpoint.load(path, things)
       result[name] = thing
     end
   end
+  link_state.load(links)
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
   return result
 end

@@ -290,13 +290,14 @@ function ddp.ddp(model, options)
     if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(tostring(pattern))) end
   end
   local how = o.comm_hook ~= nil and hooks.compile(o.comm_hook, "ddp: comm_hook") or {}
-  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce" }
+  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce", how = how }
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
   end
   s.reducer = core.reducer(trained.tensors, trained.names, {
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, delayed = trained.delayed, links = how.links, hook = how.hook,
+    name = how.name,
   })
   s.trained = trained.tensors
   overlap.wrap(s, how.chain or {})

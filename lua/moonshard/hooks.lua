@@ -1,9 +1,10 @@
 -- Communication hooks: native links, and chains. Readable twins of the native links, in Lua, are files of hooks/.
 --
--- A link is a function(bucket, next) -> future, or something callable with these. A native link is a table { kind, op, dtype, group } that is callable too:
--- a chain of native links only is handed to the engine as data, every other chain runs here.
+-- A link is a function(bucket, next) -> future, or something callable with these. A native link is a table { kind, name, core, options } that is callable
+-- too: a chain of native links only is handed to the engine as data, every other chain runs here.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
+local link_state = require "moonshard.link_state"
 local check = require "moonshard.options".check
 
 local hooks = {}
@@ -11,9 +12,11 @@ local hooks = {}
 hooks.then_optimizer = require("moonshard.overlap").then_optimizer
 
 local Native = {}                 -- metatable of native links
+local Stage = {}                  -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}                  -- metatable of chains: { links... }, flat
 
 local reductions = { reduce = true, all_reduce = true, noop = true }
+local stateful = { error_feedback = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
@@ -29,8 +32,15 @@ Chain.__tostring = function(self)
   return table.concat(names, ", ")
 end
 
-local function native(kind, options, fields)
-  local link = { kind = kind, name = fields.name or kind, op = options.op, dtype = fields.dtype, group = options.group }
+-- names: the options that it has; more: what it is made with beside them.
+local function native(kind, names, options, more)
+  local link = { kind = kind, name = kind }
+  for key, value in pairs(check("hooks." .. kind, options, names)) do link[key] = value end
+  for key, value in pairs(more or {}) do link[key] = value end
+  if stateful[kind] then
+    link.keeps = link_state.numbered(kind)
+    link.state = link_state.core(link.keeps)
+  end
   link.core = core.native_link(link)
   return setmetatable(link, Native)
 end
@@ -40,19 +50,20 @@ end
 --- The kind's own reduction. op: "avg" unless given.
 ---@param options? { op?: ms.Op }
 ---@return ms.Link
-function hooks.reduce(options) return native("reduce", check("hooks.reduce", options, { "op" }), {}) end
+function hooks.reduce(options) return native("reduce", { "op" }, options) end
 
 --- all_reduce buckets only. op: "avg" unless given: each rank's numbers are divided first, then summed. group: instead of the bucket's.
 ---@param options? { op?: ms.Op, group?: ms.Group }
 ---@return ms.Link
-function hooks.all_reduce(options) return native("all_reduce", check("hooks.all_reduce", options, { "op", "group" }), {}) end
+function hooks.all_reduce(options) return native("all_reduce", { "op", "group" }, options) end
 
 --- Gradients stay local: what a step costs without communication.
 ---@param options? { group?: ms.Group }
 ---@return ms.Link
-function hooks.noop(options) return native("noop", check("hooks.noop", options, { "group" }), {}) end
+function hooks.noop(options) return native("noop", { "group" }, options) end
 
 local floats = { f32 = true, f16 = true, bf16 = true }
+local integers = { i64 = true, i32 = true, u16 = true, u8 = true, bool = true }
 
 --- There and back: what follows sees the buffer in dtype. Reductions of 16-bit tensors divide first and add in f32.
 ---@param options { dtype: ms.DType }
@@ -60,7 +71,7 @@ local floats = { f32 = true, f16 = true, bf16 = true }
 function hooks.cast(options)
   options = check("hooks.cast", options, { "dtype" })
   if not floats[options.dtype] then core.raise(("hooks.cast: dtype must be f16, bf16 or f32, not %s"):format(tostring(options.dtype))) end
-  return native("cast", {}, { dtype = options.dtype, name = "cast " .. options.dtype })
+  return native("cast", { "dtype" }, options, { name = "cast " .. options.dtype })
 end
 
 local function compress(name, dtype)
@@ -80,7 +91,67 @@ hooks.fp16_compress = compress("fp16_compress", "f16")
 ---@return ms.Link
 hooks.bf16_compress = compress("bf16_compress", "bf16")
 
-local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress" }
+--- What later links lose of this rank's numbers is added to its numbers of the next iteration. decay: of what was left over, 1 unless given.
+---@param options? { decay?: number }
+---@return ms.Link
+function hooks.error_feedback(options) return native("error_feedback", { "decay" }, options) end
+
+local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback" }
+
+-------------------------------------------------------------------------------------------------------------------------------- stages
+
+--- State of a link, saved in checkpoints under this name.
+---@param name string
+---@return ms.State
+hooks.state = link_state.new
+
+local stage_options = { "name", "needs", "gives", "encode", "decode", "observe" }
+
+--- The usual link: encode what goes in, decode what comes back, or only observe; each may be left out.
+---@param stage ms.Stage
+---@return ms.Link
+function hooks.stage(stage)
+  check("hooks.stage", stage, stage_options)
+  if type(stage) ~= "table" or type(stage.name) ~= "string" or stage.name == "" then core.raise "hooks.stage: a stage has a name, under which its state is saved" end
+  local made = { name = stage.name }
+  for _, key in ipairs { "needs", "gives" } do
+    if stage[key] ~= nil and not floats[stage[key]] and not integers[stage[key]] then
+      core.raise(("hooks.stage '%s': %s must be a dtype, not %s"):format(stage.name, key, tostring(stage[key])))
+    end
+    made[key] = stage[key]
+  end
+  for _, key in ipairs { "encode", "decode", "observe" } do
+    if stage[key] ~= nil and type(stage[key]) ~= "function" then
+      core.raise(("hooks.stage '%s': %s must be a function, not %s"):format(stage.name, key, type(stage[key])))
+    end
+    made[key] = stage[key]
+  end
+  made.state = link_state.new(stage.name)
+  return setmetatable(made, Stage)
+end
+
+Stage.__tostring = function(self) return ("stage '%s'"):format(self.name) end
+
+local function check_tensor(self, what, value)
+  if core.is_tensor(value) then return value end
+  error(("%s: %s returned %s; a tensor is expected"):format(tostring(self), what, value == nil and "nothing" or "a " .. type(value)), 0)
+end
+
+function Stage.__call(self, bucket, next)
+  local buffer, state = bucket:buffer(), self.state
+  if self.needs and buffer:dtype() ~= self.needs then
+    error(("it needs %s, but the buffer is %s"):format(self.needs, buffer:dtype()), 0)
+  end
+  if self.observe then self.observe(buffer, state, bucket) end
+  if self.encode then
+    local made = check_tensor(self, "encode", self.encode(buffer, state, bucket))
+    if self.gives and made:dtype() ~= self.gives then error(("it gives %s, but encode returned %s"):format(self.gives, made:dtype()), 0) end
+    bucket:set_buffer(made)
+  end
+  local result = next(bucket)
+  if not self.decode then return result end
+  return result:and_then(function(reduced) return check_tensor(self, "decode", self.decode(reduced, state, bucket)) end)
+end
 
 --------------------------------------------------------------------------------------------------------------------------------- chains
 
@@ -92,9 +163,10 @@ end
 -- A link from what may stand for one: itself, a native one's name, a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
-    local load, message = loadfile(value)
-    if not load then core.raise(("%s: the file of a link cannot be loaded: %s"):format(what, message)) end
-    local link = load()
+    local load, message = loadfile(value, "t")
+    if not load then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, value, message)) end
+    local ok, link = pcall(load)
+    if not ok then core.raise(("%s: the file '%s' failed: %s"):format(what, value, tostring(link))) end
     if not is_callable(link) then core.raise(("%s: '%s' returned a %s, not a link"):format(what, value, type(link))) end
     return link
   elseif type(value) == "string" then
@@ -150,6 +222,20 @@ end
 -- A chain inside of another.
 function Chain.__call(self, bucket, next) return call_link(self, 1, bucket, next, {}) end
 
+-- What a stage needs must be what the link before it gives, as far as the chain tells.
+local function check_dtypes(list, what)
+  local dtype, giver
+  for i, link in ipairs(list) do
+    local kind = getmetatable(link)
+    if kind == Stage and link.needs and dtype and dtype ~= link.needs then
+      core.raise(("%s: link %d (%s) needs %s, but link %d (%s) gives %s"):format(what, i, hooks.name(link), link.needs, giver, hooks.name(list[giver]), dtype))
+    end
+    if kind == Native and link.kind == "cast" then dtype, giver = link.dtype, i
+    elseif kind == Stage and (link.encode or link.gives) then dtype, giver = link.gives, i
+    elseif kind ~= Native and kind ~= Stage then dtype = nil end
+  end
+end
+
 --- Links around the reduction at their end: hooks.reduce { op = "avg" } unless one is there. A chain is a link, too.
 ---@param links ms.LinkLike[]
 ---@return ms.Link
@@ -160,6 +246,7 @@ function hooks.chain(links)
   for i, link in ipairs(list) do
     if i < #list and is_reduction(link) then core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run"):format(i, hooks.name(link))) end
   end
+  check_dtypes(list, "hooks.chain")
   return list
 end
 
@@ -171,6 +258,7 @@ function hooks.compile(value, what)
   local chain, all_native = setmetatable({}, Chain), true
   add(chain, value, what)
   if not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
+  check_dtypes(chain, what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native then return { chain = chain, links = chain, name = tostring(chain) } end
   local state = {}                                    -- link: the one that runs; hooks do not nest

@@ -557,20 +557,47 @@
 --- Views of the original gradients' buffer in the parameters' shapes; of a new buffer while it has the same length.
 ---@field gradients fun(self): ms.Tensor[]
 ---@field parameters fun(self): ms.Parameter[]   same order
---- "all" (unless given): everyone whose gradients are summed.
----@field group fun(self, level?: "all"): ms.Group
+--- "all" (unless given): everyone whose gradients are summed; "shard": those who share one copy; "replicate": those who hold the same shard. A
+--- level that the kind does not have is a group of this rank alone.
+---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
 ---@field divisor fun(self): integer   how many ranks a mean is over
 --- This rank's part of a full-length tensor: what a chain must return. For "all_reduce" that is all of it.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
+--- For links that add up what is lost (error_feedback): ask_sent makes wants_sent true for later links, which tell with set_sent what this rank's numbers were
+--- behind them; what nobody tells is nil. Reductions tell it by themselves while the buffer has the bucket's length.
+---@field ask_sent fun(self)
+---@field wants_sent fun(self): boolean
+---@field set_sent fun(self, t: ms.Tensor)
+---@field sent fun(self): ms.Tensor?
 --- Errors. Use after its hook (names the bucket; keep data with clone and keep). gradients after a set_buffer of another length.
 
 -------------------------------------------------------------------------------------------------------------------------- hooks
+
+---@class ms.State
+--- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when buckets are rebuilt.
+---@field flat fun(self, bucket: ms.Bucket, name: string): ms.Tensor
+--- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's are new, and so zero.
+---@field pieces fun(self, bucket: ms.Bucket, name: string, lengths: integer[]): ms.Tensor, boolean[]
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. What is put there is kept, and saved.
+---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
+
+---@class ms.Stage
+---@field name string
+---@field needs? ms.DType              checked when the chain is built
+---@field gives? ms.DType
+---@field encode? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 
 --- Links run in list order around hooks.reduce { op = "avg" }, which ends every chain; a chain is a link too. A link that calls `next` gets
 --- what the later links made of the bucket. One that does not is the reduction: it averages by itself (the engine does not divide) and
 --- returns a tensor of bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
 ---@field chain fun(links: ms.LinkLike[]): ms.Link
+--- The usual link: encode what goes in, decode what comes back, or only observe; each may be left out.
+---@field stage fun(stage: ms.Stage): ms.Link
+--- State of a link, saved in checkpoints under this name (a stage has its own). Two of one name raise.
+---@field state fun(name: string): ms.State
 --- Native links from here on; those marked * also exist in Lua, in lua/moonshard/hooks/, with equal results.
 --- The kind's own reduction.
 ---@field reduce fun(options?: { op?: ms.Op }): ms.Link
@@ -580,8 +607,9 @@
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
+---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
---- line, all others "because rank N". next called twice. A link behind one that reduces.
+--- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.
 
 ----------------------------------------------------------------------------------------------------------------------- planners
 

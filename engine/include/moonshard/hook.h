@@ -52,8 +52,9 @@ MS_API ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent);
 MS_API ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out);
 /* This rank's part of a full-length tensor, owned: for all_reduce the whole. */
 MS_API ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out);
-/* MS_ERROR_ARGUMENT unless a chain may return it: of the shard's length and the gradients' dtype, contiguous, of this engine. `who` begins the message. */
-MS_API ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *who, const ms_tensor *result);
+/* MS_ERROR_ARGUMENT unless a chain may return it: of the shard's length and the gradients' dtype, contiguous, of this engine. hook: how its messages name
+ * what made it, or NULL. */
+MS_API ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, const ms_tensor *result);
 
 /* ----------------------------------------------------------------------------------------------------------------------------- state */
 

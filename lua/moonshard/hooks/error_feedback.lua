@@ -1,0 +1,18 @@
+-- The native link error_feedback, in Lua: what later links lose of this rank's numbers is added to its numbers of the next iteration.
+-- options.name: of its state; two of one name are an error.
+local hooks = require "moonshard.hooks"
+
+return function(options)
+  local decay, state = options.decay or 1, hooks.state(options.name or "error_feedback in Lua")
+  return function(bucket, next)
+    local buffer, left = bucket:buffer(), state:flat(bucket, "error")
+    if decay ~= 1 then left:mul_(decay) end
+    left:add_(buffer:to "f32")
+    buffer:copy_(left)
+    bucket:ask_sent()
+    return next(bucket):and_then(function(reduced)
+      left:sub_((bucket:sent() or reduced):to "f32")
+      return reduced
+    end)
+  end
+end

@@ -1,0 +1,287 @@
+-- What links remember: hooks.state. Its numbers lie in the engine, by parameter; its tables here. All of it goes into checkpoints by itself.
+--
+-- A tensor that is the same on all ranks is saved once. One that differs (an error that a rank adds up for itself) is saved for every rank, and loaded so by as
+-- many ranks; by another number of ranks each gets the mean of them, which leaves the mean over all ranks what it was.
+local core = require "moonshard.core"
+local log = require "moonshard.log"
+local steps = require "moonshard.steps"
+
+local link_state = {}
+
+---@class ms.State
+local State = {}
+State.__index = State
+State.__name = "ms.State"
+
+local live = setmetatable({}, { __mode = "v" })            -- name -> state, while somebody has it
+local waiting = {}                                         -- name -> what was loaded for a state that is not made yet
+
+local inner = setmetatable({}, { __mode = "k" })           -- state -> { core, texts, parameters, buckets, put }
+
+local function self_of(state)
+  return inner[state] or core.raise("a state of hooks.state is expected, not " .. type(state))
+end
+
+-- Whether somebody has a state of this name; what nobody has goes.
+local function is_taken(name)
+  if live[name] then core.collect() end
+  return live[name] ~= nil
+end
+
+local function make(name)
+  local state = setmetatable({}, State)
+  inner[state] = { name = name, core = core.link_state(), texts = {}, parameters = setmetatable({}, { __mode = "k" }), buckets = {}, put = {} }
+  live[name] = state
+  if waiting[name] then
+    link_state.restore(state, waiting[name])
+    waiting[name] = nil
+  end
+  return state
+end
+
+--- State of a link, saved in checkpoints under this name.
+---@param name string
+---@return ms.State
+function link_state.new(name)
+  if type(name) ~= "string" or name == "" then core.raise("hooks.state: a name is expected, not " .. type(name)) end
+  if is_taken(name) then core.raise(("hooks.state: there is a state '%s' already, in which another link would find its own numbers"):format(name)) end
+  return make(name)
+end
+
+--- State of a native link of that kind: named as the kind, from the second one on with a number.
+---@param kind string
+---@return ms.State
+function link_state.numbered(kind)
+  local name, number = kind, 1
+  while is_taken(name) do
+    number = number + 1
+    name = ("%s %d"):format(kind, number)
+  end
+  return make(name)
+end
+
+--- The engine's part, for native links.
+---@param state ms.State
+---@return userdata
+function link_state.core(state) return self_of(state).core end
+
+--- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when buckets are rebuilt.
+---@param bucket ms.Bucket
+---@param name string
+---@return ms.Tensor
+function State:flat(bucket, name)
+  if type(name) ~= "string" then core.raise("state:flat: a name is expected, not " .. type(name)) end
+  if not core.is_bucket(bucket) then core.raise("state:flat: a bucket is expected, not " .. type(bucket)) end
+  return (self_of(self).core:flat(bucket, name))
+end
+
+--- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's are new, and so zero.
+---@param bucket ms.Bucket
+---@param name string
+---@param lengths integer[]
+---@return ms.Tensor, boolean[]
+function State:pieces(bucket, name, lengths) return self_of(self).core:flat(bucket, name, lengths) end
+
+-- The table in `tables` at key, made at first use from what was loaded under `called`.
+local function table_at(own, tables, kind, key, called)
+  local found = tables[key]
+  if not found then
+    local put = own.put[kind]
+    found = put and put[called] or {}
+    if put then put[called] = nil end
+    tables[key] = found
+  end
+  return found
+end
+
+-- A bucket is its parameters: with other ones it is another bucket, and the tables of those that had them go.
+local function bucket_table(own, bucket)
+  local key = bucket:_key()
+  local entry = own.buckets[key]
+  if entry then return entry.table end
+  local parameters = bucket:parameters()
+  local mine = {}
+  for _, p in ipairs(parameters) do mine[p] = true end
+  for other, old in pairs(own.buckets) do
+    for _, p in ipairs(old.parameters) do if mine[p] then own.buckets[other] = nil break end end
+  end
+  local put = own.put.buckets
+  entry = { table = put and put[key] or {}, parameters = parameters }
+  if put then put[key] = nil end
+  own.buckets[key] = entry
+  return entry.table
+end
+
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. What is put there is kept, and saved.
+---@param owner ms.Parameter|ms.Bucket|string
+---@return table
+function State:of(owner)
+  local own = self_of(self)
+  if type(owner) == "string" then return table_at(own, own.texts, "texts", owner, owner) end
+  if core.is_parameter(owner) then return table_at(own, own.parameters, "parameters", owner, owner:name()) end
+  if core.is_bucket(owner) then return bucket_table(own, owner) end
+  core.raise(("state:of: a parameter, a bucket or a string is expected, not %s"):format(core.is_tensor(owner) and "a tensor that is no parameter" or type(owner)))
+end
+
+State.__tostring = function(self) return ("state '%s'"):format(self_of(self).name) end
+
+-- Tensors in tables outlive the step that made them.
+local function keep(value, seen)
+  if core.is_tensor(value) then value:keep()
+  elseif type(value) == "table" and not seen[value] then
+    seen[value] = true
+    for _, item in pairs(value) do keep(item, seen) end
+  end
+end
+
+steps.on_end(function()
+  local seen = {}
+  for _, state in pairs(live) do
+    local own = inner[state]
+    keep(own.texts, seen)
+    keep(own.buckets, seen)
+    for _, value in pairs(own.parameters) do keep(value, seen) end
+  end
+end)
+
+-------------------------------------------------------------------------------------------------------------------- saving, loading
+
+-- All that a state holds, as one table.
+local function content(state)
+  local own = self_of(state)
+  local result = { iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {} }
+  for _, piece in ipairs(own.core:pieces()) do
+    local name, parameter, tensor = table.unpack(piece)
+    result.flats[name] = result.flats[name] or {}
+    result.flats[name][parameter] = tensor
+  end
+  for kind, tables in pairs(own.put) do for name, value in pairs(tables) do result[kind][name] = value end end
+  for name, value in pairs(own.texts) do result.texts[name] = value end
+  for p, value in pairs(own.parameters) do if next(value) ~= nil then result.parameters[p:name()] = value end end
+  for key, entry in pairs(own.buckets) do if next(entry.table) ~= nil then result.buckets[key] = entry.table end end
+  return result
+end
+
+--- Gives a state what was saved of one.
+---@param state ms.State
+---@param saved table
+function link_state.restore(state, saved)
+  local own = self_of(state)
+  own.core:clear()
+  own.core:iteration(saved.iteration)
+  for name, list in require "moonshard".sorted_pairs(saved.flats) do
+    for parameter, tensor in require "moonshard".sorted_pairs(list) do own.core:put(name, parameter, tensor) end
+  end
+  for p in pairs(own.parameters) do own.parameters[p] = nil end
+  own.texts, own.buckets = {}, {}
+  own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
+end
+
+-- Two numbers that tell whether ranks hold the same: the names and types of tensors, and all other values.
+local function same_everywhere(world, numbers)
+  local all = world:all_gather(core.tensor(numbers, "i64")):sync()
+  if core.is_sim() then return true, true end
+  local list, same = all:to_table(), { true, true }
+  for i, number in ipairs(list) do
+    local which = (i - 1) % #numbers + 1
+    same[which] = same[which] and number == numbers[which]
+  end
+  return table.unpack(same)
+end
+
+-- What this rank's text is on every rank.
+local function gather_texts(world, text)
+  local length = world:all_gather(core.tensor({ #text }, "i64")):sync():to_table()
+  local longest = math.max(table.unpack(length))
+  local all = world:all_gather(core.to_tokens(text .. (" "):rep(longest - #text))):sync()
+  local texts = {}
+  for rank, count in ipairs(length) do texts[rank] = core.to_text(all:narrow(1, (rank - 1) * longest + 1, count)) end
+  return texts
+end
+
+-- The tensor where it is the same on all ranks; else all ranks' ones, stacked, on rank 0, and true.
+local function merge(world, tensor)
+  local own = core.no_grad(function() return tensor:detach():contiguous():clone() end)
+  local first = core.no_grad(function() return own:clone() end)
+  world:broadcast(first, 0):value()
+  local same = core.no_grad(function() return own:eq(first):all():to "i32" end)
+  if world:all_reduce(same:view(1), "min"):value():item() == 1 then return tensor, false end
+  local all = world:gather(own:view(1, -1), 0):value()
+  if world:rank() ~= 0 then return tensor, true end
+  return all:view(world:size(), table.unpack(tensor:shape())), true
+end
+
+--- All states as values of a checkpoint. All ranks call it. encode(value, name, out): the checkpoint's; out collects tensors.
+---@param encode fun(value: any, name: string, out: table): any
+---@param out { names: string[], tensors: ms.Tensor[] }
+---@return table<string, table>?
+function link_state.save(encode, out)
+  local ms = require "moonshard"
+  if next(live) ~= nil then core.collect() end
+  if next(live) == nil then return nil end
+  local world, saved = ms.world(), {}
+  local found = { names = {}, tensors = {} }
+  for name, state in ms.sorted_pairs(live) do saved[name] = { value = encode(content(state), name, found) } end
+  local types = {}
+  for i, t in ipairs(found.tensors) do types[i] = ("%s %s [%s]"):format(found.names[i], t:dtype(), table.concat(t:shape(), ",")) end
+  local of_rank, apart = {}, nil
+  if world:size() > 1 then
+    local text = core.json_encode(saved)
+    local same_types, same_values = same_everywhere(world, { core.hash(table.concat(types, "\n")), core.hash(text) })
+    if not same_types then core.raise "checkpoint: states of links hold tensors of other names or shapes on other ranks: use the same ones on all ranks" end
+    for i, t in ipairs(found.tensors) do
+      found.tensors[i], of_rank[found.names[i]] = merge(world, t)
+    end
+    if not same_values then saved, apart = {}, gather_texts(world, text) end
+  end
+  for i, name in ipairs(found.names) do
+    out.names[#out.names + 1], out.tensors[#out.tensors + 1] = name, found.tensors[i]
+    if not of_rank[name] then of_rank[name] = nil end
+  end
+  return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
+end
+
+-- Of tensors of all ranks this rank's one, or for another number of ranks their mean; of integers the first.
+local function own_part(tensor, ranks, world)
+  if ranks == world:size() then return tensor:select(1, world:rank() + 1) end
+  local dtype = tensor:dtype()
+  if dtype ~= "f32" and dtype ~= "f16" and dtype ~= "bf16" then return tensor:select(1, 1) end
+  return tensor:to "f32":mean(1):to(dtype)
+end
+
+--- Reads what save has made: values by state. tensor(name) and decode(value, tensor) are the checkpoint's.
+---@param links? table
+---@param decode fun(value: any, tensor: fun(name: string): ms.Tensor): any
+---@param tensor fun(name: string): ms.Tensor
+---@return table<string, table>
+function link_state.read(links, decode, tensor)
+  local ms = require "moonshard"
+  if not links then return {} end
+  local world, states = ms.world(), links.states
+  if links.apart then
+    local other = links.ranks ~= world:size()
+    states = core.json_decode(links.apart[other and 1 or world:rank() + 1])
+    if other then log.log("states of links that %d ranks had apart: their numbers outside of tensors are those of rank 0", links.ranks) end
+  end
+  local result = {}
+  for name, state in pairs(states) do
+    result[name] = decode(state.value, function(key)
+      local t = tensor(key)
+      return t and links.of_rank[key] and core.no_grad(function() return own_part(t, links.ranks, world):contiguous() end) or t
+    end)
+  end
+  return result
+end
+
+--- Gives all states what was saved of them; states that the checkpoint does not know begin anew.
+---@param saved table<string, table>
+function link_state.load(saved)
+  waiting = {}
+  for name, value in pairs(saved) do waiting[name] = value end
+  for name, state in pairs(live) do
+    link_state.restore(state, saved[name] or { iteration = 0, flats = {}, texts = {}, parameters = {}, buckets = {} })
+    waiting[name] = nil
+  end
+end
+
+return link_state

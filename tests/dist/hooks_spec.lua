@@ -1,0 +1,49 @@
+-- Links and their states on several ranks: files of this folder hold what each rank expects; here, that it holds for any number of ranks, and what a job says whose
+-- hook fails on one of them.
+local command = require "command"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local ways = { processes = "", threads = " --thread-ranks" }
+
+local function on_ranks(file, ranks, arguments)
+  local out = command.succeed(folder, ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments))
+  for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out) end
+  return out
+end
+
+describe("what links remember", function()
+  for _, way in pairs(ways) do
+    it("is saved by each rank and loaded by any number of them," .. way, function()
+      for saved = 1, 3 do
+        local where = (" folder='%s/%d'"):format(folder, saved)
+        on_ranks("hooks_state.lua", saved, way .. where)
+        for ranks = 1, 3 do on_ranks("hooks_state.lua", ranks, ("%s %s saved=%d"):format(way, where, saved)) end
+      end
+    end)
+  end
+end)
+
+describe("a job whose hook fails on one rank", function()
+  local function fails(hook, way, ...)
+    local script = command.write(folder .. "/script.lua", ([[
+      local ms = require "moonshard"
+      local rank = ms.rank()
+      local model = ms.ddp(ms.nn.Linear(2, 2, { bias = false }), { comm_hook = %s })
+      for _ in ms.steps(3) do model(ms.ones { 2 }):sum():backward() end
+    ]]):format(hook))
+    local code, out, err = command.run(folder, ("run '%s' -n 3%s"):format(script, way))
+    assert.equal(1, code, out .. err)
+    for _, text in ipairs { ... } do assert.truthy((out .. err):find(text, 1, true), out .. err) end
+  end
+
+  for name, way in pairs(ways) do
+    it("ends with its reason on every rank, as " .. name, function()
+      fails("function(bucket, next) if rank == 1 then error 'boom' end return next(bucket) end", way, "because rank 1", "bucket 0 \"weight\"", "script.lua:3", "boom")
+      fails("function(bucket, next) if rank == 2 then return ms.zeros { 1 } end return next(bucket) end", way, "because rank 2", "expected is [4] f32", "the hook is link '")
+      fails("ms.hooks.stage { name = 'x', decode = function(t) if rank == 0 then return nil end return t end }", way, "because rank 0", "stage 'x'", "decode returned nothing")
+      fails("function(bucket, next) kept = kept or bucket if rank == 1 then kept:index() kept = bucket end return next(bucket) end", way, "because rank 1", "only valid")
+    end)
+  end
+end)

@@ -1,0 +1,276 @@
+-- Links and stages on one rank: what is checked when a chain is built, files as links, what links remember and how it is saved. Several ranks: dist/hooks_spec.lua.
+local ms = require "moonshard"
+local support = require "support"
+local near, fails = support.near, support.fails
+local hooks = ms.hooks
+
+local number = 0
+-- A name of a state that no other test has.
+local function unique()
+  number = number + 1
+  return ("of hooks_spec %d"):format(number)
+end
+
+local Three = ms.nn.class "Three"
+function Three:init()
+  self.a, self.b, self.c = ms.nn.Parameter(ms.ones { 2 }), ms.nn.Parameter(ms.ones { 3 }), ms.nn.Parameter(ms.ones { 2, 2 })
+end
+-- Gradients: 1 for a, 2 for b, 3 for c.
+function Three:forward() return self.a:sum() + self.b:sum() * 2 + self.c:sum() * 3 end
+
+local function pass(model)
+  for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+  model():backward()
+end
+
+describe("a stage", function()
+  it("encodes, decodes and observes", function()
+    local seen = {}
+    local double = hooks.stage { name = unique(), needs = "f32", gives = "f32", encode = function(buffer) return buffer * 2 end }
+    local plus = hooks.stage { name = unique(), decode = function(reduced, _, bucket) return reduced + bucket:index() + 1 end }
+    local watch = hooks.stage { name = unique(), observe = function(buffer, state, bucket)
+      local own = state:of(bucket)
+      own.count = (own.count or 0) + 1
+      seen[#seen + 1] = { own.count, buffer:numel() }
+    end }
+    local model = ms.ddp(Three(), { comm_hook = hooks.chain { plus, double, watch } })
+    pass(model)
+    near({ 3, 3 }, model.a:grad(), 0)
+    near({ 5, 5, 5 }, model.b:grad(), 0)
+    pass(model)
+    assert.same({ { 1, 9 }, { 2, 9 } }, seen)
+  end)
+
+  it("is checked when it is made, and with its neighbours when the chain is", function()
+    fails(function() hooks.stage {} end, "name")
+    fails(function() hooks.stage { name = unique(), encod = print } end, "'encode'")
+    fails(function() hooks.stage { name = unique(), encode = 1 } end, "encode must be a function")
+    fails(function() hooks.stage { name = unique(), needs = "f31" } end, "needs must be a dtype", "f31")
+    local wants = hooks.stage { name = unique(), needs = "f32", encode = function(b) return b end }
+    local gives = hooks.stage { name = unique(), gives = "f16", encode = function(b) return b:to "f16" end }
+    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, wants } end, "link 2", "needs f32", "link 1 (cast bf16) gives bf16")
+    fails(function() hooks.chain { gives, hooks.error_feedback(), wants } end, "link 3", "needs f32", "gives f16")
+    fails(function() ms.ddp(Three(), { comm_hook = hooks.chain { hooks.chain { gives }, wants } }) end, "needs f32")
+    hooks.chain { wants, gives, hooks.cast { dtype = "f32" }, wants }
+  end)
+
+  it("tells what it gave wrongly, with its name", function()
+    for text, stage in pairs {
+      ["encode returned nothing"] = { encode = function() end }, ["decode returned a number"] = { decode = function() return 1 end },
+      ["gives f16, but encode returned f32"] = { gives = "f16", encode = function(b) return b end }, ["boom"] = { observe = function() error "boom" end },
+      ["needs bf16, but the buffer is f32"] = { needs = "bf16" },
+    } do
+      stage.name = unique()
+      local model = ms.ddp(Three(), { comm_hook = hooks.stage(stage) })
+      fails(function() pass(model) end, "comm hook, bucket 0", text, "stage '" .. stage.name .. "'")
+    end
+  end)
+end)
+
+describe("a file as a link", function()
+  local path = os.tmpname() .. ".lua"
+  after_each(function() os.remove(path) end)
+  local function write(text)
+    local file = assert(io.open(path, "w"))
+    file:write(text)
+    file:close()
+    return path
+  end
+
+  it("is loaded in a chain and by itself", function()
+    write "return function(bucket, next) bucket:buffer():mul_(10) return next(bucket) end"
+    for hook, expected in pairs { [path] = 10, [hooks.chain { path, path, "bf16_compress" }] = 100 } do
+      local model = ms.ddp(Three(), { comm_hook = hook })
+      pass(model)
+      near({ expected, expected }, model.a:grad(), 0)
+    end
+  end)
+
+  it("tells what is wrong with it", function()
+    fails(function() hooks.chain { "no_such_folder/link.lua" } end, "link 1", "no_such_folder/link.lua")
+    fails(function() hooks.chain { write "return 5" } end, "returned a number", path)
+    fails(function() hooks.chain { write "error 'boom'" } end, "boom", path)
+    fails(function() hooks.chain { write "retrun" } end, path)
+    fails(function() hooks.chain { write "\27Lua" } end, path)
+  end)
+end)
+
+describe("a bucket", function()
+  it("has every level of groups", function()
+    local sizes, sum
+    local model = ms.ddp(Three(), { comm_hook = function(bucket, next)
+      sizes = { bucket:group():size(), bucket:group("all") == bucket:group(), bucket:group("shard"):size(), bucket:group("replicate") == bucket:group() }
+      sum = bucket:group("shard"):all_reduce(ms.tensor { 1., 2 })
+      return next(bucket)
+    end })
+    pass(model)
+    assert.same({ 1, true, 1, true }, sizes)
+    near({ 1, 2 }, sum:value(), 0)
+  end)
+end)
+
+describe("a state", function()
+  -- A link that adds the gradients up in its state, and gives the sum.
+  local function adding(state)
+    return function(bucket, next)
+      local sum = state:flat(bucket, "sum")
+      sum:add_(bucket:buffer())
+      return next(bucket):and_then(function() return sum:clone() end)
+    end
+  end
+
+  it("follows its parameters when buckets are rebuilt", function()
+    local layouts = {}
+    local state = hooks.state(unique())
+    local model = ms.ddp(Three(), { bucket_bytes = 1, comm_hook = hooks.chain { adding(state), function(bucket, next)
+      layouts[#layouts + 1] = bucket:buffer():numel()
+      return next(bucket)
+    end } })
+    for pass_number = 1, 3 do
+      pass(model)
+      near({ pass_number, pass_number }, model.a:grad(), 0)
+      near({ { 3 * pass_number, 3 * pass_number }, { 3 * pass_number, 3 * pass_number } }, model.c:grad(), 0)
+    end
+    assert.equal(7, #layouts)                            -- one bucket, then three, then three
+    model:rebuild_buckets()
+    pass(model)
+    near({ 8, 8, 8 }, model.b:grad(), 0)
+  end)
+
+  it("has tables of parameters, buckets and strings, which keep tensors over steps", function()
+    local state, found = hooks.state(unique()), {}
+    local model = ms.ddp(Three(), { bucket_bytes = 1, comm_hook = function(bucket, next)
+      local of_text, of_bucket = state:of "all", state:of(bucket)
+      for _, p in ipairs(bucket:parameters()) do
+        local own = state:of(p)
+        own.momentum = { (own.momentum and own.momentum[1] or ms.zeros { 1 }) * p:numel() + 1 }
+      end
+      of_text.count = (of_text.count or 0) + 1
+      of_bucket.count = (of_bucket.count or 0) + 1
+      found[#found + 1] = of_text.count * 10 + of_bucket.count
+      return next(bucket)
+    end })
+    for _ in ms.steps(3) do pass(model) end
+    assert.same({ 11, 21, 31, 41, 52, 62, 72 }, found)   -- for the second pass buckets were rebuilt
+    assert.equal(7, state:of(model.a).momentum[1]:item())
+    fails(function() state:of(5) end, "number")
+    fails(function() state:of(ms.zeros { 1 }) end, "no parameter")
+    fails(function() state:flat(ms.zeros { 1 }, "x") end, "a bucket is expected")
+  end)
+
+  it("has a name of its own", function()
+    local name = unique()
+    local state = hooks.state(name)
+    fails(function() hooks.state(name) end, name)
+    fails(function() hooks.stage { name = name } end, name)
+    fails(function() hooks.state() end, "name")
+    state = nil                                          -- luacheck: ignore
+    hooks.state(name)                                    -- nobody has the first one any more
+  end)
+
+  it("goes when nobody has it, with its memory", function()
+    local function train()
+      local model = ms.ddp(Three(), { comm_hook = hooks.chain { adding(hooks.state "of hooks_spec, passing"), hooks.error_feedback() } })
+      pass(model)
+      pass(model)
+    end
+    train()
+    local live
+    for i = 1, 4 do
+      train()
+      collectgarbage()
+      require "moonshard.core".collect()
+      if i == 2 then live = ms.memory().live end
+    end
+    assert.equal(live, ms.memory().live)
+  end)
+
+  it("is saved in checkpoints and restored", function()
+    local folder, name = os.tmpname(), unique()
+    os.remove(folder)
+    local function build()
+      local state = hooks.state(name)
+      local link = adding(state)
+      local model = ms.ddp(Three(), { comm_hook = hooks.chain { function(bucket, next)
+        local own = state:of(bucket:parameters()[1])
+        own.passes = (own.passes or 0) + 1
+        state:of("text").half = ms.full(own.passes / 2, { 1 })
+        state:of(bucket).deep = { list = { own.passes, "x" } }
+        return link(bucket, next)
+      end, hooks.error_feedback { decay = 0.5 }, function(bucket)
+        bucket:set_sent(bucket:buffer() * 0.75)          -- a quarter of what comes is lost
+        return bucket:buffer()
+      end } })
+      return model, state
+    end
+    local expected
+    do
+      local model = build()
+      for _ in ms.steps(2) do pass(model) end
+      assert(ms.checkpoint.save(folder, { step = 2 }))
+      pass(model)
+      expected = model.c:grad():clone()
+      model:unwrap()
+    end
+    require "moonshard.core".collect()
+    for _, order in ipairs { "state first", "checkpoint first" } do
+      local model, state
+      if order == "state first" then
+        model, state = build()
+        pass(model)                                      -- what is there is replaced
+      end
+      assert(ms.checkpoint.load(ms.checkpoint.latest(folder), {}))
+      if not model then model, state = build() end
+      local passes = state:of(model.a).passes or state:of(model.c).passes
+      assert.equal(2, passes, order)
+      assert.equal(1, state:of("text").half:item())
+      pass(model)
+      near(expected, model.c:grad(), 0)
+      near({ 3, 3 }, model.a:grad(), 0)
+      model:unwrap()
+      model, state = nil, nil                            -- luacheck: ignore
+      require "moonshard.core".collect()
+    end
+    os.execute("rm -r '" .. folder .. "'")
+  end)
+end)
+
+describe("error feedback", function()
+  it("brings back what was lost", function()
+    for _, feedback in ipairs { hooks.error_feedback { decay = 0.5 }, require "moonshard.hooks.error_feedback" { decay = 0.5 } } do
+      local inputs = {}
+      local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, function(bucket)
+        inputs[#inputs + 1] = bucket:buffer():clone():keep()
+        bucket:set_sent(bucket:buffer() * 0.75)
+        return bucket:buffer()
+      end } })
+      local error = 0
+      for i = 1, 4 do
+        pass(model)
+        local input = 1 + 0.5 * error
+        near(input, inputs[i]:min():item(), 0)
+        error = input * 0.25
+      end
+    end
+  end)
+
+  it("knows what casts lose, and says where it cannot know", function()
+    local third = ms.nn.class "Third"
+    function third:init() self.a = ms.nn.Parameter(ms.ones { 1 }) end
+    function third:forward() return self.a:sum() / 3 end
+    local model = ms.ddp(third(), { comm_hook = hooks.chain { hooks.error_feedback(), "bf16_compress" } })
+    local sum = 0
+    for _ = 1, 64 do
+      pass(model)
+      sum = sum + model.a:grad():item()
+    end
+    near(64 / 3, sum, 2e-3 / 64)                         -- the error of all together is that of the last one
+    model = ms.ddp(third(), { comm_hook = hooks.chain { hooks.error_feedback(), hooks.stage {
+      name = unique(), encode = function(b) return ms.cat { b, b } end, decode = function(r) return r:narrow(1, 1, 1) end } } })
+    fails(function() pass(model) end, "set_sent", "1 numbers", "2 travel")
+  end)
+
+  it("is refused with a decay above 1", function()
+    fails(function() hooks.error_feedback { decay = 2 } end, "decay", "2")
+  end)
+end)
