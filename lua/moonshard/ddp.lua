@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.join"
+local precision = require "moonshard.precision"
 local module = require "moonshard.nn.module"
 local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
@@ -16,7 +17,8 @@ local live = setmetatable({}, { __mode = "k" })            -- what ddp models ho
 ---@class ms.DDP: ms.Module
 local DDP = {}
 
--- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (join.lua's).
+-- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (join.lua's),
+-- precision (precision.lua's), skipped (parameters that are ignored), restore (puts buffers back as they were).
 local function state_of(self)
   local meta = getmetatable(self)
   if type(meta) ~= "table" or not meta.ddp then core.raise("a ddp model is expected, not " .. type(self)) end
@@ -27,7 +29,7 @@ local known = {
   "group", "comm_hook", "bucket_bytes", "init_sync", "broadcast_buffers", "buffer_hook", "ignored",
   "buckets", "find_unused", "static_graph", "precision", "delayed",
 }
-local later = { "buckets", "precision" }
+local later = { "buckets" }
 
 local function check_options(given)
   local o = check("ddp", given, known)
@@ -117,6 +119,11 @@ local function tensors_of(values, list, seen)
   return list
 end
 
+local function run(s, ...)
+  if not s.precision then return s.wrapped(...) end
+  return precision.run(s.wrapped, s.precision, function(parameter) return s.skipped[parameter] == true end, ...)
+end
+
 -- Passes its arguments on, which forward has given.
 local function told(s, ...)
   s.reducer:forward_end()
@@ -127,7 +134,7 @@ end
 local function forward(self, ...)
   local s = state_of(self)
   if not s.reducer then core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew" end
-  if not core.is_recording() then return s.wrapped(...) end
+  if not core.is_recording() then return run(s, ...) end
   -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one behind it.
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
@@ -135,7 +142,7 @@ local function forward(self, ...)
   s.reducer:forward(not s.no_sync)
   overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
-  return told(s, s.wrapped(...))
+  return told(s, run(s, ...))
 end
 
 --- f: forward and backward inside: gradients stay local and add up.
@@ -199,6 +206,7 @@ function DDP:unwrap()
     overlap.unwrap(s)
     s.reducer:free()
     s.reducer = nil
+    if s.restore then s.restore() end
     live[s] = nil
   end
   return s.wrapped
@@ -273,6 +281,14 @@ local function make_object(s)
   })
 end
 
+-- What the reducer runs: the user's chain, behind a cast to what precision says gradients travel in.
+local function compile_hook(o, low, trained)
+  local hook, due = o.comm_hook, false
+  for _, p in ipairs(trained) do due = due or low ~= nil and low.reduce ~= nil and p:dtype() ~= low.reduce end
+  if due then hook = hooks.chain { hooks.cast { dtype = low.reduce }, hook } end
+  return hook ~= nil and hooks.compile(hook, "ddp: comm_hook") or {}
+end
+
 --- Gradients of this module are averaged over the group's ranks in each backward behind a forward of the result.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
@@ -289,8 +305,13 @@ function ddp.ddp(model, options)
     for i = #trained.names - trained.delayed + 1, #trained.names do found = found or is_listed(trained.names[i], { pattern }) end
     if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(tostring(pattern))) end
   end
-  local how = o.comm_hook ~= nil and hooks.compile(o.comm_hook, "ddp: comm_hook") or {}
+  local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
+  local how = compile_hook(o, low, trained.tensors)
   local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce", how = how }
+  if low then
+    s.precision, s.skipped = low, {}
+    for _, item in ipairs(model:named_parameters()) do s.skipped[item.parameter] = is_listed(item.name, o.ignored) end
+  end
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
@@ -301,6 +322,7 @@ function ddp.ddp(model, options)
   })
   s.trained = trained.tensors
   overlap.wrap(s, how.chain or {})
+  if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
   s.calls = count_calls()
   live[s] = true
   return make_object(s)

@@ -10,10 +10,16 @@ local ms = { version = core.version }
 
 for _, name in ipairs {
   "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack", "flat",
-  "codec", "no_grad", "autocast", "recompute", "memory", "reset_peak", "synchronize", "info", "seed",
+  "codec", "no_grad", "autocast", "memory", "reset_peak", "synchronize", "info", "seed",
 } do ms[name] = core[name] end
 
 ms.init = core.configure
+
+--- Runs f(...) without storing its activations; backward runs it again, with the same random numbers.
+---@param f function
+---@param ... any
+---@return any ...
+function ms.recompute(f, ...) return core.recompute(f, ...) end
 
 ---@return integer rank of this process among all
 function ms.rank() return core.world():rank() end

@@ -515,6 +515,7 @@
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
 ---@field find_unused? boolean         parameters that the loss does not depend on are let be
 ---@field static_graph? boolean        every iteration uses the same parameters equally often
+---@field precision? ms.Precision      compute, reduce and keep buffers in other dtypes than the weights'
 ---@field ignored? string[]            names or Lua patterns: not synchronized
 ---@field delayed? string[]            reduced together after all else, without the hook
 

@@ -1,0 +1,129 @@
+-- What every rank of ddp_precision_spec.lua runs: ddp's option precision, against casts written by hand, with hooks, recomputation and everything else that
+-- may come with it.
+local ms = require "moonshard"
+local hooks = ms.hooks
+local rank, size = ms.rank(), ms.world_size()
+
+local function input(step, r) return ms.randn { 6, 8, seed = 300 + 10 * step + r, per_rank = false } end
+
+-- Two layers and a buffer; by hand: the same with casts.
+local Net = ms.nn.class "Net"
+function Net:init()
+  ms.seed(4)
+  self.first, self.second = ms.nn.Linear(8, 16), ms.nn.Linear(16, 4)
+  self:add_buffer("scale", ms.full(1 / 3, { 16 }))
+end
+function Net:forward(x)
+  self.seen = { self.first.weight:dtype(), x:dtype(), self.scale:dtype() }
+  return { self.second(self.first(x):tanh() * self.scale) }
+end
+
+local function by_hand(net, x, dtype)
+  local function low(t) return t:to(dtype) end
+  local hidden = low(x):linear(low(net.first.weight), low(net.first.bias)):tanh() * low(net.scale)
+  return hidden:linear(low(net.second.weight), low(net.second.bias)):to "f32"
+end
+
+local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
+
+-- Gradients of all ranks by hand, sent in `sent`.
+local function alone(net, step, dtype, sent)
+  local sums = {}
+  for r = 0, size - 1 do
+    clear(net)
+    by_hand(net, input(step, r), dtype):square():sum():backward()
+    for i, p in ipairs(net:parameters()) do
+      local share = p:grad():to(sent):to "f32" * (1 / size)
+      sums[i] = sums[i] and sums[i] + share or share
+    end
+  end
+  clear(net)
+  for i, sum in ipairs(sums) do sums[i] = sum:to(sent):to "f32" end
+  return sums
+end
+
+local function check(model, expected, what)
+  for i, p in ipairs(model:parameters()) do
+    assert(p:dtype() == "f32" and p:grad():dtype() == "f32", what)
+    if not p:grad():eq(expected[i]):all():item() then error(("rank %d: %s: parameter %d has other bits"):format(rank, what, i)) end
+  end
+end
+
+local elements = 8 * 16 + 16 + 16 * 4 + 4
+for _, dtype in ipairs { "bf16", "f16" } do
+  for _, sent in ipairs { "bf16", "f16", "f32" } do
+    local seen
+    local reference = Net()
+    local model = ms.ddp(Net(), {
+      bucket_bytes = 300, precision = { param = dtype, reduce = sent, buffer = dtype, output = "f32" },
+      comm_hook = function(bucket, next)
+        seen = { bucket:dtype(), bucket:buffer():dtype() }
+        return next(bucket)
+      end,
+    })
+    for step in ms.steps(3) do
+      local out = model(input(step, rank))[1]
+      assert(out:dtype() == "f32" and table.concat(model.module.seen, " ") == (dtype .. " "):rep(3):sub(1, -2))
+      out:square():sum():backward()
+      check(model, alone(reference, step, dtype, sent), dtype .. " sent in " .. sent)
+      clear(model)
+    end
+    assert(seen[1] == "f32" and seen[2] == sent, "the user's hook sees what travels")
+    assert(model:stats().links[1].payload_bytes == elements * (sent == "f32" and 4 or 2), "bytes")
+    local inner = model:unwrap()
+    assert(inner.scale:dtype() == "f32" and inner.first.weight:dtype() == "f32")
+    inner(input(0, 0))
+    assert(inner.seen[1] == "f32", "unwrapped, it computes as before")
+  end
+end
+
+-- reduce is param unless given; inputs and outputs may be left alone.
+local model = ms.ddp(Net(), { precision = { param = "bf16", buffer = "bf16" } })
+assert(model(input(0, 0))[1]:dtype() == "bf16")
+model(input(0, rank))[1]:sum():backward()
+assert(model.first.weight:grad():dtype() == "f32")
+ms.no_grad(function() assert(model(input(0, 0))[1]:dtype() == "bf16") end)
+model:unwrap()
+model = ms.ddp(model.module, { precision = { reduce = "bf16" } })
+assert(model(input(0, 0))[1]:dtype() == "f32")
+assert(not pcall(ms.ddp(Net(), { precision = { param = "bf16", buffer = "bf16", cast_inputs = false } }), input(0, 0)), "inputs are left alone")
+
+-- A language model: recomputed blocks give the same bits, tied weights are cast once; with hooks in a chain, unused parameters, joined ranks, accumulated passes, and
+-- whoever steps early.
+local function gradients(options, recompute, more)
+  ms.seed(1)
+  local gpt = ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute }
+  options.precision = { param = "bf16", output = "f32" }
+  local own = ms.ddp(gpt, options)
+  local x = ms.randint { 4, 8, low = 0, high = 16, seed = 50 + rank, per_rank = false }
+  local result = {}
+  local function pass() own(x):cross_entropy(x):backward() end
+  more = more or function(run) run() end
+  for _ = 1, 2 do
+    clear(own)
+    more(pass, own)
+  end
+  for i, p in ipairs(own:parameters()) do result[i] = p:grad():clone() end
+  own:unwrap()
+  return result
+end
+local plain = gradients({ bucket_bytes = { 3000, 9000 } }, false)
+local function same(other, what)
+  for i, gradient in ipairs(other) do if not gradient:eq(plain[i]):all():item() then error(("rank %d: %s: gradient %d differs"):format(rank, what, i)) end end
+end
+same(gradients({ bucket_bytes = { 3000, 9000 } }, true), "recomputed")
+same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end }, true), "find_unused and a hook")
+same(gradients({ static_graph = true, comm_hook = hooks.chain { hooks.cast { dtype = "f32" }, hooks.cast { dtype = "bf16" } } }, true), "a static graph and casts")
+same(gradients({}, true, function(run, own) own:join({ divisor = "live" }, run) end), "joined")
+local stepped
+same(gradients({}, false, function(run, own)
+  local reducer = getmetatable(own).ddp.reducer
+  reducer:on_reduced(function() stepped = true end)
+  run()
+end), "told of buckets")
+assert(stepped)
+local twice = gradients({}, true, function(run, own) own:accumulate(2, run) end)
+for i, gradient in ipairs(twice) do assert((gradient - plain[i] * 2):abs():max():item() <= 0.02 * plain[i]:abs():max():item() + 1e-6, "accumulated") end
+
+ms.synchronize()
+io.stdout:write(("rank %d of %d is done\n"):format(rank, size))
