@@ -122,13 +122,18 @@ static void rounding(rank *self)
     for (ms_dtype dtype = MS_F32; dtype <= MS_BF16; dtype++)
         for (int heap = 0; heap < 2; heap++) {
             whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype };
-            ms_tensor *t = NULL;
+            ms_tensor *t = NULL, *out = NULL;
             OK(make(self, dtype, 300007, heap, &t));
+            OK(make(self, dtype, 300007, false, &out));
             OK(fill(t, rough_own, &w));
-            ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+            ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .out = out, .bucket = -1 };
+            OK(run_one(self, self->world, &c));
+            CHECK(equals(out, rough_sum, &w));
+            c.out = NULL;
             OK(run_one(self, self->world, &c));
             CHECK(equals(t, rough_sum, &w));
             ms_tensor_release(t);
+            ms_tensor_release(out);
         }
 }
 

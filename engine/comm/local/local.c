@@ -33,16 +33,22 @@ static bool in_reach(const ms_local *local, const ms_comm_args *args)
 
 typedef struct reach { const char *data[MS_LOCAL_RANKS_MAX]; char *writable[MS_LOCAL_RANKS_MAX]; float factors[MS_LOCAL_RANKS_MAX]; } reach;
 
-/* Each rank reduces its slice of all tensors and writes it to all of them. Slices begin at whole cache lines of the longest element. */
+/* The part of `count` elements that a member reduces for all. Slices begin at whole cache lines of the longest element. */
+static uint64_t slice_of(const ms_group *group, uint64_t count, uint32_t member, uint64_t *begin)
+{
+    uint64_t slice = ((count + group->size - 1) / group->size + 63) & ~(uint64_t)63;
+    *begin = slice * member < count ? slice * member : count;
+    return count - *begin < slice ? count - *begin : slice;
+}
+
+/* Each rank reduces its slice of all tensors and writes it to all of them. */
 static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach *in)
 {
     const ms_group *group = args->group;
     const char *sources[MS_LOCAL_RANKS_MAX];
     char *outputs[MS_LOCAL_RANKS_MAX];
     size_t item = ms_dtype_bytes(args->dtype);
-    uint64_t slice = ((args->count + group->size - 1) / group->size + 63) & ~(uint64_t)63;
-    uint64_t begin = slice * group->rank < args->count ? slice * group->rank : args->count;
-    uint64_t length = args->count - begin < slice ? args->count - begin : slice;
+    uint64_t begin, length = slice_of(group, args->count, group->rank, &begin);
     for (uint32_t m = 0; m < group->size; m++) sources[m] = outputs[m] = in->writable[m] + begin * item;
     ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = in->factors }, outputs, group->size, length);
 }
@@ -72,6 +78,9 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
 }
 
 /* -------------------------------------------------------------------------------------------------------------------------- staged */
+
+#define MS_SLICES_RANKS 4          /* from here on reading everybody's whole tensor costs more than another wait for all */
+#define MS_SLICES_BYTES ((uint64_t)16 << 10)
 
 /* A pass of the staged path: every contributor lays down `width` elements of each slot, all wait, every receiver takes what is its. */
 typedef struct ms_pass { uint32_t area; uint64_t width, longest, item; } ms_pass;
@@ -107,6 +116,27 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
             ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = factors }, &out, 1, length);
         }
     }
+}
+
+/* Many ranks reduce a slice each in their own areas, where nobody else reads that slice, and then take the slices from each other. */
+static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *args, const ms_pass *pass, uint64_t step, uint64_t half, uint64_t *phases)
+{
+    const ms_group *group = args->group;
+    const char *sources[MS_LOCAL_RANKS_MAX];
+    float factors[MS_LOCAL_RANKS_MAX];
+    uint64_t done = step * pass->width, rest = args->count - done, width = rest < pass->width ? rest : pass->width, begin, length = slice_of(group, width, group->rank, &begin);
+    for (uint32_t m = 0; m < group->size; m++) {
+        sources[m] = ms_stage(local->rendezvous, group->members[m], pass->area, half) + begin * pass->item;
+        factors[m] = (float)ms_ledger_slot_of(local, args, m)->factor;
+    }
+    char *own = ms_stage(local->rendezvous, local->rank, pass->area, half) + begin * pass->item;
+    ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = factors }, &own, 1, length);
+    if (!ms_ledger_phase(local, args, ++*phases)) return false;
+    for (uint32_t m = 0; m < group->size; m++) {
+        length = slice_of(group, width, m, &begin);
+        ms_flow_copy(run, args->out + (done + begin) * pass->item, ms_stage(local->rendezvous, group->members[m], pass->area, half) + begin * pass->item, length * pass->item);
+    }
+    return true;
 }
 
 /* all_to_all by counts: what each rank sends to each is laid down first, and must be what the receiver expects. */
@@ -145,12 +175,14 @@ static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_ar
     }
     pass.width = (MS_STAGE_BYTES / ms_flow_slots(args) / pass.item) & ~(uint64_t)15;
     uint64_t half = by_counts ? 1 : 0;
+    bool slices = args->kind == MS_ALL_REDUCE && args->group->size >= MS_SLICES_RANKS && args->count * pass.item >= MS_SLICES_BYTES;
     *phases = half;
     if (by_counts && !agree_on_counts(local, args, pass.area)) return ms_local_fail(run, local, args);
     for (uint64_t step = 0; step * pass.width < pass.longest; step++, half++) {
         lay_down(local, args, &pass, step, half);
         if (!ms_ledger_phase(local, args, ++*phases)) return ms_local_fail(run, local, args);
-        pick_up(run, local, args, &pass, step, half);
+        if (!slices) pick_up(run, local, args, &pass, step, half);
+        else if (!reduce_by_slices(run, local, args, &pass, step, half, phases)) return ms_local_fail(run, local, args);
     }
     return MS_TASK_DONE;
 }

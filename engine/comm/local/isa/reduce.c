@@ -24,29 +24,72 @@ MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
     }
 }
 
-MS_VECTOR ms_v16f contribution(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t input, size_t i)
+#define UNROLL 4
+
+/* Two neighbours in bf16 are the halves of a word, so shifts and masks take 32 of them apart and put them together: elements of even place in one
+ * vector, of odd place in the next. In a sum of equal places the order does not matter. */
+typedef uint32_t words __attribute__((vector_size(64), aligned(2), may_alias));
+
+MS_VECTOR ms_v16u bf16_rounded(ms_v16f v)
 {
-    ms_v16f v = ms_row_get(dtype, from[input], i);
-    return op == MS_REDUCE_OP_PREMUL_SUM ? v * ms_v_splat(task->factors[input]) : v;
+    ms_v16u bits = (ms_v16u)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+#if defined(__AVX512F__)
+    return (ms_v16u)_mm512_mask_or_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), (__m512i)bits, _mm512_set1_epi32(0x400000));
+#else
+    ms_v16u nan = (ms_v16u)(v != v);
+    return (nan & (bits | 0x400000u)) | (~nan & rounded);
+#endif
 }
 
-#define UNROLL 4
+/* What an input contributes from element i on. */
+MS_VECTOR void get_block(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_v16f block[UNROLL])
+{
+    const char *from = inputs[input];
+    for (uint32_t u = 0; u < UNROLL; u += 2) {
+        if (dtype == MS_BF16) {
+            ms_v16u both = *(const words *)((const uint16_t *)(const void *)from + i + u * MS_LANES);
+            block[u] = (ms_v16f)(both << 16);
+            block[u + 1] = (ms_v16f)(both & 0xffff0000u);
+        } else {
+            block[u] = ms_row_get(dtype, from, i + u * MS_LANES);
+            block[u + 1] = ms_row_get(dtype, from, i + (u + 1) * MS_LANES);
+        }
+    }
+    for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++) block[u] = block[u] * ms_v_splat(task->factors[input]);
+}
+
+MS_VECTOR void put_block(ms_dtype dtype, char *const *to, uint32_t outputs, size_t i, const ms_v16f block[UNROLL])
+{
+    for (uint32_t u = 0; u < UNROLL; u += 2) {
+        ms_v16u both = { 0 };
+        if (dtype == MS_BF16) both = bf16_rounded(block[u]) >> 16 | (bf16_rounded(block[u + 1]) & 0xffff0000u);
+        for (uint32_t w = 0; w < outputs; w++) {
+            if (dtype == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
+            else {
+                ms_row_put(dtype, to[w], i + u * MS_LANES, block[u]);
+                ms_row_put(dtype, to[w], i + (u + 1) * MS_LANES, block[u + 1]);
+            }
+        }
+    }
+}
 
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. from and to: the addresses in task, or copies
  * that no store can change. */
 MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to, uint32_t outputs)
 {
-    ms_v16f divisor = ms_v_splat((float)inputs);
+    /* Dividing by a power of two and multiplying by its inverse give the same bits. */
+    bool halves = (inputs & (inputs - 1)) == 0;
+    ms_v16f divisor = ms_v_splat(halves ? 1 / (float)inputs : (float)inputs);
     size_t i = 0;
     for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
-        ms_v16f sum[UNROLL];
-        for (uint32_t u = 0; u < UNROLL; u++) sum[u] = contribution(dtype, op, task, from, 0, i + u * MS_LANES);
-        for (uint32_t r = 1; r < inputs; r++)
-            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], contribution(dtype, op, task, from, r, i + u * MS_LANES));
-        if (op == MS_REDUCE_OP_AVG)
-            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = sum[u] / divisor;
-        for (uint32_t w = 0; w < outputs; w++)
-            for (uint32_t u = 0; u < UNROLL; u++) ms_row_put(dtype, to[w], i + u * MS_LANES, sum[u]);
+        ms_v16f sum[UNROLL], v[UNROLL];
+        get_block(dtype, op, task, from, 0, i, sum);
+        for (uint32_t r = 1; r < inputs; r++) {
+            get_block(dtype, op, task, from, r, i, v);
+            for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], v[u]);
+        }
+        for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++) sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
+        put_block(dtype, to, outputs, i, sum);
     }
     for (; i < task->count; i += MS_LANES) {
         size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
@@ -56,7 +99,7 @@ MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_ta
             if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
             sum = r ? combine(op, sum, v) : v;
         }
-        if (op == MS_REDUCE_OP_AVG) sum = sum / divisor;
+        if (op == MS_REDUCE_OP_AVG) sum = halves ? sum * divisor : sum / divisor;
         for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(dtype, to[w], i, end, sum);
     }
 }
