@@ -123,8 +123,8 @@ static void rounding(rank *self)
         for (int heap = 0; heap < 2; heap++) {
             whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype };
             ms_tensor *t = NULL, *out = NULL;
-            OK(make(self, dtype, 300007, heap, &t));
-            OK(make(self, dtype, 300007, false, &out));
+            OK(make(self, dtype, 150007, heap, &t));
+            OK(make(self, dtype, 150007, false, &out));
             OK(fill(t, rough_own, &w));
             ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .out = out, .bucket = -1 };
             OK(run_one(self, self->world, &c));
