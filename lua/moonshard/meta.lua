@@ -439,6 +439,7 @@
 ---@field maximize? boolean
 ---@field schedule? fun(step: integer): number   factor on lr; step counts this optimizer's steps from 0
 ---@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
+---@field shard? ms.Group              ZeRO-1: state and step over this group's ranks
 ---@field [string] any                 the hyper-parameters of the kind
 
 ---@class ms.Kind
@@ -477,6 +478,12 @@
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
 --- In order: 65536, 2, .5, 2000 unless given.
 ---@field scaler fun(options?: { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }): ms.Scaler
+--- Averages parameters now and then: `period`; or `periods = { { 4, 8 }, { 16, 16 } }` (period, group size; ascending; the largest that divides
+--- the step wins); or `period` with `elastic = alpha`. `averager:step(params)` once a step.
+---@field averager fun(options: { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }): ms.Averager
+
+---@class ms.Averager
+---@field step fun(self, params: ms.Parameter[])   has state and load_state, as the scaler
 
 
 ---@class ms.Scaler

@@ -4,11 +4,13 @@ local module = require "moonshard.nn.module"
 local check = require "moonshard.options".check
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
+local shard = require "moonshard.optim.shard"
 
 ---@class ms.optim
 local optim = {}
 for name, f in pairs(schedules) do optim[name] = f end
 optim.scaler = require "moonshard.optim.scaler"
+optim.averager = require "moonshard.optim.averager"
 optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backward_of
 
 ---@class ms.Optimizer
@@ -47,10 +49,13 @@ local function check_options(kind, options)
   if options.schedule ~= nil and type(rawget(options, "schedule")) ~= "function" then
     core.raise(("%s: schedule must be a function from the step to a factor, not a %s"):format(kind.name, type(options.schedule)))
   end
+  local ranks = rawget(options, "shard")
+  if ranks ~= nil and not (type(ranks) == "userdata" and pcall(function() return ranks:size() end)) then
+    core.raise(("%s: shard must be a group of ranks (ms.world()), not a %s"):format(kind.name, type(ranks)))
+  end
   if options.master ~= nil and options.master ~= "f32" and options.master ~= "none" then
     core.raise(("%s: unknown master '%s': known are f32, none"):format(kind.name, tostring(options.master)))
   end
-  if options.shard then core.raise(kind.name .. ": shard needs several ranks, and there is one") end
   if kind.native then core.optim_check(kind.name, options) end
 end
 
@@ -79,6 +84,9 @@ local function add_group(self, group)
     end
     seen[p] = true
   end
+  if self.shard then
+    for p, rank in pairs(shard.assign(list, self.shard:size())) do self.owner[p] = rank end
+  end
   -- What the group does not say comes from the optimizer's options, live.
   local live = setmetatable(group, { __index = self.defaults })
   live.params = list
@@ -97,7 +105,7 @@ local function new(kind, params, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
-    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {},
+    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
   }, Optimizer)
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self
@@ -168,8 +176,15 @@ local function step_if(kind, p, grad, slot, group, only_if)
   for _, name in ipairs(tensor_names(state)) do state[name]:copy_(core.where(only_if, state[name], old[name])) end
 end
 
+-- Whether this rank steps the parameter.
+local function is_own(self, p) return not self.shard or self.owner[p] == self.shard:rank() end
+
 local function step_one(self, p, grad, group, only_if)
   local kind, slot = self.kind, self.slots[p]
+  if not is_own(self, p) then
+    if not kind.native then slot.taken = (slot.taken or -1) + 1 end
+    return
+  end
   if kind.native then
     kind.step_param(p, grad, slot.state, group, nil, only_if)
     return
@@ -201,6 +216,9 @@ function Optimizer:finished()
   return self.steps - self.lost
 end
 
+-- Sends parameters that were stepped by their owners to all ranks, over a channel that does not wait for reductions.
+local function share(self, params) shard.share(self.shard:channel(2), params, self.owner) end
+
 -- A flag comes too late for what was stepped in backward.
 local function refuse_flag(self)
   for _, p in ipairs(self.order) do
@@ -218,7 +236,12 @@ local function step_late(self, late, options)
     return self.slots[a.p].position < self.slots[b.p].position
   end)
   overlap.stream():run(function()
-    for _, item in ipairs(late) do step_one(self, item.p, item.grad, item.group, options.only_if) end
+    local params = {}
+    for i, item in ipairs(late) do
+      step_one(self, item.p, item.grad, item.group, options.only_if)
+      params[i] = item.p
+    end
+    if self.shard then share(self, params) end
   end)
   if options.keep_grads then return end
   for _, item in ipairs(late) do core.consume_grad(item.p) end
@@ -231,6 +254,9 @@ function Optimizer:_step_early(p, grad)
   slot.early = true
   step_one(self, p, grad, at_this_step(self, slot.group))
 end
+
+-- Behind _step_early of these parameters.
+function Optimizer:_share(params) if self.shard and #params > 0 then share(self, params) end end
 
 -- The whole step of an optimizer of one parameter.
 function Optimizer:_step_alone(p, grad)
@@ -296,12 +322,14 @@ function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
   options = check("optimizer:step", options, { "only_if", "keep_grads" })
   self:finished()
-  local counted, late = {}, {}                       -- counted: slots whose own count goes up with this step
+  local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
   if options.only_if then refuse_flag(self) end
+  if self.shard then overlap.refuse_join(self.order) end
   for _, group in ipairs(self.list) do
     local now = at_this_step(self, group)
     for _, p in ipairs(group.params) do
       local grad, slot = p:grad(), self.slots[p]
+      if self.shard and p:requires_grad() and not slot.early and not slot.late then now_stepped[#now_stepped + 1] = p end
       if slot.late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
       elseif grad and not slot.early then step_one(self, p, grad, now, options.only_if) end
       if grad and not self.kind.native then counted[#counted + 1] = slot end
@@ -309,6 +337,7 @@ function Optimizer:step(options)
       slot.early = nil
     end
   end
+  if #now_stepped > 0 then share(self, now_stepped) end
   if #late > 0 then step_late(self, late, options) end
   if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
   self.steps = self.steps + 1
@@ -348,7 +377,8 @@ local function name_of(p, position)
   return name ~= "" and name or ("#%d"):format(position)
 end
 
---- State by parameter name, and the count of steps; **blocks** after steps with only_if.
+--- State by parameter name, and the count of steps; **blocks** after steps with only_if. Of a sharded optimizer all ranks call it, and rank 0 of the group gets
+--- the states of all parameters; it loads at any number of ranks.
 ---@return table
 function Optimizer:state()
   -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
@@ -368,8 +398,9 @@ function Optimizer:state()
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
     own["#taken"] = slot.taken and slot.taken - (missed[slot] or 0)
-    if next(own) ~= nil then saved.parameters[name_of(p, position)] = own end
+    if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
   end
+  if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
   return saved
 end
 
@@ -389,7 +420,8 @@ function Optimizer:load_state(saved)
   for name, p in pairs(own) do
     local slot, given, state = self.slots[p], saved.parameters[name] or {}, {}
     for key, value in pairs(given) do
-      if core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
+      if not is_own(self, p) then break
+      elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
       elseif key ~= "#taken" then state[key] = value end
     end
     slot.state, slot.taken = state, given["#taken"]

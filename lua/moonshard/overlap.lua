@@ -249,13 +249,19 @@ end
 local function on_reduced(s, index, positions)
   if s.shadow then return end                                   -- a pass of others: this rank steps no more
   overlap.stream():run(function()
-    for _, at in ipairs(positions) do
-      local p = s.trained[at]
-      local entry, own = entry_of[p], own_of[p]
-      if own then step_own(p, own)
-      elseif entry and entry.chosen[index] == "on_reduced" then
-        local grad = p:grad()
-        if grad then entry.optimizer:_step_early(p, grad) end
+    for _, at in ipairs(positions) do if own_of[s.trained[at]] then step_own(s.trained[at], own_of[s.trained[at]]) end end
+    for _, entry in ipairs(s.overlaps) do
+      if entry.chosen[index] == "on_reduced" then
+        local stepped = {}
+        for _, at in ipairs(positions) do
+          local p = s.trained[at]
+          local grad = entry.optimizer.slots[p] and p:grad()
+          if grad then
+            entry.optimizer:_step_early(p, grad)
+            stepped[#stepped + 1] = p
+          end
+        end
+        entry.optimizer:_share(stepped)
       end
     end
   end)
@@ -319,7 +325,6 @@ function overlap.attach(optimizer, model, policy)
   if not is_ddp(model) then core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp") end
   local s, planner, mine = getmetatable(model).ddp, planner_of(policy), {}
   if not s.reducer then core.raise "overlap: this model was unwrapped" end
-  if optimizer.shard then core.raise "overlap: a sharded optimizer steps behind backward, where its slices are known; use it without a policy" end
   for _, entry in ipairs(s.overlaps) do
     if entry.optimizer == optimizer then
       core.raise(entry.link and "overlap: this optimizer steps in the model's chain already (then_optimizer): a plan and then_optimizer are two ways to say the same"
@@ -341,6 +346,14 @@ end
 --- For optimizers: what a step needs to be known before plans can be made.
 ---@param p ms.Parameter
 function overlap.note_flag(p) if entry_of[p] then entry_of[p].flag = true end end
+
+--- For sharded optimizers: ranks without inputs left do not step, and nobody else has their parameters' state.
+---@param params ms.Parameter[]
+function overlap.refuse_join(params)
+  for _, p in ipairs(params) do
+    if wrapped_in[p] and wrapped_in[p].joining then core.raise "optimizer:step: a sharded optimizer cannot be used inside join: ranks without inputs left would not step their parameters" end
+  end
+end
 
 --- For clip_grad_norm: raises if some of these gradients were stepped already.
 ---@param params ms.Parameter[]
@@ -430,13 +443,16 @@ function Then.__call(self, bucket, next)
       error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced), total), 0)
     end
     overlap.stream():run(function()
+      local stepped = {}
       for _, p in ipairs(parameters) do
         local count = p:numel()
         if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
           optimizer:_step_early(p, reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype()))
+          stepped[#stepped + 1] = p
         end
         at = at + count
       end
+      optimizer:_share(stepped)
     end)
   end)
 end
@@ -449,7 +465,6 @@ function overlap.then_optimizer(options)
   options = check("hooks.then_optimizer", options, { "optimizer", "params" })
   local optimizer, chosen = options.optimizer, nil
   if type(optimizer) ~= "table" or not optimizer.slots then core.raise("hooks.then_optimizer: optimizer must be an optimizer, not " .. type(optimizer)) end
-  if optimizer.shard then core.raise "hooks.then_optimizer: a sharded optimizer steps behind backward, where its slices are known" end
   if options.params then
     chosen = {}
     for i, p in ipairs(options.params) do

@@ -1,0 +1,164 @@
+-- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and averagers against numbers worked out by hand.
+-- how=join: a sharded optimizer where ranks may have no inputs left.
+local ms = require "moonshard"
+local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
+local options = ms.config { how = "all" }
+local rank, size, world = ms.rank(), ms.world_size(), ms.world()
+
+local heavy = optim.define { name = "heavy_ball", defaults = { momentum = 0.9 }, step_param = function(p, grad, state, group, step)
+  state.velocity = state.velocity or p:zeros_like()
+  state.velocity:mul_(group.momentum):add_(grad)
+  p:add_(state.velocity, -group.lr / (step + 1))
+end }
+
+local function make_model()
+  ms.seed(1)
+  return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+end
+
+local function pass(net, step) net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward() end
+
+local function bits(tensors)
+  local list = {}
+  for _, t in ipairs(tensors) do for _, x in ipairs(t:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end end
+  return table.concat(list, " ")
+end
+
+local function same(a, b, what) if a ~= b then error(what .. ": not the same bits", 2) end end
+
+---------------------------------------------------------------------------------------------------------------------------- sharded
+
+-- way(model, opt): what is trained.
+local function train(make, sharded, way)
+  local model = make_model()
+  local parameters = model:parameters()
+  local opt = make({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { parameters[4], parameters[5], parameters[6] } } },
+    { lr = 0.05, shard = sharded and world or nil })
+  local net = way(model, opt)
+  for step in ms.steps(5) do
+    pass(net, step)
+    opt:step()
+  end
+  return bits(parameters), opt, model
+end
+
+local function plain(model) return ms.ddp(model, { bucket_bytes = 256 }) end
+local function by_policy(name)
+  return function(model, opt)
+    local net = plain(model)
+    opt:overlap(net, name)
+    return net
+  end
+end
+local function linked(model, opt)
+  return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, "all_reduce" } })
+end
+
+for name, make in ms.sorted_pairs { adamw = optim.adamw, sgd = optim.sgd, rprop = optim.rprop, heavy = heavy } do
+  local want = train(make, false, plain)
+  for how, way in ms.sorted_pairs { plain = plain, in_backward = by_policy "in_backward", deferred = by_policy "deferred", linked = linked } do
+    same(want, train(make, true, way), name .. ", sharded, " .. how)
+  end
+end
+
+-- Each state lies on one rank only; rank 0 gets all of them to save; what was saved goes on in any optimizer.
+do
+  local _, whole = train(optim.adam, false, plain)
+  local _, opt = train(optim.adam, true, plain)
+  local own = 0
+  for _, slot in pairs(opt.slots) do if next(slot.state) then own = own + 1 end end
+  local all = world:all_reduce(ms.tensor { own }):sync():item()
+  assert(all == 6, "a state is held twice, or not at all")
+  local saved, expected = opt:state(), whole:state()
+  if rank == 0 then
+    for name, state in pairs(expected.parameters) do
+      for key, value in pairs(state) do
+        local got = saved.parameters[name][key]
+        if type(value) == "userdata" then same(bits { value }, bits { got }, name .. "." .. key) else assert(got == value, key) end
+      end
+    end
+  end
+  -- The whole state is what every rank loads: here it is the one of the optimizer that is not sharded.
+  local function go_on(sharded)
+    local model = make_model()
+    local parameters = model:parameters()
+    local loaded = optim.adam({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { parameters[4], parameters[5], parameters[6] } } },
+      { lr = 0.05, shard = sharded and world or nil })
+    loaded:load_state(expected)
+    local net = plain(model)
+    for step in ms.steps(3) do
+      pass(net, step)
+      loaded:step()
+    end
+    return bits(parameters)
+  end
+  same(go_on(false), go_on(true), "behind loading")
+end
+
+if options.how == "join" then
+  local model = make_model()
+  local net, opt = plain(model), optim.sgd(model, { shard = world })
+  net:join({}, function()
+    pass(net, 1)
+    opt:step()
+  end)
+end
+
+--------------------------------------------------------------------------------------------------------------------------- averaging
+
+local mean = (size - 1) / 2
+local function rank_tensor() return ms.full(rank, { 3 }):keep() end
+
+-- By period, behind a warm-up.
+do
+  local averager, due = optim.averager { period = 4, warmup = 6 }, {}
+  for step = 0, 20 do
+    local t, half = rank_tensor(), ms.full(rank, { 2, dtype = "bf16" }):keep()
+    local averaged = averager:step { t, nested = { half } }
+    assert(t[1]:item() == (averaged and mean or rank) and half[2]:item() == (averaged and mean or rank))
+    if averaged then due[#due + 1] = step end
+  end
+  assert(table.concat(due, " ") == "6 10 14 18", table.concat(due, " "))
+end
+
+-- By two periods: pairs of ranks every 4 steps, all every 16; counted from the first step.
+if size == 4 then
+  local averager = optim.averager { periods = { { 4, 2 }, { 16, 4 } }, warmup = 100 }
+  for step = 0, 113 do
+    local t = rank_tensor()
+    averager:step { t }
+    local want = rank
+    if step == 112 then want = mean elseif step >= 100 and step % 4 == 0 then want = rank // 2 * 2 + 0.5 end
+    assert(t[1]:item() == want, ("step %d: %g, not %g"):format(step, t[1]:item(), want))
+  end
+end
+
+-- Towards a centre: against the same in plain numbers, from a state that was saved and loaded on the way.
+do
+  local averager, p, centre = optim.averager { period = 2, elastic = 0.25 }, {}, 0
+  for r = 0, size - 1 do p[r] = r end
+  local t = rank_tensor()
+  for step = 0, 9 do
+    if step == 5 then
+      local state = averager:state()
+      averager = optim.averager { period = 2, elastic = 0.25 }
+      averager:load_state(state)
+    end
+    t:add_(rank + 1)
+    for r = 0, size - 1 do p[r] = p[r] + r + 1 end
+    local averaged = averager:step { t }
+    assert(averaged == (step % 2 == 0))
+    if averaged then
+      if step == 0 then centre = p[0] end
+      local sum = 0
+      for r = 0, size - 1 do
+        local d = 0.25 * (p[r] - centre)
+        p[r], sum = p[r] - d, sum + d
+      end
+      centre = centre + sum
+    end
+    assert(math.abs(t[1]:item() - p[rank]) < 1e-4, ("step %d: %g, not %g"):format(step, t[1]:item(), p[rank]))
+  end
+end
+
+print(("rank %d is done"):format(rank))

@@ -1,0 +1,50 @@
+-- Sharded optimizers and averagers on several ranks: optim.lua holds what each rank expects.
+local command = require "command"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+describe("sharded optimizers and averagers", function()
+  for _, way in ipairs { "-n 1", "-n 2", "-n 3 --thread-ranks", "-n 4 --thread-ranks" } do
+    it("hold on " .. way, function()
+      local out = command.succeed(folder, ("run '%s/tests/dist/optim.lua' %s"):format(command.source, way))
+      assert.truthy(out:find("rank 0 is done", 1, true), out)
+    end)
+  end
+
+  it("of which a sharded one is refused inside join", function()
+    local code, _, err = command.run(folder, ("run '%s/tests/dist/optim.lua' -n 2 how=join"):format(command.source))
+    assert.equal(1, code)
+    assert.matches("a sharded optimizer cannot be used inside join", err)
+  end)
+
+  it("are saved with all their state and go on with another number of ranks", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local o = ms.config { steps = 3, from = "", save = "" }
+      ms.seed(1)
+      local model = ms.nn.Sequential(ms.nn.Linear(8, 16), ms.nn.GELU(), ms.nn.Linear(16, 4))
+      local opt = ms.optim.adamw(model, { lr = 0.05, shard = ms.world() })
+      local things = { model = model, opt = opt }
+      if o.from ~= "" then assert(ms.checkpoint.load(ms.checkpoint.latest(o.from), things)) end
+      local net = ms.ddp(model)
+      for step in ms.steps(o.steps) do
+        net(ms.randn { 4, 8, seed = step }):square():mean():backward()
+        opt:step()
+      end
+      if o.save ~= "" then
+        assert(ms.checkpoint.save(o.save, things))
+        assert(ms.checkpoint.wait())
+      end
+      local sum = 0
+      for _, p in ipairs(model:parameters()) do sum = sum + p:sum():item() * 1000 end
+      if ms.rank() == 0 then print(("sum %.17g"):format(sum)) end]])
+    local function sum(options) return command.succeed(folder, "run r.lua " .. options):match "sum (%S+)" end
+    -- All ranks see the same inputs and numbers of ranks are powers of two, so the means are exact and the bits the same.
+    sum "-n 4 --thread-ranks save=saved"
+    local want = sum "-n 1 from=saved"
+    assert.truthy(want)
+    assert.equal(want, sum "-n 2 from=saved")
+    assert.equal(want, sum "-n 4 --thread-ranks from=saved")
+  end)
+end)
