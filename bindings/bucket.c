@@ -115,10 +115,11 @@ static int bucket_set_buffer(lua_State *L)
     return 0;
 }
 
-/* bucket:wants_sent() -> whether an earlier link wants to know; bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
+/* bucket:wants_sent() -> whether an earlier link wants to know and nobody has told; bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
 static int bucket_wants_sent(lua_State *L)
 {
-    lua_pushboolean(L, check_bucket(L)->wants_sent);
+    const ms_bucket *bucket = check_bucket(L);
+    lua_pushboolean(L, bucket->wants_sent && !bucket->sent);
     return 1;
 }
 

@@ -122,7 +122,9 @@ typedef struct field { const char *name; field_type type; size_t offset; } field
 #define FIELD(name, type, member) { name, type, offsetof(ms_link_options, member) }
 
 static const field fields[] = {
-    FIELD("decay", NUMBER, decay),
+    FIELD("decay", NUMBER, decay), FIELD("rank", INTEGER, powersgd.rank), FIELD("start_step", INTEGER, powersgd.start_step), FIELD("seed", INTEGER, powersgd.seed),
+    FIELD("min_rate", NUMBER, powersgd.min_rate), FIELD("eps", NUMBER, powersgd.eps), FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
+    FIELD("warm_start", BOOLEAN, powersgd.warm_start), FIELD("batched", BOOLEAN, powersgd.batched),
 };
 
 /* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */

@@ -32,12 +32,8 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     if (count != ms_tensor_count(bucket->flat))
         return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, but %lld travel: the link that encodes them must tell with set_sent what they stand for", bucket->index,
                               (long long)ms_tensor_count(bucket->flat), (long long)count);
-    ms_status status = ms_tensor_new(bucket->engine, MS_F32, 1, &count, &copy);
-    if (!status) status = ms_copy_into(bucket->engine, sent, copy);
-    if (status) {
-        ms_tensor_release(copy);
-        return status;
-    }
+    ms_status status = ms_link_flat_copy(sent, &copy);
+    if (status) return status;
     ms_tensor_release(bucket->sent);
     bucket->sent = copy;
     return MS_OK;

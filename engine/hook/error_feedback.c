@@ -8,11 +8,8 @@
 static ms_status encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *error = NULL, *wide = NULL;
-    char have[160];
-    if (ms_tensor_count(bucket->buffer) != ms_tensor_count(bucket->flat))
-        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, the link before made them %s: put it before links that change the length", bucket->index,
-                              (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
-    ms_status status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
+    ms_status status = ms_link_check_length(link, bucket);
+    if (!status) status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
     if (!status && link->options.decay != 1) status = ms_link_change(&ms_op_mul_scalar, link->options.decay, error, NULL);
     if (!status) status = ms_link_cast(bucket->buffer, MS_F32, &wide);
     if (!status) status = ms_link_change(&ms_op_add, 1, error, wide);

@@ -32,6 +32,21 @@ ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
     return ms_op_apply(ms_tensor_engine(t), &ms_op_cast, &attributes, false, &t, 1, out, 1);
 }
 
+ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
+{
+    ms_engine *engine = ms_tensor_engine(t);
+    ms_attributes flat = { .shape = { .dims = 1, .sizes = { -1 } } };
+    ms_tensor *from = NULL, *made = NULL;
+    int64_t count = ms_tensor_count(t);
+    ms_status status = ms_op_apply(engine, &ms_op_reshape, &flat, false, &t, 1, &from, 1);
+    if (!status) status = ms_tensor_new(engine, MS_F32, 1, &count, &made);
+    if (!status) status = ms_copy_into(engine, from, made);
+    ms_tensor_release(from);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
+}
+
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket) { return link->options.group ? link->options.group : bucket->group; }
 double ms_link_share(const ms_link *link, const ms_bucket *bucket) { return 1.0 / (link->options.group ? ms_group_size(link->options.group) : bucket->divisor); }
 
@@ -43,13 +58,35 @@ ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_co
     return ms_group_enqueue(ms_link_group(link, bucket), 1, &call, NULL);
 }
 
+ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype, ms_tensor **out)
+{
+    ms_storage *storage = NULL;
+    ms_tensor *made = NULL;
+    int64_t count = ms_tensor_count(t);
+    ms_status status = ms_group_storage(ms_link_group(link, bucket), ms_engine_current(bucket->engine), (size_t)count * ms_dtype_bytes(dtype), &storage);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &count, &made);
+    if (!status) status = ms_copy_into(bucket->engine, t, made);
+    ms_storage_release(storage);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
+}
+
+ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket)
+{
+    char have[160];
+    if (ms_tensor_count(bucket->buffer) == ms_tensor_count(bucket->flat) && ms_tensor_is_contiguous(bucket->buffer) && ms_dtype_is_float(ms_tensor_dtype(bucket->buffer))) return MS_OK;
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "%s: bucket %u has %lld numbers, the links before made them %s: put it before links that change their number", link->kind->name,
+                          bucket->index, (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------ reductions */
 
 /* In place. A mean is a sum of numbers that are divided as they are read, so that nothing overflows (behaviours B1, V7). */
-static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+static ms_status reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, ms_tensor **out)
 {
-    ms_collective call = { .kind = MS_ALL_REDUCE, .op = link->options.op, .in = bucket->buffer };
-    if (link->options.op == MS_REDUCE_OP_AVG) {
+    ms_collective call = { .kind = MS_ALL_REDUCE, .op = op, .in = bucket->buffer };
+    if (op == MS_REDUCE_OP_AVG) {
         call.op = MS_REDUCE_OP_PREMUL_SUM;
         call.factor = ms_link_share(link, bucket);
     }
@@ -58,6 +95,9 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     if (!status) *out = ms_tensor_retain(bucket->buffer);
     return status;
 }
+
+static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out) { return reduce_by(link, bucket, link->options.op, out); }
+ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out) { return reduce_by(link, bucket, MS_REDUCE_OP_AVG, out); }
 
 static ms_status all_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
@@ -76,15 +116,10 @@ static ms_status noop(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 
 static ms_status cast_encode(const ms_link *link, ms_bucket *bucket)
 {
-    ms_storage *storage = NULL;
     ms_tensor *made = NULL;
-    int64_t count = ms_tensor_count(bucket->buffer);
-    ms_status status = ms_group_storage(ms_link_group(link, bucket), ms_engine_current(bucket->engine), (size_t)count * ms_dtype_bytes(link->options.dtype), &storage);
-    if (!status) status = ms_tensor_on(storage, link->options.dtype, 1, &count, &made);
-    if (!status) status = ms_copy_into(bucket->engine, bucket->buffer, made);
+    ms_status status = ms_link_wire(link, bucket, bucket->buffer, link->options.dtype, &made);
     if (!status) ms_bucket_set_buffer(bucket, made);
     ms_tensor_release(made);
-    ms_storage_release(storage);
     return status;
 }
 
@@ -116,7 +151,7 @@ static const ms_link_kind ms_link_all_reduce = { .name = "all_reduce", .reduce =
 static const ms_link_kind ms_link_noop = { .name = "noop", .reduce = noop };
 static const ms_link_kind ms_link_cast_kind = { .name = "cast", .encode = cast_encode, .decode = cast_decode, .check = cast_check };
 
-static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback };
+static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd };
 
 const ms_link_kind *ms_link_find(const char *name)
 {

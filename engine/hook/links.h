@@ -6,7 +6,7 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback;
+extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd;
 
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);
@@ -14,9 +14,17 @@ ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *
 ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b);
 /* t in that dtype: itself, retained, if it is. */
 ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out);
+/* t as a 1-D f32 tensor of its own. */
+ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out);
 /* The group of a link, and by how much each rank's numbers are multiplied for a mean. */
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket);
 double ms_link_share(const ms_link *link, const ms_bucket *bucket);
+/* t's numbers in a new contiguous tensor of that dtype, in the group's memory: what a collective may work on in place. */
+ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype, ms_tensor **out);
+/* The plain mean, in place. */
+ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
+/* MS_ERROR_ARGUMENT if the buffer has another length than the gradients, for links that tell parameters apart. */
+ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket);
 /* A collective of this bucket on the current stream. */
 ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_collective call);
 

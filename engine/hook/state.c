@@ -269,8 +269,7 @@ ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *
     piece made = { .length = ms_tensor_count(tensor) };
     ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces, &state->capacity, state->count + 1, sizeof(piece));
     if (!status) status = make_text(state->engine, name, parameter, &made.text);
-    if (!status) status = ms_tensor_new(state->engine, MS_F32, 1, &made.length, &made.whole);
-    if (!status) status = ms_copy_into(state->engine, tensor, made.whole);
+    if (!status) status = ms_link_flat_copy(tensor, &made.whole);
     if (status) drop_piece(state, &made);
     else state->pieces[state->count++] = made;
     return status;

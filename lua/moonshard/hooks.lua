@@ -15,8 +15,8 @@ local Native = {}                 -- metatable of native links
 local Stage = {}                  -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}                  -- metatable of chains: { links... }, flat
 
-local reductions = { reduce = true, all_reduce = true, noop = true }
-local stateful = { error_feedback = true }
+local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true }
+local stateful = { error_feedback = true, powersgd = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
@@ -96,7 +96,14 @@ hooks.bf16_compress = compress("bf16_compress", "bf16")
 ---@return ms.Link
 function hooks.error_feedback(options) return native("error_feedback", { "decay" }, options) end
 
-local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback" }
+--- Low rank: each gradient matrix travels as two narrow ones. In order: 1, 1000, 2, true, true, 0, 0, false unless given. batched: a bucket is one matrix.
+---@param options? { rank?: integer, start_step?: integer, min_rate?: number, error_feedback?: boolean, warm_start?: boolean, eps?: number, seed?: integer, batched?: boolean }
+---@return ms.Link
+function hooks.powersgd(options)
+  return native("powersgd", { "rank", "start_step", "min_rate", "error_feedback", "warm_start", "eps", "seed", "batched" }, options)
+end
+
+local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd" }
 
 -------------------------------------------------------------------------------------------------------------------------------- stages
 
@@ -257,13 +264,18 @@ end
 function hooks.compile(value, what)
   local chain, all_native = setmetatable({}, Chain), true
   add(chain, value, what)
-  if not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   check_dtypes(chain, what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
+  if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   if all_native then return { chain = chain, links = chain, name = tostring(chain) } end
+  local reduce                                        -- behind the last link, if that calls next
+  local function outer(bucket)
+    reduce = reduce or hooks.reduce()
+    return reduce(bucket)
+  end
   local state = {}                                    -- link: the one that runs; hooks do not nest
   return { chain = chain, name = tostring(chain), hook = function(bucket)
-    local ok, result = pcall(call_link, chain, 1, bucket, nil, state)
+    local ok, result = pcall(call_link, chain, 1, bucket, outer, state)
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end
     return result
   end }

@@ -60,6 +60,11 @@ function link_state.numbered(kind)
   return make(name)
 end
 
+--- The state of that name, if somebody has it.
+---@param name string
+---@return ms.State?
+function link_state.find(name) return live[name] end
+
 --- The engine's part, for native links.
 ---@param state ms.State
 ---@return userdata

@@ -571,7 +571,7 @@
 ---@field divisor fun(self): integer   how many ranks a mean is over
 --- This rank's part of a full-length tensor: what a chain must return. For "all_reduce" that is all of it.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
---- For links that add up what is lost (error_feedback): ask_sent makes wants_sent true for later links, which tell with set_sent what this rank's numbers were
+--- For links that add up what is lost (error_feedback): ask_sent makes wants_sent true for later links until one has told with set_sent what this rank's numbers were
 --- behind them; what nobody tells is nil. Reductions tell it by themselves while the buffer has the bucket's length.
 ---@field ask_sent fun(self)
 ---@field wants_sent fun(self): boolean
@@ -615,6 +615,8 @@
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
+--- * In order: 1, 1000, 2, true, true, 0, 0, false unless given.
+---@field powersgd fun(options?: { rank?: integer, start_step?: integer, min_rate?: number, error_feedback?: boolean, warm_start?: boolean, eps?: number, seed?: integer, batched?: boolean }): ms.Link
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
 --- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.

@@ -13,6 +13,12 @@ local function on_ranks(file, ranks, arguments)
   return out
 end
 
+describe("native links", function()
+  for ranks = 1, 4 do
+    it(("do what their twins in Lua do on %d ranks"):format(ranks), function() on_ranks("hooks.lua", ranks, ranks == 2 and "" or "--thread-ranks") end)
+  end
+end)
+
 describe("what links remember", function()
   for _, way in pairs(ways) do
     it("is saved by each rank and loaded by any number of them," .. way, function()

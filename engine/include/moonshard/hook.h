@@ -92,6 +92,7 @@ typedef struct ms_link_options {
     ms_dtype dtype;                /* cast: what travels */
     ms_group *group;               /* NULL: the bucket's; a mean is over its size */
     double decay;                  /* error_feedback: of what was left over */
+    struct { int64_t rank, start_step, seed; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
 } ms_link_options;
 
 typedef struct ms_link_kind ms_link_kind;
@@ -111,7 +112,7 @@ struct ms_link_kind {
 };
 
 /* "reduce" (the kind's own reduction), "all_reduce" (of all_reduce buckets only), "noop" (gradients stay local), "cast" (there and back),
- * "error_feedback" (adds what was lost in the iteration before). */
+ * "error_feedback" (adds what was lost in the iteration before), "powersgd" (low rank). */
 MS_API const ms_link_kind *ms_link_find(const char *name);                  /* NULL if there is none */
 
 #define MS_CHAIN_LINKS 16

@@ -1,0 +1,152 @@
+-- What every rank of hooks_spec.lua's links runs: native links against their twins, bit for bit and alone, and what arithmetic says of both.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local hooks, world, rank, size = ms.hooks, ms.world(), ms.rank(), ms.world_size()
+
+-- A sum over parameters that are multiplied by what they are given, so that these are their gradients.
+local Weighted = ms.nn.class "Weighted"
+function Weighted:init(shapes) for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end end
+function Weighted:forward(constants)
+  local total = ms.zeros {}
+  for i, constant in ipairs(constants) do total = total + (self[i] * constant):sum() end
+  return total
+end
+
+local SHAPES = { { 16, 24 }, { 24 }, { 24, 12 }, { 40, 3 }, {}, { 4, 4 }, { 3, 8, 5 } }
+
+-- Gradients of rank r in iteration t.
+local function draws(t, r, shapes)
+  local list = {}
+  for i, shape in ipairs(shapes) do list[i] = ms.randn { seed = 1000 * t + 10 * i + r, table.unpack(shape) } end
+  return list
+end
+
+-- Gradients behind the hook in each iteration; buckets are rebuilt for the second one.
+local function reduced(hook, options)
+  options = options or {}
+  local shapes, make = options.shapes or SHAPES, options.draws or draws
+  local model = ms.ddp(Weighted(shapes), { bucket_bytes = options.bucket_bytes or { 500, 1500 }, comm_hook = hook })
+  local result = {}
+  for t in ms.steps(options.count or 4) do
+    model(make(t, rank, shapes)):backward()
+    for i, p in ipairs(model:parameters()) do
+      result[#result + 1] = p:grad():clone():keep()
+      p:set_grad(nil)
+
+    end
+  end
+  model:unwrap()
+  return result
+end
+
+local function differ(a, b)
+  local most = 0
+  assert(#a == #b and #a > 0)
+  for i = 1, #a do most = math.max(most, (a[i] - b[i]):abs():max():item()) end
+  return most
+end
+local function close(what, a, b, tolerance)
+  local by = differ(a, b)
+  if not (by <= tolerance) then error(("rank %d of %d: %s: differs by %g"):format(rank, size, what, by), 2) end
+end
+
+-- The mean over all ranks of what they have in each iteration.
+local function means(options)
+  options = options or {}
+  local shapes, result = options.shapes or SHAPES, {}
+  for t = 0, (options.count or 4) - 1 do
+    local sums
+    for r = 0, size - 1 do
+      local own = (options.draws or draws)(t, r, shapes)
+      for i, g in ipairs(own) do own[i] = sums and sums[i] + g / size or g / size end
+      sums = own
+    end
+    for _, sum in ipairs(sums) do result[#result + 1] = sum end
+  end
+  return result
+end
+
+---------------------------------------------------------------------------------------------------------------------- links and twins
+
+-- name, options; wraps: what follows is reduced by somebody else.
+local cases = {
+  { "all_reduce" }, { "noop" }, { "fp16_compress" }, { "bf16_compress" }, { "cast", { dtype = "bf16" }, wraps = true },
+  { "error_feedback", {}, wraps = true }, { "error_feedback", { decay = 0.5 }, wraps = true },
+  { "powersgd", { start_step = 1, rank = 2 } }, { "powersgd", { start_step = 0, warm_start = false, seed = 5 } }, { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
+  { "powersgd", { start_step = 1, rank = 3, min_rate = 0.5 } }, { "powersgd", { start_step = 1, rank = 2, batched = true } }, { "powersgd" },
+  { "powersgd", { start_step = 0, batched = true, warm_start = false, error_feedback = false } },
+}
+local number = 0
+
+-- The link, natively or in Lua, inside of what surrounds it.
+local function build(case, twin, around)
+  local options = {}
+  for key, value in pairs(case[2] or {}) do options[key] = value end
+  number = number + 1
+  if twin then options.name = ("twin %d"):format(number) end
+  local function make(name, given) return twin and require("moonshard.hooks." .. name)(given) or hooks[name](given) end
+  local links = { make(case[1], options) }
+  if around then table.insert(links, 1, make("cast", { dtype = around })) end
+  if case.wraps then links[#links + 1] = make(case.inner or "bf16_compress") end
+  return hooks.chain(links)
+end
+
+local native = {}
+for i, case in ipairs(cases) do
+  native[i] = {}
+  for _, around in ipairs { "none", "bf16", "f16" } do
+    local ok, result = pcall(reduced, build(case, false, around ~= "none" and around))
+    if not ok then error(("%s, %s around: %s"):format(case[1], around, result), 0) end
+    native[i][around] = result
+  end
+end
+-- Twins are made of what scripts have.
+local native_link = core.native_link
+core.native_link = function() error("a twin used a native link", 2) end
+for i, case in ipairs(cases) do
+  for _, around in ipairs { "none", "bf16", "f16" } do
+    close(("%d: %s in Lua, %s around"):format(i, case[1], around), reduced(build(case, true, around ~= "none" and around)), native[i][around], case.tolerance or 0)
+  end
+end
+core.native_link = native_link
+-- In a chain that Lua runs native links give what they give in one that the engine runs.
+for i, case in ipairs(cases) do
+  close(case[1] .. " behind a link in Lua", reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }), native[i].none, 0)
+end
+
+------------------------------------------------------------------------------------------------------------------------------ powersgd
+
+-- Matrices of rank 1 pass through it unchanged, with every combination of options (test_powerSGD_ddp_comm_hook_nccl).
+local low = { shapes = { { 12, 10 }, { 10, 16 } }, draws = function(t, r, shapes)
+  local list = {}
+  for i, shape in ipairs(shapes) do
+    list[i] = (ms.randn { shape[1], 1, seed = i } * (r + t + 1)):matmul(ms.randn { 1, shape[2], seed = 50 + i })
+  end
+  return list
+end }
+local expected = means(low)
+for _, error_feedback in ipairs { true, false } do
+  for _, warm_start in ipairs { true, false } do
+    close("matrices of rank 1", reduced(hooks.powersgd { start_step = 1, error_feedback = error_feedback, warm_start = warm_start }, low), expected, 1e-4)
+  end
+end
+-- A bucket that as a square has rank 1; gradients of zeros stay zeros; full rank is exact.
+local one = { shapes = { { 6, 6 } }, draws = function(t, r) return { (ms.randn { 6, 1, seed = 3 } * (r + t)):matmul(ms.randn { 1, 6, seed = 4 }) } end, count = 3 }
+close("a square of rank 1", reduced(hooks.powersgd { start_step = 0, batched = true }, one), means(one), 1e-4)
+local zeros = { shapes = { { 8, 8 } }, draws = function() return { ms.zeros { 8, 8 } } end }
+for _, batched in ipairs { true, false } do close("zeros", reduced(hooks.powersgd { start_step = 0, batched = batched }, zeros), means(zeros), 0) end
+close("full rank", reduced(hooks.powersgd { start_step = 0, rank = 100, min_rate = 0.01 }), means(), 2e-5)
+
+-- V4: which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
+for _, case in ipairs { { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 } } do
+  local options = { shapes = { case[1] }, count = 1 }
+  local before = select(2, world:_traffic())
+  local model = ms.ddp(Weighted(options.shapes), { comm_hook = hooks.powersgd { start_step = 0, rank = case[2] }, init_sync = false })
+  model(draws(0, rank, options.shapes)):backward()
+  local bytes = select(2, world:_traffic()) - before
+  if bytes ~= 4 * case[3] then error(("V4: %d x %d: %d bytes, expected %d"):format(case[1][1], case[1][2], bytes, 4 * case[3]), 0) end
+  model:unwrap()
+end
+
+core.synchronize()
+io.stdout:write(("rank %d is done\n"):format(rank))
