@@ -26,6 +26,18 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     return parameters;
 }
 
+static void set_ms(lua_State *L, const char *name, uint64_t ns)
+{
+    lua_pushnumber(L, (lua_Number)ns / 1e6);
+    lua_setfield(L, -2, name);
+}
+
+static void set_count(lua_State *L, const char *name, uint64_t count)
+{
+    lua_pushinteger(L, (lua_Integer)count);
+    lua_setfield(L, -2, name);
+}
+
 static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
@@ -55,7 +67,7 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, delayed = how many of the last, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
+/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -67,6 +79,7 @@ static int reducer(lua_State *L)
     const ms_reducer_parameter *parameters = read_parameters(L, 1, 2, &count);
     options.cap_bytes = read_caps(L, 3, &options.cap_count);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
+    options.planned = ms_lua_field_boolean(L, 3, "planned", false);
     options.static_graph = ms_lua_field_boolean(L, 3, "static_graph", false);
     options.delayed = (uint32_t)ms_lua_field_integer(L, 3, "delayed", 0, 0, count);
     lua_getfield(L, 3, "group");
@@ -271,6 +284,106 @@ static int reducer_bucket_times(lua_State *L)
     return 1;
 }
 
+/* ------------------------------------------------------------------------------------------------------------------------- plans */
+
+/* reducer:record(on) */
+static int reducer_record(lua_State *L)
+{
+    ms_reducer_record(check_reducer(L), lua_toboolean(L, 2));
+    return 0;
+}
+
+/* reducer:arrivals() -> list of { position, ms } in the order in which gradients came in the last pass that was recorded; nil if there was none */
+static int reducer_arrivals(lua_State *L)
+{
+    ms_reducer *r = check_reducer(L);
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) most += ms_reducer_bucket(r, b)->count;
+    uint64_t *ns = lua_newuserdatauv(L, ((size_t)most + 1) * (sizeof(uint64_t) + sizeof(uint32_t)), 0);
+    uint32_t *order = (uint32_t *)(ns + most + 1);
+    uint32_t count = ms_reducer_arrivals(r, order, ns);
+    if (count == 0) return 0;
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_createtable(L, 0, 2);
+        set_count(L, "position", (uint64_t)order[i] + 1);
+        set_ms(L, "ms", ns[order[i]]);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+/* A list of lists of positions (from 1), flat, from 0; sizes behind it. In a userdata on the stack. */
+static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32_t **sizes)
+{
+    luaL_checktype(L, index, LUA_TTABLE);
+    *buckets = (uint32_t)lua_rawlen(L, index);
+    size_t total = 0;
+    for (uint32_t b = 0; b < *buckets; b++) {
+        lua_rawgeti(L, index, (lua_Integer)b + 1);
+        luaL_checktype(L, -1, LUA_TTABLE);
+        total += lua_rawlen(L, -1);
+        lua_pop(L, 1);
+    }
+    uint32_t *order = lua_newuserdatauv(L, (total + *buckets + 1) * sizeof *order, 0), *at = order;
+    *sizes = order + total;
+    for (uint32_t b = 0; b < *buckets; b++) {
+        lua_rawgeti(L, index, (lua_Integer)b + 1);
+        (*sizes)[b] = (uint32_t)lua_rawlen(L, -1);
+        for (uint32_t i = 0; i < (*sizes)[b]; i++) {
+            lua_rawgeti(L, -1, (lua_Integer)i + 1);
+            *at++ = (uint32_t)ms_lua_integer(L, -1, 1, UINT32_MAX, "position") - 1;
+            lua_pop(L, 1);
+        }
+        lua_pop(L, 1);
+    }
+    return order;
+}
+
+/* reducer:assign(lists of positions, bucket after bucket) */
+static int reducer_assign(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "assigning buckets", "they change between a backward and the next forward");
+    ms_lua_enter(L);
+    ms_reducer *r = check_reducer(L);
+    uint32_t buckets = 0, *sizes = NULL;
+    const uint32_t *order = read_buckets(L, 2, &buckets, &sizes);
+    ms_lua_ok(L, ms_reducer_assign(r, order, sizes, buckets));
+    return 0;
+}
+
+/* core.ddp_assign(bytes, keys, limits) -> lists of positions: cuts items (only those of equal integer keys share a bucket) by the limits in bytes */
+static int ddp_assign(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = (uint32_t)lua_rawlen(L, 1), limit_count = (uint32_t)lua_rawlen(L, 3), buckets = 0;
+    uint64_t *bytes = lua_newuserdatauv(L, ((size_t)count + limit_count + 1) * sizeof(uint64_t) + 3 * (size_t)count * sizeof(uint32_t), 0), *limits = bytes + count;
+    uint32_t *keys = (uint32_t *)(limits + limit_count), *order = keys + count, *sizes = order + count;
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        lua_rawgeti(L, 2, (lua_Integer)i + 1);
+        bytes[i] = (uint64_t)ms_lua_integer(L, -2, 0, INT64_MAX, "bytes");
+        keys[i] = (uint32_t)ms_lua_integer(L, -1, 0, UINT32_MAX, "key");
+        lua_pop(L, 2);
+    }
+    for (uint32_t i = 0; i < limit_count; i++) {
+        lua_rawgeti(L, 3, (lua_Integer)i + 1);
+        limits[i] = (uint64_t)ms_lua_integer(L, -1, 1, INT64_MAX, "limit");
+        lua_pop(L, 1);
+    }
+    ms_lua_ok(L, ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets));
+    lua_createtable(L, (int)buckets, 0);
+    for (uint32_t b = 0; b < buckets; order += sizes[b++]) {
+        lua_createtable(L, (int)sizes[b], 0);
+        for (uint32_t i = 0; i < sizes[b]; i++) {
+            lua_pushinteger(L, (lua_Integer)order[i] + 1);
+            lua_rawseti(L, -2, (lua_Integer)i + 1);
+        }
+        lua_rawseti(L, -2, (lua_Integer)b + 1);
+    }
+    return 1;
+}
+
 /* reducer:buckets() -> list of { index, bytes, parameters }, how many iterations were reduced */
 static int reducer_buckets(lua_State *L)
 {
@@ -306,18 +419,6 @@ static int reducer_step_end(lua_State *L)
     return 0;
 }
 
-static void set_ms(lua_State *L, const char *name, uint64_t ns)
-{
-    lua_pushnumber(L, (lua_Number)ns / 1e6);
-    lua_setfield(L, -2, name);
-}
-
-static void set_count(lua_State *L, const char *name, uint64_t count)
-{
-    lua_pushinteger(L, (lua_Integer)count);
-    lua_setfield(L, -2, name);
-}
-
 /* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, calls, payload_bytes, wire_bytes } of the last pass that has ended */
 static int reducer_stats(lua_State *L)
 {
@@ -329,6 +430,8 @@ static int reducer_stats(lua_State *L)
     set_ms(L, "reduce_ms", stats.reduce_ns);
     set_ms(L, "exposed_ms", stats.exposed_ns);
     set_ms(L, "step_ms", stats.step_ns);
+    lua_pushboolean(L, ms_reducer_is_rebuilt(check_reducer(L)));
+    lua_setfield(L, -2, "rebuilt");
     set_count(L, "calls", stats.calls);
     set_count(L, "payload_bytes", stats.payload_bytes);
     set_count(L, "wire_bytes", stats.wire_bytes);
@@ -359,8 +462,8 @@ static int ddp_broadcast(lua_State *L)
 
 void ms_open_ddp(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow }, { "divisor", reducer_divisor }, { "is_fake", reducer_is_fake }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow }, { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);

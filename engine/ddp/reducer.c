@@ -137,8 +137,11 @@ ms_status ms_reducer_arrive(ms_slot_owner *owner)
     ms_status status = MS_OK;
     owner->ready = true;
     /* The first iteration of a static graph ends before any order is seen. */
-    if (reducer->logging && owner->position < reducer->count - reducer->delayed && (!reducer->static_graph || reducer->known)) reducer->arrival[reducer->arrived++] = owner->position;
-    if (--buckets->items[owner->bucket].pending == 0) status = ms_times_ready(reducer, owner->bucket);
+    if (reducer->logging && owner->position < reducer->count - reducer->delayed && (!reducer->static_graph || reducer->known)) {
+        reducer->arrival[reducer->arrived++] = owner->position;
+        if (reducer->planned) status = ms_times_came(reducer, owner->position);
+    }
+    if (--buckets->items[owner->bucket].pending == 0 && !status) status = ms_times_ready(reducer, owner->bucket);
     while (!status && reducer->next_bucket < buckets->count && buckets->items[reducer->next_bucket].pending == 0)
         status = launch(reducer, &buckets->items[reducer->next_bucket++]);
     if (!status && reducer->next_bucket == buckets->count && reducer->phase == MS_REDUCER_REDUCING) status = finish(reducer);
@@ -197,7 +200,7 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
         reducer->phase = MS_REDUCER_LOCAL;
         return MS_OK;
     }
-    if (reducer->logging && reducer->arrived == reducer->count - reducer->delayed) {
+    if (reducer->logging && !reducer->planned && reducer->arrived == reducer->count - reducer->delayed) {
         ms_status status = ms_reducer_rebuild_now(reducer);
         if (status) return status;
     }
@@ -329,6 +332,39 @@ static ms_status first_buckets(ms_reducer *reducer)
     return status;
 }
 
+static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets, bool *seen)
+{
+    uint32_t count = reducer->count - reducer->delayed, at = 0;
+    for (uint32_t b = 0; b < buckets; b++) {
+        if (sizes[b] == 0) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u is empty", b);
+        for (uint32_t i = 0; i < sizes[b]; i++, at++) {
+            if (at >= count) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: there are %u parameters; buckets 0 to %u have more", count, b);
+            if (order[at] >= count) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u: there is no parameter %u; they are 0 to %u", b, order[at], count - 1);
+            const ms_slot_owner *owner = &reducer->owners[order[at]], *first = &reducer->owners[order[at - i]];
+            if (seen[order[at]]) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u: '%s' is there twice", b, owner->name);
+            if (ms_tensor_dtype(owner->tensor) != ms_tensor_dtype(first->tensor))
+                return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u has '%s', which is %s, and '%s', which is %s", b, first->name,
+                                      ms_dtype_name(ms_tensor_dtype(first->tensor)), owner->name, ms_dtype_name(ms_tensor_dtype(owner->tensor)));
+            seen[order[at]] = true;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (!seen[i]) return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: '%s' is in none", reducer->owners[i].name);
+    return MS_OK;
+}
+
+ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets)
+{
+    void *seen = NULL;
+    if (reducer->phase == MS_REDUCER_REDUCING) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "buckets cannot change while a backward fills them");
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->count, "buckets", &seen);
+    if (!status) status = check_buckets(reducer, order, sizes, buckets, seen);
+    if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
+    if (!status) reducer->rebuilt = true;
+    ms_release(ms_engine_context(reducer->engine), seen);
+    return status;
+}
+
 static ms_status take_options(ms_reducer *reducer, const ms_reducer_options *options)
 {
     const uint64_t *limits = options->cap_bytes ? options->cap_bytes : default_limits;
@@ -359,7 +395,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     if (status) return status;
     ms_reducer *reducer = memory;
     *reducer = (ms_reducer){ .engine = engine, .group = options->group, .count = count, .delayed = options->delayed, .divisor = ms_group_size(options->group),
-                             .logging = options->delayed < count, .find_unused = options->find_unused, .static_graph = options->static_graph };
+                             .logging = options->delayed < count, .planned = options->planned, .find_unused = options->find_unused, .static_graph = options->static_graph };
     status = ms_allocate(context, count * sizeof(ms_slot_owner), "ddp", &owners);
     reducer->owners = owners;
     if (!status) status = ms_allocate(context, count * sizeof(uint32_t), "ddp", &arrival);
@@ -406,6 +442,8 @@ void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void 
 }
 
 void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]) { memcpy(ready, reducer->buckets.items[index].ready, 2 * sizeof *ready); }
+
+void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->logging = on; }
 
 ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
 uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }

@@ -43,7 +43,7 @@ typedef struct ms_pass_times {                 /* what the host knows of a pass 
     ms_point end;                              /* of its last time; seq 0: not enqueued yet, or taken over */
     uint64_t iteration, layout;
     uint32_t buckets;
-    bool has[MS_MOMENTS];
+    bool has[MS_MOMENTS], noted /* each gradient */;
 } ms_pass_times;
 
 typedef struct ms_pass_counts { uint64_t iterations, calls, payload_bytes, wire_bytes; } ms_pass_counts;
@@ -69,9 +69,11 @@ struct ms_reducer {
     bool find_unused, static_graph, known /* how often each is used */, looked /* at outputs */, shadow /* this rank only takes part */;
     ms_tensor *map;                            /* the group's answer to who uses what, in its memory */
     int32_t *uses;
+    bool planned /* buckets are not rebuilt by themselves */;
     bool no_sync, logging, rebuilt, has_steps /* whose ends are told */, abandoned;
     ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
-    ms_storage *arrivals;                      /* two sets of when each bucket was ready */
+    ms_storage *arrivals;                      /* two sets of when each bucket was ready, and of when each gradient came */
+    uint64_t *came_ns;                         /* when each gradient came, in the pass that was noted last and has ended */
     ms_bucket_times *bucket_times;             /* of each bucket, in the pass that stats are of */
     uint64_t layout, timed_layout;             /* how often buckets were made; of which bucket_times are */
     ms_pass_times times[2];
@@ -87,6 +89,8 @@ ms_status ms_times_note(ms_reducer *reducer, ms_moment moment);
 ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_traffic before);
 /* The last gradient of a bucket has come; on the current stream. */
 ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket);
+/* One gradient has come; on the current stream. */
+ms_status ms_times_came(ms_reducer *reducer, uint32_t position);
 ms_traffic ms_times_traffic(const ms_reducer *reducer);
 
 /* For all files of the folder: an error ends the job, for everyone; a gradient that a script has put elsewhere comes to its place; a gradient is there (or all there

@@ -30,7 +30,8 @@ ms_status ms_times_open(ms_reducer *reducer)
     ms_status status = ms_storage_new(ms_engine_current(reducer->engine), 2 * MS_MOMENTS * sizeof(uint64_t), &reducer->moments);
     if (!status) status = ms_group_stream(reducer->group, 1, &communication);
     if (!status) status = ms_storage_new(communication, (size_t)4 * reducer->count * sizeof(uint64_t), &reducer->reductions);
-    if (!status) status = ms_storage_new(ms_engine_current(reducer->engine), (size_t)2 * reducer->count * sizeof(uint64_t), &reducer->arrivals);
+    if (!status) status = ms_storage_new(ms_engine_current(reducer->engine), (size_t)4 * reducer->count * sizeof(uint64_t), &reducer->arrivals);
+    if (!status && reducer->planned) status = ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(uint64_t), "times", (void **)&reducer->came_ns);
     if (!status) status = ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(ms_bucket_times), "times", (void **)&reducer->bucket_times);
     return status;
 }
@@ -41,11 +42,13 @@ void ms_times_close(ms_reducer *reducer)
     ms_storage_release(reducer->reductions);
     ms_storage_release(reducer->arrivals);
     ms_release(ms_engine_context(reducer->engine), reducer->bucket_times);
+    ms_release(ms_engine_context(reducer->engine), reducer->came_ns);
 }
 
 static void harvest_buckets(ms_reducer *reducer, uint32_t set, uint64_t begin)
 {
-    const uint64_t *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + (size_t)set * 2 * reducer->count, *arrivals = (const uint64_t *)ms_storage_data(reducer->arrivals) + (size_t)set * reducer->count;
+    const uint64_t *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + (size_t)set * 2 * reducer->count, *arrivals = (const uint64_t *)ms_storage_data(reducer->arrivals) + (size_t)set * 2 * reducer->count;
+    for (uint32_t i = 0; reducer->times[set].noted && i < reducer->count - reducer->delayed; i++) reducer->came_ns[i] = arrivals[reducer->count + i] - begin;
     for (uint32_t b = 0; b < reducer->times[set].buckets; b++) reducer->bucket_times[b] = (ms_bucket_times){ arrivals[b] - begin, spans[2 * b + 1] - spans[2 * b] };
     reducer->timed_layout = reducer->times[set].layout;
 }
@@ -119,7 +122,25 @@ ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_
 
 ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket)
 {
-    return note_time(reducer, reducer->arrivals, (size_t)(reducer->iterations % 2) * reducer->count + bucket, NULL);
+    return note_time(reducer, reducer->arrivals, (size_t)(reducer->iterations % 2) * 2 * reducer->count + bucket, NULL);
+}
+
+ms_status ms_times_came(ms_reducer *reducer, uint32_t position)
+{
+    reducer->times[reducer->iterations % 2].noted = true;
+    return note_time(reducer, reducer->arrivals, ((size_t)(reducer->iterations % 2) * 2 + 1) * reducer->count + position, NULL);
+}
+
+uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns)
+{
+    uint32_t count = reducer->count - reducer->delayed;
+    ms_reducer_stats_get(reducer);
+    if (!reducer->planned || reducer->arrived != count) return 0;
+    for (uint32_t i = 0; i < count; i++) {
+        order[i] = reducer->arrival[i];
+        ns[i] = reducer->came_ns[i];
+    }
+    return count;
 }
 
 bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out)

@@ -1,4 +1,5 @@
 -- ms.ddp: a module whose gradients are averaged over ranks while backward goes on.
+local buckets = require "moonshard.buckets"
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
@@ -29,13 +30,9 @@ local known = {
   "group", "comm_hook", "bucket_bytes", "init_sync", "broadcast_buffers", "buffer_hook", "ignored",
   "buckets", "find_unused", "static_graph", "precision", "delayed",
 }
-local later = { "buckets" }
-
 local function check_options(given)
   local o = check("ddp", given, known)
-  for _, name in ipairs(later) do
-    if o[name] then core.raise(("ddp: option %s is not built yet"):format(name)) end
-  end
+  if o.buckets ~= nil and o.bucket_bytes ~= nil then core.raise "ddp: buckets (a plan) and bucket_bytes both say how large buckets are: give one of them" end
   for _, name in ipairs { "init_sync", "broadcast_buffers", "find_unused", "static_graph" } do
     if o[name] ~= nil and type(o[name]) ~= "boolean" then core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name]))) end
   end
@@ -139,6 +136,7 @@ local function forward(self, ...)
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
+  if s.plan and not s.no_sync then buckets.begin(s) end
   s.reducer:forward(not s.no_sync)
   overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
@@ -149,6 +147,7 @@ end
 ---@param f function
 function DDP:no_sync(f)
   local s = state_of(self)
+  if not s.reducer then core.raise "no_sync: this model was unwrapped" end
   if type(f) ~= "function" then core.raise("no_sync: a function is expected, not " .. type(f)) end
   local before = s.no_sync
   s.no_sync = true
@@ -194,6 +193,8 @@ end
 --- Orders the buckets anew, by the next synchronized backward.
 function DDP:rebuild_buckets()
   local s = state_of(self)
+  if not s.reducer then core.raise "rebuild_buckets: this model was unwrapped" end
+  if s.plan then return buckets.again(s) end
   s.rebuild = true
   s.reducer:rebuild()
 end
@@ -250,6 +251,7 @@ function DDP:stats()
       wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
     } },
     collectives = s.collectives, buckets = (s.reducer:buckets()),
+    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told,
   }
 end
 
@@ -289,6 +291,14 @@ local function compile_hook(o, low, trained)
   return hook ~= nil and hooks.compile(hook, "ddp: comm_hook") or {}
 end
 
+-- The options that hold for a model, as stats shows them.
+local function told_options(o, bytes, low, planner)
+  return {
+    bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil, buckets = planner and planner.name, find_unused = o.find_unused == true, static_graph = o.static_graph == true,
+    init_sync = o.init_sync ~= false, broadcast_buffers = o.broadcast_buffers ~= false, buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
+  }
+end
+
 --- Gradients of this module are averaged over the group's ranks in each backward behind a forward of the result.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
@@ -316,13 +326,15 @@ function ddp.ddp(model, options)
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
   end
+  if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
-    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, delayed = trained.delayed, links = how.links, hook = how.hook,
+    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed, links = how.links, hook = how.hook,
     name = how.name,
   })
   s.trained = trained.tensors
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
+  s.told = told_options(o, bytes, low, s.plan and s.plan.planner)
   s.calls = count_calls()
   live[s] = true
   return make_object(s)

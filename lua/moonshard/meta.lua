@@ -520,6 +520,7 @@
 ---@field init_sync? boolean           true: compare shapes, then copy rank 0's values
 ---@field broadcast_buffers? boolean   true
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
+---@field buckets? ms.Buckets|string    a plan, the name of a ready-made one, or a file (.lua) that returns one
 ---@field find_unused? boolean         parameters that the loss does not depend on are let be
 ---@field static_graph? boolean        every iteration uses the same parameters equally often
 ---@field precision? ms.Precision      compute, reduce and keep buffers in other dtypes than the weights'
@@ -539,6 +540,11 @@
 ---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry: the chain
 ---@field collectives table<string, integer>   calls by operation, of all groups
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]
+---@field world_size integer
+---@field hook string                  the chain
+---@field iteration integer            backward passes that were reduced
+---@field rebuilt boolean              buckets follow the order of a backward, or a plan
+---@field options table                those of ms.ddp that hold, with what was not given
 
 ---@class ms.DDP: ms.Module          other methods of what was wrapped (`generate`) work on it too, through its forward
 ---@field module ms.Module             what was wrapped
@@ -645,6 +651,14 @@
 ---@field step "on_reduced"|"after_backward"|"before_next_use"
 ---@class ms
 ---@field overlap fun(planner: { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }): ms.Overlap
+---@class ms.BucketsView: ms.PlanView
+---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]   in arrival order
+---@field latency_ms number            of one reduction
+---@field bytes_per_ms number          of a long one
+---@class ms
+--- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype a bucket; or { caps_bytes = { ... } }.
+---@field buckets fun(planner: { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }): ms.Buckets
+---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
 ---@class ms.Overlap                ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
 
 

@@ -287,5 +287,41 @@ do
   model:unwrap()
 end
 
+-- Bucket plans: whatever they say, and when, the gradients are the same.
+do
+  local plain, views = Branches(), {}
+  local function planner(view)
+    views[#views + 1] = view
+    local plan, at = {}, 1
+    while at <= #view.parameters do
+      local length = math.min(1 + (at + view.step) % 3, #view.parameters - at + 1)
+      plan[#plan + 1] = {}
+      for i = at, at + length - 1 do table.insert(plan[#plan], 1, i) end
+      at = at + length
+    end
+    return plan
+  end
+  for _, options in ipairs { { buckets = ms.buckets { name = "changing", plan = planner } }, { buckets = "fitted", find_unused = true }, { buckets = "arrival", static_graph = true, delayed = { "b%..*" } } } do
+    local model = ms.ddp(Branches(), options)
+    for step in ms.steps(5) do
+      local expected = alone(plain, function(r) pass(plain, step, r, "dacb") pass(plain, step + 50, r, "dacb") end)
+      model:no_sync(function() pass(model, step, rank, "dacb") end)
+      pass(model, step + 50, rank, "dacb")
+      check(model, expected, "bucket plans, step " .. step)
+      clear(model)
+    end
+    -- Who has no inputs left cannot plan: what was planned holds on.
+    model:join({}, function() for step = 1, rank do pass(model, step, rank, "dacb") clear(model) end end)
+    model:unwrap()
+  end
+  assert(#views == 4, "a plan for each pass but the first")
+  for _, view in ipairs(views) do
+    local numbers = { view.forward_ms, view.backward_ms, view.latency_ms, view.bytes_per_ms }
+    for _, p in ipairs(view.parameters) do numbers[#numbers + 1] = p.ready_ms end
+    local all = world:all_gather(ms.tensor({ numbers }, "f32")):value()
+    for r = 1, size do assert(all[r]:eq(all[1]):all():item(), "all ranks see the same view") end
+  end
+end
+
 core.synchronize()
 io.stdout:write(("rank %d of %d is done\n"):format(rank, size))

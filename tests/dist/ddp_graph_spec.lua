@@ -53,3 +53,40 @@ it("a graph without unused parameters is remarked on once", function()
   local _, count = text:gsub("find_unused: the outputs", "")
   assert.equal(3, count, text)
 end)
+
+it("ranks that plan their buckets differently are told so", function()
+  local code, text = run([[
+    local plan = ms.buckets { name = "own", plan = function(view) return { caps_bytes = { rank == 2 and 1 or 1000 } } end }
+    local model = ms.ddp(ms.nn.Linear(4, 4), { buckets = plan })
+    for step = 1, 3 do model(ms.ones { 2, 4 }):sum():backward() end
+  ]], " --thread-ranks")
+  assert.not_equal(0, code)
+  assert.truthy(text:find("bucket plan own (", 1, true) and text:find("script.lua:3", 1, true) and text:find("planned differently", 1, true) and text:find("on rank 2", 1, true), text)
+end)
+
+-- Without data all of this takes the memory and sends the bytes that it does with data.
+it("check tells peak memory and bytes exactly, with all that may come together", function()
+  local script = command.write(folder .. "/script.lua", [[
+    local ms = require "moonshard"
+    local plan = ms.buckets { name = "pairs", plan = function(view) return { caps_bytes = { 4000 } } end }
+    local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 4 },
+      { buckets = plan, find_unused = true, delayed = { "wpe%..*" }, precision = { param = "bf16", output = "f32" } })
+    local optimizer = ms.optim.adamw(model)
+    local x = ms.randint { 4, 16, low = 0, high = 64 }
+    local function train(first, last)
+      for _ in ms.steps(last, first) do
+        model(x):cross_entropy(x):backward()
+        optimizer:step()
+      end
+    end
+    train(0, 3)
+    model:join({ divisor = "live" }, function() train(3, 5) end)
+    io.stdout:write(("%d %d\n"):format(ms.memory().peak, #model:stats().buckets))
+  ]])
+  local core = require "moonshard.core"
+  local told = core.json_decode(command.succeed(folder, ("check '%s' -n 2 --json"):format(script)):match "({.*})")
+  local out = command.succeed(folder, ("run '%s' -n 2"):format(script))
+  local peak, buckets = out:match "(%d+) (%d+)"
+  assert.equal(told.peak_bytes[1], tonumber(peak), out)
+  assert.is_true(tonumber(buckets) > 3)
+end)

@@ -49,6 +49,10 @@ describe("a ddp model", function()
     for _, name in ipairs { "forward_ms", "backward_ms", "reduce_ms", "step_ms" } do assert.is_true(stats[name] > 0 and stats[name] < 60000, name) end
     assert.is_true(stats.exposed_ms >= 0 and stats.exposed_ms < 60000)
     local link = stats.links[1]
+    assert.same({ 1, "reduce", 3, true }, { stats.world_size, stats.hook, stats.iteration, stats.rebuilt })
+    assert.same({
+      bucket_bytes = { 1 << 20, 25 << 20 }, find_unused = false, static_graph = false, init_sync = true, broadcast_buffers = true, buffer_hook = false,
+    }, stats.options)
     assert.same({ "reduce", "world", 1, 8, 0 }, { link.name, link.group, link.calls, link.payload_bytes, link.wire_bytes })
   end)
 
@@ -154,6 +158,32 @@ describe("a ddp model", function()
     run(model)
   end)
 
+  it("leaves nothing behind when it is unwrapped", function()
+    local inner = linear()
+    inner:add_buffer("half", ms.ones { 2 })
+    for _, options in ipairs {
+      {}, { find_unused = true }, { static_graph = true }, { delayed = { "weight" } }, { precision = { param = "bf16", buffer = "bf16", output = "f32" } }, { buckets = "arrival" },
+      { bucket_bytes = { 4, 8 }, comm_hook = "bf16_compress", broadcast_buffers = false },
+    } do
+      local model = ms.ddp(inner, options)
+      for _ = 1, 3 do
+        inner.weight:set_grad(nil)
+        run(model)
+      end
+      near({ { 3, 4 } }, inner.weight:grad(), 0)
+      assert.equal(inner, model:unwrap())
+      fails(function() model:no_sync(run) end, "unwrapped")
+      for _, method in ipairs { "stats", "join", "rebuild_buckets" } do fails(function() model[method](model, {}, run) end, "unwrapped") end
+      inner.weight:set_grad(nil)
+      run(inner)                                           -- twice, without a forward of a ddp model
+      run(inner)
+      near({ { 6, 8 } }, inner.weight:grad(), 0)
+      assert.equal("f32", inner.half:dtype())
+      assert.equal("f32", inner(input):dtype())
+      inner.weight:set_grad(nil)
+    end
+  end)
+
   it("is made of a module that is wrapped once and has something to train", function()
     local inner = linear()
     local model = ms.ddp(inner)
@@ -196,6 +226,90 @@ describe("a ddp model", function()
     fails(function() ms.ddp(linear(), { comm_hook = 5 }) end, "not a number")
     fails(function() ms.ddp(linear(), { comm_hook = "no_such.lua" }) end, "no_such.lua")
     ms.ddp(linear(), { find_unused = false, init_sync = false })
+  end)
+end)
+
+describe("a bucket plan", function()
+  -- Three layers, used last to first; the sizes of buckets, in parameters, behind `passes` passes by a plan.
+  local Three = ms.nn.class "Three"
+  function Three:init() self.a, self.b, self.c = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) end
+  function Three:forward(x) return self.a(self.b(self.c(x))) end
+  local function layouts(plan, passes)
+    local model, seen = ms.ddp(Three(), { buckets = plan }), {}
+    for i = 1, passes do
+      run(model)
+      local sizes = {}
+      for b, bucket in ipairs(model:stats().buckets) do sizes[b] = bucket.parameters end
+      seen[i] = table.concat(sizes, " ")
+      for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+    end
+    return seen, model
+  end
+  local function by(f, every) return ms.buckets { name = "mine", every = every, plan = f } end
+
+  it("sees what came when, and says which parameters go together", function()
+    local views = {}
+    local seen, model = layouts(by(function(view)
+      views[#views + 1] = view
+      return { { 1, 2 }, { 3 }, { 5, 4, 6 } }
+    end, 2), 4)
+    assert.same({ "6", "2 1 3", "2 1 3", "2 1 3" }, seen)
+    assert.same({ 1, 3 }, { views[1].step, views[2].step })
+    local view, at = views[2], 0
+    assert.equal(6, #view.parameters)
+    assert.equal("a.", view.parameters[1].name:sub(1, 2))
+    for _, p in ipairs(view.parameters) do
+      assert.is_true(p.ready_ms >= at and p.ready_ms < 60000 and p.dtype == "f32" and (p.bytes == 16 or p.bytes == 8))
+      at = p.ready_ms
+    end
+    assert.is_true(view.backward_ms > 0 and view.forward_ms > 0 and view.world_size == 1 and view.latency_ms >= 0 and view.bytes_per_ms > 0)
+    model:rebuild_buckets()
+    run(model)
+    assert.equal(2, #views)
+    run(model)
+    assert.equal(3, #views)
+  end)
+
+  it("may give sizes, a name, a file", function()
+    assert.same({ "6", "1 2 2 1" }, (layouts(by(function() return { caps_bytes = { 1, 24, 20, 1 } } end), 2)))
+    local path = os.tmpname() .. ".lua"
+    local file = assert(io.open(path, "w"))
+    file:write 'return require "moonshard".buckets { name = "single", plan = function() return { caps_bytes = { 1 } } end }'
+    file:close()
+    assert.same({ "6", "1 1 1 1 1 1", "1 1 1 1 1 1" }, (layouts(path, 3)))
+    os.remove(path)
+    assert.same({ "6", "6" }, (layouts("arrival", 2)))
+    assert.equal(2, #layouts("fitted", 2))
+    fails(function() layouts("arival", 1) end, "'arrival'")
+    fails(function() layouts(5, 1) end, "not a number")
+    fails(function() layouts("no_such.lua", 1) end, "no_such.lua")
+    fails(function() ms.ddp(linear(), { buckets = "arrival", bucket_bytes = 5 }) end, "both")
+  end)
+
+  for what, case in pairs {
+    ["nothing"] = { function() end, "it returned nothing" },
+    ["a parameter left out"] = { function() return { { 1, 2, 3, 4, 5 } } end, "parameter 6 ('c.", "in no bucket" },
+    ["one twice"] = { function() return { { 1, 2 }, { 2 } } end, "bucket 1: 2 ('a.", "in bucket 0 already" },
+    ["one that there is not"] = { function() return { { 7 } } end, "bucket 0: there is no parameter 7", "1 to 6" },
+    ["an empty bucket"] = { function() return { {}, { 1, 2, 3, 4, 5, 6 } } end, "bucket 0 is empty" },
+    ["a wrong size"] = { function() return { caps_bytes = { 0 } } end, "caps_bytes[1]" },
+    ["an error"] = { function() error "boom" end, "boom" },
+    ["a tensor's value"] = { function() return ms.ones { 1 }:item() end, "item" },
+  } do
+    it("is told its line when it gives " .. what, function() fails(function() layouts(by(case[1]), 2) end, "bucket plan mine (", "ddp_spec.lua:", table.unpack(case, 2)) end)
+  end
+
+  it("keeps dtypes apart", function()
+    local model = Three()
+    model.b:to "bf16"
+    function model.forward(self, x) return self.a(self.b(self.c(x):to "bf16"):to "f32") end
+    local wrapped = ms.ddp(model, { buckets = by(function(view) return { caps_bytes = { 1 << 20 } } end) })
+    run(wrapped)
+    run(wrapped)
+    assert.equal(2, #wrapped:stats().buckets)
+    wrapped = ms.ddp(wrapped:unwrap(), { buckets = by(function() return { { 1, 2, 3, 4, 5, 6 } } end) })
+    run(wrapped)
+    fails(function() run(wrapped) end, "bucket 0 has", "f32", "bf16")
   end)
 end)
 

@@ -505,6 +505,57 @@ static void whoever_steps_early_is_told_of_each_bucket(void **state)
     if (*ranks[0].why) fail_msg("%s", ranks[0].why);
 }
 
+/* ------------------------------------------------------------------------------------------------------------------------- plans */
+
+static bool refuses(rank *self, ms_reducer *reducer, const char *order, const char *sizes, const char *why)
+{
+    uint32_t positions[8], counts[8];
+    for (size_t i = 0; order[i]; i++) positions[i] = (uint32_t)(order[i] - '0');
+    for (size_t i = 0; sizes[i]; i++) counts[i] = (uint32_t)(sizes[i] - '0');
+    return ms_reducer_assign(reducer, positions, counts, (uint32_t)strlen(sizes)) == MS_ERROR_ARGUMENT && strstr(ms_engine_error(self->engine)->message, why);
+}
+
+static void plan_some(rank *self)
+{
+    static const uint32_t plans[][WEIGHTS] = { { 4, 3, 2, 1, 0 }, { 0, 4, 1, 3, 2 } }, sizes[][3] = { { 1, 3, 1 }, { 2, 1, 2 } };
+    model m, reference;
+    ms_reducer *reducer = NULL;
+    uint32_t order[WEIGHTS];
+    uint64_t ns[WEIGHTS], before = 0;
+    OK(build(self, &m));
+    OK(build(self, &reference));
+    OK(wrap(self, &m, (ms_reducer_options){ .planned = true }, &reducer));
+    for (uint32_t iteration = 0; iteration < 4; iteration++) {
+        ms_reducer_record(reducer, iteration < 3);
+        OK(ms_reducer_forward(reducer, true));
+        OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
+        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1 : 3));          /* nothing is rebuilt by itself */
+        CHECK(reduced(self, &m, &reference, iteration, iteration));
+        OK(ms_engine_sync(self->engine));
+        CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
+        for (uint32_t i = 0; i < WEIGHTS && iteration < 3; i++) CHECK(order[i] == WEIGHTS - 1 - i && ns[order[i]] > 0 && ns[order[i]] < 60000000000u && (i == 0 || ns[order[i]] >= before) && (before = ns[order[i]], true));
+        if (iteration == 1) OK(clear(&m));                                        /* gradients that are there move along */
+        OK(ms_reducer_assign(reducer, plans[iteration % 2], sizes[iteration % 2], 3));
+        CHECK(iteration == 1 || reduced(self, &m, &reference, iteration, iteration));
+        OK(clear(&m));
+    }
+    CHECK(refuses(self, reducer, "01234", "23", "x") == false);                  /* that one is fine */
+    CHECK(refuses(self, reducer, "0123", "22", "'e' is in none"));
+    CHECK(refuses(self, reducer, "01233", "23", "'d' is there twice"));
+    CHECK(refuses(self, reducer, "01235", "23", "there is no parameter 5"));
+    CHECK(refuses(self, reducer, "01234", "203", "bucket 1 is empty"));
+    CHECK(refuses(self, reducer, "012344", "24", "there are 5 parameters"));
+    ms_reducer_free(reducer);
+    drop(&m);
+    drop(&reference);
+}
+
+static void buckets_may_be_given(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, plan_some, NULL);
+}
+
 /* --------------------------------------------------------------------------------------------------------- who gets no gradient */
 
 /* Rank r uses 5 - r weights, so that the last ones are used by some ranks or none; means are of zeros and gradients. */
@@ -747,12 +798,32 @@ static ms_status life_of_parts(rank *self, bool static_graph)
     return status;
 }
 
-static ms_status any_life(rank *self, int kind) { return kind == 0 ? whole_life(self) : life_of_parts(self, kind == 2); }
+static ms_status planned_life(rank *self)
+{
+    static const uint32_t order[] = { 2, 0, 1, 4, 3 }, sizes[] = { 3, 2 };
+    uint32_t seen[WEIGHTS];
+    uint64_t ns[WEIGHTS];
+    model m;
+    ms_reducer *reducer = NULL;
+    ms_status status = build(self, &m);
+    if (!status) status = wrap(self, &m, (ms_reducer_options){ .planned = true }, &reducer);
+    for (uint32_t i = 0; i < 2 && !status; i++) {
+        status = ms_reducer_forward(reducer, true);
+        if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
+        if (!status && ms_reducer_arrivals(reducer, seen, ns) != WEIGHTS) status = ms_engine_fail(self->engine, MS_ERROR_STATE, "nothing was noted");
+        if (!status) status = ms_reducer_assign(reducer, order, sizes, 2);
+    }
+    ms_reducer_free(reducer);
+    drop(&m);
+    return status;
+}
+
+static ms_status any_life(rank *self, int kind) { return kind == 0 ? whole_life(self) : kind == 3 ? planned_life(self) : life_of_parts(self, kind == 2); }
 
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < 6; kind++)
+    for (int kind = 0; kind < 8; kind++)
         for (long n = 1;; n++) {
             fault_os fault;
             fault_os_init(&fault);
@@ -787,6 +858,7 @@ int main(void)
         cmocka_unit_test(native_links_do_what_they_say),
         cmocka_unit_test(a_hook_may_return_what_it_made_elsewhere),
         cmocka_unit_test(whoever_steps_early_is_told_of_each_bucket),
+        cmocka_unit_test(buckets_may_be_given),
         cmocka_unit_test(who_gets_no_gradient_takes_part_with_zeros),
         cmocka_unit_test(mistakes_are_named_and_end_the_job),
         cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),

@@ -36,6 +36,7 @@ typedef struct ms_reducer_options {
     const uint64_t *cap_bytes;     /* of the first bucket, the second ...; the last holds on. NULL: 1 MiB, 25 MiB */
     uint32_t cap_count;
     bool find_unused, static_graph;
+    bool planned;                  /* buckets change by ms_reducer_assign only */
     uint32_t delayed;              /* so many of the last parameters share a bucket for each dtype behind all others, which passes no hook */
     const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
     uint32_t link_count;
@@ -83,6 +84,15 @@ typedef ms_status (*ms_reduced_function)(void *user, uint32_t bucket);
 MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user, void (*free_user)(void *user));
 /* Where the result of a bucket of the last synchronized backward is: on the communication stream, and where else its hook has put work (seq 0: nowhere). */
 MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
+
+/* The order of the next synchronized backward, and when each gradient came, is to be noted (on) or not. For planned reducers. */
+MS_API void ms_reducer_record(ms_reducer *reducer, bool on);
+/* What was noted last: positions (the delayed ones are not in it), and times since forward's end as of ms_bucket_times; ns[position] 0 where none are known (sim; the device
+ * has not got there). order and ns have room for all parameters. Returns how many there are; 0: nothing was noted. */
+MS_API uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns);
+/* From now on these buckets: sizes[b] positions each, taken from order; gradients that are there move along. The same on all ranks, between a backward and the next
+ * forward. MS_ERROR_ARGUMENT if a position is missing, twice or that of a delayed parameter, or a bucket is empty or has two dtypes. */
+MS_API ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets);
 
 MS_API ms_group *ms_reducer_group(const ms_reducer *reducer);
 MS_API uint32_t ms_reducer_divisor(const ms_reducer *reducer);

@@ -1,0 +1,257 @@
+-- Which parameters share a bucket: plans (numbers in, table out), made from the order and the moments in which gradients came and from what reductions took.
+local core = require "moonshard.core"
+local check = require "moonshard.options".check
+
+local buckets = {}
+
+---@class ms.Buckets
+local Buckets = {}
+Buckets.__index = Buckets
+Buckets.__name = "ms.Buckets"
+Buckets.__tostring = function(self) return "bucket plan " .. self.name end
+
+---------------------------------------------------------------------------------------------------------------------------- planners
+
+--- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0 first, or { caps_bytes = { ... } }. every: iterations for which
+--- a plan holds; each planning waits for the device once.
+---@param planner { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
+---@return ms.Buckets
+function buckets.buckets(planner)
+  check("buckets", planner, { "name", "every", "plan" })
+  if type(planner.name) ~= "string" then core.raise("buckets: name must be a string, not " .. type(planner.name)) end
+  if type(planner.plan) ~= "function" then core.raise("buckets: plan must be a function, not " .. type(planner.plan)) end
+  local every = planner.every == nil and 1 or planner.every
+  if math.type(every) ~= "integer" or every < 1 then core.raise("buckets: every must be a whole number of 1 or more, not " .. tostring(every)) end
+  return setmetatable({ name = planner.name, every = every, plan = planner.plan }, Buckets)
+end
+
+-- When the last bucket of this size is reduced, since backward began: each begins when it is ready and the one before it is done.
+local function finish_with(view, cap)
+  local done, bytes = 0, 0
+  for i, p in ipairs(view.parameters) do
+    bytes = bytes + p.bytes
+    if bytes >= cap or i == #view.parameters then
+      done = math.max(done, p.ready_ms) + view.latency_ms + bytes / view.bytes_per_ms
+      bytes = 0
+    end
+  end
+  return done
+end
+
+-- The size, from 64 KiB in powers of two, with which reductions end first; the larger one where that makes no difference.
+local function fitted(view)
+  local best, best_ms
+  for power = 32, 16, -1 do
+    local ms = finish_with(view, 1 << power)
+    if not best_ms or ms < best_ms * 0.999 then best, best_ms = 1 << power, ms end
+  end
+  return { caps_bytes = { best } }
+end
+
+local ready_made = {
+  arrival = buckets.buckets { name = "arrival", every = 100, plan = function() return { caps_bytes = { 1 << 20, 25 << 20 } } end },
+  fitted = buckets.buckets { name = "fitted", every = 100, plan = fitted },
+}
+
+--- A planner, the name of a ready-made one ("arrival": by caps, in order of arrival; "fitted": of the size with which reductions end first), or a file that returns one.
+---@param value any
+---@return ms.Buckets
+function buckets.planner_of(value)
+  if getmetatable(value) == Buckets then return value end
+  if type(value) ~= "string" then core.raise("ddp: buckets is a name, a file or what ms.buckets returns, not a " .. type(value)) end
+  if ready_made[value] then return ready_made[value] end
+  if not value:match "%.lua$" then
+    local near = core.nearest(value, { "arrival", "fitted" })
+    core.raise(("ddp: buckets: unknown plan '%s'%s; there are arrival, fitted, and files that end in .lua"):format(value, near and (": did you mean '%s'?"):format(near) or ""))
+  end
+  local chunk, message = loadfile(value)
+  if not chunk then core.raise("ddp: buckets: " .. message) end
+  local made = chunk()
+  if getmetatable(made) ~= Buckets then core.raise(("ddp: buckets: %s returned a %s; it must return what ms.buckets gives"):format(value, type(made))) end
+  return made
+end
+
+-- Says what is wrong with a plan, with the line where its planner was written.
+local function refuse(planner, format, ...)
+  local info = debug.getinfo(planner.plan, "S")
+  core.raise(("bucket plan %s (%s:%d): %s"):format(planner.name, info.short_src, info.linedefined, format:format(...)))
+end
+
+------------------------------------------------------------------------------------------------------------------------------- views
+
+-- The simulator has no times. These are modelled, as for overlap plans: a forward of 1 ms a MB of gradients, a backward of 2, reductions at 1 GB/s behind 10 microseconds.
+local BYTES_PER_MS <const>, LATENCY_MS <const> = 1e6, 0.01
+
+local function model_times(numbers, arrivals, bytes_of, layout)
+  local total, before = 0, 0
+  for _, arrival in ipairs(arrivals) do total = total + bytes_of[arrival.position] end
+  numbers[1], numbers[2] = total / BYTES_PER_MS, 2 * total / BYTES_PER_MS
+  for _, arrival in ipairs(arrivals) do
+    before = before + bytes_of[arrival.position]
+    numbers[2 + arrival.position] = 2 * before / BYTES_PER_MS
+  end
+  for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = LATENCY_MS + b.bytes / BYTES_PER_MS end
+end
+
+-- Times are means over the ranks, so that planners cannot come to different answers.
+local function mean_over_ranks(s, numbers)
+  if s.group:size() == 1 then return numbers end
+  local mean = s.group:all_reduce(core.tensor(numbers, "f32"), "avg"):sync():to_table()
+  return s.reducer:is_fake() and numbers or mean
+end
+
+-- Latency and speed: the line through what reductions of different sizes took.
+local function fit(plan, layout, numbers, first)
+  local n, bytes, ms, square, product = 0, 0, 0, 0, 0
+  for i, b in ipairs(layout) do plan.samples[b.bytes] = numbers[first + i] end
+  for size, took in pairs(plan.samples) do plan.sorted[#plan.sorted + 1] = { size, took } end
+  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)         -- sums in one order on all ranks
+  for _, sample in ipairs(plan.sorted) do
+    n, bytes, ms = n + 1, bytes + sample[1], ms + sample[2]
+    square, product = square + sample[1] * sample[1], product + sample[1] * sample[2]
+  end
+  plan.sorted = {}
+  local spread = n * square - bytes * bytes
+  local slope = spread > 0 and (n * product - bytes * ms) / spread or 0
+  if slope <= 0 then return 0, ms > 0 and bytes / ms or math.huge end
+  return math.max(0, (ms - slope * bytes) / n), 1 / slope
+end
+
+-- What the planner sees, and the reducer's position of each of view.parameters; nil while no pass was recorded.
+local function view_of(s, plan)
+  core.synchronize()
+  local times, arrivals, layout = s.reducer:stats(), s.reducer:arrivals(), s.reducer:bucket_times()
+  if not arrivals then return nil end
+  local numbers, bytes_of = {}, {}
+  for _, arrival in ipairs(arrivals) do
+    local p = s.trained[arrival.position]
+    bytes_of[arrival.position] = p:numel() * (p:dtype() == "f32" and 4 or 2)
+  end
+  for i = #layout, 1, -1 do if not layout[i].reduce_ms and not core.is_sim() then table.remove(layout, i) end end
+  if core.is_sim() then model_times(numbers, arrivals, bytes_of, layout)
+  else
+    numbers[1], numbers[2] = times.forward_ms, times.backward_ms
+    for _, arrival in ipairs(arrivals) do numbers[2 + arrival.position] = arrival.ms end
+    for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = b.reduce_ms end
+  end
+  numbers = mean_over_ranks(s, numbers)
+  table.sort(arrivals, function(a, b)
+    local first, second = numbers[2 + a.position], numbers[2 + b.position]
+    if first ~= second then return first < second end
+    return a.position < b.position
+  end)
+  local view = { step = plan.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], parameters = {} }
+  view.latency_ms, view.bytes_per_ms = fit(plan, layout, numbers, 2 + #arrivals)
+  local positions = {}
+  for i, arrival in ipairs(arrivals) do
+    local p = s.trained[arrival.position]
+    positions[i] = arrival.position
+    view.parameters[i] = { name = p:name(), bytes = bytes_of[arrival.position], dtype = p:dtype(), ready_ms = numbers[2 + arrival.position] }
+  end
+  return view, positions
+end
+
+------------------------------------------------------------------------------------------------------------------------------- plans
+
+local keys = { f32 = 1, f16 = 2, bf16 = 3 }
+
+local function cut_by_caps(planner, view, caps)
+  if type(caps) ~= "table" or #caps == 0 then refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds on") end
+  for i, cap in ipairs(caps) do
+    if math.type(cap) ~= "integer" or cap < 1 then refuse(planner, "caps_bytes[%d] must be a whole number of 1 or more, not %s", i, tostring(cap)) end
+  end
+  local bytes, dtypes = {}, {}
+  for i, p in ipairs(view.parameters) do bytes[i], dtypes[i] = p.bytes, keys[p.dtype] end
+  return core.ddp_assign(bytes, dtypes, caps)
+end
+
+-- Lists of positions in the view from a planner's answer, each position once, one dtype a bucket.
+local function check_plan(planner, answer, view)
+  if type(answer) ~= "table" then
+    refuse(planner, "it returned %s; lists of positions in view.parameters, or { caps_bytes = { ... } }, are expected", answer == nil and "nothing" or "a " .. type(answer))
+  end
+  if answer.caps_bytes ~= nil then return cut_by_caps(planner, view, answer.caps_bytes) end
+  local bucket_of = {}
+  for b, list in ipairs(answer) do
+    if type(list) ~= "table" or #list == 0 then refuse(planner, "bucket %d is %s; a list of positions is expected", b - 1, type(list) == "table" and "empty" or "a " .. type(list)) end
+    for _, at in ipairs(list) do
+      local p = math.type(at) == "integer" and view.parameters[at]
+      if not p then refuse(planner, "bucket %d: there is no parameter %s; positions are 1 to %d", b - 1, tostring(at), #view.parameters) end
+      if bucket_of[at] then refuse(planner, "bucket %d: %d ('%s') is in bucket %d already", b - 1, at, p.name, bucket_of[at] - 1) end
+      local first = view.parameters[list[1]]
+      if p.dtype ~= first.dtype then refuse(planner, "bucket %d has '%s', which is %s, and '%s', which is %s", b - 1, first.name, first.dtype, p.name, p.dtype) end
+      bucket_of[at] = b
+    end
+  end
+  for at, p in ipairs(view.parameters) do if not bucket_of[at] then refuse(planner, "parameter %d ('%s') is in no bucket", at, p.name) end end
+  return answer
+end
+
+-- Every rank must have planned the same: the bucket and the place of each parameter.
+local function compare(s, planner, lists, view)
+  if s.group:size() == 1 then return end
+  local own = {}
+  for b, list in ipairs(lists) do
+    for place, at in ipairs(list) do own[2 * at - 1], own[2 * at] = b - 1, place end
+  end
+  local all = s.group:all_gather(core.tensor({ own }, "i64")):sync():to_table()
+  if s.reducer:is_fake() then return end
+  local first = all[1]
+  for rank, row in ipairs(all) do
+    for i, number in ipairs(row) do
+      if number ~= first[i] then
+        local at = (i + 1) // 2
+        refuse(planner, "ranks planned differently: parameter %d ('%s') is in bucket %d at place %d on rank 0, in bucket %d at place %d on rank %d: plan from the view alone",
+          at, view.parameters[at].name, first[2 * at - 1], first[2 * at], row[2 * at - 1], row[2 * at], rank - 1)
+      end
+    end
+  end
+end
+
+-- Whether the reducer has these buckets already.
+local function is_layout(s, lists)
+  local now = s.reducer:bucket_times()
+  for b, list in ipairs(lists) do if not now[b] or table.concat(list, ",") ~= table.concat(now[b].positions, ",") then return false end end
+  return true
+end
+
+local function make_plan(s, plan)
+  local planner = plan.planner
+  local view, positions = view_of(s, plan)
+  if not view then return end
+  core.hook_enter()
+  local ok, answer = pcall(planner.plan, view)
+  core.hook_leave()
+  if not ok then refuse(planner, "%s", tostring(answer)) end
+  local lists = check_plan(planner, answer, view)
+  compare(s, planner, lists, view)
+  local own = {}
+  for b, list in ipairs(lists) do
+    own[b] = {}
+    for i, at in ipairs(list) do own[b][i] = positions[at] end
+  end
+  if not is_layout(s, own) then s.reducer:assign(own) end
+  plan.next = plan.pass + planner.every
+end
+
+--- For ddp: what a model with this planner holds.
+---@param planner ms.Buckets
+---@return table
+function buckets.new(planner) return { planner = planner, pass = 0, next = 1, samples = {}, sorted = {} } end
+
+--- For ddp: before the reducer's synchronized forward. The first pass is recorded; a plan holds for `every` passes. Ranks without inputs left cannot take part in
+--- planning: in ddp:join what was planned before holds on.
+---@param s table state of a ddp model
+function buckets.begin(s)
+  local plan = s.plan
+  if s.joining then return end
+  if plan.pass >= plan.next then make_plan(s, plan) end
+  plan.pass = plan.pass + 1
+  s.reducer:record(plan.pass >= plan.next)
+end
+
+--- For ddp: plan anew as soon as a pass was recorded.
+---@param s table state of a ddp model
+function buckets.again(s) s.plan.next = s.plan.pass end
+
+return buckets
