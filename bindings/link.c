@@ -125,12 +125,14 @@ static const field fields[] = {
     FIELD("decay", NUMBER, decay), FIELD("rank", INTEGER, powersgd.rank), FIELD("start_step", INTEGER, powersgd.start_step), FIELD("seed", INTEGER, powersgd.seed),
     FIELD("min_rate", NUMBER, powersgd.min_rate), FIELD("eps", NUMBER, powersgd.eps), FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
     FIELD("warm_start", BOOLEAN, powersgd.warm_start), FIELD("batched", BOOLEAN, powersgd.batched),
+    FIELD("block", INTEGER, int8.block), FIELD("fraction", NUMBER, top_k.fraction), FIELD("momentum", NUMBER, top_k.momentum),
 };
 
 /* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
+    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
+    static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -144,6 +146,8 @@ static int native_link(lua_State *L)
     if (lua_getfield(L, 1, "op") != LUA_TNIL) link->options.op = (ms_reduce_op)ms_lua_choice(L, -1, ops, "op");
     if (lua_getfield(L, 1, "dtype") != LUA_TNIL) link->options.dtype = ms_lua_dtype(L, -1);
     if (lua_getfield(L, 1, "group") != LUA_TNIL) link->options.group = ms_lua_group(L, -1);
+    if (lua_getfield(L, 1, "per") != LUA_TNIL) link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
+    if (lua_getfield(L, 1, "form") != LUA_TNIL) link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         void *at = (char *)&link->options + fields[i].offset;
         if (fields[i].type == NUMBER) *(double *)at = ms_lua_field_number(L, 1, fields[i].name, *(double *)at);

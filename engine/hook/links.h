@@ -6,7 +6,7 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd;
+extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote;
 
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);

@@ -15,8 +15,8 @@ local Native = {}                 -- metatable of native links
 local Stage = {}                  -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}                  -- metatable of chains: { links... }, flat
 
-local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true }
-local stateful = { error_feedback = true, powersgd = true }
+local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true, sign_vote = true }
+local stateful = { error_feedback = true, powersgd = true, top_k = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
@@ -103,7 +103,22 @@ function hooks.powersgd(options)
   return native("powersgd", { "rank", "start_step", "min_rate", "error_feedback", "warm_start", "eps", "seed", "batched" }, options)
 end
 
-local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd" }
+--- 8-bit numbers. per: one scale for the bucket ("tensor", unless given), for each `block` (512) numbers ("channel"), or the int8 codec's blocks ("block").
+--- form: "all_gather" (unless given) sends every rank all numbers; "all_to_all" sends each its part, which it adds up in f32, and then that.
+---@param options? { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }
+---@return ms.Link
+function hooks.int8(options) return native("int8", { "per", "block", "form" }, options) end
+
+--- The greatest numbers of each rank travel, `fraction` of all; what is left is added to the next ones. momentum: of what is added, 0 unless given.
+---@param options { fraction: number, momentum?: number }
+---@return ms.Link
+function hooks.top_k(options) return native("top_k", { "fraction", "momentum" }, options) end
+
+--- One bit a number: -1 or 1, as most ranks say; 0 where they are even.
+---@return ms.Link
+function hooks.sign_vote(options) return native("sign_vote", {}, options) end
+
+local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd", "int8", "sign_vote" }
 
 -------------------------------------------------------------------------------------------------------------------------------- stages
 

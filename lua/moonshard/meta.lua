@@ -623,6 +623,9 @@
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * In order: 1, 1000, 2, true, true, 0, 0, false unless given.
 ---@field powersgd fun(options?: { rank?: integer, start_step?: integer, min_rate?: number, error_feedback?: boolean, warm_start?: boolean, eps?: number, seed?: integer, batched?: boolean }): ms.Link
+---@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link   *
+---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * fraction kept; error feedback inside
+---@field sign_vote fun(): ms.Link   *
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
 --- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.

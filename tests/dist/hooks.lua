@@ -73,6 +73,10 @@ local cases = {
   { "all_reduce" }, { "noop" }, { "fp16_compress" }, { "bf16_compress" }, { "cast", { dtype = "bf16" }, wraps = true },
   { "error_feedback", {}, wraps = true }, { "error_feedback", { decay = 0.5 }, wraps = true },
   { "powersgd", { start_step = 1, rank = 2 } }, { "powersgd", { start_step = 0, warm_start = false, seed = 5 } }, { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
+  { "int8" }, { "int8", { per = "channel", block = 64 } }, { "int8", { per = "block", block = 32 } }, { "int8", { form = "all_to_all" } },
+  { "int8", { per = "channel", form = "all_to_all", block = 100 } }, { "int8", { per = "block", form = "all_to_all", block = 16 } },
+  { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true, inner = "sign_vote" },
+  { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.01, momentum = 0.5 } }, { "sign_vote" },
   { "powersgd", { start_step = 1, rank = 3, min_rate = 0.5 } }, { "powersgd", { start_step = 1, rank = 2, batched = true } }, { "powersgd" },
   { "powersgd", { start_step = 0, batched = true, warm_start = false, error_feedback = false } },
 }
@@ -137,16 +141,75 @@ local zeros = { shapes = { { 8, 8 } }, draws = function() return { ms.zeros { 8,
 for _, batched in ipairs { true, false } do close("zeros", reduced(hooks.powersgd { start_step = 0, batched = batched }, zeros), means(zeros), 0) end
 close("full rank", reduced(hooks.powersgd { start_step = 0, rank = 100, min_rate = 0.01 }), means(), 2e-5)
 
+-- What a link hands to collectives, for one bucket.
+local function payload(hook, shape)
+  local before = select(2, world:_traffic())
+  local model = ms.ddp(Weighted { shape }, { comm_hook = hook, init_sync = false })
+  model(draws(0, rank, { shape })):backward()
+  model:unwrap()
+  return select(2, world:_traffic()) - before
+end
+local function check_bytes(what, hook, shape, expected)
+  local bytes = payload(hook, shape)
+  if bytes ~= expected then error(("%s: %d bytes, expected %d"):format(what, bytes, expected), 0) end
+end
 -- V4: which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
 for _, case in ipairs { { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 } } do
-  local options = { shapes = { case[1] }, count = 1 }
-  local before = select(2, world:_traffic())
-  local model = ms.ddp(Weighted(options.shapes), { comm_hook = hooks.powersgd { start_step = 0, rank = case[2] }, init_sync = false })
-  model(draws(0, rank, options.shapes)):backward()
-  local bytes = select(2, world:_traffic()) - before
-  if bytes ~= 4 * case[3] then error(("V4: %d x %d: %d bytes, expected %d"):format(case[1][1], case[1][2], bytes, 4 * case[3]), 0) end
-  model:unwrap()
+  check_bytes("V4", hooks.powersgd { start_step = 0, rank = case[2] }, case[1], 4 * case[3])
 end
+check_bytes("half as many bytes in bf16", hooks.chain { hooks.cast { dtype = "bf16" }, hooks.powersgd { start_step = 0 } }, { 64, 64 }, 256)
+
+-------------------------------------------------------------------------------------------------------------------------------- int8
+
+-- V6: from -1 to 3 a step is 4 / 255, and 0 stays 0.
+local vector = { shapes = { { 5 } }, count = 1, draws = function() return { ms.tensor { -1, 0, 3, 1.004, 0.5 } } end }
+local step = 4 / 255
+for _, form in ipairs { "all_gather", "all_to_all" } do
+  local got = reduced(hooks.int8 { form = form }, vector)[1]:to_table()
+  if form == "all_gather" or size == 1 then
+    for i, whole in ipairs { -64, 0, 191, 64, 32 } do if math.abs(got[i] - whole * step) > 1e-6 then error(("V6: number %d is %.9g"):format(i, got[i]), 0) end end
+  end
+  if got[2] ~= 0 then error("V6: 0 does not stay 0", 0) end
+end
+for _, per in ipairs { "tensor", "channel", "block" } do
+  for _, form in ipairs { "all_gather", "all_to_all" } do
+    local link = hooks.int8 { per = per, form = form, block = 64 }
+    close(("int8 per %s, %s"):format(per, form), reduced(link), means(), form == "all_gather" and 0.02 or 0.04)
+  end
+end
+local n, parts = 6400, (6400 + size - 1) // size        -- bytes: codes, and two numbers for each row, or one for each block
+check_bytes("int8", hooks.int8(), { n }, n + 8)
+check_bytes("int8 per channel", hooks.int8 { per = "channel", block = 64 }, { n }, n + 8 * n // 64)
+check_bytes("int8 per block", hooks.int8 { per = "block", block = 64 }, { n }, n + 4 * n // 64)
+check_bytes("int8 all_to_all", hooks.int8 { form = "all_to_all" }, { n }, size * parts + 8 * size + parts + 8)
+
+------------------------------------------------------------------------------------------------------------------------ top_k, sign_vote
+
+close("top_k of all", reduced(hooks.top_k { fraction = 1 }), means(), 1e-6)
+-- Whatever is left goes out later.
+local later = { count = 8, shapes = { { 30 }, { 5, 5 } }, draws = function(t, r, list)
+  if t < 4 then return draws(t, r, list) end
+  return { ms.zeros { 30 }, ms.zeros { 5, 5 } }
+end }
+local sent, wanted = reduced(hooks.top_k { fraction = 0.34 }, later), means(later)
+for i = 1, 2 do
+  local a, b = sent[i], wanted[i]
+  for t = 1, 7 do a, b = a + sent[2 * t + i], b + wanted[2 * t + i] end
+  close("top_k in the end", { a }, { b }, 1e-5)
+end
+check_bytes("top_k", hooks.top_k { fraction = 0.01 }, { 1000 }, 10 * 8)
+local votes, most = reduced("sign_vote", { count = 2 }), {}
+for t = 0, 1 do
+  local sums
+  for r = 0, size - 1 do
+    local own = draws(t, r, SHAPES)
+    for i, g in ipairs(own) do own[i] = sums and sums[i] + g:sign() or g:sign() end
+    sums = own
+  end
+  for _, sum in ipairs(sums) do most[#most + 1] = sum:sign() end
+end
+close("sign_vote", votes, most, 0)
+check_bytes("sign_vote", hooks.sign_vote(), { 1000 }, 125)
 
 core.synchronize()
 io.stdout:write(("rank %d is done\n"):format(rank))

@@ -87,12 +87,17 @@ MS_API ms_status ms_link_state_put(ms_link_state *state, const char *name, const
 
 /* ----------------------------------------------------------------------------------------------------------------------------- links */
 
+typedef enum ms_int8_per { MS_INT8_TENSOR, MS_INT8_CHANNEL, MS_INT8_BLOCK } ms_int8_per;
+typedef enum ms_int8_form { MS_INT8_ALL_GATHER, MS_INT8_ALL_TO_ALL } ms_int8_form;
+
 typedef struct ms_link_options {
     ms_reduce_op op;               /* of a reduction; MS_REDUCE_OP_AVG: the mean over the bucket's divisor */
     ms_dtype dtype;                /* cast: what travels */
     ms_group *group;               /* NULL: the bucket's; a mean is over its size */
     double decay;                  /* error_feedback: of what was left over */
     struct { int64_t rank, start_step, seed; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
+    struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
+    struct { double fraction, momentum; } top_k;
 } ms_link_options;
 
 typedef struct ms_link_kind ms_link_kind;
@@ -112,7 +117,8 @@ struct ms_link_kind {
 };
 
 /* "reduce" (the kind's own reduction), "all_reduce" (of all_reduce buckets only), "noop" (gradients stay local), "cast" (there and back),
- * "error_feedback" (adds what was lost in the iteration before), "powersgd" (low rank). */
+ * "error_feedback" (adds what was lost in the iteration before), "powersgd" (low rank), "int8", "top_k" (the greatest numbers, the
+ * others later), "sign_vote" (one bit each). */
 MS_API const ms_link_kind *ms_link_find(const char *name);                  /* NULL if there is none */
 
 #define MS_CHAIN_LINKS 16

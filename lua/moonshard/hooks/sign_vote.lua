@@ -1,0 +1,14 @@
+-- The native link sign_vote, in Lua: one bit a number; the result is what most ranks say, and 0 where they are even.
+local ms = require "moonshard"
+
+return function()
+  local codec = ms.codec("sign", { scale = false, block = 8 })
+  return function(bucket)
+    local buffer = bucket:buffer()
+    local n = buffer:numel()
+    local bits = codec:encode(buffer:to "f32")
+    if bucket:wants_sent() then bucket:set_sent(codec:decode(bits, n)) end
+    local all = bucket:group():all_gather(bits:view(1, -1)):value()
+    return buffer:copy_(codec:decode_sum(all, n):sign_())
+  end
+end
