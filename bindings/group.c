@@ -47,6 +47,12 @@ static int group_size(lua_State *L)
     return 1;
 }
 
+static int group_is_fake(lua_State *L)
+{
+    lua_pushboolean(L, ms_group_is_fake(ms_lua_group(L, 1)));
+    return 1;
+}
+
 static int group_name(lua_State *L)
 {
     lua_pushstring(L, ms_group_name(ms_lua_group(L, 1)));
@@ -300,7 +306,7 @@ void ms_open_group(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "world", world }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
+        { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_is_fake", group_is_fake }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
         { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_calls", group_calls }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__eq", group_equal }, { "__tostring", group_string }, { NULL, NULL } };

@@ -258,6 +258,7 @@ static int step_begin(lua_State *L)
     if (runtime->step_serial) return ms_lua_error(L, "ms.steps: a step is running already; steps cannot be nested");
     runtime->step_serial = ++runtime->step_count;
     runtime->step = step;
+    ms_trace_step(engine, step);
     ms_random random = ms_engine_random(engine);
     ms_engine_set_random(engine, (ms_random){ .seed = random.seed, .step = (uint64_t)step + 1, .draw = 0 });
     return 0;
@@ -272,6 +273,7 @@ static int step_end(lua_State *L)
     release_step(runtime);
     runtime->step_serial = 0;
     ms_engine_drop_casts(engine);
+    ms_trace_step(engine, -1);
     ms_lua_ok(L, ms_engine_step_end(engine, 2));
     return 0;
 }

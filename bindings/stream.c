@@ -176,7 +176,17 @@ static int trace_count(lua_State *L)
     return 1;
 }
 
-/* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops, script } */
+/* core.trace_label(text?): what follows is for this; nil: for nothing in particular. */
+static int trace_label(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    if (lua_isnoneornil(L, 1)) ms_trace_relabel(engine, 0);
+    else ms_trace_label(engine, "%s", luaL_checkstring(L, 1));
+    return 0;
+}
+
+/* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops, script, label, step, of }; label and step may be nil, of is a
+ * wait's */
 static int trace_stop(lua_State *L)
 {
     static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
@@ -186,7 +196,7 @@ static int trace_stop(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (size_t i = 0; i < count; i++) {
         const ms_trace_record *record = ms_trace_get(engine, i);
-        lua_createtable(L, 0, 9);
+        lua_createtable(L, 0, 12);
         lua_pushstring(L, record->name);
         lua_setfield(L, -2, "name");
         lua_pushstring(L, ms_stream_name(ms_engine_stream_at(engine, record->stream)));
@@ -205,6 +215,18 @@ static int trace_stop(lua_State *L)
         lua_setfield(L, -2, "flops");
         lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->script));
         lua_setfield(L, -2, "script");
+        if (record->label) {
+            lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->label));
+            lua_setfield(L, -2, "label");
+        }
+        if (record->step >= 0) {
+            lua_pushinteger(L, record->step);
+            lua_setfield(L, -2, "step");
+        }
+        if (record->kind == MS_KIND_WAIT) {
+            lua_pushstring(L, ms_stream_name(ms_engine_stream_at(engine, record->of)));
+            lua_setfield(L, -2, "of");
+        }
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     return 1;
@@ -213,7 +235,7 @@ static int trace_stop(lua_State *L)
 void ms_open_stream(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "stream_at", stream_at }, { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
-                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { NULL, NULL } };
+                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { "trace_label", trace_label }, { NULL, NULL } };
     static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
     static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } }, probe_events[] = { { "__gc", probe_gc }, { "__close", probe_gc }, { NULL, NULL } };

@@ -250,7 +250,10 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (!status) status = wait_for_uses(stream, c->out, true);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
+    uint32_t label = c->bucket < 0 ? ms_trace_label(comm->engine, "%s%s%s", args->group->name, *args->label ? ", " : "", args->label)
+                                   : ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, *args->label ? ", " : "", args->label);
     status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
+    ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
 }

@@ -172,6 +172,8 @@ struct ms_engine {
     struct { void *object; void (*destroy)(ms_engine *, void *); } slots[MS_SLOTS];
     ms_trace_record **trace_chunks;            /* of MS_TRACE_CHUNK records; addresses stay */
     size_t trace_chunk_count, trace_chunk_capacity, trace_count;
+    uint32_t trace_label;
+    uint64_t trace_step;                       /* plus 1; 0: none */
     bool tracing;
     bool poison;                               /* poison.h */
 };

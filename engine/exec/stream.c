@@ -79,7 +79,7 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
         record->stream = stream->index;
         record->seq = stream->enqueued + 1;
         record->kind = MS_KIND_WAIT;
-        record->script = engine->script;
+        record->of = of->index;
     }
     ms_slot *slot = reserve(stream);
     if (slot) {
@@ -130,9 +130,14 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
     if (status) return status;
     ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
     uint64_t seq = stream->enqueued + 1;
-    if (record)
-        *record = (ms_trace_record){ .name = task->name, .enqueued_ns = ms_now(engine), .seq = seq, .bytes = cost.bytes, .flops = cost.flops, .script = engine->script,
-                                     .stream = stream->index, .kind = task->kind };
+    if (record) {
+        record->name = task->name;
+        record->stream = stream->index;
+        record->seq = seq;
+        record->kind = task->kind;
+        record->bytes = cost.bytes;
+        record->flops = cost.flops;
+    }
     ms_slot *slot = reserve(stream);
     if (slot) {
         slot->task = task;

@@ -1,4 +1,8 @@
 /* trace.c: a record for each task and wait while tracing is on. Workers write times into records whose addresses never change. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "exec/engine.h"
 
 #define MS_TRACE_CHUNK 4096
@@ -13,7 +17,7 @@ ms_trace_record *ms_trace_add(ms_engine *engine)
         engine->trace_chunks[engine->trace_chunk_count++] = memory;
     }
     ms_trace_record *record = &engine->trace_chunks[chunk][engine->trace_count++ % MS_TRACE_CHUNK];
-    *record = (ms_trace_record){ .enqueued_ns = ms_now(engine) };
+    *record = (ms_trace_record){ .enqueued_ns = ms_now(engine), .script = engine->script, .label = engine->trace_label, .step = (int64_t)engine->trace_step - 1 };
     return record;
 }
 
@@ -31,6 +35,23 @@ ms_status ms_trace_stop(ms_engine *engine)
     engine->tracing = false;
     return ms_engine_sync(engine);
 }
+
+void ms_trace_step(ms_engine *engine, int64_t step) { engine->trace_step = (uint64_t)(step + 1); }
+
+uint32_t ms_trace_label(ms_engine *engine, const char *format, ...)
+{
+    uint32_t before = engine->trace_label;
+    if (!engine->tracing) return before;
+    char text[128];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (ms_strings_add(engine->strings, text, strlen(text), &engine->trace_label)) engine->trace_label = 0;
+    return before;
+}
+
+void ms_trace_relabel(ms_engine *engine, uint32_t label) { engine->trace_label = label; }
 
 size_t ms_trace_count(const ms_engine *engine) { return engine->trace_count; }
 

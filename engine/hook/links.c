@@ -214,6 +214,7 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
 {
     ms_tensor *decoded = NULL;
     if (!link->kind->decode) return MS_OK;
+    ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, link->kind->name);
     ms_status status = link->kind->decode(link, bucket, before, *reduced, &decoded);
     if (status) return status;
     ms_tensor_release(*reduced);
@@ -226,13 +227,16 @@ ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, 
     ms_tensor *before[MS_CHAIN_LINKS] = { NULL }, *reduced = NULL;
     ms_status status = MS_OK;
     ms_dtype autocast = ms_chain_begin(bucket);
+    uint32_t label = ms_trace_label(bucket->engine, "bucket %u", bucket->index);
     for (uint32_t i = 0; i + 1 < count && !status; i++) {
         before[i] = ms_tensor_retain(bucket->buffer);
+        ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, links[i].kind->name);
         status = links[i].kind->encode(&links[i], bucket);
     }
     if (!status) status = links[count - 1].kind->reduce(&links[count - 1], bucket, &reduced);
     for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(&links[i], bucket, before[i], &reduced);
     for (uint32_t i = 0; i + 1 < count; i++) ms_tensor_release(before[i]);
+    ms_trace_relabel(bucket->engine, label);
     ms_chain_end(bucket, autocast);
     if (status) ms_tensor_release(reduced);
     else *result = reduced;

@@ -15,6 +15,23 @@ local Native = {}                 -- metatable of native links
 local Stage = {}                  -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}                  -- metatable of chains: { links... }, flat
 
+-- While a trace runs, tasks say which link they belong to.
+local function label(bucket, link)
+  if core.tracing then core.trace_label(link and ("bucket %d: %s"):format(bucket:index(), hooks.name(link)) or nil) end
+end
+
+-- The same around f, which runs later.
+local function labelled(bucket, link, f)
+  if not core.tracing then return f end
+  return function(reduced)
+    label(bucket, link)
+    local ok, result = pcall(f, reduced)
+    label()
+    if not ok then error(result, 0) end
+    return result
+  end
+end
+
 local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true, sign_vote = true }
 local stateful = { error_feedback = true, powersgd = true, top_k = true }
 
@@ -23,7 +40,7 @@ function Native.__call(self, bucket, next)
   if reductions[self.kind] then return future.at(bucket:_reduce(self.core)) end
   local before = bucket:buffer()
   bucket:_encode(self.core)
-  return next(bucket):and_then(function(reduced) return bucket:_decode(self.core, before, reduced) end)
+  return next(bucket):and_then(labelled(bucket, self, function(reduced) return bucket:_decode(self.core, before, reduced) end))
 end
 Native.__tostring = function(self) return self.name end
 Chain.__tostring = function(self)
@@ -172,7 +189,7 @@ function Stage.__call(self, bucket, next)
   end
   local result = next(bucket)
   if not self.decode then return result end
-  return result:and_then(function(reduced) return check_tensor(self, "decode", self.decode(reduced, state, bucket)) end)
+  return result:and_then(labelled(bucket, self, function(reduced) return check_tensor(self, "decode", self.decode(reduced, state, bucket)) end))
 end
 
 --------------------------------------------------------------------------------------------------------------------------------- chains
@@ -230,9 +247,11 @@ local function call_link(chain, position, bucket, outer, state)
     called = true
     local result = call_link(chain, position + 1, given or bucket, outer, state)
     state.link = link
+    label(bucket, link)
     return result
   end
   state.link = link
+  label(bucket, link)
   local result = link(bucket, next)
   if core.is_tensor(result) then return future.new(result, core.stream()) end
   if not future.is_future(result) then
@@ -291,6 +310,7 @@ function hooks.compile(value, what)
   local state = {}                                    -- link: the one that runs; hooks do not nest
   return { chain = chain, name = tostring(chain), hook = function(bucket)
     local ok, result = pcall(call_link, chain, 1, bucket, outer, state)
+    label()
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end
     return result
   end }

@@ -1,4 +1,6 @@
--- ms.trace: what ran when, as a Chrome / Perfetto trace.
+-- ms.trace: what ran when, as a Chrome / Perfetto trace: one file of all streams and ranks.
+--
+-- Every rank of a job writes a part beside the file; whoever finds all parts there joins them. Clocks of ranks on one machine are the same.
 local core = require "moonshard.core"
 
 local trace = {}
@@ -6,46 +8,111 @@ local trace = {}
 local path                             -- of the trace that runs
 local ranges = {}                      -- { name, first, last }: what was enqueued while a range was open, as positions in the records
 
+local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
+
+-- Ranks that write to the same file.
+local function writers()
+  local world = core.world()
+  return world:_is_fake() and 1 or world:size()
+end
+
+--- Joins the parts of ranks 0 to count - 1 that are there into file, and removes them. all: only if none is missing.
+---@param file string
+---@param count integer
+---@param all? boolean
+---@return true?, string?, string?
+function trace.join(file, count, all)
+  local bodies, found = {}, {}
+  for rank = 0, count - 1 do
+    local text = core.file_read(part_of(file, rank))
+    if text then
+      found[#found + 1] = rank
+      bodies[#bodies + 1] = text:match "^%[%s*(.-)%s*%]%s*$"
+    elseif all then return true end
+  end
+  if #found == 0 then return true end
+  local ok, message, code = core.file_write(file, "[\n" .. table.concat(bodies, ",\n") .. "\n]\n")
+  if not ok then return nil, message, code end
+  for _, rank in ipairs(found) do core.remove(part_of(file, rank)) end
+  return true
+end
+
+--- Removes parts that an earlier run has left.
+---@param file string
+---@param count integer
+function trace.sweep(file, count)
+  for rank = 0, count - 1 do
+    if core.file_read(part_of(file, rank)) then core.remove(part_of(file, rank)) end
+  end
+end
+
 --- From now on all tasks of all streams are recorded; stop writes them to path.
 ---@param file string
 ---@return true?, string?, string?
 function trace.start(file)
   if path then core.raise("trace: one runs already, to " .. path) end
-  local ok, message, code = core.file_write(file, "[]\n")
+  local count = writers()
+  local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file, "[]\n")
   if not ok then return nil, message, code end
+  if count > 1 then core.remove(part_of(file, core.rank())) end
   core.trace_start()
+  core.tracing = true
   path, ranges = file, {}
   return true
 end
 
---- Writes the file.
----@return true?, string?, string?
-function trace.stop()
-  if not path then return nil, "trace: none runs", "not_found" end
-  local events, streams, records = {}, {}, core.trace_stop()
+-- One line for each event of this rank: who is who, tasks and waits, steps, ranges.
+local function lines_of(records)
+  local rank, lines, streams, steps = core.rank(), {}, {}, {}
+  local function metadata(name, args, thread) lines[#lines + 1] = core.json_encode { ph = "M", name = name, pid = rank, tid = thread, args = args } end
+  -- Microseconds with all their nanoseconds, and no more digits.
+  local function span(name, thread, from, to, args)
+    lines[#lines + 1] = ('{"ph":"X","pid":%d,"tid":%s,"name":%s,"ts":%d.%03d,"dur":%d.%03d,"args":%s}')
+      :format(rank, core.json_encode(thread), core.json_encode(name), from // 1000, from % 1000, (to - from) // 1000, (to - from) % 1000, core.json_encode(args))
+  end
+  metadata("process_name", { name = ("rank %d"):format(rank) })
+  metadata("process_sort_index", { sort_index = rank })
   for _, record in ipairs(records) do
     if not streams[record.stream] then
       streams[record.stream] = true
-      events[#events + 1] = { ph = "M", name = "thread_name", pid = core.rank(), tid = record.stream, args = { name = record.stream } }
+      metadata("thread_name", { name = record.stream }, record.stream)
     end
     if record.end_ns > 0 then
-      events[#events + 1] = {
-        ph = "X", name = record.name, pid = core.rank(), tid = record.stream, ts = record.start_ns / 1000, dur = (record.end_ns - record.start_ns) / 1000,
-        args = { kind = record.kind, bytes = record.bytes, script = record.script },
-      }
+      local label = record.label
+      span(record.name, record.stream, record.start_ns, record.end_ns, {
+        kind = record.kind, bytes = record.bytes, script = record.script ~= "" and record.script or nil, step = record.step, of = record.of,
+        label = label, bucket = label and math.tointeger(label:match "^bucket (%d+)"),
+      })
+      if record.step and record.kind ~= "wait" then
+        local step = steps[record.step] or { from = record.start_ns, to = record.end_ns }
+        step.from, step.to = math.min(step.from, record.start_ns), math.max(step.to, record.end_ns)
+        steps[record.step] = step
+      end
     end
   end
+  for number, step in pairs(steps) do span(("step %d"):format(number), "steps", step.from, step.to, { kind = "step", step = number }) end
   for _, range in ipairs(ranges) do
     local from, to
     for i = range.first + 1, range.last do
       local record = records[i]
       if record.end_ns > 0 then from, to = math.min(from or record.start_ns, record.start_ns), math.max(to or 0, record.end_ns) end
     end
-    if from then events[#events + 1] = { ph = "X", name = range.name, pid = core.rank(), tid = "ranges", ts = from / 1000, dur = (to - from) / 1000 } end
+    if from then span(range.name, "ranges", from, to, { kind = "range" }) end
   end
-  local file = path
-  path = nil
-  return core.file_write(file, core.json_encode(events) .. "\n")
+  return lines
+end
+
+--- Writes the file.
+---@return true?, string?, string?
+function trace.stop()
+  if not path then return nil, "trace: none runs", "not_found" end
+  local file, count = path, writers()
+  path, core.tracing = nil, nil
+  core.trace_label()
+  local text = "[\n" .. table.concat(lines_of(core.trace_stop()), ",\n") .. "\n]\n"
+  local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file, text)
+  if ok and count > 1 then return trace.join(file, count, true) end
+  return ok, message, code
 end
 
 --- A named range around what f enqueues; returns f's results.

@@ -234,13 +234,19 @@ typedef struct ms_trace_record {
     uint64_t enqueued_ns, started_ns, finished_ns;      /* monotonic; 0: not run (sim, skipped) */
     uint64_t seq, bytes;
     double flops;
-    uint32_t script;             /* ms_engine_strings */
-    uint16_t stream;
+    uint32_t script, label;      /* ms_engine_strings; label 0: none */
+    int64_t step;                /* that it was enqueued in; -1: none */
+    uint16_t stream, of;         /* of: the stream that a wait waits for */
     uint8_t kind;                /* ms_task_kind */
 } ms_trace_record;
 
 MS_API ms_status ms_trace_start(ms_engine *engine);                         /* drops what was recorded before */
 MS_API ms_status ms_trace_stop(ms_engine *engine);                          /* blocks; keeps the records */
+/* What follows belongs to this step; -1: to none. */
+MS_API void ms_trace_step(ms_engine *engine, int64_t step);
+/* What follows is for this: "bucket 3: cast". Returns the id of the label before, for ms_trace_relabel. Without a trace nothing happens, and no text is made. */
+MS_API uint32_t ms_trace_label(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
+MS_API void ms_trace_relabel(ms_engine *engine, uint32_t label);
 MS_API size_t ms_trace_count(const ms_engine *engine);
 MS_API const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index);   /* in order of enqueueing */
 

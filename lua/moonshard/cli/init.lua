@@ -5,6 +5,7 @@ local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
   { "bench", "measure: step, gemm, optim, enqueue" },
+  { "trace", "what the steps of a recorded run spent their time on: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "info", "what was found on this machine" },
   { "repl", "an interactive session" },

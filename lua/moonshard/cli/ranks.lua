@@ -172,6 +172,8 @@ end
 function ranks.launch(parsed)
   if parsed.device == "sim" then launch.exit(2, "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do") end
   local process = package.loaded["moonshard.process"]
+  local trace = parsed.trace and require "moonshard.trace"
+  if trace then trace.sweep(parsed.trace, parsed.ranks) end
   local kills_before = ranks.oom_kills()
   local flights
   local outcome, message = process.launch({
@@ -186,6 +188,10 @@ function ranks.launch(parsed)
     io.stderr:write(ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
     write_flights(outcome.folder, parsed.ranks, flights)
   end
+  -- What the ranks that are gone have left; when all ended well, they have joined their parts themselves.
+  local joined, why = true, nil
+  if trace then joined, why = trace.join(parsed.trace, parsed.ranks) end
+  if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
   for _, rank in ipairs(outcome.ranks) do
     if not rank.ended then process.quit(code) end          -- a thread that does not leave

@@ -25,19 +25,12 @@ function run.recipe(file, settings)
   return committed and 75 or 128 + launch.cut
 end
 
--- trace.json of rank 0, trace-1.json of rank 1.
-local function trace_path(path, rank)
-  if not rank or rank == 0 then return path end
-  local name, ending = path:match "^(.*)(%.[^./]*)$"
-  return ("%s-%d%s"):format(name or path, rank, ending or "")
-end
-
 --- moonshard run FILE [switches] [key=value ...]
 ---@param arguments string[]
 ---@return integer
 function run.main(arguments)
   local parser = switches.recipe_parser("run", "Runs a recipe.")
-  parser:option("--trace", "write a Chrome trace of the run to this file; ranks from 1 on add their number to its name")
+  parser:option("--trace", "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)")
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
   local process = package.loaded["moonshard.process"]
@@ -45,7 +38,7 @@ function run.main(arguments)
   switches.apply(parsed)
   if process and not parsed.help then process.watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"
-  if trace then assert(trace.start(trace_path(parsed.trace, process.rank))) end
+  if trace then assert(trace.start(parsed.trace)) end
   -- However the recipe ends, what was recorded until then is written.
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     if not trace then return end

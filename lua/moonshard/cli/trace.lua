@@ -1,0 +1,206 @@
+-- moonshard trace: what the steps of a recorded run spent their time on, as a table, JSON or a page.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local switches = require "moonshard.cli.switches"
+
+local trace = {}
+
+------------------------------------------------------------------------------------------------------------------------- intervals
+
+-- Sorted, none touches the next: { from, to } ...
+local function union(list)
+  table.sort(list, function(a, b) return a[1] < b[1] end)
+  local result = {}
+  for _, span in ipairs(list) do
+    local last = result[#result]
+    if last and span[1] <= last[2] then last[2] = math.max(last[2], span[2])
+    else result[#result + 1] = { span[1], span[2] } end
+  end
+  return result
+end
+
+-- What of a union lies between from and to.
+local function length(spans, from, to)
+  local sum = 0
+  for _, span in ipairs(spans) do sum = sum + math.max(0, math.min(span[2], to) - math.max(span[1], from)) end
+  return sum
+end
+
+-- Parts of the union a that the union b leaves.
+local function without(a, b)
+  local result, first = {}, 1
+  for _, span in ipairs(a) do
+    local from = span[1]
+    while b[first] and b[first][2] <= from do first = first + 1 end
+    local i = first
+    while b[i] and b[i][1] < span[2] do
+      if b[i][1] > from then result[#result + 1] = { from, b[i][1] } end
+      from = math.max(from, b[i][2])
+      i = i + 1
+    end
+    if from < span[2] then result[#result + 1] = { from, span[2] } end
+  end
+  return result
+end
+
+-------------------------------------------------------------------------------------------------------------------------- analysis
+
+local COLUMNS = { "step_ms", "compute_ms", "comm_ms", "exposed_ms", "optimizer_ms", "idle_ms", "overlap_percent" }
+-- Copies of gradients and buffers are work of the device as computing is.
+local CLASS = { compute = "compute", copy = "compute", comm = "comm", optimizer = "optimizer" }
+
+-- Tasks by rank: spans of each class, and of each class in each step.
+local function by_rank(events)
+  local ranks = {}
+  for _, event in ipairs(events) do
+    local class = event.ph == "X" and type(event.args) == "table" and CLASS[event.args.kind]
+    if class then
+      local rank = ranks[event.pid] or { compute = {}, comm = {}, optimizer = {}, steps = {} }
+      ranks[event.pid] = rank
+      -- A trace without steps is one.
+      local number, span = event.args.step or -1, { event.ts, event.ts + event.dur }
+      local step = rank.steps[number] or { compute = {}, comm = {}, optimizer = {}, from = span[1], to = span[2] }
+      rank.steps[number] = step
+      step.from, step.to = math.min(step.from, span[1]), math.max(step.to, span[2])
+      table.insert(rank[class], span)
+      table.insert(step[class], { span[1], span[2] })
+    end
+  end
+  return ranks
+end
+
+-- One step of one rank, milliseconds. Communication is exposed while nothing else of its rank runs, of whatever step; idle is when nothing at all does.
+local function row_of(number, rank_number, step, other, all)
+  local comm = union(step.comm)
+  local row = { step = number, rank = rank_number, step_ms = step.to - step.from, compute_ms = length(union(step.compute), step.from, step.to), comm_ms = length(comm, step.from, step.to) }
+  row.optimizer_ms = length(union(step.optimizer), step.from, step.to)
+  row.exposed_ms = length(without(comm, other), step.from, step.to)
+  row.idle_ms = row.step_ms - length(all, step.from, step.to)
+  for _, key in ipairs { "step_ms", "compute_ms", "comm_ms", "optimizer_ms", "exposed_ms", "idle_ms" } do row[key] = row[key] / 1000 end
+  row.overlap_percent = row.comm_ms > 0 and 100 * (1 - row.exposed_ms / row.comm_ms) or nil
+  return row
+end
+
+-- The mean of rows; overlap is that of their sums.
+local function mean_of(rows)
+  local mean = {}
+  for _, key in ipairs(COLUMNS) do
+    local sum = 0
+    for _, row in ipairs(rows) do sum = sum + (row[key] or 0) end
+    mean[key] = sum / #rows
+  end
+  mean.overlap_percent = mean.comm_ms > 0 and 100 * (1 - mean.exposed_ms / mean.comm_ms) or nil
+  return mean
+end
+
+--- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one a step: the mean over ranks, mean = of all steps }. Work
+--- outside of steps is left out, unless there are no steps: then all is one, number -1.
+---@param events table[] of a Chrome trace
+---@return table
+function trace.summary(events)
+  local result, by_step, numbers = { ranks = 0, rows = {}, steps = {} }, {}, {}
+  local ranks, has_steps = by_rank(events), false
+  for _, rank in pairs(ranks) do
+    for number in pairs(rank.steps) do has_steps = has_steps or number >= 0 end
+  end
+  for rank_number, rank in require "moonshard".sorted_pairs(ranks) do
+    result.ranks = result.ranks + 1
+    local other = {}
+    for _, class in ipairs { "compute", "optimizer" } do
+      for _, span in ipairs(rank[class]) do other[#other + 1] = { span[1], span[2] } end
+    end
+    other = union(other)
+    local all = {}
+    for _, list in ipairs { other, rank.comm } do
+      for _, span in ipairs(list) do all[#all + 1] = { span[1], span[2] } end
+    end
+    all = union(all)
+    for number, step in require "moonshard".sorted_pairs(rank.steps) do
+      if number >= 0 or not has_steps then
+        local row = row_of(number, rank_number, step, other, all)
+        result.rows[#result.rows + 1] = row
+        if not by_step[number] then
+          by_step[number] = {}
+          numbers[#numbers + 1] = number
+        end
+        table.insert(by_step[number], row)
+      end
+    end
+  end
+  table.sort(numbers)
+  for i, number in ipairs(numbers) do
+    result.steps[i] = mean_of(by_step[number])
+    result.steps[i].step = number
+  end
+  if #result.steps > 0 then result.mean = mean_of(result.steps) end
+  return result
+end
+
+---------------------------------------------------------------------------------------------------------------------------- table
+
+local HEADS = { "step", "ms", "compute", "communication", "exposed", "optimizer", "idle", "overlap" }
+
+--- The steps as text, a line each.
+---@param summary table
+---@return string
+function trace.text(summary)
+  local lines = { ("%d rank%s, milliseconds of a step (mean over ranks); exposed: communication while nothing else runs"):format(summary.ranks, summary.ranks == 1 and "" or "s") }
+  local function line(first, row)
+    local cells = { ("%6s"):format(first) }
+    for i, key in ipairs(COLUMNS) do
+      local value = row[key]
+      local text = key == "overlap_percent" and (value and ("%.0f%%"):format(value) or "-") or ("%.2f"):format(value)
+      cells[#cells + 1] = ("%" .. math.max(9, #HEADS[i + 1]) .. "s"):format(text)
+    end
+    lines[#lines + 1] = table.concat(cells, "  ")
+  end
+  local heads = { ("%6s"):format(HEADS[1]) }
+  for i = 2, #HEADS do heads[i] = ("%" .. math.max(9, #HEADS[i]) .. "s"):format(HEADS[i]) end
+  lines[2] = table.concat(heads, "  ")
+  for _, row in ipairs(summary.steps) do line(row.step < 0 and "all" or ("%d"):format(row.step), row) end
+  if #summary.steps > 1 then line("mean", summary.mean) end
+  return table.concat(lines, "\n")
+end
+
+--------------------------------------------------------------------------------------------------------------------------- command
+
+local function read(path)
+  local text, message = core.file_read(path)
+  if not text then launch.exit(3, message) end
+  local events, why = core.json_decode(text)
+  if type(events) == "table" and events.traceEvents then events = events.traceEvents end
+  if type(events) ~= "table" then launch.exit(3, ("%s is no trace: %s"):format(path, why or "a list of events is expected")) end
+  for i, event in ipairs(events) do
+    local whole = type(event) == "table" and (event.ph ~= "X" or type(event.ts) == "number" and type(event.dur) == "number" and math.type(event.pid) == "integer")
+    if not whole then launch.exit(3, ("%s is no trace of Moonshard: event %d lacks a time or a rank"):format(path, i)) end
+  end
+  return events
+end
+
+--- moonshard trace FILE [--json] [--html OUT]
+---@param arguments string[]
+---@return integer
+function trace.main(arguments)
+  local parser = require "argparse"("moonshard trace", "What the steps of a run spent their time on, from the file that `moonshard run --trace FILE` writes."):add_help(false)
+  parser:argument("file", "the trace"):args "?"
+  parser:flag("--json", "one line of JSON, with a row for each step and rank")
+  parser:option("--html", "write a page with the timeline to this file")
+  parser:flag("-h --help", "print this")
+  local parsed = switches.parse(parser, arguments)
+  if parsed.help then
+    print(parser:get_help())
+    return 0
+  end
+  if not parsed.file then launch.exit(2, "which trace?\n" .. parser:get_usage()) end
+  local events = read(parsed.file)
+  local summary = trace.summary(events)
+  if #summary.rows == 0 then launch.exit(3, parsed.file .. ": it has no tasks") end
+  if parsed.html then
+    local ok, message = core.file_write(parsed.html, require "moonshard.cli.trace_page"(parsed.file, events, trace.text(summary)))
+    if not ok then launch.exit(3, message) end
+  end
+  print(parsed.json and core.json_encode(summary) or trace.text(summary))
+  return 0
+end
+
+return trace

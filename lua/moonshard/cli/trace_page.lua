@@ -1,0 +1,156 @@
+-- The page of moonshard trace --html: a trace as a timeline, in one file that needs nothing else.
+local core = require "moonshard.core"
+
+-- Rows are streams, grouped by rank. Wheel: zoom around the pointer; drag: move; double click: all of it.
+local PAGE = [==[
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>@title@</title>
+<style>
+body { font: 13px system-ui, sans-serif; margin: 16px; color: #222; background: #fff }
+pre { font: 12px ui-monospace, monospace; overflow-x: auto }
+#key span { display: inline-block; margin-right: 14px } #key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px }
+#box { position: relative } canvas { width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc }
+#tip { position: absolute; display: none; pointer-events: none; background: #222; color: #fff; padding: 4px 7px; border-radius: 3px; font-size: 12px; white-space: pre; z-index: 1 }
+</style></head><body>
+<h2>@title@</h2>
+<div id="key"></div>
+<div id="box"><canvas id="picture"></canvas><div id="tip"></div></div>
+<p>Wheel: zoom. Drag: move. Double click: everything.</p>
+<pre>@table@</pre>
+<script>
+"use strict";
+// rows: [rank, stream]; spans: [row, microseconds from the beginning, duration, name, kind, more]
+const data = @data@;
+const colors = { compute: "#4c78a8", comm: "#e45756", optimizer: "#54a24b", copy: "#9ecae9", wait: "#d8d8d8", step: "#eeca3b", range: "#b279a2" };
+const canvas = document.getElementById("picture"), tip = document.getElementById("tip"), pen = canvas.getContext("2d");
+const left = 150, top_ = 22, height = 20, gap = 3;
+let whole = 1;
+for (const s of data.spans) whole = Math.max(whole, s[1] + s[2]);
+let from = 0, to = whole, drag = null;
+for (const kind of Object.keys(colors)) document.getElementById("key").insertAdjacentHTML("beforeend", `<span><i style="background:${colors[kind]}"></i>${kind}</span>`);
+const yOf = row => top_ + row * (height + gap);
+const width = () => canvas.clientWidth - left;
+const xOf = t => left + (t - from) / (to - from) * width();
+const tOf = x => from + (x - left) / width() * (to - from);
+function draw() {
+  const scale = window.devicePixelRatio || 1, tall = yOf(data.rows.length) + 4;
+  canvas.style.height = tall + "px";
+  canvas.width = canvas.clientWidth * scale;
+  canvas.height = tall * scale;
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, canvas.clientWidth, tall);
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  const unit = Math.pow(10, Math.ceil(Math.log10((to - from) / 10)));
+  for (let t = Math.ceil(from / unit) * unit; t <= to; t += unit) {
+    pen.fillStyle = "#e8e8e8";
+    pen.fillRect(xOf(t), top_ - 6, 1, tall);
+    pen.fillStyle = "#666";
+    pen.fillText(+(t / 1000).toFixed(3) + " ms", xOf(t) + 3, 9);
+  }
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, 0, width(), tall);
+  pen.clip();
+  for (const [row, begin, length, name, kind] of data.spans) {
+    if (begin + length < from || begin > to) continue;
+    const x = xOf(begin), w = Math.max(xOf(begin + length) - x, 0.6);
+    pen.fillStyle = colors[kind] || "#888";
+    pen.fillRect(x, yOf(row), w, height);
+    if (w > 40) {
+      pen.fillStyle = kind === "wait" || kind === "copy" || kind === "step" ? "#333" : "#fff";
+      pen.fillText(name, Math.max(x, left) + 3, yOf(row) + height / 2, w - 6);
+    }
+  }
+  pen.restore();
+  data.rows.forEach(([rank, stream], row) => {
+    if (row && data.rows[row - 1][0] !== rank) {
+      pen.fillStyle = "#999";
+      pen.fillRect(0, yOf(row) - 2, canvas.clientWidth, 1);
+    }
+    pen.fillStyle = "#222";
+    pen.fillText(`rank ${rank}: ${stream}`, 4, yOf(row) + height / 2, left - 8);
+  });
+}
+function limit(a, b) {
+  const length = Math.min(b - a, whole);
+  from = Math.max(0, Math.min(a, whole - length));
+  to = from + length;
+  draw();
+}
+canvas.addEventListener("wheel", e => {
+  e.preventDefault();
+  const t = tOf(e.offsetX), factor = Math.exp(e.deltaY * 0.0015), length = Math.max((to - from) * factor, 0.05);
+  limit(t - (t - from) * length / (to - from), t + (to - t) * length / (to - from));
+}, { passive: false });
+canvas.addEventListener("mousedown", e => { drag = { x: e.offsetX, from, to }; });
+window.addEventListener("mouseup", () => { drag = null; });
+canvas.addEventListener("dblclick", () => limit(0, whole));
+canvas.addEventListener("mouseleave", () => { tip.style.display = "none"; });
+canvas.addEventListener("mousemove", e => {
+  if (drag) {
+    const move = (drag.x - e.offsetX) / width() * (drag.to - drag.from);
+    limit(drag.from + move, drag.to + move);
+  }
+  const t = tOf(e.offsetX), slack = (to - from) / width(), row = Math.floor((e.offsetY - top_) / (height + gap));
+  const hit = data.spans.findLast(s => s[0] === row && s[1] - slack <= t && t <= s[1] + s[2] + slack);
+  tip.style.display = hit ? "block" : "none";
+  if (!hit) return;
+  tip.textContent = `${hit[3]} (${hit[4]})\n${(hit[2] / 1000).toFixed(4)} ms, at ${(hit[1] / 1000).toFixed(4)} ms${hit[5] ? "\n" + hit[5] : ""}`;
+  tip.style.left = Math.min(e.offsetX + 14, canvas.clientWidth - 260) + "px";
+  tip.style.top = e.offsetY + 14 + "px";
+});
+window.addEventListener("resize", draw);
+draw();
+</script></body></html>
+]==]
+
+local function escaped(text) return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;")) end
+
+-- What the pointer shows beside name, kind and time.
+local function more_of(args)
+  local parts = {}
+  if args.label then parts[#parts + 1] = args.label end
+  if args.of then parts[#parts + 1] = "for stream " .. args.of end
+  if args.bytes and args.bytes > 0 then parts[#parts + 1] = ("%d bytes"):format(args.bytes) end
+  if args.step and args.kind ~= "step" then parts[#parts + 1] = ("step %d"):format(args.step) end
+  if args.script then parts[#parts + 1] = args.script end
+  return table.concat(parts, "\n")
+end
+
+-- Steps and ranges stand above the streams of their rank, which come in the order of their first task.
+local FIRST = { steps = -2, ranges = -1 }
+
+---@param title string
+---@param events table[]
+---@param text string what stands below the picture
+---@return string
+return function(title, events, text)
+  local rows, place, spans, begin = {}, {}, core.json_list {}, math.huge
+  for _, event in ipairs(events) do
+    if event.ph == "X" then
+      local tid = tostring(event.tid)
+      local key = event.pid .. "/" .. tid
+      if not place[key] then
+        rows[#rows + 1] = { rank = event.pid, name = tid, order = FIRST[tid] or #rows, key = key }
+        place[key] = true
+      end
+      begin = math.min(begin, event.ts)
+    end
+  end
+  table.sort(rows, function(a, b) if a.rank ~= b.rank then return a.rank < b.rank end return a.order < b.order end)
+  local heads = core.json_list {}
+  for i, row in ipairs(rows) do
+    heads[i] = core.json_list { row.rank, row.name }
+    place[row.key] = i - 1
+  end
+  for _, event in ipairs(events) do
+    if event.ph == "X" then
+      local args = type(event.args) == "table" and event.args or {}
+      spans[#spans + 1] = core.json_list { place[event.pid .. "/" .. tostring(event.tid)], event.ts - begin, event.dur, event.name, args.kind or "", more_of(args) }
+    end
+  end
+  -- Inside of a script element only its end would be read as markup.
+  local values = { title = escaped(title), table = escaped(text), data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c") }
+  return (PAGE:gsub("@(%l+)@", values))
+end

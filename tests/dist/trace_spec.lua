@@ -1,0 +1,105 @@
+-- Traces of jobs: one file of all ranks, whatever these are and however they end. ctest: serial
+local command = require "command"
+local core = require "moonshard.core"
+
+local RECIPE = [[
+local ms = require "moonshard"
+local cfg = ms.config { kill = false, own = "" }
+local hooks = require "moonshard.hooks"
+local model = ms.nn.Linear(32, 32)
+local twice = hooks.stage { name = "twice", encode = function(buffer) return buffer * 2 end, decode = function(reduced) return reduced / 2 end }
+local net = ms.ddp(model, { comm_hook = hooks.chain { twice, hooks.cast { dtype = "bf16" } } })
+local opt = ms.optim.sgd(model, { lr = 0.1 })
+if cfg.own ~= "" then assert(ms.trace.start(cfg.own)) end
+for step in ms.steps(3) do
+  net(ms.randn { 8, 32, seed = step }):square():mean():backward()
+  opt:step()
+  if cfg.kill and step == 1 and ms.rank() == 1 then os.execute "kill -KILL $PPID" end
+end
+if cfg.own ~= "" then assert(ms.trace.stop()) end
+]]
+
+describe("the trace of a job", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/r.lua", RECIPE)
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function events_of(path)
+    assert.equal("", io.popen(("ls -A '%s' | grep rank-"):format(folder)):read "a")      -- no part is left
+    return core.json_decode(command.read(folder .. "/" .. path))
+  end
+
+  local function check(events, ranks)
+    local names, seen, collectives = {}, {}, {}
+    for _, event in ipairs(events) do
+      if event.name == "process_name" then names[event.pid] = event.args.name end
+      if event.ph == "X" then
+        local args = event.args
+        assert.is_true(event.dur >= 0)
+        seen[event.pid] = seen[event.pid] or {}
+        if args.label then seen[event.pid][args.label .. "/" .. event.name] = args end
+        if event.name == "all_reduce" and args.bucket == 0 then
+          collectives[event.pid] = collectives[event.pid] or {}
+          table.insert(collectives[event.pid], event)
+        end
+        if event.tid == "steps" then seen[event.pid][event.name] = args end
+      end
+    end
+    for rank = 0, ranks - 1 do
+      assert.equal(("rank %d"):format(rank), names[rank])
+      local own = seen[rank]
+      -- Stages and links by name, with bytes and the line from which they come.
+      assert.matches("r.lua:%d+$", own["bucket 0: stage 'twice'/mul"].script)
+      assert.truthy(own["bucket 0: cast bf16/cast"] or own["bucket 0: cast bf16/copy"] or own["bucket 0: cast bf16/contiguous"], "cast is not there")
+      assert.equal(0, own["bucket 0: stage 'twice'/mul"].bucket)
+      assert.truthy(own["step 2"])
+      assert.equal(3, #collectives[rank])
+      assert.equal("comm", collectives[rank][1].args.kind)
+      assert.equal((32 * 32 + 32) * 2, collectives[rank][1].args.bytes)
+      assert.equal(0, collectives[rank][1].args.step)
+    end
+    -- All clocks are one: ranks are in a collective together.
+    for i = 1, 3 do
+      local from, to = 0, math.huge
+      for rank = 0, ranks - 1 do
+        local event = collectives[rank][i]
+        from, to = math.max(from, event.ts), math.min(to, event.ts + event.dur)
+      end
+      assert.is_true(from <= to, ("collective %d"):format(i))
+    end
+  end
+
+  for _, kind in ipairs { "", "--thread-ranks" } do
+    it("has all ranks in one file" .. kind, function()
+      -- Of an earlier run with more ranks.
+      command.write(folder .. "/t.json.rank-1", "[]")
+      command.succeed(folder, ("run r.lua -n 2 %s --trace t.json"):format(kind))
+      check(events_of "t.json", 2)
+      local summary = core.json_decode((command.succeed(folder, "trace t.json --json --html page.html")))
+      assert.equal(2, summary.ranks)
+      assert.equal(3, #summary.steps)
+      assert.equal(6, #summary.rows)
+      for _, row in ipairs(summary.rows) do
+        assert.is_true(row.comm_ms > 0 and row.compute_ms > 0 and row.exposed_ms <= row.comm_ms and row.idle_ms >= 0)
+        assert.is_true(row.compute_ms <= row.step_ms and row.idle_ms + row.exposed_ms <= row.step_ms)
+      end
+      assert.matches("rank ${rank}", command.read(folder .. "/page.html"), 1, true)
+    end)
+  end
+
+  it("may be a recipe's own", function()
+    command.succeed(folder, "run r.lua -n 3 own=mine.json")
+    check(events_of "mine.json", 3)
+  end)
+
+  it("has what the others did when a rank was killed", function()
+    local code = command.run(folder, "run r.lua -n 2 kill=true --trace t.json")
+    assert.equal(7, code)
+    local pids = {}
+    for _, event in ipairs(events_of "t.json") do pids[event.pid] = true end
+    assert.same({ [0] = true }, pids)
+  end)
+end)
