@@ -60,7 +60,7 @@ end
 -- All that is synchronized: names and tensors of parameters, then of buffers; those that are trained, delayed ones behind the others; buffers by name.
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
-  local trained = { tensors = {}, names = {}, delayed = 0 }
+  local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
   local buffers = { tensors = {}, by_name = {} }
   local delayed = {}
   local function put(list, name, t) list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name end
@@ -69,7 +69,7 @@ local function collect(model, o)
       put(all, item.name, item.parameter)
       if is_listed(item.name, o.delayed) then delayed[#delayed + 1] = item
       elseif item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
-    end
+    elseif item.parameter:requires_grad() then trained.left_out[#trained.left_out + 1] = item.parameter end
   end
   for _, item in ipairs(delayed) do
     if item.parameter:requires_grad() then
@@ -331,7 +331,7 @@ function ddp.ddp(model, options)
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed, links = how.links, hook = how.hook,
     name = how.name,
   })
-  s.trained = trained.tensors
+  s.trained, s.left_out = trained.tensors, trained.left_out
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
   s.told = told_options(o, bytes, low, s.plan and s.plan.planner)

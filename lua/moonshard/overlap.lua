@@ -232,7 +232,7 @@ end
 
 local entry_of = setmetatable({}, { __mode = "k" })             -- parameter -> its entry
 local own_of = setmetatable({}, { __mode = "k" })               -- parameter -> { list of optimizers, keep = whether its gradient stays }
-local wrapped_in = setmetatable({}, { __mode = "kv" })          -- parameter -> the state of the ddp model that reduces it, while that lives
+local wrapped_in = setmetatable({}, { __mode = "kv" })          -- parameter -> the state of the ddp model that reduces or ignores it, while that lives
 
 --- The stream on which optimizers step.
 ---@return ms.Stream
@@ -290,6 +290,7 @@ function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
   s.overlaps = {}
   for _, p in ipairs(s.trained) do wrapped_in[p] = s end
+  for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
       link.held = held
@@ -311,6 +312,7 @@ function overlap.unwrap(s)
     end
     entry_of[p], wrapped_in[p] = nil, nil
   end
+  for _, p in ipairs(s.left_out) do wrapped_in[p] = nil end
   for _, entry in ipairs(s.overlaps) do entry.optimizer:_end_early() end
   s.overlaps = {}
 end
