@@ -240,6 +240,22 @@ static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t
     return result == 0 ? 0 : errno == ENOSPC ? -ENOMEM : -errno;
 }
 
+/* Locks of this kind belong to the process, although all ranks share the open file. */
+static int os_shared_claim(void *user, ms_file *file, uint64_t place)
+{
+    (void)user;
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1 };
+    return fcntl(file->descriptor, F_SETLK, &lock) ? -errno : 0;
+}
+
+static int os_shared_is_claimed(void *user, ms_file *file, uint64_t place)
+{
+    (void)user;
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1 };
+    if (fcntl(file->descriptor, F_GETLK, &lock)) return -errno;
+    return lock.l_type != F_UNLCK;
+}
+
 /* --------------------------------------------------------------------------------------------------------------------------- time */
 
 static uint64_t clock_read(clockid_t clock)
@@ -362,7 +378,7 @@ const ms_os *ms_os_posix(void)
         .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .close = os_close,
         .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
         .shared_create = os_shared_create, .shared_share = os_shared_share, .shared_adopt = os_shared_adopt, .shared_map = os_shared_map,
-        .shared_populate = os_shared_populate,
+        .shared_populate = os_shared_populate, .shared_claim = os_shared_claim, .shared_is_claimed = os_shared_is_claimed,
         .socket_listen = ms_os_socket_listen, .socket_accept = ms_os_socket_accept, .socket_connect = ms_os_socket_connect,
         .socket_send = ms_os_socket_send, .socket_receive = ms_os_socket_receive,
         .monotonic_ns = os_monotonic_ns, .realtime_ns = os_realtime_ns,

@@ -129,6 +129,25 @@ if cfg.rank == 0 then ms.world():all_reduce(ms.ones { 5 }):sync() end
     assert.equal(0, (other.finish()))
   end)
 
+  it("makes ranks that find out when one is killed", function()
+    command.write(folder .. "/rank.lua", [[
+local ms = require "moonshard"
+local rank, size, path = math.tointeger(arg[1]), math.tointeger(arg[2]), arg[3]
+ms.init { group = "local", rank = rank, world_size = size, rendezvous = path, threads = 1 }
+for step in ms.steps(10) do
+  if step == 4 and rank == 2 then os.execute "kill -KILL $PPID" end
+  local ok, message = pcall(function() ms.world():all_reduce(ms.ones { 8 }):sync() end)
+  if not ok then print(message) os.exit(1) end
+end
+]])
+    local ends = {}
+    for rank = 0, 2 do ends[rank] = start(rank, 3) end
+    for rank = 0, 1 do
+      assert.matches("rank 2 %(pid %d+%) has ended without leaving after all_reduce #4 of world %[f32 x 8, sum, at [^\n]*rank.lua:6%] at step 4", ends[rank]())
+    end
+    ends[2]()
+  end)
+
   it("makes a fake world", function()
     command.write(folder .. "/fake.lua", [[
 local ms = require "moonshard"

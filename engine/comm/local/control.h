@@ -56,6 +56,7 @@ typedef struct ms_rank_line {
     ms_word asleep;                                     /* threads of this rank */
     alignas(128) ms_word phase;                         /* ms_rank_phase */
     ms_word finished;                                   /* its host will issue nothing more */
+    ms_word claimed;                                    /* its process holds the place of its number in the control file as long as it lives */
     _Atomic int64_t process;
     _Atomic uint64_t progress, flights;
     _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
@@ -75,6 +76,7 @@ typedef struct ms_control {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
     bool crowded;                                       /* more threads of ranks than cores */
+    bool unsupervised;                                  /* nobody started the ranks: they look after each other */
     ms_request_line requests[MS_REQUESTS];
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
@@ -192,6 +194,10 @@ bool ms_local_pace(ms_local *local, uint64_t bytes);
 /* request.c: slots of ms_comm_local. */
 void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
 void ms_local_set_folder(ms_comm *comm, const char *folder);
+
+/* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether it does. */
+void ms_death_watch(ms_local *local);
+void ms_death_look(ms_local *local, uint32_t rank);
 
 /* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands still. */
 void ms_straggler_step(ms_local *local, uint64_t now);

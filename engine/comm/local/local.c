@@ -386,5 +386,6 @@ ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t ra
     ms_engine_on_failure(engine, tell_peers);
     const ms_os *os = ms_engine_context(engine)->os;
     atomic_store(&line->process, os->process_id(os->user));
+    ms_death_watch(local);
     return MS_OK;
 }

@@ -110,6 +110,7 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
     ms_rendezvous *made = NULL;
     ms_status status = ms_rendezvous_new(context, options, &made);
     if (status) return status;
+    made->control->unsupervised = true;
     ms_file *listener = NULL;
     int error = os->socket_listen(os->user, path, &listener);
     if (error == -EADDRINUSE) status = ms_fail(context, MS_ERROR_EXISTS, "rendezvous '%s': another job meets there, or it is another kind of file; choose another path", path);

@@ -81,6 +81,7 @@ bool ms_local_wait(ms_wait *wait)
         if (ms_local_aborted(local)) return false;
         wait->hopeless(wait);
         uint32_t now_missing = wait->missing(wait);
+        ms_death_look(local, now_missing);
         uint64_t moved = atomic_load(&local->control->lines[now_missing].progress), now = now_of(local);
         if (now_missing != missing || moved != progress) {
             since = missing == UINT32_MAX ? since : now;

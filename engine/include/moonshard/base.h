@@ -109,6 +109,9 @@ typedef struct ms_os {
     int (*shared_adopt)(void *user, int descriptor, ms_file **out);
     void *(*shared_map)(void *user, ms_file *file, uint64_t bytes);
     int (*shared_populate)(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes);
+    /* this process holds a place of a shared file until it closes the file or ends, however it ends. is_claimed: 1 if another process holds it, else 0 */
+    int (*shared_claim)(void *user, ms_file *file, uint64_t place);
+    int (*shared_is_claimed)(void *user, ms_file *file, uint64_t place);
     /* sockets of this machine, by path, only between processes of one user: messages come whole. listen replaces what a crash left at the path (-EADDRINUSE: somebody
      * listens there); accept and receive wait that long (-ETIMEDOUT); accept answers -EACCES for another user's process, which is shut out; connect does
      * not wait (-ENOENT, -ECONNREFUSED: nobody listens). Messages may bring files along; receive gives the message's length, 0 when the other has closed. */

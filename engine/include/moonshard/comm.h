@@ -56,7 +56,7 @@ MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *cont
 MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvous **out);
 /* For ranks that nobody launched: rank 0 makes the files and hands them over at a unix socket of this path, as long as it takes all others to come, at
  * most 120 s (MS_ERROR_TIMEOUT names who did not); the others wait for it as long. What a crash left at the path is replaced; a socket at which somebody
- * listens is not (MS_ERROR_EXISTS). Only processes of the same user are let in; options must be equal in ranks. */
+ * listens is not (MS_ERROR_EXISTS). Nobody supervises these ranks: who waits for one looks whether its process is alive. Only processes of the same user are let in; options must be equal in ranks. */
 MS_API ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options, const char *path, uint32_t rank, ms_rendezvous **out);
 /* Another reference, from any thread: thread ranks share one rendezvous. */
 MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
