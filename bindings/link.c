@@ -126,12 +126,13 @@ static const field fields[] = {
     FIELD("min_rate", NUMBER, powersgd.min_rate), FIELD("eps", NUMBER, powersgd.eps), FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
     FIELD("warm_start", BOOLEAN, powersgd.warm_start), FIELD("batched", BOOLEAN, powersgd.batched),
     FIELD("block", INTEGER, int8.block), FIELD("fraction", NUMBER, top_k.fraction), FIELD("momentum", NUMBER, top_k.momentum),
+    FIELD("max_norm", NUMBER, clip.max_norm), FIELD("reduce_after", BOOLEAN, post_local_sgd.reduce_after),
 };
 
 /* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
+    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
     static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -148,12 +149,15 @@ static int native_link(lua_State *L)
     if (lua_getfield(L, 1, "group") != LUA_TNIL) link->options.group = ms_lua_group(L, -1);
     if (lua_getfield(L, 1, "per") != LUA_TNIL) link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
     if (lua_getfield(L, 1, "form") != LUA_TNIL) link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
+    if (lua_getfield(L, 1, "scope") != LUA_TNIL) link->options.clip.scope = (ms_clip_scope)ms_lua_choice(L, -1, scopes, "scope");
+    if (lua_getfield(L, 1, "subgroup") != LUA_TNIL) link->options.post_local_sgd.subgroup = ms_lua_group(L, -1);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         void *at = (char *)&link->options + fields[i].offset;
         if (fields[i].type == NUMBER) *(double *)at = ms_lua_field_number(L, 1, fields[i].name, *(double *)at);
         else if (fields[i].type == INTEGER) *(int64_t *)at = ms_lua_field_integer(L, 1, fields[i].name, *(int64_t *)at, INT64_MIN, INT64_MAX);
         else *(bool *)at = ms_lua_field_boolean(L, 1, fields[i].name, *(bool *)at);
     }
+    link->options.post_local_sgd.start_step = link->options.powersgd.start_step;
     if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
     lua_setiuservalue(L, 2, 1);
     if (link->kind->has_state && !link->state) ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);

@@ -151,7 +151,8 @@ static const ms_link_kind ms_link_all_reduce = { .name = "all_reduce", .reduce =
 static const ms_link_kind ms_link_noop = { .name = "noop", .reduce = noop };
 static const ms_link_kind ms_link_cast_kind = { .name = "cast", .encode = cast_encode, .decode = cast_decode, .check = cast_check };
 
-static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd, &ms_link_int8, &ms_link_top_k, &ms_link_sign_vote };
+static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd, &ms_link_int8, &ms_link_top_k, &ms_link_sign_vote, &ms_link_adasum,
+                                            &ms_link_post_local_sgd, &ms_link_clip };
 
 const ms_link_kind *ms_link_find(const char *name)
 {
@@ -160,12 +161,16 @@ const ms_link_kind *ms_link_find(const char *name)
     return NULL;
 }
 
+bool ms_link_is_whole(const ms_link *link) { return link->kind == &ms_link_clip && link->options.clip.scope == MS_CLIP_GLOBAL; }
+
 ms_status ms_chain_check(ms_engine *engine, const ms_link *links, uint32_t count)
 {
     if (count == 0 || count > MS_CHAIN_LINKS) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a chain has 1 to %d links, not %u", MS_CHAIN_LINKS, count);
     for (uint32_t i = 0; i + 1 < count; i++)
         if (links[i].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) reduces: the links behind it would never run", i + 1, links[i].kind->name);
     if (!links[count - 1].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) is the last and does not reduce", count, links[count - 1].kind->name);
+    for (uint32_t i = 1; i < count; i++)
+        if (ms_link_is_whole(&links[i])) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) clips by the norm of all: it must be the first, as it scales what all others made", i + 1, links[i].kind->name);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         if (links[i].kind->check) status = links[i].kind->check(engine, &links[i].options);

@@ -6,7 +6,12 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote;
+extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote, ms_link_adasum, ms_link_post_local_sgd, ms_link_clip;
+
+/* Tensors that are held back until the last bucket; not saved. Retained. */
+ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);
+ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count);
+void ms_link_state_let_go(ms_link_state *state);
 
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);

@@ -11,6 +11,8 @@ struct ms_link_state {
     ms_link_state *next;                       /* of the engine's list */
     piece *pieces;
     size_t count, capacity;
+    ms_tensor **held;
+    size_t held_count, held_capacity;
     int64_t iteration;
     uint32_t references, abandoned;
 };
@@ -30,6 +32,26 @@ void ms_link_state_clear(ms_link_state *state)
     for (size_t i = 0; i < state->count; i++) drop_piece(state, &state->pieces[i]);
     state->count = 0;
     state->iteration = 0;
+    ms_link_state_let_go(state);
+}
+
+ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor)
+{
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->held, &state->held_capacity, state->held_count + 1, sizeof *state->held);
+    if (!status) state->held[state->held_count++] = ms_tensor_retain(tensor);
+    return status;
+}
+
+ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count)
+{
+    *count = (uint32_t)state->held_count;
+    return state->held;
+}
+
+void ms_link_state_let_go(ms_link_state *state)
+{
+    for (size_t i = 0; i < state->held_count; i++) ms_tensor_release(state->held[i]);
+    state->held_count = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------- lifetime */
@@ -39,6 +61,7 @@ static void free_state(ms_link_state *state)
     ms_context *context = ms_engine_context(state->engine);
     ms_link_state_clear(state);
     ms_release(context, state->pieces);
+    ms_release(context, state->held);
     ms_release(context, state);
 }
 

@@ -32,8 +32,8 @@ local function labelled(bucket, link, f)
   end
 end
 
-local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true, sign_vote = true }
-local stateful = { error_feedback = true, powersgd = true, top_k = true }
+local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true, sign_vote = true, adasum = true, post_local_sgd = true }
+local stateful = { error_feedback = true, powersgd = true, top_k = true, post_local_sgd = true, clip = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
@@ -135,7 +135,28 @@ function hooks.top_k(options) return native("top_k", { "fraction", "momentum" },
 ---@return ms.Link
 function hooks.sign_vote(options) return native("sign_vote", {}, options) end
 
-local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd", "int8", "sign_vote" }
+--- Two ranks' gradients add where they are orthogonal and average where they are parallel; by pairs, over all ranks. For each parameter by itself.
+---@return ms.Link
+function hooks.adasum(options) return native("adasum", {}, options) end
+
+--- Means over all ranks until start_step, then over subgroup (the ranks of this host unless given); reduce_after = false: gradients stay local then.
+---@param options { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }
+---@return ms.Link
+function hooks.post_local_sgd(options)
+  if type(options) ~= "table" or options.start_step == nil then core.raise "hooks.post_local_sgd: start_step is missing: from which step on are means local?" end
+  return native("post_local_sgd", { "start_step", "subgroup", "reduce_after" }, options)
+end
+
+--- Reduced gradients are scaled to a norm of at most max_norm: that of all buckets ("global", the first link of a chain), of each ("bucket"), or that of all in the
+--- step before ("lagged", which works with early steps).
+---@param options { max_norm: number, scope: "global"|"bucket"|"lagged" }
+---@return ms.Link
+function hooks.clip(options)
+  if type(options) ~= "table" or options.scope == nil then core.raise "hooks.clip: scope is missing: global, bucket or lagged" end
+  return native("clip", { "max_norm", "scope" }, options)
+end
+
+local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd", "int8", "sign_vote", "adasum" }
 
 -------------------------------------------------------------------------------------------------------------------------------- stages
 
@@ -263,6 +284,15 @@ end
 -- A chain inside of another.
 function Chain.__call(self, bucket, next) return call_link(self, 1, bucket, next, {}) end
 
+-- Clipping by the norm of all scales what all others made.
+local function is_whole(link) return getmetatable(link) == Native and link.kind == "clip" and link.scope == "global" end
+
+local function check_whole(list, what)
+  for i = 2, #list do
+    if is_whole(list[i]) then core.raise(("%s: link %d (clip) clips by the norm of all: it must be the first, as it scales what all others made"):format(what, i)) end
+  end
+end
+
 -- What a stage needs must be what the link before it gives, as far as the chain tells.
 local function check_dtypes(list, what)
   local dtype, giver
@@ -288,6 +318,7 @@ function hooks.chain(links)
     if i < #list and is_reduction(link) then core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run"):format(i, hooks.name(link))) end
   end
   check_dtypes(list, "hooks.chain")
+  check_whole(list, "hooks.chain")
   return list
 end
 
@@ -299,16 +330,18 @@ function hooks.compile(value, what)
   local chain, all_native = setmetatable({}, Chain), true
   add(chain, value, what)
   check_dtypes(chain, what)
+  check_whole(chain, what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
-  if all_native then return { chain = chain, links = chain, name = tostring(chain) } end
+  -- whole: results are complete behind the last bucket only
+  if all_native then return { chain = chain, links = chain, name = tostring(chain), whole = is_whole(chain[1]) } end
   local reduce                                        -- behind the last link, if that calls next
   local function outer(bucket)
     reduce = reduce or hooks.reduce()
     return reduce(bucket)
   end
   local state = {}                                    -- link: the one that runs; hooks do not nest
-  return { chain = chain, name = tostring(chain), hook = function(bucket)
+  return { chain = chain, name = tostring(chain), whole = is_whole(chain[1]), hook = function(bucket)
     local ok, result = pcall(call_link, chain, 1, bucket, outer, state)
     label()
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end

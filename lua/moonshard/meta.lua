@@ -626,6 +626,10 @@
 ---@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link   *
 ---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * fraction kept; error feedback inside
 ---@field sign_vote fun(): ms.Link   *
+---@field adasum fun(): ms.Link   *
+---@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link   *
+--- "global": the first link of a chain. "lagged": by the norm of the step before; works with early steps.
+---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
 --- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.

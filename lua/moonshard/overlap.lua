@@ -246,9 +246,19 @@ local function step_own(p, own)
   if not own.keep then core.consume_grad(p) end
 end
 
+-- Where the chain clips by the norm of all, gradients are complete behind the last bucket only.
+local function refuse_whole(s, positions)
+  for _, at in ipairs(positions) do
+    if own_of[s.trained[at]] then
+      core.raise(("in_backward: parameter '%s' would be stepped before its gradient is clipped by the norm of all: use hooks.clip { scope = \"lagged\" }"):format(s.trained[at]:name()))
+    end
+  end
+end
+
 local function on_reduced(s, index, positions)
   if s.shadow then return end                                   -- a pass of others: this rank steps no more
   overlap.stream():run(function()
+    if s.how.whole then refuse_whole(s, positions) end
     for _, at in ipairs(positions) do if own_of[s.trained[at]] then step_own(s.trained[at], own_of[s.trained[at]]) end end
     for _, entry in ipairs(s.overlaps) do
       if entry.chosen[index] == "on_reduced" then
@@ -293,6 +303,7 @@ function overlap.wrap(s, links)
   for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
+      if s.how.whole then core.raise "then_optimizer: it would step before gradients are clipped by the norm of all: use hooks.clip { scope = \"lagged\" }" end
       link.held = held
       s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
     end
@@ -340,7 +351,7 @@ function overlap.attach(optimizer, model, policy)
     end
   end
   if #mine == 0 then core.raise "overlap: none of the optimizer's parameters is trained in this model" end
-  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {} }
+  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, norm = s.how.whole }
   for _, p in ipairs(mine) do entry_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
 end

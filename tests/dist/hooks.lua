@@ -77,6 +77,8 @@ local cases = {
   { "int8", { per = "channel", form = "all_to_all", block = 100 } }, { "int8", { per = "block", form = "all_to_all", block = 16 } },
   { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true, inner = "sign_vote" },
   { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.01, momentum = 0.5 } }, { "sign_vote" },
+  { "adasum", tolerance = 1e-6 }, { "post_local_sgd", { start_step = 2 } }, { "post_local_sgd", { start_step = 1, reduce_after = false } },
+  { "post_local_sgd", { start_step = 1, subgroup = world:levels(size % 2 == 0 and 2 or 1) } },
   { "powersgd", { start_step = 1, rank = 3, min_rate = 0.5 } }, { "powersgd", { start_step = 1, rank = 2, batched = true } }, { "powersgd" },
   { "powersgd", { start_step = 0, batched = true, warm_start = false, error_feedback = false } },
 }
@@ -210,6 +212,59 @@ for t = 0, 1 do
 end
 close("sign_vote", votes, most, 0)
 check_bytes("sign_vote", hooks.sign_vote(), { 1000 }, 125)
+
+------------------------------------------------------------------------------------------------------------------------------ adasum
+
+-- V10, per parameter: parallel gradients average, orthogonal ones add, zeros change nothing.
+local function unit(i) local list = {} for k = 1, 8 do list[k] = k == i and i * 1.0 or 0.0 end return ms.tensor(list) end
+local kinds = { shapes = { { 8 }, { 8 }, { 8 }, { 8 } }, count = 1, draws = function(_, r)
+  return { unit(3), unit(r + 1), r == 0 and unit(2) or ms.zeros { 8 }, ms.zeros { 8 } }
+end }
+local sum = unit(1)
+for r = 1, size - 1 do sum = sum + unit(r + 1) end
+close("V10", reduced("adasum", kinds), { unit(3), sum, unit(2), ms.zeros { 8 } }, 1e-6)
+-- By pairs, in f64 on the host.
+local function pair(a, b)
+  local ab, aa, bb, result = 0, 0, 0, {}
+  for i = 1, #a do ab, aa, bb = ab + a[i] * b[i], aa + a[i] * a[i], bb + b[i] * b[i] end
+  for i = 1, #a do result[i] = a[i] * (1 - ab / (2 * aa)) + b[i] * (1 - ab / (2 * bb)) end
+  return result
+end
+local one_step = { shapes = { { 50 } }, count = 1 }
+local all, power = {}, 1
+for r = 0, size - 1 do all[r] = draws(0, r, one_step.shapes)[1]:to_table() end
+while power * 2 <= size do power = power * 2 end
+for r = power, size - 1 do all[r - power] = pair(all[r - power], all[r]) end
+for round = 0, 10 do
+  local distance = 1 << round
+  if distance >= power then break end
+  for r = 0, power - 1, 2 * distance do all[r] = pair(all[r], all[r + distance]) end
+end
+close("adasum", reduced("adasum", one_step), { ms.tensor(all[0]) }, 1e-6)
+
+-------------------------------------------------------------------------------------------------------------------------------- clip
+
+local function norm_of(list, first, last)
+  local sum_of_squares = 0
+  for i = first, last do sum_of_squares = sum_of_squares + list[i]:square():sum():item() end
+  return math.sqrt(sum_of_squares)
+end
+local plain, count = means(), #SHAPES
+for _, wrap in ipairs { function(...) return hooks.chain { ... } end, function(...) return hooks.chain { ..., function(bucket, next) return next(bucket) end } end } do
+  for scope, expected_of in pairs {
+    global = function(t) return norm_of(plain, t * count + 1, (t + 1) * count) end,
+    lagged = function(t) return t > 0 and norm_of(plain, (t - 1) * count + 1, t * count) or 0 end,
+  } do
+    local clipped, expected_list = reduced(wrap(hooks.clip { max_norm = 2, scope = scope })), {}
+    for i, g in ipairs(plain) do expected_list[i] = g * math.min(1, 2 / (expected_of((i - 1) // count) + 1e-6)) end
+    close("clip " .. scope, clipped, expected_list, 1e-5)
+  end
+end
+local by_bucket = reduced(hooks.clip { max_norm = 0.5, scope = "bucket" }, { bucket_bytes = 1 })
+for i = count + 1, #by_bucket do                        -- from the second iteration on each parameter has its bucket
+  close("clip bucket", { by_bucket[i] }, { plain[i] * math.min(1, 0.5 / (plain[i]:norm():item() + 1e-6)) }, 1e-6)
+end
+close("clip behind a cast", reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }), reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
 
 core.synchronize()
 io.stdout:write(("rank %d is done\n"):format(rank))

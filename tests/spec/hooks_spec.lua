@@ -235,6 +235,20 @@ describe("a state", function()
   end)
 end)
 
+describe("clipping by the norm of all", function()
+  it("comes first, and refuses steps before the last bucket is there", function()
+    local clip = hooks.clip { max_norm = 1, scope = "global" }
+    fails(function() hooks.chain { "bf16_compress", clip } end, "reduces")
+    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, clip } end, "link 2 (clip)", "must be the first")
+    fails(function() hooks.clip { max_norm = 1 } end, "scope")
+    fails(function() hooks.clip { max_norm = 0, scope = "bucket" } end, "max_norm")
+    local model = ms.ddp(Three(), { comm_hook = clip })
+    local optimizer = ms.optim.sgd(model)
+    optimizer:overlap(model, "in_backward")
+    fails(function() for _ in ms.steps(4) do model():backward() optimizer:step() end end, "lagged")
+  end)
+end)
+
 describe("error feedback", function()
   it("brings back what was lost", function()
     for _, feedback in ipairs { hooks.error_feedback { decay = 0.5 }, require "moonshard.hooks.error_feedback" { decay = 0.5 } } do

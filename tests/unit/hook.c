@@ -212,6 +212,8 @@ static const chain chains[] = {
     { "error_feedback", "reduce", MS_F32, 0 }, { "error_feedback", "all_reduce", MS_BF16, 0 }, { NULL, "noop", MS_F16, 0 }, { NULL, "powersgd", MS_F32, 0 },
     { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 }, { "error_feedback", "int8", MS_F32, 2 },
     { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 }, { "error_feedback", "sign_vote", MS_BF16, 0 },
+    { NULL, "adasum", MS_F32, 0 }, { NULL, "adasum", MS_F16, 0 }, { NULL, "post_local_sgd", MS_F32, 0 }, { "clip", "reduce", MS_F32, 0 }, { "clip", "reduce", MS_F32, 1 },
+    { "clip", "noop", MS_BF16, 2 },
 };
 
 /* cast around, then the links by name. */
@@ -230,6 +232,9 @@ static uint32_t read_chain(const chain *c, ms_link *links)
         links[count - 1].options.int8.per = (ms_int8_per)c->variant;
         links[count - 1].options.int8.form = c->variant ? MS_INT8_ALL_TO_ALL : MS_INT8_ALL_GATHER;
         links[count - 1].options.top_k.fraction = 0.1;
+        links[count - 1].options.clip.max_norm = 1;
+        links[count - 1].options.clip.scope = c->variant ? (ms_clip_scope)c->variant : MS_CLIP_GLOBAL;
+        links[count - 1].options.post_local_sgd.start_step = 1;
         links[count - 1].options.top_k.momentum = c->variant ? 0.5 : 0;
     }
     return count;
@@ -281,6 +286,7 @@ static void options_are_checked(void **state)
         { "error_feedback", "decay", { .decay = -1 } }, { "cast", "i64", { .dtype = MS_I64 } }, { "powersgd", "rank", { .powersgd = { .rank = 0 } } },
         { "powersgd", "min_rate", { .powersgd = { .rank = 1 } } }, { "powersgd", "start_step", { .powersgd = { .rank = 1, .start_step = -1, .min_rate = 1 } } },
         { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } },
+        { "clip", "max_norm", { .clip = { .max_norm = 0 } } }, { "post_local_sgd", "start_step", { .post_local_sgd = { .start_step = -1 } } },
         { "int8", "block", { .int8 = { .per = MS_INT8_BLOCK, .block = 12 } } }, { "int8", "block", { .int8 = { .per = MS_INT8_CHANNEL } } },
         { "top_k", "fraction", { .top_k = { .fraction = 0 } } }, { "top_k", "momentum", { .top_k = { .fraction = 1, .momentum = 1 } } },
     };

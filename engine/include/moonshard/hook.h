@@ -88,6 +88,7 @@ MS_API ms_status ms_link_state_put(ms_link_state *state, const char *name, const
 /* ----------------------------------------------------------------------------------------------------------------------------- links */
 
 typedef enum ms_int8_per { MS_INT8_TENSOR, MS_INT8_CHANNEL, MS_INT8_BLOCK } ms_int8_per;
+typedef enum ms_clip_scope { MS_CLIP_GLOBAL, MS_CLIP_BUCKET, MS_CLIP_LAGGED /* by the norm of the step before */ } ms_clip_scope;
 typedef enum ms_int8_form { MS_INT8_ALL_GATHER, MS_INT8_ALL_TO_ALL } ms_int8_form;
 
 typedef struct ms_link_options {
@@ -98,6 +99,8 @@ typedef struct ms_link_options {
     struct { int64_t rank, start_step, seed; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
     struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
     struct { double fraction, momentum; } top_k;
+    struct { double max_norm; ms_clip_scope scope; } clip;
+    struct { int64_t start_step; ms_group *subgroup; bool reduce_after; } post_local_sgd;   /* subgroup NULL: the bucket's group */
 } ms_link_options;
 
 typedef struct ms_link_kind ms_link_kind;
@@ -118,11 +121,13 @@ struct ms_link_kind {
 
 /* "reduce" (the kind's own reduction), "all_reduce" (of all_reduce buckets only), "noop" (gradients stay local), "cast" (there and back),
  * "error_feedback" (adds what was lost in the iteration before), "powersgd" (low rank), "int8", "top_k" (the greatest numbers, the
- * others later), "sign_vote" (one bit each). */
+ * others later), "sign_vote" (one bit each), "adasum", "post_local_sgd", "clip" (of reduced gradients). */
 MS_API const ms_link_kind *ms_link_find(const char *name);                  /* NULL if there is none */
 
 #define MS_CHAIN_LINKS 16
 /* MS_ERROR_ARGUMENT unless all but the last wrap and the last reduces, with options that they allow. */
+/* A chain is whole where clip has the global scope: what it gives for a bucket is complete behind the last bucket only, so nobody may use it before. */
+MS_API bool ms_link_is_whole(const ms_link *link);
 MS_API ms_status ms_chain_check(ms_engine *engine, const ms_link *links, uint32_t count);
 /* Checks and copies; states are retained, and made where a kind has one and none is given. Drop what was taken. */
 MS_API ms_status ms_chain_take(ms_engine *engine, const ms_link *links, uint32_t count, ms_link *taken);
