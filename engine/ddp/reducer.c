@@ -184,13 +184,17 @@ void ms_reducer_reset(ms_reducer *reducer)
 static void learn(ms_reducer *reducer)
 {
     bool first = reducer->static_graph && !reducer->known && reducer->iterations > 0;
+    /* A backward may go through several forwards: what each of them has missed. */
+    bool several = reducer->told && reducer->phase == MS_REDUCER_EXPECTING;
     for (uint32_t i = 0; i < reducer->count; i++) {
         ms_slot_owner *owner = &reducer->owners[i];
         if (first) owner->expected = owner->fired;
+        owner->missed = !several || owner->absent;
         owner->absent = reducer->static_graph && (first || reducer->known) && owner->expected == 0;
         owner->fired = 0;
     }
     reducer->known |= first;
+    reducer->told = false;
 }
 
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)

@@ -13,7 +13,7 @@ typedef struct ms_slot_owner {                 /* one parameter; what its hook i
     ms_tensor *view;                           /* its place in the bucket; the bucket's */
     bool ready;                                /* its gradient of this iteration has come */
     bool used;                                 /* it got a gradient since the last reduction */
-    bool absent;                               /* none will come in this iteration */
+    bool absent, missed;                       /* none will come in this iteration; none would, by the forwards before this one */
     bool elsewhere;                            /* some rank used it in the last reduction that asked */
     uint32_t fired, expected;                  /* static graphs: how often its gradient came in this iteration, in the first */
     ms_tensor *kept;                           /* its gradient from before this iteration, while it is not known whether anybody has used it */
@@ -66,7 +66,7 @@ struct ms_reducer {
     void *on_reduced_user;
     void (*on_reduced_free)(void *user);
     ms_reducer_phase phase;
-    bool find_unused, static_graph, known /* how often each is used */, looked /* at outputs */, shadow /* this rank only takes part */;
+    bool find_unused, static_graph, known /* how often each is used */, looked /* at outputs */, told /* of this forward's */, shadow /* this rank only takes part */;
     ms_tensor *map;                            /* the group's answer to who uses what, in its memory */
     int32_t *uses;
     bool planned /* buckets are not rebuilt by themselves */;

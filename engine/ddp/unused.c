@@ -132,12 +132,12 @@ ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uin
     bool *reached = (bool *)(leaves + reducer->count);
     for (uint32_t i = 0; i < reducer->count; i++) leaves[i] = reducer->owners[i].tensor;
     status = ms_graph_reaches(reducer->engine, outputs, count, leaves, reducer->count, reached);
-    for (uint32_t i = 0; i < reducer->count && !status; i++) absent += reducer->owners[i].absent = !reached[i];
+    for (uint32_t i = 0; i < reducer->count && !status; i++) absent += reducer->owners[i].absent = !reached[i] && reducer->owners[i].missed;
     ms_release(ms_engine_context(reducer->engine), memory);
     if (status) return status;
     if (!absent && !reducer->looked)
         ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN, "ddp: find_unused: the outputs of this forward depend on every parameter; where they always do, training is faster without find_unused");
-    reducer->looked = true;
+    reducer->looked = reducer->told = true;
     /* No backward of this rank will come by: its part in the others' reductions is due now. */
     return absent == reducer->count ? ms_reducer_begin(reducer) : MS_OK;
 }

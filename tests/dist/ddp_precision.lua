@@ -115,6 +115,24 @@ same(gradients({ bucket_bytes = { 3000, 9000 } }, true), "recomputed")
 same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end }, true), "find_unused and a hook")
 same(gradients({ static_graph = true, comm_hook = hooks.chain { hooks.cast { dtype = "f32" }, hooks.cast { dtype = "bf16" } } }, true), "a static graph and casts")
 same(gradients({}, true, function(run, own) own:join({ divisor = "live" }, run) end), "joined")
+-- An optimizer that steps in backward takes the same steps (and so does one in the chain).
+local function trained(policy)
+  ms.seed(1)
+  local own = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }, { bucket_bytes = { 3000, 9000 }, precision = { param = "bf16", output = "f32" } })
+  local optimizer = ms.optim.adamw(own, { lr = 1e-2 })
+  if policy then optimizer:overlap(own, policy) end
+  for step in ms.steps(4) do
+    local x = ms.randint { 4, 8, low = 0, high = 16, seed = 60 + 8 * step + rank, per_rank = false }
+    own(x):cross_entropy(x):backward()
+    optimizer:step()
+  end
+  return own:unwrap():parameters()
+end
+local classic = trained()
+for _, policy in ipairs { "in_backward", "deferred" } do
+  for i, p in ipairs(trained(policy)) do assert(p:detach():eq(classic[i]:detach()):all():item(), policy) end
+end
+
 local stepped
 same(gradients({}, false, function(run, own)
   local reducer = getmetatable(own).ddp.reducer

@@ -437,6 +437,28 @@ describe("a comm hook", function()
 end)
 
 describe("without data", function()
+  it("a bucket plan sees modelled times", function()
+    local code, out = support.recipe([[
+      local ms = require "moonshard"
+      local model = ms.ddp(ms.nn.MLP(64, 128), { buckets = ms.buckets { name = "told", plan = function(view)
+        print(#view.parameters, view.latency_ms, view.bytes_per_ms, view.forward_ms, view.backward_ms, view.parameters[1].name, view.parameters[1].ready_ms)
+        return { caps_bytes = { 40000 } }
+      end } })
+      for step in ms.steps(2) do model(ms.ones { 2, 64 }):sum():backward() end
+      print(#model:stats().buckets)
+    ]], "--device sim")
+    assert.equal(0, code, out)
+    -- One bucket of 66304 bytes at first: its reduction is latency and speed in one.
+    local count, latency, speed, ahead, back, name, ready = out:match "(%d+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)"
+    assert.same({ "4", "down.weight" }, { count, name }, out)
+    near(66304e-6, tonumber(ahead), 1e-6)
+    near(2 * 66304e-6, tonumber(back), 1e-6)
+    near(2 * 32768e-6, tonumber(ready), 1e-6)
+    near(66304 / (0.01 + 66304e-6), tonumber(speed), 1)
+    assert.equal(0, tonumber(latency))
+    assert.truthy(out:find("\n2\n", 1, true), out)
+  end)
+
   it("all of it works on the sim executor in a world of any size", function()
     local code, out = support.recipe([[
       local ms = require "moonshard"
