@@ -1,0 +1,25 @@
+-- Random-k: all ranks send the same randomly chosen entries, so that a plain reduction of few numbers does; error
+-- feedback keeps the rest. Stich, Cordonnier, Jaggi: "Sparsified SGD with Memory", 2018. A link; options: fraction
+-- 0.05, seed 0.
+local ms, hooks = require "moonshard", require "moonshard.hooks"
+
+return function(options)
+  local fraction, seed = options.fraction or 0.05, options.seed or 0
+  local state = hooks.state "random_k"
+
+  return function(bucket)
+    local flat, residual = bucket:buffer(), state:flat(bucket, "residual")
+    local count = math.max(1, math.ceil(flat:numel() * fraction))
+    residual:add_(flat)
+
+    -- The seed is that of the step and the bucket, so the draws are everyone's.
+    local draws = ms.rand { flat:numel(), seed = (seed * 1000003 + ms.step()) * 1009 + bucket:index() }
+    local _, positions = draws:topk(count)
+    local values = residual:gather(1, positions)
+    residual:scatter_(1, positions, 0)
+
+    return bucket:group():all_reduce(values):and_then(function(sum)
+      return bucket:shard(flat:zero_():scatter_(1, positions, sum:div(bucket:divisor())))
+    end)
+  end
+end

@@ -1,0 +1,69 @@
+-- What every rank of methods_spec.lua runs: a tiny GPT trained by one of the methods of recipes/hooks, or by plain means with the same optimizer. Prints losses,
+-- the payload of the last step and of all, and what it follows from.
+local ms = require "moonshard"
+local nn, optim, data, hooks = ms.nn, ms.optim, ms.data, ms.hooks
+local o = ms.config { method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", text = "" }
+local rank, size = ms.rank(), ms.world_size()
+
+local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
+
+-- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called behind each step of a model that is not wrapped.
+local half = o.steps // 10
+local methods = {
+  powersgd = function() return { link = recipe "powersgd" { rank = 8, start_step = half } } end,
+  dgc = function() return { link = recipe "dgc" { fraction = 0.1, warmup = half }, momentum = true } end,
+  onebit_adam = function()
+    local onebit = recipe "onebit_adam" { warmup = o.steps // 3, beta2 = 0.99 }
+    return { link = onebit.link, make = onebit.optimizer }
+  end,
+  int8_all_to_all = function() return { link = recipe "int8_all_to_all" {} } end,
+  demo = function() return { link = recipe "demo" { keep = 40, decay = 0.9 } } end,
+  random_k = function() return { link = recipe "random_k" { fraction = 0.3 } } end,
+  diloco = function(model) return { outer = recipe "diloco" { model = model, period = o.steps // 20, lr = 0.5, momentum = 0.5 } } end,
+  streaming_diloco = function(model)
+    local fragments = { { model.wte, model.wpe }, { model.h[1] }, { model.h[2], model.ln_f } }
+    return { outer = recipe "streaming_diloco" { fragments = fragments, period = o.steps // 20, delay = 1, lr = 0.5, momentum = 0.5 } }
+  end,
+  local_sgd = function(model) return { outer = recipe "local_sgd" { model = model, periods = { { o.steps // 30, size // 2 }, { o.steps // 15, size } } } } end,
+  slowmo = function(model) return { outer = recipe "slowmo" { model = model, period = o.steps // 30, momentum = 0.2 } } end,
+}
+
+ms.seed(o.seed)
+local model = nn.gpt2 { vocab = 128, context = 32, layers = 2, width = 64, heads = 2 }
+local method = o.method == "none" and {} or methods[o.method](model)
+local net = method.outer and model or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 32768 })
+local kinds = { adamw = { optim.adamw, 3e-3 }, sgd = { optim.sgd, 0.5 }, momentum = { optim.sgd, 0.2, 0.9 } }
+local kind = kinds[o.optimizer]
+local opt = (method.make or kind[1])(model, { lr = kind[2], momentum = not method.momentum and kind[3] or nil, schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 } })
+local loader = assert(data.bytes(o.text)):loader { batch = 64, length = 32, shuffle = true, seed = o.seed, group = ms.world() }
+
+local function payload()
+  local sum = 0
+  for _, group in ipairs(require "moonshard.core".comm_groups()) do sum = sum + select(2, group:_traffic()) end
+  return sum
+end
+
+local losses, begun, last = {}, payload(), 0
+for step in ms.steps(o.steps) do
+  local before = payload()
+  local x, y = loader:next()
+  local loss = net(x):cross_entropy(y)
+  loss:backward()
+  losses[step + 1] = loss:detach():keep()
+  opt:step()
+  if method.outer then method.outer.after_step(step) end
+  last = payload() - before
+end
+local sent = payload() - begun
+
+local all = ms.world():all_reduce(ms.stack(losses), "avg"):value():to_table()
+local sum = 0
+for i = #all - 9, #all do sum = sum + all[i] end
+if rank == 0 then
+  local shapes, buckets = {}, {}
+  for i, p in ipairs(model:parameters()) do shapes[i] = table.concat(p:shape(), "x") end
+  for i, b in ipairs(not method.outer and net:stats().buckets or {}) do buckets[i] = b.bytes // 4 end
+  print("shapes " .. table.concat(shapes, " "))
+  print("buckets " .. table.concat(buckets, " "))
+  print(("first %.6f last %.6f step %d sent %d"):format(all[1], sum / 10, last, sent))
+end

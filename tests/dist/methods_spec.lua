@@ -1,0 +1,140 @@
+-- The methods of recipes/hooks: a tiny GPT trains by each about as well as by plain means with the same optimizer, and each sends exactly the bytes that its
+-- formula says. methods.lua is what each rank runs; the text is this repository's own library.
+local command = require "command"
+local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
+local folder = command.folder()
+teardown(function() command.remove(folder) end)
+
+local ranks, steps = 2, full and 200 or 60
+
+-- Runs once for each set of arguments: { first, last, step, sent, shapes, buckets }.
+local known = {}
+local function run(method, optimizer, seed, way)
+  local key = table.concat({ method, optimizer, seed, way }, " ")
+  if not known[key] then
+    local out = command.succeed(folder, ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d source='%s' text='%s/lua'")
+      :format(command.source, way, method, optimizer, seed, steps, command.source, command.source))
+    local first, last, step, sent = out:match "first (%S+) last (%S+) step (%d+) sent (%d+)"
+    local shapes, buckets = {}, {}
+    for shape in out:match("shapes ([^\n]*)"):gmatch "%S+" do
+      local sizes = {}
+      for size in shape:gmatch "%d+" do sizes[#sizes + 1] = math.tointeger(size) end
+      shapes[#shapes + 1] = sizes
+    end
+    for count in out:match("buckets ([^\n]*)"):gmatch "%d+" do buckets[#buckets + 1] = math.tointeger(count) end
+    known[key] = { first = tonumber(first), last = tonumber(last), step = math.tointeger(step), sent = math.tointeger(sent), shapes = shapes, buckets = buckets }
+  end
+  return known[key]
+end
+
+local function product(sizes)
+  local count = 1
+  for _, size in ipairs(sizes) do count = count * size end
+  return count
+end
+
+local function ceil(a, b) return (a + b - 1) // b end
+
+local function each_bucket(f)
+  return function(got)
+    local sum = 0
+    for _, n in ipairs(got.buckets) do sum = sum + f(n) end
+    return sum
+  end
+end
+
+-- Two ways over all ranks' parts: what leaves this rank is all parts once, then its own.
+local function both_ways(bytes_of)
+  return each_bucket(function(n)
+    local chunk = ceil(n, ranks * 256) * 256
+    return (ranks + 1) * bytes_of(chunk)
+  end)
+end
+
+local function powersgd(got)
+  local sum = 0
+  for _, sizes in ipairs(got.shapes) do
+    local rows, columns = sizes[1], product(sizes) // sizes[1]
+    local r = math.min(rows, columns, 8)
+    sum = sum + 4 * ((rows + columns) * r * 2 < rows * columns and (rows + columns) * r or rows * columns)
+  end
+  return sum
+end
+
+local function whole(got)
+  local sum = 0
+  for _, sizes in ipairs(got.shapes) do sum = sum + 4 * product(sizes) end
+  return sum
+end
+
+-- How many of the steps end a period.
+local function rounds(period) return steps // period end
+
+-- step: bytes of the last step; sent: of all steps. limit: of the loss, against plain means.
+local methods = {
+  powersgd = { limit = 1.03, step = powersgd },
+  dgc = { limit = 1.03, optimizer = "momentum", step = each_bucket(function(n) return math.ceil(n * 0.1) * (4 + 4) end) },
+  onebit_adam = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n // 8 end) },
+  int8_all_to_all = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n end) },
+  demo = { limit = 1.03, step = each_bucket(function(n) return ceil(n, 64) * 40 * (4 + 1) end) },
+  random_k = { limit = 1.03, optimizer = "sgd", step = each_bucket(function(n) return math.ceil(n * 0.3) * 4 end) },
+  diloco = { limit = 1.10, sent = function(got) return rounds(steps // 20) * whole(got) end },
+  -- Fragment i begins (i - 1) thirds of a period later.
+  streaming_diloco = { limit = 1.10, sent = function(got)
+    local period, sum, fragment_of = steps // 20, 0, { 0, 0, 0 }
+    for i, sizes in ipairs(got.shapes) do
+      local at = i <= 2 and 1 or i <= 14 and 2 or 3
+      fragment_of[at] = fragment_of[at] + 4 * product(sizes)
+    end
+    for i, bytes in ipairs(fragment_of) do sum = sum + bytes * ((steps - period - (i - 1) * period // 3) // period + 1) end
+    return sum
+  end },
+  local_sgd = { limit = 1.10, sent = function(got)
+    local often, seldom, sum = steps // 30, steps // 15, 0
+    for step = 1, steps do if step % often == 0 or step % seldom == 0 then sum = sum + 1 end end
+    return sum * whole(got)
+  end },
+  slowmo = { limit = 1.10, sent = function(got) return rounds(steps // 30) * whole(got) end },
+}
+
+describe("a method of recipes/hooks", function()
+  for name, method in pairs(methods) do
+    for seed = 1, full and 3 or 1 do
+      it(("trains as well as plain means do: %s, seed %d"):format(name, seed), function()
+        local way = ("-n %d --thread-ranks"):format(ranks)
+        local plain, got = run("none", method.optimizer or "adamw", seed, way), run(name, method.optimizer or "adamw", seed, way)
+        assert.equal(plain.first, got.first)
+        assert.is_true(got.last <= method.limit * plain.last, ("loss %.4f, plain %.4f"):format(got.last, plain.last))
+        assert.is_true(got.last < 0.7 * got.first, ("loss %.4f of %.4f"):format(got.last, got.first))
+        if method.step then assert.equal(method.step(got), got.step) else assert.equal(method.sent(got), got.sent) end
+      end)
+    end
+  end
+
+  it("does the same on ranks that are processes", function()
+    for _, name in ipairs { "int8_all_to_all", "streaming_diloco" } do
+      assert.same(run(name, "adamw", 1, ("-n %d --thread-ranks"):format(ranks)), run(name, "adamw", 1, ("-n %d"):format(ranks)))
+    end
+  end)
+
+  it("is a short file that names its paper", function()
+    local listing = io.popen(("ls '%s/recipes/hooks'"):format(command.source))
+    local found = 0
+    for file in listing:lines() do
+      if file:match "%.lua$" then
+        found = found + 1
+        local lines, head = 0, ""
+        for line in io.lines(("%s/recipes/hooks/%s"):format(command.source, file)) do
+          lines = lines + 1
+          if lines <= 8 then head = head .. line end
+          assert.is_true(#line <= 120, ("%s:%d has %d characters"):format(file, lines, #line))
+        end
+        assert.is_true(lines <= 150, file)
+        assert.matches('".+", 20%d%d', head:gsub("%s*%-%-%s*", " "))
+        assert.truthy(methods[file:match "(.*)%.lua"], file .. " has no test")
+      end
+    end
+    listing:close()
+    assert.is_true(found >= 10)
+  end)
+end)
