@@ -67,6 +67,19 @@ static int state_flat(lua_State *L)
     return 2;
 }
 
+/* state:shared(name, length) -> tensor of what belongs to no parameter */
+static int state_shared(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_link_state *state = check_state(L, 1);
+    ms_tensor *tensor = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_link_state_shared(state, luaL_checkstring(L, 2), ms_lua_integer(L, 3, 1, INT64_MAX, "length"), NULL, &tensor));
+    ms_handle_fill(handle, tensor);
+    ms_handle_keep(handle);
+    return 1;
+}
+
 /* state:pieces() -> list of { name, parameter, tensor } */
 static int state_pieces(lua_State *L)
 {
@@ -132,7 +145,7 @@ static const field fields[] = {
 /* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
+    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const actions[] = { "skip", "stop", NULL }, *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
     static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -150,6 +163,7 @@ static int native_link(lua_State *L)
     if (lua_getfield(L, 1, "per") != LUA_TNIL) link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
     if (lua_getfield(L, 1, "form") != LUA_TNIL) link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
     if (lua_getfield(L, 1, "scope") != LUA_TNIL) link->options.clip.scope = (ms_clip_scope)ms_lua_choice(L, -1, scopes, "scope");
+    if (lua_getfield(L, 1, "action") != LUA_TNIL) link->options.nan_check.stop = ms_lua_choice(L, -1, actions, "action") == 1;
     if (lua_getfield(L, 1, "subgroup") != LUA_TNIL) link->options.post_local_sgd.subgroup = ms_lua_group(L, -1);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         void *at = (char *)&link->options + fields[i].offset;
@@ -172,7 +186,7 @@ void ms_open_link(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "native_link", native_link }, { "link_state", link_state }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "flat", state_flat }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear }, { "iteration", state_iteration }, { NULL, NULL },
+        { "flat", state_flat }, { "shared", state_shared }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear }, { "iteration", state_iteration }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__gc", state_gc }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

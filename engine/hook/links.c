@@ -152,7 +152,7 @@ static const ms_link_kind ms_link_noop = { .name = "noop", .reduce = noop };
 static const ms_link_kind ms_link_cast_kind = { .name = "cast", .encode = cast_encode, .decode = cast_decode, .check = cast_check };
 
 static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd, &ms_link_int8, &ms_link_top_k, &ms_link_sign_vote, &ms_link_adasum,
-                                            &ms_link_post_local_sgd, &ms_link_clip };
+                                            &ms_link_post_local_sgd, &ms_link_clip, &ms_link_nan_check };
 
 const ms_link_kind *ms_link_find(const char *name)
 {

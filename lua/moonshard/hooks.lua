@@ -33,7 +33,7 @@ local function labelled(bucket, link, f)
 end
 
 local reductions = { reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true, sign_vote = true, adasum = true, post_local_sgd = true }
-local stateful = { error_feedback = true, powersgd = true, top_k = true, post_local_sgd = true, clip = true }
+local stateful = { error_feedback = true, powersgd = true, top_k = true, post_local_sgd = true, clip = true, nan_check = true }
 
 -- Runs a native link inside a chain that is run here.
 function Native.__call(self, bucket, next)
@@ -156,7 +156,13 @@ function hooks.clip(options)
   return native("clip", { "max_norm", "scope" }, options)
 end
 
-local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd", "int8", "sign_vote", "adasum" }
+--- Looks for infinities and NaN in what any rank brings and in what comes back. action: "skip" (unless given): optimizers' next step changes nothing, on all
+--- ranks, as with only_if; "stop": an error.
+---@param options? { action?: "skip"|"stop" }
+---@return ms.Link
+function hooks.nan_check(options) return native("nan_check", { "action" }, options) end
+
+local by_name = { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd", "int8", "sign_vote", "adasum", "nan_check" }
 
 -------------------------------------------------------------------------------------------------------------------------------- stages
 
@@ -287,6 +293,18 @@ function Chain.__call(self, bucket, next) return call_link(self, 1, bucket, next
 -- Clipping by the norm of all scales what all others made.
 local function is_whole(link) return getmetatable(link) == Native and link.kind == "clip" and link.scope == "global" end
 
+-- What steps must wait for the last bucket for, or nil; and the states whose "bad" says that a step is to be skipped.
+local function facts_of(chain)
+  local guards, whole = {}, is_whole(chain[1]) and "it is clipped by the norm of all (hooks.clip with the scope lagged does not wait)" or nil
+  for _, link in ipairs(chain) do
+    if getmetatable(link) == Native and link.kind == "nan_check" and link.action ~= "stop" then
+      guards[#guards + 1] = link.keeps
+      whole = whole or "hooks.nan_check has seen all gradients"
+    end
+  end
+  return whole, guards
+end
+
 local function check_whole(list, what)
   for i = 2, #list do
     if is_whole(list[i]) then core.raise(("%s: link %d (clip) clips by the norm of all: it must be the first, as it scales what all others made"):format(what, i)) end
@@ -333,15 +351,15 @@ function hooks.compile(value, what)
   check_whole(chain, what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
-  -- whole: results are complete behind the last bucket only
-  if all_native then return { chain = chain, links = chain, name = tostring(chain), whole = is_whole(chain[1]) } end
+  local whole, guards = facts_of(chain)
+  if all_native then return { chain = chain, links = chain, name = tostring(chain), whole = whole, guards = guards } end
   local reduce                                        -- behind the last link, if that calls next
   local function outer(bucket)
     reduce = reduce or hooks.reduce()
     return reduce(bucket)
   end
   local state = {}                                    -- link: the one that runs; hooks do not nest
-  return { chain = chain, name = tostring(chain), whole = is_whole(chain[1]), hook = function(bucket)
+  return { chain = chain, name = tostring(chain), whole = whole, guards = guards, hook = function(bucket)
     local ok, result = pcall(call_link, chain, 1, bucket, outer, state)
     label()
     if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end

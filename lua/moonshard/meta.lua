@@ -628,6 +628,7 @@
 ---@field sign_vote fun(): ms.Link   *
 ---@field adasum fun(): ms.Link   *
 ---@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link   *
+---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link   * all ranks skip the same step
 --- "global": the first link of a chain. "lagged": by the norm of the step before; works with early steps.
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows

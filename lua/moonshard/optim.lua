@@ -323,6 +323,11 @@ function Optimizer:step(options)
   options = check("optimizer:step", options, { "only_if", "keep_grads" })
   self:finished()
   local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
+  local guard = overlap.guard(self.order)
+  if guard then
+    local only_if = options.only_if
+    options = { keep_grads = options.keep_grads, only_if = only_if and core.where(only_if, guard, only_if) or guard }
+  end
   if options.only_if then refuse_flag(self) end
   if self.shard then overlap.refuse_join(self.order) end
   for _, group in ipairs(self.list) do

@@ -107,7 +107,7 @@ local function view_of(entry, s)
   end
   numbers = mean_over_ranks(s, numbers)
   local view = {
-    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], needs_global_norm = entry.norm or entry.flag or false, buckets = {},
+    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
   }
   for i, b in ipairs(buckets) do
     local ready = numbers[2 * i + 2]
@@ -168,6 +168,9 @@ end
 local function check_early(entry, chosen)
   local early
   for index, moment in pairs(chosen) do if moment == "on_reduced" then early = math.min(early or index, index) end end
+  if early and entry.whole then
+    core.raise(("overlap: policy %s steps bucket %d in backward, before %s: use \"classic\" or \"deferred\""):format(entry.planner.name, early, entry.whole))
+  end
   if early and entry.norm then
     core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = \"lagged\" }, or \"classic\" or \"deferred\"")
       :format(entry.planner.name, early))
@@ -246,11 +249,11 @@ local function step_own(p, own)
   if not own.keep then core.consume_grad(p) end
 end
 
--- Where the chain clips by the norm of all, gradients are complete behind the last bucket only.
+-- Where the chain clips by the norm of all, or steps may be skipped, gradients are complete behind the last bucket only.
 local function refuse_whole(s, positions)
   for _, at in ipairs(positions) do
     if own_of[s.trained[at]] then
-      core.raise(("in_backward: parameter '%s' would be stepped before its gradient is clipped by the norm of all: use hooks.clip { scope = \"lagged\" }"):format(s.trained[at]:name()))
+      core.raise(("in_backward: parameter '%s' would be stepped before %s"):format(s.trained[at]:name(), s.how.whole))
     end
   end
 end
@@ -303,7 +306,7 @@ function overlap.wrap(s, links)
   for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
-      if s.how.whole then core.raise "then_optimizer: it would step before gradients are clipped by the norm of all: use hooks.clip { scope = \"lagged\" }" end
+      if s.how.whole then core.raise("then_optimizer: it would step a gradient before " .. s.how.whole) end
       link.held = held
       s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
     end
@@ -351,7 +354,7 @@ function overlap.attach(optimizer, model, policy)
     end
   end
   if #mine == 0 then core.raise "overlap: none of the optimizer's parameters is trained in this model" end
-  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, norm = s.how.whole }
+  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole }
   for _, p in ipairs(mine) do entry_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
 end
@@ -359,6 +362,24 @@ end
 --- For optimizers: what a step needs to be known before plans can be made.
 ---@param p ms.Parameter
 function overlap.note_flag(p) if entry_of[p] then entry_of[p].flag = true end end
+
+--- For optimizers: the device's flag whether these parameters' gradients are as they should be, where links look for that.
+---@param params ms.Parameter[]
+---@return ms.Tensor?
+function overlap.guard(params)
+  local flag, seen = nil, {}
+  for _, p in ipairs(params) do
+    local s = wrapped_in[p]
+    if s and not seen[s] then
+      seen[s] = true
+      for _, state in ipairs(s.how.guards or {}) do
+        local good = core.no_grad(function() return require "moonshard.link_state".core(state):shared("bad", 1):eq(0):any() end)
+        flag = flag and core.where(flag, good, flag) or good
+      end
+    end
+  end
+  return flag
+end
 
 --- For sharded optimizers: ranks without inputs left do not step, and nobody else has their parameters' state.
 ---@param params ms.Parameter[]

@@ -266,5 +266,33 @@ for i = count + 1, #by_bucket do                        -- from the second itera
 end
 close("clip behind a cast", reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }), reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
 
+--------------------------------------------------------------------------------------------------------------------------- nan_check
+
+-- In step 2 one rank has a NaN, in step 4 another an infinity: none of the ranks steps, not even moments and counts move, whatever comes behind the check.
+for _, inner in ipairs { "reduce", "sign_vote" } do
+  local name = "nan_check before " .. inner
+  local link, good = require "moonshard.hooks.nan_check" { name = name }
+  local models, optimizers = {}, {}
+  for i, hook in ipairs { hooks.chain { "nan_check", inner }, hooks.chain { link, inner }, hooks.chain { inner } } do
+    models[i] = ms.ddp(Weighted { { 4, 5 }, { 7 } }, { bucket_bytes = 8, comm_hook = hook })
+    optimizers[i] = ms.optim.adamw(models[i], { lr = 0.1 })
+  end
+  for t in ms.steps(6) do
+    local bad = t == 2 or t == 4
+    for i, model in ipairs(models) do
+      local list = draws(t, rank, { { 4, 5 }, { 7 } })
+      if bad and rank == (t == 2 and 0 or size - 1) and i < 3 then list[t // 2]:view(-1):narrow(1, 3, 1):fill_(t == 2 and 0 / 0 or 1 / 0) end
+      if i < 3 or not bad then
+        model(list):backward()
+        optimizers[i]:step(i == 2 and { only_if = good() } or nil)
+      end
+    end
+  end
+  for i = 1, 2 do
+    for k, p in ipairs(models[i]:parameters()) do close(name, { p:detach() }, { models[3]:parameters()[k]:detach() }, 0) end
+  end
+  for _, model in ipairs(models) do model:unwrap() end
+end
+
 core.synchronize()
 io.stdout:write(("rank %d is done\n"):format(rank))

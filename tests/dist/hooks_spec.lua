@@ -48,6 +48,8 @@ describe("a job whose hook fails on one rank", function()
     it("ends with its reason on every rank, as " .. name, function()
       fails("function(bucket, next) if rank == 1 then error 'boom' end return next(bucket) end", way, "because rank 1", "bucket 0 \"weight\"", "script.lua:3", "boom")
       fails("function(bucket, next) if rank == 2 then return ms.zeros { 1 } end return next(bucket) end", way, "because rank 2", "expected is [4] f32", "the hook is link '")
+      fails("ms.hooks.chain { function(bucket, next) if rank == 1 then bucket:buffer():fill_(1 / 0) end return next(bucket) end, ms.hooks.nan_check { action = 'stop' } }", way,
+        "inf or nan", "nan_check")
       fails("ms.hooks.stage { name = 'x', decode = function(t) if rank == 0 then return nil end return t end }", way, "because rank 0", "stage 'x'", "decode returned nothing")
       fails("function(bucket, next) kept = kept or bucket if rank == 1 then kept:index() kept = bucket end return next(bucket) end", way, "because rank 1", "only valid")
     end)

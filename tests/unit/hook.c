@@ -213,7 +213,7 @@ static const chain chains[] = {
     { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 }, { "error_feedback", "int8", MS_F32, 2 },
     { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 }, { "error_feedback", "sign_vote", MS_BF16, 0 },
     { NULL, "adasum", MS_F32, 0 }, { NULL, "adasum", MS_F16, 0 }, { NULL, "post_local_sgd", MS_F32, 0 }, { "clip", "reduce", MS_F32, 0 }, { "clip", "reduce", MS_F32, 1 },
-    { "clip", "noop", MS_BF16, 2 },
+    { "clip", "noop", MS_BF16, 2 }, { "nan_check", "reduce", MS_F32, 0 }, { "nan_check", "sign_vote", MS_F16, 1 },
 };
 
 /* cast around, then the links by name. */
@@ -233,6 +233,7 @@ static uint32_t read_chain(const chain *c, ms_link *links)
         links[count - 1].options.int8.form = c->variant ? MS_INT8_ALL_TO_ALL : MS_INT8_ALL_GATHER;
         links[count - 1].options.top_k.fraction = 0.1;
         links[count - 1].options.clip.max_norm = 1;
+        links[count - 1].options.nan_check.stop = c->variant;
         links[count - 1].options.clip.scope = c->variant ? (ms_clip_scope)c->variant : MS_CLIP_GLOBAL;
         links[count - 1].options.post_local_sgd.start_step = 1;
         links[count - 1].options.top_k.momentum = c->variant ? 0.5 : 0;

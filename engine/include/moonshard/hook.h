@@ -100,6 +100,7 @@ typedef struct ms_link_options {
     struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
     struct { double fraction, momentum; } top_k;
     struct { double max_norm; ms_clip_scope scope; } clip;
+    struct { bool stop; } nan_check;                                        /* stop: an error; else what optimizers ask for */
     struct { int64_t start_step; ms_group *subgroup; bool reduce_after; } post_local_sgd;   /* subgroup NULL: the bucket's group */
 } ms_link_options;
 
@@ -121,7 +122,8 @@ struct ms_link_kind {
 
 /* "reduce" (the kind's own reduction), "all_reduce" (of all_reduce buckets only), "noop" (gradients stay local), "cast" (there and back),
  * "error_feedback" (adds what was lost in the iteration before), "powersgd" (low rank), "int8", "top_k" (the greatest numbers, the
- * others later), "sign_vote" (one bit each), "adasum", "post_local_sgd", "clip" (of reduced gradients). */
+ * others later), "sign_vote" (one bit each), "adasum", "post_local_sgd", "clip" (of reduced gradients),
+ * "nan_check". */
 MS_API const ms_link_kind *ms_link_find(const char *name);                  /* NULL if there is none */
 
 #define MS_CHAIN_LINKS 16
