@@ -463,7 +463,12 @@ static int ddp_broadcast(lua_State *L)
 void ms_open_ddp(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync }, { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow }, { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL } };
+    static const luaL_Reg methods[] = {
+        { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync },
+        { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
+        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake },
+        { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
+    };
     ms_lua_register(L, runtime, functions);
     static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);

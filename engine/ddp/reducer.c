@@ -79,7 +79,8 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     ms_stream *stream = ms_engine_current(reducer->engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
-    ms_status status = item->plain ? reduce_plainly(bucket, &result) : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    ms_status status = item->plain ? reduce_plainly(bucket, &result)
+                       : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, result);
     if (!status && !is_same_memory(result, bucket->flat)) {

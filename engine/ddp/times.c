@@ -47,7 +47,8 @@ void ms_times_close(ms_reducer *reducer)
 
 static void harvest_buckets(ms_reducer *reducer, uint32_t set, uint64_t begin)
 {
-    const uint64_t *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + (size_t)set * 2 * reducer->count, *arrivals = (const uint64_t *)ms_storage_data(reducer->arrivals) + (size_t)set * 2 * reducer->count;
+    size_t first = (size_t)set * 2 * reducer->count;
+    const uint64_t *spans = (const uint64_t *)ms_storage_data(reducer->reductions) + first, *arrivals = (const uint64_t *)ms_storage_data(reducer->arrivals) + first;
     for (uint32_t i = 0; reducer->times[set].noted && i < reducer->count - reducer->delayed; i++) reducer->came_ns[i] = arrivals[reducer->count + i] - begin;
     for (uint32_t b = 0; b < reducer->times[set].buckets; b++) reducer->bucket_times[b] = (ms_bucket_times){ arrivals[b] - begin, spans[2 * b + 1] - spans[2 * b] };
     reducer->timed_layout = reducer->times[set].layout;

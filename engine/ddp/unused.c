@@ -177,12 +177,9 @@ static ms_status end_of_first(void *user)
     ms_reducer_reset(reducer);
     for (uint32_t i = 0; i < reducer->count && !status; i++) {
         ms_slot_owner *owner = &reducer->owners[i];
-        if (!owner->used) status = ms_unused_skip(owner);
-        else if (!ms_tensor_grad(owner->tensor)) status = ms_unused_skip(owner);
-        else {
-            status = ms_reducer_move_home(owner);
-            if (!status) status = ms_reducer_arrive(owner);
-        }
+        bool here = owner->used && ms_tensor_grad(owner->tensor);
+        if (here) status = ms_reducer_move_home(owner);
+        if (!status) status = here ? ms_reducer_arrive(owner) : ms_unused_skip(owner);
     }
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }

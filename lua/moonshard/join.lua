@@ -73,7 +73,9 @@ end
 local function take_part(s, words, live, highest, synchronize_buffers)
   local word = words[highest + 1]
   for rank, other in ipairs(words) do
-    if other ~= 0 and other ~= word then core.raise(("join: ranks %d and %d do different things: no_sync and rebuild_buckets belong to the same forward on all ranks"):format(rank - 1, highest)) end
+    if other ~= 0 and other ~= word then
+      core.raise(("join: ranks %d and %d do different things: no_sync and rebuild_buckets belong to the same forward on all ranks"):format(rank - 1, highest))
+    end
   end
   if word & SYNC == 0 then return end
   set_divisor(s, live)

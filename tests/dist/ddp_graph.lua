@@ -301,7 +301,9 @@ do
     end
     return plan
   end
-  for _, options in ipairs { { buckets = ms.buckets { name = "changing", plan = planner } }, { buckets = "fitted", find_unused = true }, { buckets = "arrival", static_graph = true, delayed = { "b%..*" } } } do
+  for _, options in ipairs {
+    { buckets = ms.buckets { name = "changing", plan = planner } }, { buckets = "fitted", find_unused = true }, { buckets = "arrival", static_graph = true, delayed = { "b%..*" } },
+  } do
     local model = ms.ddp(Branches(), options)
     for step in ms.steps(5) do
       local expected = alone(plain, function(r) pass(plain, step, r, "dacb") pass(plain, step + 50, r, "dacb") end)

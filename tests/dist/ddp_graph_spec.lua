@@ -44,6 +44,29 @@ for name, way in pairs(ways) do
   end)
 end
 
+it("ranks that join with different options are told so", function()
+  local code, text = run([[
+    local model = ms.ddp(ms.nn.Linear(4, 4))
+    model:join({ divisor = rank == 1 and "live" or "all" }, function() model(ms.ones { 2, 4 }):sum():backward() end)
+  ]], " --thread-ranks")
+  assert.not_equal(0, code)
+  assert.truthy(text:find("given different options", 1, true), text)
+end)
+
+it("a rank that has nothing to do for very long is remarked on once", function()
+  local code, text = run([[
+    local model = ms.ddp(ms.nn.Linear(1, 1, { bias = false }))
+    model:join({}, function()
+      for step = 1, rank == 2 and 1100 or 1 do model(ms.ones { 1, 1 }):sum():backward() model.weight:set_grad(nil) end
+    end)
+  ]], " --thread-ranks")
+  assert.equal(0, code, text)
+  for rank = 0, 2 do
+    local _, count = text:gsub(("join: rank %d has had no inputs"):format(rank), "")
+    assert.equal(rank < 2 and 1 or 0, count, text)
+  end
+end)
+
 it("a graph without unused parameters is remarked on once", function()
   local code, text = run([[
     local model = ms.ddp(ms.nn.Linear(4, 4), { find_unused = true })

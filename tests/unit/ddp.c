@@ -533,7 +533,11 @@ static void plan_some(rank *self)
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_engine_sync(self->engine));
         CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
-        for (uint32_t i = 0; i < WEIGHTS && iteration < 3; i++) CHECK(order[i] == WEIGHTS - 1 - i && ns[order[i]] > 0 && ns[order[i]] < 60000000000u && (i == 0 || ns[order[i]] >= before) && (before = ns[order[i]], true));
+        for (uint32_t i = 0; i < WEIGHTS && iteration < 3; i++) {
+            const uint64_t now = ns[order[i]];
+            CHECK(order[i] == WEIGHTS - 1 - i && now > 0 && now < 60000000000u && (i == 0 || now >= before));
+            before = now;
+        }
         if (iteration == 1) OK(clear(&m));                                        /* gradients that are there move along */
         OK(ms_reducer_assign(reducer, plans[iteration % 2], sizes[iteration % 2], 3));
         CHECK(iteration == 1 || reduced(self, &m, &reference, iteration, iteration));
