@@ -13,7 +13,7 @@ static int rank(lua_State *L)
     return 1;
 }
 
-/* core.comm_step(step) -> the requests to stop and to save (signals' numbers, or nil) that all ranks meet before the step that is about to begin */
+/* core.comm_step(step) -> the requests to stop, to save (signals' numbers, or nil) and to reload (1 or nil) that all ranks meet before the step that is about to begin */
 static int comm_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -33,6 +33,15 @@ static int comm_request(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     int64_t number = ms_lua_integer(L, 1, 1, 255, "signal");
     if (runtime->rendezvous) ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
+    lua_pushboolean(L, runtime->rendezvous != NULL);
+    return 1;
+}
+
+/* core.comm_reload(): asks all ranks to read watched files again between two steps; false if this rank is alone. */
+static int comm_reload(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    if (runtime->rendezvous) ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_RELOAD, 1);
     lua_pushboolean(L, runtime->rendezvous != NULL);
     return 1;
 }
@@ -76,7 +85,7 @@ static int comm_leave(lua_State *L)
 
 void ms_open_job(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "rank", rank }, { "comm_step", comm_step }, { "comm_request", comm_request }, { "comm_folder", comm_folder }, { "comm_cause", comm_cause },
+    static const luaL_Reg functions[] = { { "rank", rank }, { "comm_step", comm_step }, { "comm_request", comm_request }, { "comm_reload", comm_reload }, { "comm_folder", comm_folder }, { "comm_cause", comm_cause },
                                           { "comm_leave", comm_leave }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
 }

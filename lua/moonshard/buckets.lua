@@ -1,5 +1,6 @@
 -- Which parameters share a bucket: plans (numbers in, table out), made from the order and the moments in which gradients came and from what reductions took.
 local core = require "moonshard.core"
+local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 
 local buckets = {}
@@ -64,11 +65,12 @@ function buckets.planner_of(value)
     local near = core.nearest(value, { "arrival", "fitted" })
     core.raise(("ddp: buckets: unknown plan '%s'%s; there are arrival, fitted, and files that end in .lua"):format(value, near and (": did you mean '%s'?"):format(near) or ""))
   end
-  local chunk, message = loadfile(value)
-  if not chunk then core.raise("ddp: buckets: " .. message) end
-  local made = chunk()
-  if getmetatable(made) ~= Buckets then core.raise(("ddp: buckets: %s returned a %s; it must return what ms.buckets gives"):format(value, type(made))) end
-  return made
+  local planner = setmetatable({}, Buckets)
+  local made = watch.open(value, "ddp: buckets", function(other)
+    return getmetatable(other) ~= Buckets and ("returned a %s; it must return what ms.buckets gives"):format(type(other)) or nil
+  end, watch.into(planner))
+  planner.name, planner.every, planner.plan = made.name, made.every, made.plan
+  return planner
 end
 
 -- Says what is wrong with a plan, with the line where its planner was written.
@@ -219,12 +221,15 @@ local function make_plan(s, plan)
   local planner = plan.planner
   local view, positions = view_of(s, plan)
   if not view then return end
-  core.hook_enter()
-  local ok, answer = pcall(planner.plan, view)
-  core.hook_leave()
-  if not ok then refuse(planner, "%s", tostring(answer)) end
-  local lists = check_plan(planner, answer, view)
-  compare(s, planner, lists, view)
+  local lists = watch.tried(planner, function()
+    core.hook_enter()
+    local ok, answer = pcall(planner.plan, view)
+    core.hook_leave()
+    if not ok then refuse(planner, "%s", tostring(answer)) end
+    local checked = check_plan(planner, answer, view)
+    compare(s, planner, checked, view)
+    return checked
+  end)
   local own = {}
   for b, list in ipairs(lists) do
     own[b] = {}
@@ -245,6 +250,7 @@ function buckets.new(planner) return { planner = planner, pass = 0, next = 1, sa
 function buckets.begin(s)
   local plan = s.plan
   if s.joining then return end
+  if plan.version ~= plan.planner.version then plan.version, plan.next = plan.planner.version, plan.pass + 1 end      -- planned anew behind a pass that is recorded
   if plan.pass >= plan.next then make_plan(s, plan) end
   plan.pass = plan.pass + 1
   s.reducer:record(plan.pass >= plan.next)

@@ -5,6 +5,7 @@
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
+local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 
 local hooks = {}
@@ -229,12 +230,7 @@ end
 -- A link from what may stand for one: itself, a native one's name, a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
-    local load, message = loadfile(value, "t")
-    if not load then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, value, message)) end
-    local ok, link = pcall(load)
-    if not ok then core.raise(("%s: the file '%s' failed: %s"):format(what, value, tostring(link))) end
-    if not is_callable(link) then core.raise(("%s: '%s' returned a %s, not a link"):format(what, value, type(link))) end
-    return link
+    return watch.link(value, what, function(link) return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil end, hooks.name)
   elseif type(value) == "string" then
     for _, name in ipairs(by_name) do if name == value then return hooks[name]() end end
     local nearest = core.nearest(value, by_name)
@@ -279,7 +275,7 @@ local function call_link(chain, position, bucket, outer, state)
   end
   state.link = link
   label(bucket, link)
-  local result = link(bucket, next)
+  local result = link(bucket, next, function() called = false end)           -- the third is for links that begin anew: see watch.lua
   if core.is_tensor(result) then return future.new(result, core.stream()) end
   if not future.is_future(result) then
     error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)

@@ -28,8 +28,11 @@ local function is_taken(name)
   return live[name] ~= nil
 end
 
+local heir                                                 -- while inherit runs: { before = names that its script had, names = names that it has }
+
 local function make(name)
   local state = setmetatable({}, State)
+  if heir then heir.names[name] = true end
   inner[state] = { name = name, core = core.link_state(), texts = {}, parameters = setmetatable({}, { __mode = "k" }), buckets = {}, put = {} }
   live[name] = state
   if waiting[name] then
@@ -39,11 +42,35 @@ local function make(name)
   return state
 end
 
+-- The state of this name that an earlier version of the running script has left it.
+local function inherited(name)
+  if not heir or heir.names[name] then return nil end
+  local state = heir.before[name] and live[name]
+  if state then heir.names[name] = true end
+  return state
+end
+
+--- f(), whose states are, by name, those that an earlier version of it had. Returns what f gives, and the names of its states for the next version.
+---@param before? table<string, true>
+---@param f function
+---@return any, table<string, true>
+function link_state.inherit(before, f)
+  local outer = heir
+  heir = { before = before or {}, names = {} }
+  local names = heir.names
+  local ok, value = pcall(f)
+  heir = outer
+  if not ok then error(value, 0) end
+  return value, names
+end
+
 --- State of a link, saved in checkpoints under this name.
 ---@param name string
 ---@return ms.State
 function link_state.new(name)
   if type(name) ~= "string" or name == "" then core.raise("hooks.state: a name is expected, not " .. type(name)) end
+  local old = inherited(name)
+  if old then return old end
   if is_taken(name) then core.raise(("hooks.state: there is a state '%s' already, in which another link would find its own numbers"):format(name)) end
   return make(name)
 end
@@ -54,6 +81,8 @@ end
 function link_state.numbered(kind)
   local name, number = kind, 1
   while is_taken(name) do
+    local old = inherited(name)
+    if old then return old end
     number = number + 1
     name = ("%s %d"):format(kind, number)
   end

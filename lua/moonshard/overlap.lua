@@ -2,6 +2,7 @@
 -- own, so that what is stepped early runs beside the rest of backward, and what is stepped late beside the next forward; the engine lets readers and
 -- writers of the same memory wait for each other, so every plan gives the same weights.
 local core = require "moonshard.core"
+local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 
 local overlap = {}
@@ -59,11 +60,12 @@ local function planner_of(policy)
     core.raise(("overlap: unknown policy '%s'%s; there are %s, and files that end in .lua"):format(policy, near and (": did you mean '%s'?"):format(near) or "",
       table.concat(names, ", ")))
   end
-  local chunk, message = loadfile(policy)
-  if not chunk then core.raise("overlap: " .. message) end
-  local made = chunk()
-  if getmetatable(made) ~= Overlap then core.raise(("overlap: %s returned a %s; it must return what ms.overlap gives"):format(policy, type(made))) end
-  return made
+  local planner = setmetatable({}, Overlap)
+  local made = watch.open(policy, "overlap", function(value)
+    return getmetatable(value) ~= Overlap and ("returned a %s; it must return what ms.overlap gives"):format(type(value)) or nil
+  end, watch.into(planner))
+  planner.name, planner.every, planner.plan = made.name, made.every, made.plan
+  return planner
 end
 
 -- Where a planner was written, for messages.
@@ -198,6 +200,17 @@ local function layout_of(buckets)
   return table.concat(parts, ";")
 end
 
+local function plan_now(entry, s, view, count)
+  core.hook_enter()
+  local ok, plan = pcall(entry.planner.plan, view)
+  core.hook_leave()
+  if not ok then core.raise(("overlap plan %s: %s"):format(line_of(entry.planner), tostring(plan))) end
+  local chosen = check_plan(entry, plan, count)
+  compare(entry, s, chosen, count)
+  check_early(entry, chosen)
+  return chosen
+end
+
 -- The first pass is recorded and runs classic; a plan holds for `every` passes, or until buckets are rebuilt.
 local function plan_pass(entry, s)
   local planner, pass = entry.planner, entry.pass
@@ -208,7 +221,7 @@ local function plan_pass(entry, s)
   local layout = layout_of(buckets)
   entry.timed, entry.last = entry.last == layout, layout        -- whether a pass with these buckets went before
   if pass == 0 then return end
-  local fresh = entry.layout ~= layout
+  local fresh = entry.layout ~= layout or entry.version ~= planner.version
   if not fresh and (planner.always or pass < entry.next) then return check_early(entry, entry.chosen) end
   local chosen = {}
   if planner.always then
@@ -219,15 +232,10 @@ local function plan_pass(entry, s)
       entry.layout, entry.next = nil, pass + 1
       return apply(entry, s, {}, buckets)
     end
-    core.hook_enter()
-    local ok, plan = pcall(planner.plan, view)
-    core.hook_leave()
-    if not ok then core.raise(("overlap plan %s: %s"):format(line_of(planner), tostring(plan))) end
-    chosen = check_plan(entry, plan, #buckets)
-    compare(entry, s, chosen, #buckets)
+    chosen = watch.tried(planner, function() return plan_now(entry, s, view, #buckets) end)
   end
   check_early(entry, chosen)
-  entry.layout, entry.next = layout, pass + planner.every
+  entry.layout, entry.next, entry.version = layout, pass + planner.every, planner.version
   apply(entry, s, chosen, buckets)
 end
 

@@ -30,7 +30,10 @@ local function meet_requests(step)
   local process = package.loaded["moonshard.process"]
   local own = process and process.stop_requested()
   if own and core.comm_request(own) then own = nil end
-  local stop, save = core.comm_step(step)
+  local watch = package.loaded["moonshard.watch"]
+  local alone = watch and watch.ask()
+  local stop, save, reload = core.comm_step(step)
+  if reload or alone then watch.reload(step) end
   launch.cut = launch.cut or stop or own
   launch.save = save ~= nil or process ~= nil and process.save_requested()
 end

@@ -90,7 +90,7 @@ MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
 
 /* What a supervisor may ask of all ranks. They learn of it between the same two steps (ms_comm_step), without a collective. One request of each
  * kind at a time: while one is under way, another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal handler. */
-typedef enum ms_request { MS_REQUEST_STOP, MS_REQUEST_SAVE, MS_REQUESTS } ms_request;
+typedef enum ms_request { MS_REQUEST_STOP, MS_REQUEST_SAVE, MS_REQUEST_RELOAD /* of scripts */, MS_REQUESTS } ms_request;
 MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
 /* The folder that a rank has named with ms_comm_set_folder, or "". Returns text. */
 #define MS_FOLDER_BYTES 1024

@@ -31,11 +31,13 @@ end
 function run.main(arguments)
   local parser = switches.recipe_parser("run", "Runs a recipe.")
   parser:option("--trace", "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)")
+  parser:flag("--watch", "read files of hooks, plans and policies again when they change, on all ranks before the same step")
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
   local process = package.loaded["moonshard.process"]
   if parsed.ranks > 1 and not parsed.help and not process.rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
+  if parsed.watch then require "moonshard.watch".on = true end
   if process and not parsed.help then process.watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end

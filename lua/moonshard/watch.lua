@@ -1,0 +1,224 @@
+-- moonshard run --watch: files from which links and planners come are read again when they change, and all ranks switch to the new one between the same two
+-- steps. Rank 0 looks at the files; the ranks meet as for a request to stop, and rank 0 sends what the file says now.
+--
+-- A new script is on trial for its first step. One that does not load, is not what was there, or fails on trial is told about, and the old one goes on.
+local core = require "moonshard.core"
+local future = require "moonshard.future"
+local link_state = require "moonshard.link_state"
+local log = require "moonshard.log"
+
+local watch = { on = false }
+
+local LOOK_MS <const> = 20             -- between two looks at the files
+
+local files = {}                       -- in the order in which they were opened, which is the same on all ranks
+local on_trial = {}                    -- those whose new script runs its first step
+local looked = 0
+
+-- What the script gives, or nil and what is wrong with it. States that its link had before are its own.
+local function run(item, text)
+  local chunk, message = load(text, "@" .. item.path, "t")
+  if not chunk then return nil, "cannot be loaded: " .. message end
+  local ok, value, states = pcall(link_state.inherit, item.states, chunk)
+  if not ok then return nil, "failed: " .. tostring(value) end
+  local wrong = item.accept(value)
+  if wrong then return nil, wrong end
+  return value, nil, states
+end
+
+--- What a file returns. accept(value) says what is wrong with it, or nothing. take(value, item): for watched files, whenever there is a new value: puts it in
+--- force, and returns what puts the old one back.
+---@param path string
+---@param what string for messages
+---@param accept fun(value: any): string?
+---@param take fun(value: any, item: table): fun()
+---@return any
+function watch.open(path, what, accept, take)
+  local text, message = core.file_read(path)
+  if not text then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message)) end
+  local item = { path = path, text = text, accept = accept, take = take }
+  local value, wrong, states = run(item, text)
+  if wrong then core.raise(("%s: the file '%s' %s"):format(what, path, wrong)) end
+  if watch.on then
+    item.states = states
+    files[#files + 1] = item
+  end
+  return value
+end
+
+---------------------------------------------------------------------------------------------------------------------------- switching
+
+local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. format, ...) end end
+
+-- The new script goes; each rank says why, since it may have failed on one only.
+local function fall_back(item, message)
+  item.undo()
+  item.states, item.trial = item.before, false
+  log.warn("watch: '%s' failed in its first step, the old one goes on: %s", item.path, tostring(message))
+end
+
+-- All ranks take the new text, or none does.
+local function switch(item, text, step)
+  local value, wrong, states = run(item, text)
+  item.text = text
+  local failures = require "moonshard.group".world():_sum { wrong and 1 or 0 }[1]
+  if failures > 0 then
+    if wrong then log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong) end
+    return
+  end
+  item.before, item.states, item.trial, item.undo = item.states, states, true, item.take(value, item)
+  on_trial[#on_trial + 1] = item
+  tell("'%s' has changed: the new one is in force from step %d on", item.path, step)
+end
+
+-- Rank 0's changed files, as text, on all ranks.
+local function share(text)
+  local world = require "moonshard.group".world()
+  if world:size() == 1 then return text end
+  local length = core.tensor({ #text }, "i64")
+  world:broadcast(length, 0):sync()
+  local bytes = length:item()
+  local tokens = core.to_tokens(text .. ("\0"):rep(bytes - #text))
+  world:broadcast(tokens, 0):sync()
+  return core.to_text(tokens)
+end
+
+-- Of rank 0: whether a file says something new.
+local function has_changed()
+  if core.rank() ~= 0 or core.clock_ms() - looked < LOOK_MS then return false end
+  looked = core.clock_ms()
+  for _, item in ipairs(files) do
+    item.seen = core.file_read(item.path) or item.text          -- one that is being replaced is looked at again
+    if item.seen ~= item.text then return true end
+  end
+  return false
+end
+
+--- Before the requests of a step are met: whether this rank, being alone, is to switch now. Otherwise all meet.
+---@return boolean
+function watch.ask()
+  if #files == 0 or not has_changed() then return false end
+  return not core.comm_reload()
+end
+
+--- All ranks call it before the same step.
+---@param step integer that begins
+function watch.reload(step)
+  local changed = core.json_list {}
+  if core.rank() == 0 then
+    for i, item in ipairs(files) do
+      item.seen = core.file_read(item.path) or item.text
+      if item.seen ~= item.text then changed[#changed + 1] = { file = i, text = item.seen, hash = ("%016x"):format(core.hash(item.seen)) } end
+    end
+  end
+  for _, change in ipairs(core.json_decode(share(core.rank() == 0 and core.json_encode(changed) or ""))) do
+    if ("%016x"):format(core.hash(change.text)) ~= change.hash then core.raise("watch: '%s' came over damaged", files[change.file].path) end
+    switch(files[change.file], change.text, step)
+  end
+end
+
+require "moonshard.steps".on_end(function()
+  -- A planner is on trial until it has planned.
+  local left = {}
+  for _, item in ipairs(on_trial) do
+    if item.plans then left[#left + 1] = item.trial and item or nil
+    else item.trial = false end
+  end
+  on_trial = left
+end)
+
+----------------------------------------------------------------------------------------------------------------------------- planners
+
+--- Takes the fields of a watched planner over into the one that is in use, and back.
+---@param planner table
+---@return fun(value: table, item: table): fun()
+function watch.into(planner)
+  local version = 0
+  local function put(fields, item)
+    version = version + 1
+    planner.name, planner.every, planner.plan, planner.version, planner.item = fields.name, fields.every, fields.plan, version, item
+  end
+  return function(value, item)
+    local old = { name = planner.name, every = planner.every, plan = planner.plan }
+    item.plans = true
+    put(value, item)
+    return function() put(old, nil) end
+  end
+end
+
+--- f(), and once more with the old planner if the new one fails on trial.
+---@param planner table
+---@param f fun(): any
+---@return any
+function watch.tried(planner, f)
+  local item = planner.item
+  if not (item and item.trial) then return f() end
+  local ok, result = pcall(f)
+  if ok then
+    item.trial = false
+    return result
+  end
+  fall_back(item, result)
+  return f()
+end
+
+-------------------------------------------------------------------------------------------------------------------------------- links
+
+local Link = {}                        -- metatable: { current, item, name }, in the place of the link that a watched file gives
+
+--- A link from a file; name(link) is what messages call one.
+---@param path string
+---@param what string
+---@param accept fun(value: any): string?
+---@param name fun(link: any): string
+---@return ms.Link
+function watch.link(path, what, accept, name)
+  local made = setmetatable({ name = name }, Link)
+  made.current = watch.open(path, what, accept, function(value, item)
+    local old = made.current
+    made.current, made.item = value, item
+    return function() made.current = old end
+  end)
+  return watch.on and made or made.current
+end
+
+Link.__tostring = function(self) return self.name(self.current) end
+
+-- On trial the bucket's numbers are kept, so that the old link can begin anew wherever the new one fails: in its call, or in what it does with the result.
+local function try(self, bucket, next, again)
+  local item, before, failed = self.item, bucket:buffer(), false
+  local kept = before:clone()
+  local function instead(message)
+    failed = true
+    if item.trial then fall_back(item, message) end
+    before:copy_(kept)
+    bucket:set_buffer(before)
+    again()
+    return self.current(bucket, next)
+  end
+  local function guarded(fut)
+    if not future.is_future(fut) then return fut end
+    local and_then = fut.and_then
+    fut.and_then = function(from, f)
+      return guarded(and_then(from, function(value)
+        if failed then return value end
+        local ok, result = pcall(f, value)
+        if ok then return result end
+        return instead(result)
+      end))
+    end
+    return fut
+  end
+  local ok, result = pcall(self.current, bucket, function(given) return guarded(next(given)) end)
+  if ok and not core.is_tensor(result) and not future.is_future(result) then
+    ok, result = false, ("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result))
+  end
+  return ok and result or instead(result)
+end
+
+function Link.__call(self, bucket, next, again)
+  if self.item and self.item.trial then return try(self, bucket, next, again) end
+  return self.current(bucket, next)
+end
+
+return watch

@@ -1,0 +1,156 @@
+-- moonshard run --watch: scripts that change while a job runs. ctest: serial
+local command = require "command"
+
+-- Each step all ranks add the loss's gradient through the hook; what the hook did is in the weights. Between steps rank 0 puts files in the place of others: as
+-- an editor would, but at known steps. It prints what the hook of each step multiplied with.
+local RECIPE = [[
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local cfg = ms.config { steps = 12, policy = "", buckets = "" }
+local model = ms.nn.Linear(4, 4, { bias = false })
+local net = ms.ddp(model, { comm_hook = "hook.lua", buckets = cfg.buckets ~= "" and cfg.buckets or nil })
+local opt = ms.optim.sgd(model, { lr = 0.0 })
+if cfg.policy ~= "" then opt:overlap(net, cfg.policy) end
+local factors = {}
+for step in ms.steps(cfg.steps) do
+  model.weight:zero_grad()
+  net(ms.ones { 1, 4 }):sum():backward()
+  factors[#factors + 1] = ("%g"):format(model.weight:grad():select(1, 1):select(1, 1):item())
+  opt:step()
+  if step % 3 == 2 and ms.rank() == 0 then
+    os.rename(("next-%d.lua"):format(step), "hook.lua")
+    os.rename(("policy-%d.lua"):format(step), "policy.lua")
+    -- The files are looked at every 20 ms.
+    local from = core.clock_ms()
+    while core.clock_ms() - from < 25 do end
+  end
+end
+print(("rank %d: %s"):format(ms.rank(), table.concat(factors, " ")))
+]]
+
+local function times(factor) return ("return function(bucket, next) return next(bucket):and_then(function(mean) return mean * %d end) end"):format(factor) end
+
+describe("watched scripts", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/r.lua", (RECIPE:gsub("model.weight:zero_grad%(%)", "opt:zero_grad()")))
+    command.write(folder .. "/hook.lua", times(1))
+  end)
+  after_each(function() command.remove(folder) end)
+
+  -- Runs; the line of each rank, all of which must be equal.
+  local function run(arguments, ranks)
+    local out, err = command.succeed(folder, "run r.lua --watch " .. arguments)
+    local first
+    for rank = 0, ranks - 1 do
+      local line = out:match(("rank %d: ([^\n]*)\n"):format(rank))
+      assert.truthy(line, out)
+      first = first or line
+      assert.equal(first, line)
+    end
+    return first, out, err
+  end
+
+  -- The two steps with which something new was in force. Where rank 0 is ahead of others, they meet a step later.
+  local function switches(out, file)
+    local found = {}
+    for step in out:gmatch(("watch: '%s' has changed: the new one is in force from step (%%d+) on\n"):format(file)) do found[#found + 1] = tonumber(step) end
+    assert.equal(2, #found, out)
+    assert.is_true((found[1] == 3 or found[1] == 4) and (found[2] == 6 or found[2] == 7), out)
+    return found[1], found[2]
+  end
+
+  for _, kind in ipairs { "-n 1", "-n 3", "-n 2 --thread-ranks" } do
+    local ranks = tonumber(kind:match "%d")
+
+    it("are in force on all ranks from the same step on: " .. kind, function()
+      command.write(folder .. "/next-2.lua", times(3))
+      -- A script may be longer than what other texts that ranks share.
+      command.write(folder .. "/next-5.lua", ("-- long\n"):rep(2000) .. [[
+        local hooks = require "moonshard.hooks"
+        return hooks.chain { hooks.cast { dtype = "bf16" }, hooks.stage { name = "by five", decode = function(mean) return mean * 5 end }, hooks.all_reduce() }
+      ]])
+      local factors, out, err = run(kind, ranks)
+      assert.equal("", err)
+      local first, second = switches(out, "hook.lua")
+      assert.equal(("1 "):rep(first) .. ("3 "):rep(second - first) .. ("5 "):rep(12 - second), factors .. " ")
+    end)
+
+    it("go on as they were when the new one does not load or is none: " .. kind, function()
+      command.write(folder .. "/next-2.lua", "return function(bucket, next")
+      command.write(folder .. "/next-5.lua", "return 7")
+      command.write(folder .. "/next-8.lua", "error 'not yet'")
+      local factors, _, err = run(kind, ranks)
+      assert.equal(("1 "):rep(12), factors .. " ")
+      for rank = 0, ranks - 1 do
+        local told = ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one goes on: it "):format(rank)
+        for _, why in ipairs { "cannot be loaded: hook.lua:1:", "returned a number, not a link", "failed: hook.lua:1: not yet" } do assert.truthy(err:find(told .. why, 1, true), err) end
+      end
+    end)
+
+    it("go on as they were when the new one fails in its first step: " .. kind, function()
+      command.write(folder .. "/hook.lua", times(2))
+      command.write(folder .. "/next-2.lua", "return function(bucket) local x = bucket:nothing() return x end")
+      command.write(folder .. "/next-5.lua", [[return function(bucket, next) next(bucket) end]])
+      command.write(folder .. "/next-8.lua", [[
+        local hooks = require "moonshard.hooks"
+        return hooks.chain { hooks.stage { name = "outer", decode = function(mean) return mean * 100 end }, hooks.stage { name = "inner", encode = function(t) return t * 10 end,
+          decode = function(mean) return mean.nothing.at_all end } }
+      ]])
+      local factors, _, err = run(kind, ranks)
+      assert.equal(("2 "):rep(12), factors .. " ")
+      local told = "watch: 'hook.lua' failed in its first step, the old one goes on: "
+      assert.equal(3 * ranks, select(2, err:gsub(told:gsub("%p", "%%%0"), "")), err)
+      assert.truthy(err:find(told .. "it returned nothing", 1, true), err)
+    end)
+  end
+
+  it("keep the state of their links, by name", function()
+    local function counting(factor)
+      return ([[
+        local hooks = require "moonshard.hooks"
+        local state = hooks.state "count"
+        return function(bucket, next)
+          local own = state:of "passes"
+          own.n = (own.n or 0) + 1
+          return next(bucket):and_then(function(mean) return mean * (%d + own.n) end)
+        end]]):format(factor)
+    end
+    command.write(folder .. "/hook.lua", counting(0))
+    command.write(folder .. "/next-2.lua", counting(100))
+    command.write(folder .. "/next-5.lua", counting(200))
+    local factors, out = run("-n 2", 2)
+    local first, second = switches(out, "hook.lua")
+    local expected = {}
+    for step = 0, 11 do expected[step + 1] = step + 1 + (step >= second and 200 or step >= first and 100 or 0) end
+    assert.equal(table.concat(expected, " "), factors)
+  end)
+
+  it("may be plans", function()
+    local function policy(moment, name)
+      return ([[return require "moonshard".overlap { name = "%s", plan = function(view)
+        local plan = {}
+        for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "%s" } end
+        return plan
+      end }]]):format(name or moment, moment)
+    end
+    command.write(folder .. "/policy.lua", policy "after_backward")
+    command.write(folder .. "/policy-2.lua", policy "before_next_use")
+    command.write(folder .. "/policy-5.lua", policy("whenever", "bad"))
+    local _, out, err = run("-n 2 policy=policy.lua", 2)
+    switches(out, "policy.lua")
+    assert.matches("rank 0: watch: 'policy.lua' failed in its first step, the old one goes on: [^\n]*unknown step 'whenever'", err)
+    command.write(folder .. "/policy.lua", [[return require "moonshard".buckets { name = "one", plan = function(view) return { caps_bytes = { 1 << 20 } } end }]])
+    command.write(folder .. "/policy-2.lua", [[return require "moonshard".buckets { name = "none", plan = function(view) return {} end }]])
+    _, out, err = run("-n 2 buckets=policy.lua", 2)
+    assert.matches("'policy.lua' has changed: the new one is in force from step [34] on", out)
+    assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one goes on: ", err)
+  end)
+
+  it("are read once where nobody watches", function()
+    command.write(folder .. "/next-2.lua", times(3))
+    local out = command.succeed(folder, "run r.lua -n 2")
+    assert.matches("rank 0: " .. ("1 "):rep(11) .. "1\n", out)
+  end)
+end)
