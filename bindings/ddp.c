@@ -356,6 +356,7 @@ static int reducer_assign(lua_State *L)
 static int ddp_assign(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
+    for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
     uint32_t count = (uint32_t)lua_rawlen(L, 1), limit_count = (uint32_t)lua_rawlen(L, 3), buckets = 0;
     uint64_t *bytes = lua_newuserdatauv(L, ((size_t)count + limit_count + 1) * sizeof(uint64_t) + 3 * (size_t)count * sizeof(uint32_t), 0), *limits = bytes + count;
     uint32_t *keys = (uint32_t *)(limits + limit_count), *order = keys + count, *sizes = order + count;

@@ -85,7 +85,9 @@ describe("watched scripts", function()
       assert.equal(("1 "):rep(12), factors .. " ")
       for rank = 0, ranks - 1 do
         local told = ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one goes on: it "):format(rank)
-        for _, why in ipairs { "cannot be loaded: hook.lua:1:", "returned a number, not a link", "failed: hook.lua:1: not yet" } do assert.truthy(err:find(told .. why, 1, true), err) end
+        for _, why in ipairs { "cannot be loaded: hook.lua:1:", "returned a number, not a link", "failed: hook.lua:1: not yet" } do
+          assert.truthy(err:find(told .. why, 1, true), err)
+        end
       end
     end)
 

@@ -20,7 +20,10 @@ describe("a rank that the system kills for want of memory", function()
     assert.equal(2, ranks.oom_kills(root))
     machine { ["/sys/fs/cgroup/user/job/memory.events"] = "low 0\nhigh 0\nmax 8\noom 4\noom_kill 3\n" }
     assert.equal(3, ranks.oom_kills(root))
-    machine { ["/proc/self/cgroup"] = "4:memory:/job\n2:cpu,cpuacct:/\n0::/elsewhere\n", ["/sys/fs/cgroup/memory/job/memory.oom_control"] = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n" }
+    machine {
+      ["/proc/self/cgroup"] = "4:memory:/job\n2:cpu,cpuacct:/\n0::/elsewhere\n",
+      ["/sys/fs/cgroup/memory/job/memory.oom_control"] = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+    }
     os.remove(root .. "/sys/fs/cgroup/memory.events")
     assert.equal(5, ranks.oom_kills(root))
     machine { ["/proc/self/cgroup"] = "0::/\n" }

@@ -179,9 +179,9 @@ function ranks.launch(parsed)
   local outcome, message = process.launch({
     ranks = parsed.ranks, threads = parsed.threads, thread_ranks = parsed.thread_ranks, timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second, link_latency_ns = parsed.link and parsed.link.latency_ns,
-  }, function(read, read_folder)
-    flights = read
-    return function() write_flights(read_folder(), parsed.ranks, read) end
+  }, function(read_flights, read_folder)
+    flights = read_flights
+    return function() write_flights(read_folder(), parsed.ranks, flights) end
   end)
   if not outcome then launch.exit(2, message) end
   if outcome.cause then

@@ -72,10 +72,11 @@ end
 -- One step of one rank, milliseconds. Communication is exposed while nothing else of its rank runs, of whatever step; idle is when nothing at all does.
 local function row_of(number, rank_number, step, other, all)
   local comm = union(step.comm)
-  local row = { step = number, rank = rank_number, step_ms = step.to - step.from, compute_ms = length(union(step.compute), step.from, step.to), comm_ms = length(comm, step.from, step.to) }
-  row.optimizer_ms = length(union(step.optimizer), step.from, step.to)
-  row.exposed_ms = length(without(comm, other), step.from, step.to)
-  row.idle_ms = row.step_ms - length(all, step.from, step.to)
+  local function inside(spans) return length(spans, step.from, step.to) end
+  local row = {
+    step = number, rank = rank_number, step_ms = step.to - step.from, compute_ms = inside(union(step.compute)), comm_ms = inside(comm), exposed_ms = inside(without(comm, other)),
+    optimizer_ms = inside(union(step.optimizer)), idle_ms = step.to - step.from - inside(all),
+  }
   for _, key in ipairs { "step_ms", "compute_ms", "comm_ms", "optimizer_ms", "exposed_ms", "idle_ms" } do row[key] = row[key] / 1000 end
   row.overlap_percent = row.comm_ms > 0 and 100 * (1 - row.exposed_ms / row.comm_ms) or nil
   return row
