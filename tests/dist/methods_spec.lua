@@ -138,3 +138,23 @@ describe("a method of recipes/hooks", function()
     assert.is_true(found >= 10)
   end)
 end)
+
+describe("moonshard bench hooks", function()
+  it("compares ways of communicating over links, and tells their bytes", function()
+    local core, seen = require "moonshard.core", {}
+    local out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --json --links 'none 10Gbit,1us'")
+    for line in out:gmatch "[^\n]+" do
+      local row = core.json_decode(line)
+      assert.is_true(row.ms_step_med > 0 and row.exposed_comm_ms >= 0)
+      seen[row.link .. " " .. row.hook] = row.payload_bytes
+    end
+    for _, link in ipairs { "none", "10Gbit,1us" } do
+      local plain = seen[link .. " all_reduce"]
+      assert.equal(0, seen[link .. " noop"])
+      assert.equal(plain, 2 * seen[link .. " bf16_compress"])
+      assert.equal(plain, seen[link .. " plan deferred"])
+      assert.is_true(seen[link .. " powersgd, rank 1"] < plain / 20)
+    end
+    assert.matches("over no link", (command.succeed(folder, "bench hooks --steps 1 --thread-ranks --links none")))
+  end)
+end)

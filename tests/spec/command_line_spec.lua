@@ -9,7 +9,7 @@ describe("the command line", function()
   after_each(function() command.remove(folder) end)
 
   it("prints help of every command on stdout", function()
-    for _, name in ipairs { "run", "check", "info", "repl", "test", "bench step", "bench gemm", "bench optim", "bench enqueue" } do
+    for _, name in ipairs { "run", "check", "info", "repl", "test", "bench step", "bench gemm", "bench optim", "bench enqueue", "bench hooks" } do
       for _, switch in ipairs { "--help", "-h" } do
         local out, err = command.succeed(folder, name .. " " .. switch)
         assert.matches("^Usage: moonshard " .. name, out)

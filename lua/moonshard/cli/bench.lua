@@ -282,10 +282,11 @@ local function bench_hook()
   end
 end
 
-local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives, hook = bench_hook }
-local USAGE = "usage: moonshard bench step|gemm|optim|enqueue|collectives|hook [--json] [-n N] ...; moonshard bench KIND --help tells more"
+local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives, hook = bench_hook,
+  hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end }
+local USAGE = "usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [--json] [-n N] ...; moonshard bench KIND --help tells more"
 
---- moonshard bench step|gemm|optim|enqueue|collectives|hook [-n N] [switches]
+--- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)
@@ -298,7 +299,7 @@ function bench.main(arguments)
   end
   local parser = switches.parser("bench " .. kind, "Measures; figures are for comparing, on an otherwise idle machine.")
   parser:flag("--json", "one line of JSON")
-  local many = kind == "step" or kind == "collectives" or kind == "hook"
+  local many = kind == "step" or kind == "collectives" or kind == "hook" or kind == "hooks"
   if many then
     switches.add_ranks(parser)
     require "moonshard.cli.ranks".add_switches(parser)
@@ -306,7 +307,7 @@ function bench.main(arguments)
   local run = kinds[kind](parser)
   local parsed = switches.parse(parser, arguments)
   if parsed.device == "sim" then launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured") end
-  if many and parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
+  if many and parsed.ranks > 1 and (kind ~= "hooks" or parsed.here) and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
   return run(parsed)
 end

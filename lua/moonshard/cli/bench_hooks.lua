@@ -1,0 +1,138 @@
+-- `moonshard bench hooks`: what a step takes with each way of communicating, over links of several speeds, and which of them pays where.
+local switches = require "moonshard.cli.switches"
+
+local bench_hooks = {}
+
+local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
+local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, batch = 8 }
+local WARM = 5                          -- steps in which buckets are rebuilt, plans made, and links with a start begin
+
+-- Name, and the link or the plan. The plain mean is what all are held against; noop is what a step takes when nothing travels.
+local function ways()
+  local hooks = require "moonshard.hooks"
+  return {
+    { "all_reduce" }, { "noop", link = hooks.noop }, { "bf16_compress", link = hooks.bf16_compress }, { "fp16_compress", link = hooks.fp16_compress },
+    { "int8, per tensor", link = function() return hooks.int8 { per = "tensor" } end }, { "int8, all to all", link = function() return hooks.int8 { form = "all_to_all" } end },
+    { "powersgd, rank 1", link = function() return hooks.powersgd { start_step = 2 } end },
+    { "powersgd, rank 4", link = function() return hooks.powersgd { rank = 4, start_step = 2 } end },
+    { "powersgd, batched", link = function() return hooks.powersgd { rank = 4, start_step = 2, batched = true } end },
+    { "top_k, 1%", link = function() return hooks.top_k { fraction = 0.01 } end }, { "sign_vote", link = hooks.sign_vote }, { "adasum", link = hooks.adasum },
+    { "plan in_backward", plan = "in_backward" }, { "plan deferred", plan = "deferred" }, { "plan early_where_hidden", plan = "early_where_hidden" },
+    { "bf16, in_backward", link = hooks.bf16_compress, plan = "in_backward" },
+  }
+end
+
+-- One way: median and least time of a step, exposed communication, bytes of a step.
+local function measure(way, count, median)
+  local core, ms = require "moonshard.core", require "moonshard"
+  ms.seed(1)
+  local model = ms.nn.gpt2 { vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = MODEL.width, heads = MODEL.heads }
+  local net = ms.ddp(model, { comm_hook = way.link and way.link() or "all_reduce", bucket_bytes = { 64 << 10, 512 << 10 } })
+  local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
+  if way.plan then optimizer:overlap(net, way.plan) end
+  local x = ms.randint { MODEL.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
+  local times, exposed, before = {}, {}, nil
+  for step in ms.steps(WARM + count) do
+    net(x):cross_entropy(x):backward()
+    optimizer:step()
+    if step >= WARM - 1 then
+      ms.synchronize()
+      local now = core.clock_ms()
+      if before then
+        times[#times + 1] = now - before
+        exposed[#exposed + 1] = net:stats().exposed_ms
+      end
+      before = core.clock_ms()
+    end
+  end
+  local payload = 0
+  for _, link in ipairs(net:stats().links) do payload = payload + link.payload_bytes end
+  net:unwrap()
+  table.sort(times)
+  return { hook = way[1], ms_step_med = median(times), ms_step_min = times[1], exposed_comm_ms = median(exposed), payload_bytes = payload }
+end
+
+-- All ways on the ranks of this job, over its link.
+local function measure_all(parsed, median)
+  local core, ms = require "moonshard.core", require "moonshard"
+  for _, way in ipairs(ways()) do
+    local row = measure(way, parsed.steps, median)
+    ms.world():barrier()
+    if ms.rank() == 0 then
+      io.stdout:write(core.json_encode(row), "\n")
+      io.stdout:flush()
+    end
+  end
+  return 0
+end
+
+-- The same in a job of its own for each link. The shell's parent is this program.
+local function each_link(parsed)
+  local core = require "moonshard.core"
+  local table_of, failed = {}, nil
+  for i, link in ipairs(parsed.links) do
+    local command = ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s'):format(parsed.steps, parsed.ranks,
+      link ~= "none" and "--link " .. link or "", parsed.thread_ranks and " --thread-ranks" or "")
+    local pipe <close> = assert(io.popen(command))
+    table_of[i] = {}
+    for line in pipe:lines() do
+      local row = core.json_decode(line)
+      row.link = link
+      table.insert(table_of[i], row)
+      if parsed.json then
+        print(core.json_encode(row))
+        io.stdout:flush()
+      end
+    end
+    local _, _, code = pipe:close()
+    if code and code ~= 0 then failed = code end
+  end
+  return table_of, failed
+end
+
+local function print_table(parsed, rows)
+  io.stdout:write(("%d ranks; milliseconds a step, median (of which communication that nothing hid)\n%-24s"):format(parsed.ranks, ""))
+  for _, link in ipairs(parsed.links) do io.stdout:write(("%18s"):format(link)) end
+  io.stdout:write(("%14s\n"):format "bytes a step")
+  for at = 1, #rows[1] do
+    io.stdout:write(("%-24s"):format(rows[1][at].hook))
+    for i = 1, #parsed.links do
+      local row = rows[i][at]
+      io.stdout:write(row and ("%9.1f (%6.1f)"):format(row.ms_step_med, row.exposed_comm_ms) or ("%18s"):format "-")
+    end
+    io.stdout:write(("%14d\n"):format(rows[1][at].payload_bytes))
+  end
+  for i, link in ipairs(parsed.links) do
+    local plain, paying = rows[i][1] and rows[i][1].ms_step_med, {}
+    for _, row in ipairs(rows[i]) do
+      -- Two per cent are noise.
+      if row.hook ~= "noop" and row.ms_step_med < 0.98 * plain then paying[#paying + 1] = row end
+    end
+    table.sort(paying, function(a, b) return a.ms_step_med < b.ms_step_med end)
+    for k = 1, #paying do paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / paying[k].ms_step_med) end
+    print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0 and "these pay: " .. table.concat(paying, ", ") or "nothing is faster than the plain mean"))
+  end
+end
+
+--- Adds the switches; returns what runs it.
+---@param parser table
+---@param median fun(list: number[]): number
+---@return fun(parsed: table): integer
+function bench_hooks.register(parser, median)
+  parser:option("--steps", "steps to measure, for each way and link"):convert(switches.count):default "15"
+  parser:option("--links", "links to compare, separated by spaces; none: memory"):default(table.concat(LINKS, " "))
+  parser:flag("--here", "measure over this job's own link (--link) only; lines of JSON")
+  return function(parsed)
+    if parsed.here then return measure_all(parsed, median) end
+    local links = {}
+    for link in parsed.links:gmatch "%S+" do links[#links + 1] = link end
+    parsed.links = links
+    parsed.ranks = math.max(parsed.ranks, 2)
+    local rows, failed = each_link(parsed)
+    if failed or #rows == 0 or #rows[1] == 0 then return failed or 1 end
+    if not parsed.json then print_table(parsed, rows) end
+    return 0
+  end
+end
+
+return bench_hooks
