@@ -13,7 +13,7 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
 
 /* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's. User value 1: list of the tensor handles that were
  * given out, which end with the hook; 2: the reducer's list of parameters. */
-typedef struct bucket_life { uint64_t serial; ms_bucket *bucket; int given; ms_tensor *buffer; int buffer_at; } bucket_life;
+typedef struct bucket_life { uint64_t serial; ms_bucket *bucket; int given; uint32_t link; ms_tensor *buffer; int buffer_at; } bucket_life;
 typedef struct bucket_box { bucket_life *life; uint64_t serial; uint32_t index; char label[32]; } bucket_box;
 
 /* ---------------------------------------------------------------------------------------------------------------------------- buckets */
@@ -248,6 +248,19 @@ static int bucket_key(lua_State *L)
     return 1;
 }
 
+/* core.bucket_account(link?) -> the link whose work is counted now, or nil where nobody counts; from now on that one's */
+static int bucket_account(lua_State *L)
+{
+    bucket_life *life = get_life(L);
+    if (!life->bucket || !life->bucket->account) return 0;
+    lua_pushinteger(L, life->link);
+    if (lua_isinteger(L, 1)) {
+        life->link = (uint32_t)lua_tointeger(L, 1);
+        ms_lua_ok(L, ms_bucket_account(life->bucket, life->link));
+    }
+    return 1;
+}
+
 /* core.is_bucket(value) */
 static int is_bucket(lua_State *L)
 {
@@ -377,7 +390,7 @@ void ms_open_bucket(lua_State *L, int runtime)
         { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },
         { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key }, { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
     };
-    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { "bucket_account", bucket_account }, { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);
     *life = (bucket_life){ 0 };

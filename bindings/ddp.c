@@ -105,6 +105,7 @@ static int reducer(lua_State *L)
         ms_lua_push_bucket_hook(L, -2, 1, -1);
         options.hook_user = ms_callback_new(L, -1, at);
         options.hook = ms_lua_bucket_hook;
+        options.hook_links = (uint32_t)ms_lua_field_integer(L, 3, "hook_links", 0, 0, UINT16_MAX);
         options.hook_free = ms_callback_free;
     }
     ms_status status = ms_reducer_new(engine, &options, parameters, count, &box->reducer);
@@ -421,6 +422,25 @@ static int reducer_step_end(lua_State *L)
 }
 
 /* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, calls, payload_bytes, wire_bytes } of the last pass that has ended */
+/* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for each link; empty where they are not told apart. Behind stats(). */
+static int reducer_link_stats(lua_State *L)
+{
+    const ms_reducer *reducer = check_reducer(L);
+    uint32_t count = ms_reducer_links(reducer);
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 1; i <= count; i++) {
+        ms_link_stats stats = ms_reducer_link_stats(reducer, i);
+        lua_createtable(L, 0, 5);
+        set_count(L, "calls", stats.calls);
+        set_count(L, "payload_bytes", stats.payload_bytes);
+        set_count(L, "wire_bytes", stats.wire_bytes);
+        set_ms(L, "ms", stats.ns);
+        set_ms(L, "exposed_ms", stats.exposed_ns);
+        lua_rawseti(L, -2, (lua_Integer)i);
+    }
+    return 1;
+}
+
 static int reducer_stats(lua_State *L)
 {
     ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
@@ -465,7 +485,7 @@ void ms_open_ddp(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "no_sync", reducer_no_sync },
+        { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
         { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
         { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake },
         { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },

@@ -235,6 +235,7 @@ static void free_parts(ms_reducer *reducer)
     ms_buckets_free(reducer, &reducer->buckets);
     ms_chain_drop(reducer->links, reducer->link_count);
     ms_times_close(reducer);
+    ms_accounts_close(reducer);
     ms_release(context, reducer->owners);
     ms_release(context, reducer->limits);
     ms_release(context, reducer->arrival);
@@ -409,6 +410,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     if (!status) status = take_parameters(reducer, parameters);
     if (!status) status = first_buckets(reducer);
     if (!status) status = ms_times_open(reducer);
+    if (!status) status = ms_accounts_open(reducer, options->hook ? options->hook_links : options->link_count);
     if (!status) status = ms_unused_open(reducer);
     if (status) {
         free_parts(reducer);

@@ -48,6 +48,8 @@ typedef struct ms_pass_times {                 /* what the host knows of a pass 
 
 typedef struct ms_pass_counts { uint64_t iterations, calls, payload_bytes, wire_bytes; } ms_pass_counts;
 
+typedef struct ms_accounts ms_accounts;
+
 struct ms_reducer {
     ms_engine *engine;
     ms_group *group;
@@ -78,6 +80,7 @@ struct ms_reducer {
     uint64_t layout, timed_layout;             /* how often buckets were made; of which bucket_times are */
     ms_pass_times times[2];
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
+    ms_accounts *accounts;                     /* of the chain's links; NULL: there is only one */
     ms_pass_counts counts, step_counts;        /* of the last pass, and of the last one whose step has ended */
 };
 
@@ -91,6 +94,16 @@ ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_
 ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket);
 /* One gradient has come; on the current stream. */
 ms_status ms_times_came(ms_reducer *reducer, uint32_t position);
+/* Writes the time into a storage, on the current stream. */
+ms_status ms_times_write(ms_reducer *reducer, ms_storage *storage, size_t index, ms_point *out);
+/* accounts.c: around the reduction of a bucket, at a step's end, and when the times of a set are there: begins and ends of reductions, and between which moments
+ * the model waited. */
+ms_status ms_accounts_open(ms_reducer *reducer, uint32_t links);
+void ms_accounts_close(ms_reducer *reducer);
+void ms_accounts_begin(ms_reducer *reducer, uint32_t bucket);
+ms_status ms_accounts_end(ms_reducer *reducer, uint32_t bucket);
+void ms_accounts_step_end(ms_reducer *reducer);
+void ms_accounts_harvest(ms_reducer *reducer, uint32_t set, const uint64_t *spans, uint64_t wait, uint64_t ready);
 ms_traffic ms_times_traffic(const ms_reducer *reducer);
 
 /* For all files of the folder: an error ends the job, for everyone; a gradient that a script has put elsewhere comes to its place; a gradient is there (or all there

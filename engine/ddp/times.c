@@ -17,7 +17,7 @@ static ms_task_result run_clock(ms_run *run, void *arguments)
 
 static const ms_task clock_task = { .name = "time", .function = run_clock, .args_bytes = sizeof(clock_args), .kind = MS_KIND_COPY };
 
-static ms_status note_time(ms_reducer *reducer, ms_storage *storage, size_t index, ms_point *out)
+ms_status ms_times_write(ms_reducer *reducer, ms_storage *storage, size_t index, ms_point *out)
 {
     clock_args args = { .os = ms_engine_context(reducer->engine)->os, .slot = (uint64_t *)ms_storage_data(storage) + index };
     ms_access access = { .storage = storage, .cells = 1, .mode = MS_READ | MS_WRITE };
@@ -69,6 +69,7 @@ static void harvest(ms_reducer *reducer, uint32_t set)
     stats->exposed_ns = moments[MS_AT_READY] - moments[MS_AT_WAIT];
     stats->step_ns = times->has[MS_AT_STEP_END] ? moments[MS_AT_STEP_END] - moments[MS_AT_READY] : 0;
     for (uint32_t b = 0; b < times->buckets; b++) stats->reduce_ns += spans[2 * b + 1] - spans[2 * b];
+    ms_accounts_harvest(reducer, set, spans, moments[MS_AT_WAIT], moments[MS_AT_READY]);
     harvest_buckets(reducer, set, moments[times->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
@@ -81,7 +82,7 @@ ms_status ms_times_note(ms_reducer *reducer, ms_moment moment)
         *times = (ms_pass_times){ .iteration = reducer->iterations, .layout = reducer->layout };
     }
     times->has[moment] = true;
-    return note_time(reducer, reducer->moments, set * MS_MOMENTS + moment, moment == MS_AT_READY ? &times->end : NULL);
+    return ms_times_write(reducer, reducer->moments, set * MS_MOMENTS + moment, moment == MS_AT_READY ? &times->end : NULL);
 }
 
 ms_status ms_reducer_step_end(ms_reducer *reducer)
@@ -90,9 +91,10 @@ ms_status ms_reducer_step_end(ms_reducer *reducer)
     ms_pass_times *times = &reducer->times[set];
     reducer->has_steps = true;
     reducer->step_counts = reducer->counts;
+    ms_accounts_step_end(reducer);
     if (reducer->phase != MS_REDUCER_REDUCED || !times->end.seq || times->has[MS_AT_STEP_END]) return MS_OK;
     times->has[MS_AT_STEP_END] = true;
-    return note_time(reducer, reducer->moments, set * MS_MOMENTS + MS_AT_STEP_END, &times->end);
+    return ms_times_write(reducer, reducer->moments, set * MS_MOMENTS + MS_AT_STEP_END, &times->end);
 }
 
 ms_traffic ms_times_traffic(const ms_reducer *reducer)
@@ -118,18 +120,21 @@ ms_status ms_times_reduction(ms_reducer *reducer, uint32_t bucket, bool end, ms_
         counts->wire_bytes += now.wire_bytes - before.wire_bytes;
         reducer->times[reducer->iterations % 2].buckets = bucket + 1;
     }
-    return note_time(reducer, reducer->reductions, (size_t)(reducer->iterations % 2) * 2 * reducer->count + 2 * bucket + end, NULL);
+    ms_status status = end ? ms_accounts_end(reducer, bucket) : MS_OK;
+    if (!status) status = ms_times_write(reducer, reducer->reductions, (size_t)(reducer->iterations % 2) * 2 * reducer->count + 2 * bucket + end, NULL);
+    if (!status && !end) ms_accounts_begin(reducer, bucket);
+    return status;
 }
 
 ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket)
 {
-    return note_time(reducer, reducer->arrivals, (size_t)(reducer->iterations % 2) * 2 * reducer->count + bucket, NULL);
+    return ms_times_write(reducer, reducer->arrivals, (size_t)(reducer->iterations % 2) * 2 * reducer->count + bucket, NULL);
 }
 
 ms_status ms_times_came(ms_reducer *reducer, uint32_t position)
 {
     reducer->times[reducer->iterations % 2].noted = true;
-    return note_time(reducer, reducer->arrivals, ((size_t)(reducer->iterations % 2) * 2 + 1) * reducer->count + position, NULL);
+    return ms_times_write(reducer, reducer->arrivals, ((size_t)(reducer->iterations % 2) * 2 + 1) * reducer->count + position, NULL);
 }
 
 uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns)

@@ -215,12 +215,14 @@ void ms_chain_end(ms_bucket *bucket, ms_dtype autocast)
     bucket->sent = NULL;
 }
 
-static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor **reduced)
+static ms_status decode(const ms_link *link, uint32_t number, ms_bucket *bucket, ms_tensor *before, ms_tensor **reduced)
 {
     ms_tensor *decoded = NULL;
     if (!link->kind->decode) return MS_OK;
+    ms_status status = ms_bucket_account(bucket, number);
+    if (status) return status;
     ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, link->kind->name);
-    ms_status status = link->kind->decode(link, bucket, before, *reduced, &decoded);
+    status = link->kind->decode(link, bucket, before, *reduced, &decoded);
     if (status) return status;
     ms_tensor_release(*reduced);
     *reduced = decoded;
@@ -236,10 +238,12 @@ ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, 
     for (uint32_t i = 0; i + 1 < count && !status; i++) {
         before[i] = ms_tensor_retain(bucket->buffer);
         ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, links[i].kind->name);
-        status = links[i].kind->encode(&links[i], bucket);
+        status = ms_bucket_account(bucket, i + 1);
+        if (!status) status = links[i].kind->encode(&links[i], bucket);
     }
+    if (!status) status = ms_bucket_account(bucket, count);
     if (!status) status = links[count - 1].kind->reduce(&links[count - 1], bucket, &reduced);
-    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(&links[i], bucket, before[i], &reduced);
+    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(&links[i], i + 1, bucket, before[i], &reduced);
     for (uint32_t i = 0; i + 1 < count; i++) ms_tensor_release(before[i]);
     ms_trace_relabel(bucket->engine, label);
     ms_chain_end(bucket, autocast);

@@ -238,18 +238,28 @@ end
 steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
 --- Of the last finished step: its collectives, by operation. Times are those of the last synchronized pass that has ended on the device, so it never waits;
---- step_ms: from the reduced gradients to the step's end. links: one entry, for the chain as a whole.
+--- step_ms: from the reduced gradients to the step's end. links: one entry for each of the chain; of exposed_ms, what each had a part in.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
   if not s.reducer then core.raise "stats: this model was unwrapped" end
   local times = s.reducer:stats()
-  return {
-    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
-    links = { {
+  local links, chain = s.reducer:link_stats(), s.how.chain or {}
+  for i, link in ipairs(links) do
+    link.name = chain[i] and hooks.name(chain[i]) or "reduce"
+    link.group = (type(chain[i]) == "table" and chain[i].group or s.group):name()
+  end
+  if #links == 0 then
+    links[1] = {
       name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms, payload_bytes = times.payload_bytes,
       wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
-    } },
+    }
+  end
+  -- The reduction that would stand at the end is not there where the last link reduces.
+  if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
+  return {
+    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
+    links = links,
     collectives = s.collectives, buckets = (s.reducer:buckets()),
     world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told,
   }
@@ -329,7 +339,7 @@ function ddp.ddp(model, options)
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed, links = how.links, hook = how.hook,
-    name = how.name,
+    name = how.name, hook_links = how.hook and #how.chain + 1,
   })
   s.trained, s.left_out = trained.tensors, trained.left_out
   overlap.wrap(s, how.chain or {})

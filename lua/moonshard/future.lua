@@ -87,6 +87,7 @@ end
 
 local function enqueue(item)
   item.made = setmetatable({ __future = Future, pending = true }, Future)
+  item.account = core.bucket_account()
   queue[#queue + 1] = item
   if core.in_hook() then core.request_drain() else future.drain() end
   return item.made
@@ -109,6 +110,7 @@ local function run_item(item)
     core.hook_enter()
     local scope <close> = setmetatable({}, { __close = core.hook_leave }) -- luacheck: ignore scope
     for _, source in ipairs(item.sources) do core.stream():_wait(source.index, source.number) end
+    if item.account then core.bucket_account(item.account) end
     local value = item.f(first and first.result)
     if value == nil then resolve(item.made, first)
     elseif is_future(value) then

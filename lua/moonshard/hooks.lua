@@ -263,17 +263,22 @@ local function is_reduction(link) return getmetatable(link) == Native and reduct
 -- Calls link `position` of the chain; behind the last own one what follows from outside.
 local function call_link(chain, position, bucket, outer, state)
   local link = chain[position]
-  if not link then return outer(bucket) end
+  if not link then
+    core.bucket_account(position)
+    return outer(bucket)
+  end
   local called = false
   local function next(given)
     if called then error("it called next twice: a bucket is reduced once", 0) end
     called = true
     local result = call_link(chain, position + 1, given or bucket, outer, state)
     state.link = link
+    core.bucket_account(position)
     label(bucket, link)
     return result
   end
   state.link = link
+  core.bucket_account(position)
   label(bucket, link)
   local result = link(bucket, next, function() called = false end)           -- the third is for links that begin anew: see watch.lua
   if core.is_tensor(result) then return future.new(result, core.stream()) end

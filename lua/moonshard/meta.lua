@@ -537,7 +537,7 @@
 ---@field reduce_ms number
 ---@field exposed_ms number            communication that nothing hid
 ---@field step_ms number               from the reduced gradients to the step's end
----@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry: the chain
+---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]
 ---@field world_size integer

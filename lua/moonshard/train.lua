@@ -199,7 +199,9 @@ local function run_step(self, step)
   if o.after_backward then o.after_backward(step) end
   local norm, finite, bad, parameters = update(self, loss)
   local wrapped = getmetatable(o.model).ddp
-  self.report:step { loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = wrapped and o.model:stats().exposed_ms or nil }
+  local stats = wrapped and o.model:stats()
+  self.report:step { loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = stats and stats.exposed_ms or nil }
+  if stats and #stats.links > 1 then self.report:add { links = stats.links } end
   if finite then
     self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters }
     -- Two steps late, so that the host never waits for a step that it has only just enqueued.

@@ -294,5 +294,34 @@ for _, inner in ipairs { "reduce", "sign_vote" } do
   for _, model in ipairs(models) do model:unwrap() end
 end
 
+------------------------------------------------------------------------------------------------------------------------------- stats
+
+-- Bytes are those of the link that has handed them over, in chains that the engine runs and in chains that Lua runs; times are parts of the reductions' time.
+local function watch(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end
+local gathering = hooks.stage { name = "gathering", observe = function(buffer) world:all_gather(buffer:narrow(1, 1, 1)) end, decode = function(t) return t + 0 end }
+for _, case in ipairs {
+  { { hooks.cast { dtype = "bf16" }, "error_feedback", "int8" }, { "cast bf16", "error_feedback", "int8" }, { 0, 0, 105 + 2 * 8 } },
+  { { watch, gathering, hooks.cast { dtype = "f16" } }, { false, "stage 'gathering'", "cast f16", "reduce" }, { 0, 2 * 4, 0, 105 * 2 } },
+  { { watch, require "moonshard.hooks.sign_vote" () }, { false, false }, { 0, 10 + 4 } },
+} do
+  local model = ms.ddp(Weighted { { 5, 15 }, { 30 } }, { bucket_bytes = 1, comm_hook = hooks.chain(case[1]) })
+  for t in ms.steps(4) do
+    model(draws(t, rank, { { 5, 15 }, { 30 } })):backward()
+    for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+  end
+  core.synchronize()
+  local stats, ms_sum, exposed = model:stats(), 0, 0
+  assert(#stats.links == #case[2], "links: " .. #stats.links)
+  for i, link in ipairs(stats.links) do
+    assert(not case[2][i] or link.name == case[2][i], link.name)
+    if link.calls ~= 2 or link.payload_bytes ~= case[3][i] or link.group ~= "world" then
+      error(("link %s: %d calls, %d bytes, expected 2 and %d"):format(link.name, link.calls, link.payload_bytes, case[3][i]), 0)
+    end
+    ms_sum, exposed = ms_sum + link.ms, exposed + link.exposed_ms
+  end
+  assert(ms_sum > 0 and ms_sum <= stats.reduce_ms + 1e-6 and exposed <= stats.exposed_ms + 1e-6 and exposed <= ms_sum, "times")
+  model:unwrap()
+end
+
 core.synchronize()
 io.stdout:write(("rank %d is done\n"):format(rank))

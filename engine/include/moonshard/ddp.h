@@ -43,6 +43,7 @@ typedef struct ms_reducer_options {
     ms_comm_hook hook;             /* instead of links, if it is not NULL */
     void *hook_user;
     void (*hook_free)(void *user); /* may be NULL */
+    uint32_t hook_links;           /* how many links the hook tells apart by ms_bucket_account; 0: none */
 } ms_reducer_options;
 
 /* Installs itself on the parameters: float leaves that require a gradient, in order of registration, none of them of another reducer. Everything is
@@ -113,6 +114,11 @@ typedef struct ms_reducer_stats {
     uint64_t calls, payload_bytes, wire_bytes;   /* launches, and what their collectives sent */
 } ms_reducer_stats;
 MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
+/* Of the same passes, what each link of a chain of several had a part in, from 1: reductions, and what they took. The links' number, or 0: ms_reducer_stats has
+ * it all. Links whose hook does not say who works are not told apart. */
+typedef struct ms_link_stats { uint64_t calls, payload_bytes, wire_bytes, ns, exposed_ns /* of that, what the model's stream waited for */; } ms_link_stats;
+MS_API uint32_t ms_reducer_links(const ms_reducer *reducer);
+MS_API ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link);
 /* Of the same pass as the times of ms_reducer_stats_get, which is called first: when the last gradient of a bucket was there, since forward's end (or since forward
  * began where nobody says its end), and how long its reduction took, links included. False (and zeros) while no pass with the present buckets was timed. */
 typedef struct ms_bucket_times { uint64_t ready_ns, reduce_ns; } ms_bucket_times;

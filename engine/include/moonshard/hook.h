@@ -38,12 +38,16 @@ typedef struct ms_bucket {
     ms_tensor *buffer;             /* what the next link sees: flat, or what a link has put in its place (retained) */
     ms_tensor *sent;               /* what this rank's numbers were behind a lossy link, f32, or NULL: nobody has told; the chain's own */
     bool wants_sent;               /* a link of this chain wants to know it */
+    ms_status (*account)(void *user, uint32_t link);   /* NULL: nobody counts; see ms_bucket_account */
+    void *account_user;
     char label[32];                /* for messages: its first parameter */
 } ms_bucket;
 
 /* Those who share one copy of the parameters, and those who hold the same part of it; a level that the kind does not have is a group of this rank alone. */
 typedef enum ms_bucket_level { MS_LEVEL_ALL, MS_LEVEL_SHARD, MS_LEVEL_REPLICATE } ms_bucket_level;
 MS_API ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out);
+/* What is enqueued for the bucket from now on is that link's, counted from 1 in its chain; 0: nobody's. */
+static inline ms_status ms_bucket_account(const ms_bucket *bucket, uint32_t link) { return bucket->account ? bucket->account(bucket->account_user, link) : MS_OK; }
 /* Later links see `tensor` as the buffer. */
 MS_API void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor);
 /* What this rank's numbers were behind a link that loses some of them, as a tensor of the buffer's length; only where bucket->wants_sent. */
