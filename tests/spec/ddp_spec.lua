@@ -158,6 +158,32 @@ describe("a ddp model", function()
     run(model)
   end)
 
+  it("orders its buckets anew on request, by the next backward", function()
+    local Two = ms.nn.class "Two"
+    function Two:init()
+      self.a = ms.nn.Linear(2, 2, { bias = false })
+      self.b = ms.nn.Linear(2, 2, { bias = false })
+    end
+    function Two:forward(x, turned) return turned and self.b(self.a(x)) or self.a(self.b(x)) end
+    local first
+    local model = ms.ddp(Two(), { bucket_bytes = { 1, 16 }, comm_hook = function(bucket, next)
+      if bucket:index() == 0 then first = bucket:parameters()[1]:name() end
+      return next(bucket)
+    end })
+    local function backward(turned) model(input, turned):sum():backward() end
+    backward()
+    backward()
+    assert.same({ "a.weight", 2 }, { first, #model:stats().buckets })
+    backward(true)
+    assert.equal("a.weight", first)
+    model:rebuild_buckets()
+    backward(true)
+    assert.equal("a.weight", first)
+    backward(true)
+    assert.same({ "b.weight", 2 }, { first, #model:stats().buckets })
+    fails(function() ms.ddp(Two(), { bucket_bytes = { 1, 2.5 } }) end, "bucket_bytes[2]")
+  end)
+
   it("leaves nothing behind when it is unwrapped", function()
     local inner = linear()
     inner:add_buffer("half", ms.ones { 2 })

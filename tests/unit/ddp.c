@@ -1,5 +1,7 @@
 /* ddp.c: buckets and the reducer: how parameters are cut, order of launches, bits of N ranks against one, hooks, what goes wrong.
  * ctest: each-isa poisoned */
+#include <stdatomic.h>
+
 #include "comm_support.h"
 #include "fault_os.h"
 #include "moonshard/ddp.h"
@@ -610,6 +612,55 @@ static void leave_out_some(rank *self)
     drop(&m);
 }
 
+/* Opens by itself in the end, so that a host that waits for it fails instead of hanging. */
+typedef struct standing_args { _Atomic int *open; const ms_os *os; uint64_t last_ns; } standing_args;
+
+static ms_task_result stand(ms_run *run, void *arguments)
+{
+    (void)run;
+    const standing_args *args = arguments;
+    return atomic_load(args->open) || args->os->monotonic_ns(args->os->user) > args->last_ns ? MS_TASK_DONE : MS_TASK_PENDING;
+}
+
+static const ms_task standing_task = { .name = "gate", .function = stand, .args_bytes = sizeof(standing_args) };
+
+/* A whole pass while the model's stream stands: who asks whether its unused parameter was used elsewhere hears from the other hosts alone. */
+static void ask_ahead_of_the_device(rank *self)
+{
+    const ms_os *os = ms_engine_context(self->engine)->os;
+    model m;
+    ms_reducer *reducer = NULL;
+    OK(build(self, &m));
+    OK(wrap(self, &m, (ms_reducer_options){ .find_unused = true }, &reducer));
+    for (int i = 0; i < 3; i++) {
+        _Atomic int open = 0;
+        ms_point gate = { 0 };
+        ms_tensor *loss = NULL;
+        standing_args args = { &open, os, os->monotonic_ns(os->user) + 10000000000u };
+        OK(ms_reducer_forward(reducer, true));                        /* the second one rebuilds buckets, which waits for the device */
+        OK(ms_stream_enqueue(ms_engine_current(self->engine), &standing_task, &args, NULL, 0, (ms_task_cost){ 0 }, &gate));
+        ms_status status = forward(self, &m, self->number, 0, WEIGHTS - 1, &loss);
+        if (!status) status = ms_reducer_outputs(reducer, &loss, 1);
+        if (!status) status = ms_backward(self->engine, &loss, NULL, 1, false);
+        ms_tensor_release(loss);
+        bool stood = !ms_point_reached(self->engine, gate);
+        atomic_store(&open, 1);
+        OK(status);
+        CHECK(stood && ms_tensor_grad(m.weights[3]) && !ms_tensor_grad(m.weights[4]));
+        OK(ms_engine_sync(self->engine));
+        OK(clear(&m));
+    }
+    ms_reducer_free(reducer);
+    drop(&m);
+}
+
+static void nobody_waits_for_the_device_to_learn_who_is_used(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, ask_ahead_of_the_device, NULL);
+    run_well(PROCESSES, 3, ask_ahead_of_the_device, NULL);
+}
+
 static void who_gets_no_gradient_takes_part_with_zeros(void **state)
 {
     (void)state;
@@ -864,6 +915,7 @@ int main(void)
         cmocka_unit_test(whoever_steps_early_is_told_of_each_bucket),
         cmocka_unit_test(buckets_may_be_given),
         cmocka_unit_test(who_gets_no_gradient_takes_part_with_zeros),
+        cmocka_unit_test(nobody_waits_for_the_device_to_learn_who_is_used),
         cmocka_unit_test(mistakes_are_named_and_end_the_job),
         cmocka_unit_test(a_hook_that_fails_ends_the_job_for_all),
         cmocka_unit_test(the_first_parameter_that_differs_is_named),
