@@ -109,7 +109,8 @@ local function view_of(entry, s)
   end
   numbers = mean_over_ranks(s, numbers)
   local view = {
-    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
+    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2],
+    needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
   }
   for i, b in ipairs(buckets) do
     local ready = numbers[2 * i + 2]
@@ -159,8 +160,8 @@ local function compare(entry, s, chosen, count)
   for rank, row in ipairs(all) do
     for i, number in ipairs(row) do
       if number ~= all[1][i] then
-        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(line_of(entry.planner), i - 1,
-          moments[all[1][i]], moments[number], rank - 1))
+        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(
+          line_of(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
       end
     end
   end
@@ -174,11 +175,11 @@ local function check_early(entry, chosen)
     core.raise(("overlap: policy %s steps bucket %d in backward, before %s: use \"classic\" or \"deferred\""):format(entry.planner.name, early, entry.whole))
   end
   if early and entry.norm then
-    core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = \"lagged\" }, or \"classic\" or \"deferred\"")
+    core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = 'lagged' }, 'classic' or 'deferred'")
       :format(entry.planner.name, early))
   end
   if early and entry.flag then
-    core.raise(("overlap: policy %s steps bucket %d in backward, but the optimizer's step has only_if (as a loss scaler does), which is known only behind it: use \"classic\" or \"deferred\"")
+    core.raise(("overlap: policy %s steps bucket %d in backward, but step's only_if (of a loss scaler) is known only behind it: use 'classic' or 'deferred'")
       :format(entry.planner.name, early))
   end
 end
@@ -296,7 +297,7 @@ function overlap.begin(s, reduces)
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
       if entry.optimizer:_has_early() then
-        core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call its step() before, or use no_sync or accumulate for all passes of a step but the last")
+        core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call its step() before, or use no_sync or accumulate for all but the last")
           :format(entry.optimizer.kind.name))
       end
       plan_pass(entry, s)
@@ -393,7 +394,9 @@ end
 ---@param params ms.Parameter[]
 function overlap.refuse_join(params)
   for _, p in ipairs(params) do
-    if wrapped_in[p] and wrapped_in[p].joining then core.raise "optimizer:step: a sharded optimizer cannot be used inside join: ranks without inputs left would not step their parameters" end
+    if wrapped_in[p] and wrapped_in[p].joining then
+      core.raise "optimizer:step: a sharded optimizer cannot be used inside join: ranks without inputs left would not step their parameters"
+    end
   end
 end
 
@@ -413,7 +416,7 @@ function overlap.note_norm(params)
       end
     end
     if early then
-      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = \"lagged\" }), or use the policy \"classic\""):format(p:name()))
+      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = 'lagged' }), or use the policy 'classic'"):format(p:name()))
     end
   end
 end
@@ -482,7 +485,8 @@ function Then.__call(self, bucket, next)
     local at, total = 0, 0
     for _, p in ipairs(parameters) do total = total + p:numel() end
     if not core.is_tensor(reduced) or reduced:numel() ~= total then
-      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced), total), 0)
+      local got = core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced)
+      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(got, total), 0)
     end
     overlap.stream():run(function()
       local stepped = {}

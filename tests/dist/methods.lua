@@ -1,7 +1,7 @@
 -- What every rank of methods_spec.lua runs: a tiny GPT trained by one of the methods of recipes/hooks, or by plain means with the same optimizer. Prints losses,
 -- the payload of the last step and of all, and what it follows from.
 local ms = require "moonshard"
-local nn, optim, data, hooks = ms.nn, ms.optim, ms.data, ms.hooks
+local nn, optim, data = ms.nn, ms.optim, ms.data
 local o = ms.config { method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", text = "" }
 local rank, size = ms.rank(), ms.world_size()
 
@@ -34,7 +34,9 @@ local method = o.method == "none" and {} or methods[o.method](model)
 local net = method.outer and model or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 32768 })
 local kinds = { adamw = { optim.adamw, 3e-3 }, sgd = { optim.sgd, 0.5 }, momentum = { optim.sgd, 0.2, 0.9 } }
 local kind = kinds[o.optimizer]
-local opt = (method.make or kind[1])(model, { lr = kind[2], momentum = not method.momentum and kind[3] or nil, schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 } })
+local opt = (method.make or kind[1])(model, {
+  lr = kind[2], momentum = not method.momentum and kind[3] or nil, schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 },
+})
 local loader = assert(data.bytes(o.text)):loader { batch = 64, length = 32, shuffle = true, seed = o.seed, group = ms.world() }
 
 local function payload()

@@ -40,7 +40,8 @@ describe("the annotations", function()
     ["ms.Module"] = layer, ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
     ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(), ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
     ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec", ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
-    ["ms.Averager"] = ms.optim.averager { period = 2 }, ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec", ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set, ["ms.Loader"] = set:loader { batch = 1, length = 4 },
+    ["ms.Averager"] = ms.optim.averager { period = 2 }, ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
+    ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set, ["ms.Loader"] = set:loader { batch = 1, length = 4 },
   }
   -- Descriptions of tables that users write: nothing of them exists by itself.
   local descriptions = { ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true, ["ms.DDPOptions"] = true, ["ms.Stage"] = true }

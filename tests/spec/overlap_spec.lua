@@ -226,7 +226,9 @@ describe("recorded times show that", function()
       local list, line = one_step "deferred"
       local begun
       for _, record in ipairs(list) do
-        if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line) and record.name ~= "random" then begun = math.min(begun or record.start_ns, record.start_ns) end
+        if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line) and record.name ~= "random" then
+          begun = math.min(begun or record.start_ns, record.start_ns)
+        end
       end
       assert.truthy(begun)
       for _, record in ipairs(list) do if record.stream == "optimizer" and record.start_ns > begun then return true end end
