@@ -88,6 +88,28 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
  * what a bound function below it is working on. Lua answers no question about its collector there. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
+/* The user's line "file:12" as a string of the engine; 0: there is none. */
+static uint32_t script_of(lua_State *L, ms_runtime *runtime)
+{
+    lua_Debug frame;
+    char text[160];
+    if (!user_frame(L, runtime, &frame)) return 0;
+    ms_strings *strings = ms_engine_strings(runtime->engine);
+    size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7) % (sizeof runtime->lines / sizeof *runtime->lines), length = strlen(frame.short_src);
+    if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
+        /* Another source may lie where a collected one lay. */
+        const char *known = ms_strings_get(strings, runtime->lines[at].id);
+        if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':') return runtime->lines[at].id;
+    }
+    uint32_t id = 0;
+    snprintf(text, sizeof text, "%s:%d", frame.short_src, frame.currentline);
+    if (ms_strings_add(strings, text, strlen(text), &id)) return 0;
+    runtime->lines[at].source = frame.source;
+    runtime->lines[at].line = frame.currentline;
+    runtime->lines[at].id = id;
+    return id;
+}
+
 ms_engine *ms_lua_enter(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -98,11 +120,7 @@ ms_engine *ms_lua_enter(lua_State *L)
         atomic_store(&runtime->waiting_line, 0);
     }
     if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
-    char line[160];
-    uint32_t id = 0;
-    ms_lua_line(L, line, sizeof line);
-    if (!*line || ms_strings_add(ms_engine_strings(runtime->engine), line, strlen(line), &id)) id = 0;
-    ms_engine_set_script(runtime->engine, id);
+    ms_engine_set_script(runtime->engine, script_of(L, runtime));
     return runtime->engine;
 }
 

@@ -70,6 +70,7 @@ struct ms_runtime {
     int64_t backwards;                         /* calls of backward that succeeded */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
+    struct { const char *source; int line; uint32_t id; } lines[64];   /* user's lines met before, by where they hash to */
     int exit_code;                             /* of the command line, if the error in exit_message ends the run */
     char exit_message[MS_ERROR_MESSAGE_BYTES];
     bool closed;

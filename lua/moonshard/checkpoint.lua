@@ -3,6 +3,7 @@
 -- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the other file, with type and hash of each
 -- tensor, behind a hash of its own: a bit that flips anywhere is found. Nothing in a checkpoint is ever run.
 local core = require "moonshard.core"
+local layouts = require "moonshard.layouts"
 local link_state = require "moonshard.link_state"
 
 ---@class ms.checkpoint
@@ -241,7 +242,7 @@ function checkpoint.save(folder, things)
   local seed, random_step, draw = core.random_state()
   ok, why, kind = core.checkpoint_start(snapshot, folder, name, manifest_text {
     version = VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
-    tensors = tensors, values = values, links = links, random = { seed = seed, step = random_step, draw = draw },
+    tensors = tensors, values = values, links = links, buckets = layouts.save(), random = { seed = seed, step = random_step, draw = draw },
   })
   if not ok then return nil, why, kind end
   note_saved()
@@ -338,6 +339,7 @@ function checkpoint.load(path, things)
     end
   end
   link_state.load(links)
+  if not pcall(layouts.load, manifest.buckets) then return corrupt(path .. "/manifest.json", "the buckets that stand in it do not fit the model") end
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
   return result
 end

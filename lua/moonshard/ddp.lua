@@ -3,6 +3,7 @@ local buckets = require "moonshard.buckets"
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
+local layouts = require "moonshard.layouts"
 local join = require "moonshard.join"
 local precision = require "moonshard.precision"
 local module = require "moonshard.nn.module"
@@ -341,12 +342,13 @@ function ddp.ddp(model, options)
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed, links = how.links, hook = how.hook,
     name = how.name, hook_links = how.hook and #how.chain + 1,
   })
-  s.trained, s.left_out = trained.tensors, trained.left_out
+  s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out, trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
   s.told = told_options(o, bytes, low, s.plan and s.plan.planner)
   s.calls = count_calls()
   live[s] = true
+  layouts.add(s)
   return make_object(s)
 end
 

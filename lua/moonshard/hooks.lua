@@ -260,11 +260,13 @@ end
 
 local function is_reduction(link) return getmetatable(link) == Native and reductions[link.kind] == true end
 
+local account, is_future = core.bucket_account, future.is_future      -- account: whose work is counted from now on
+
 -- Calls link `position` of the chain; behind the last own one what follows from outside.
 local function call_link(chain, position, bucket, outer, state)
   local link = chain[position]
   if not link then
-    core.bucket_account(position)
+    account(position)
     return outer(bucket)
   end
   local called = false
@@ -273,19 +275,17 @@ local function call_link(chain, position, bucket, outer, state)
     called = true
     local result = call_link(chain, position + 1, given or bucket, outer, state)
     state.link = link
-    core.bucket_account(position)
-    label(bucket, link)
+    account(position)
+    if core.tracing then label(bucket, link) end
     return result
   end
   state.link = link
-  core.bucket_account(position)
-  label(bucket, link)
+  account(position)
+  if core.tracing then label(bucket, link) end
   local result = link(bucket, next, function() called = false end)           -- the third is for links that begin anew: see watch.lua
+  if is_future(result) then return result end
   if core.is_tensor(result) then return future.new(result, core.stream()) end
-  if not future.is_future(result) then
-    error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
-  end
-  return result
+  return error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
 end
 
 -- A chain inside of another.

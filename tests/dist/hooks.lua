@@ -122,6 +122,12 @@ end
 
 ------------------------------------------------------------------------------------------------------------------------------ powersgd
 
+-- V7: all ranks have 40000: f16 holds the mean, not the sum.
+local large = { shapes = { { 3 } }, count = 1, draws = function() return { ms.full(40000, { 3 }) } end }
+for _, link in ipairs { "fp16_compress", hooks.chain { hooks.cast { dtype = "f16" }, hooks.powersgd() }, require "moonshard.hooks.fp16_compress" {} } do
+  close("V7", reduced(link, large), { ms.full(40000, { 3 }) }, size == 3 and 16 or 0)
+end
+
 -- Matrices of rank 1 pass through it unchanged, with every combination of options (test_powerSGD_ddp_comm_hook_nccl).
 local low = { shapes = { { 12, 10 }, { 10, 16 } }, draws = function(t, r, shapes)
   local list = {}

@@ -31,6 +31,51 @@ describe("what links remember", function()
   end
 end)
 
+-- Trains with links that remember; `saved` (a folder) or nil, and how many steps. Ends with the weights' bits.
+local TRAINING = [[
+  local ms = require "moonshard"
+  local cfg = ms.config { folder = "", steps = 6, link = "powersgd" }
+  ms.seed(1)
+  local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 16, heads = 2 }, { bucket_bytes = { 2000, 6000 }, comm_hook = ms.hooks.chain {
+    ms.hooks.clip { max_norm = 1, scope = "lagged" }, cfg.link == "powersgd" and ms.hooks.powersgd { start_step = 1, rank = 2 } or ms.hooks.top_k { fraction = 0.1, momentum = 0.9 } } })
+  local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
+  local things = { model = model, optimizer = optimizer }
+  local first = 0
+  local latest = cfg.folder ~= "" and ms.checkpoint.latest(cfg.folder)
+  if latest then
+    assert(ms.checkpoint.load(latest, things))
+    first = 3
+  end
+  for step in ms.steps(cfg.steps, first) do
+    local x = ms.randint { 4, 9, low = 0, high = 16, seed = 10 * step + ms.rank() }
+    model(x:narrow(2, 1, 8)):cross_entropy(x:narrow(2, 2, 8)):backward()
+    optimizer:step()
+    if step == 2 and cfg.folder ~= "" then assert(ms.checkpoint.save(cfg.folder, { step = 3, model = model, optimizer = optimizer })) end
+  end
+  local link, sum = { payload_bytes = 0, wire_bytes = 0 }, 0
+  for _, one in ipairs(model:stats().links) do for key in pairs(link) do link[key] = link[key] + one[key] end end
+  for _, p in ipairs(model:parameters()) do
+    for i, value in ipairs(p:detach():reshape(-1):to_table()) do sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48) end
+  end
+  io.stdout:write(("%012x %d %d %d\n"):format(sum, ms.memory().peak, link.payload_bytes, link.wire_bytes))
+]]
+
+describe("training with links that remember", function()
+  for _, link in ipairs { "powersgd", "top_k" } do
+    it("goes on bit for bit, and check tells its memory and bytes: " .. link, function()
+      local script = command.write(folder .. "/script.lua", TRAINING)
+      local function train(arguments) return command.succeed(folder, ("run '%s' -n 2 --thread-ranks link=%s %s"):format(script, link, arguments)) end
+      local whole = train ""
+      train "steps=3 folder=saved"
+      assert.equal(whole:match "^%x+", train "folder=saved":match "^%x+")
+      local core = require "moonshard.core"
+      local told = core.json_decode(command.succeed(folder, ("check '%s' -n 2 --json link=%s"):format(script, link)):match "({.*})")
+      local peak, payload, wire = whole:match "^%x+ (%d+) (%d+) (%d+)"
+      assert.same({ tonumber(peak), tonumber(payload), tonumber(wire) }, { told.peak_bytes[1], told.payload_bytes, told.wire_bytes })
+    end)
+  end
+end)
+
 describe("a job whose hook fails on one rank", function()
   local function fails(hook, way, ...)
     local script = command.write(folder .. "/script.lua", ([[

@@ -1,0 +1,56 @@
+-- The buckets of ddp models in checkpoints: what was saved is reduced from the first pass on in the buckets that it had, so that links which look at a bucket as
+-- a whole (the greatest of its numbers, one scale for all) go on bit for bit.
+local core = require "moonshard.core"
+
+local layouts = {}
+
+local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold
+local waiting = {}                                         -- what was loaded for models that are not wrapped yet
+
+-- Tells models of other parameters or other sizes of buckets apart.
+local function key_of(s)
+  return ("%016x"):format(core.hash(table.concat(s.names, "\n") .. "\n" .. table.concat(s.options_bytes or {}, ",") .. "\n" .. s.delayed))
+end
+
+local function apply(s, lists)
+  if s.plan or not s.reducer then return end               -- plans are made anew
+  s.reducer:assign(lists)
+  if not s.options.static_graph then s.reducer:record(false) end
+end
+
+--- For ddp: a model that was wrapped. s: its state with names, delayed, options_bytes.
+---@param s table
+function layouts.add(s)
+  live[s] = true
+  local lists = waiting[key_of(s)]
+  if lists then apply(s, lists) end
+end
+
+--- Buckets of all models, as values of a checkpoint: lists of positions by key.
+---@return table<string, integer[][]>?
+function layouts.save()
+  local found
+  for s in pairs(live) do
+    if s.reducer and not s.plan and s.reducer:stats().rebuilt then
+      local lists = {}
+      for _, b in ipairs(s.reducer:bucket_times()) do
+        if b.positions[1] <= #s.names - s.delayed then lists[#lists + 1] = b.positions end
+      end
+      found = found or {}
+      found[key_of(s)] = lists
+    end
+  end
+  return found
+end
+
+--- Gives models the buckets that were saved of them; others keep theirs.
+---@param saved? table<string, integer[][]>
+function layouts.load(saved)
+  waiting = saved or {}
+  for s in pairs(live) do
+    local lists = waiting[key_of(s)]
+    if lists then apply(s, lists) end
+  end
+end
+
+return layouts
