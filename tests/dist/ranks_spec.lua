@@ -20,6 +20,7 @@ local ways = {
   kill = function() os.execute "kill -KILL $PPID" end,
   segv = function() os.execute "kill -SEGV $PPID" end,
   stop = function() os.execute "kill -STOP $PPID" end,
+  pause = function() os.execute "(sleep 0.2; kill -CONT $PPID) & kill -STOP $PPID" end,
   memory = function() ms.zeros { 1 << 44 } end,
   file = function() assert(ms.data.bytes "nowhere") end,
   length = function() world:all_reduce(ms.ones { 5 }) end,
@@ -74,7 +75,7 @@ describe("a job of several ranks", function()
       memory = { 8, "rank 1: [^\n]*no memory for", "stopped because rank 1: [^\n]*no memory for" },
       file = { 3, "stopped because rank 1: [^\n]*nowhere" },
       hook = { 1, "in a hook", "stopped because rank 1: " },
-      length = { 5, "ranks disagree in call #6", "ranks 0, 2: all_reduce #6 of world %[f32 x 1024, avg", "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:17" },
+      length = { 5, "ranks disagree in call #6", "ranks 0, 2: all_reduce #6 of world %[f32 x 1024, avg", "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:18" },
       dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
       operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
       extra = { 5, "rank 1: [^\n]*max" },
@@ -111,6 +112,15 @@ describe("a job of several ranks", function()
     end)
   end
 
+  it("waits for a rank that stands still for a while", function()
+    for _ = 1, command.full and 20 or 1 do
+      local code, out, err = job "-n 3 how=pause --timeout 20"
+      assert.equal("", err)
+      assert.equal(0, code)
+      for rank = 0, 2 do assert.matches(("rank %d done\n"):format(rank), out) end
+    end
+  end)
+
   it("is told of a rank that stands still", function()
     local code, _, err = job "-n 2 how=stop --timeout 0.5"
     assert.equal(6, code)
@@ -123,7 +133,7 @@ describe("a job of several ranks", function()
       if not (SANITIZED and how == "segv") then
         local code, _, err = job(("-n 3 how=%s who=2 at=7"):format(how))
         assert.equal(7, code)
-        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:29%%] at step 7\n"):format(signal), err)
+        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:30%%] at step 7\n"):format(signal), err)
         -- One that has not come to the next collective when it hears of the death is still behind the last one.
         assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 %a+ all_reduce #[78]", err)
       end
@@ -290,6 +300,34 @@ echo rc=$?]]):format(command.program, folder, ranks, folder, moment, victim)
       else assert.equal("0", code, where) end
     end
     assert.truthy(killed > count / 4, ("%d of %d were killed in time"):format(killed, count))
+  end)
+
+  -- Once or twice, to the launcher alone or, as a terminal does, to all; at any moment, the beginning and the end included.
+  it("ends in order whenever it is asked to: signals", function()
+    math.randomseed(5)
+    local clock = core.clock_ms()
+    assert.equal(0, (job "-n 2 steps=200"))
+    local length = (core.clock_ms() - clock) / 1e3
+    local expected = { INT = 130, TERM = 143, HUP = 129 }
+    for trial = 1, command.full and 100 or 6 do
+      local ranks, signal, moment = math.random(2, 4), ({ "INT", "TERM", "HUP" })[math.random(3)], math.random() * length
+      local whom, twice = math.random(2) == 1 and "$L" or "-$L", math.random(4) == 1
+      local send = ("kill -%s -- %s 2>/dev/null"):format(signal, whom)
+      command.write(folder .. "/signal.sh", ([[
+set -m
+'%s' run '%s/ways.lua' -n %d steps=200 >/dev/null 2>'%s/.stderr' & L=$!
+sleep %.6f
+%s; %s
+wait $L
+echo rc=$?]]):format(command.program, folder, ranks, folder, moment, send, twice and send or ":"))
+      local code = io.popen(("timeout 60 bash '%s/signal.sh' 2>/dev/null"):format(folder)):read "a":match "rc=(%d+)"
+      local err = command.read(folder .. "/.stderr")
+      local where = ("trial %d: SIG%s to %s of %d ranks after %.4f s%s: %s: %s"):format(trial, signal, whom, ranks, moment, twice and ", twice" or "", tostring(code), err)
+      assert.is_true(code == "0" or tonumber(code) == expected[signal], where)
+      if not twice then assert.equal("", err, where) end
+      -- The ranks go with their launcher.
+      assert.equal("", io.popen(("pgrep -f '^[^ ]*moonshard run %s/'"):format(folder)):read "a", where)
+    end
   end)
 
   it("survives nothing, but never hangs: kills inside the recipe", function()
