@@ -416,7 +416,7 @@ function overlap.note_norm(params)
       end
     end
     if early then
-      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = 'lagged' }), or use the policy 'classic'"):format(p:name()))
+      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = 'lagged' }), or use 'classic'"):format(p:name()))
     end
   end
 end

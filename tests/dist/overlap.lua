@@ -62,7 +62,8 @@ end
 for _, link in ipairs { "all_reduce", "bf16_compress", function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end } do
   local want = train(policy(nil), link)
   for name, prepare in ms.sorted_pairs {
-    classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred", hidden = policy "early_where_hidden", mixed = policy(mixed), linked = linked, own = in_backward } do
+    classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred", hidden = policy "early_where_hidden", mixed = policy(mixed),
+    linked = linked, own = in_backward } do
     if train(prepare, link) ~= want then error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link))) end
   end
 end
