@@ -110,7 +110,9 @@ static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t cou
     for (uint32_t i = 0; i < count; i++) {
         const ms_storage *storage = accesses[i].storage;
         size_t body = storage->bytes;
-        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell, .count = accesses[i].cells, .mode = accesses[i].mode };
+        /* Of nothing there is nothing to wait for: whoever used this memory before may still be at it. */
+        uint16_t cells = body ? accesses[i].cells : 0;
+        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell, .count = cells, .mode = accesses[i].mode };
     }
 }
 #endif
