@@ -175,7 +175,9 @@ local function check_plan(planner, answer, view)
   if answer.caps_bytes ~= nil then return cut_by_caps(planner, view, answer.caps_bytes) end
   local bucket_of = {}
   for b, list in ipairs(answer) do
-    if type(list) ~= "table" or #list == 0 then refuse(planner, "bucket %d is %s; a list of positions is expected", b - 1, type(list) == "table" and "empty" or "a " .. type(list)) end
+    if type(list) ~= "table" or #list == 0 then
+      refuse(planner, "bucket %d is %s; a list of positions is expected", b - 1, type(list) == "table" and "empty" or "a " .. type(list))
+    end
     for _, at in ipairs(list) do
       local p = math.type(at) == "integer" and view.parameters[at]
       if not p then refuse(planner, "bucket %d: there is no parameter %s; positions are 1 to %d", b - 1, tostring(at), #view.parameters) end

@@ -305,8 +305,9 @@ end
 -- The options that hold for a model, as stats shows them.
 local function told_options(o, bytes, low, planner)
   return {
-    bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil, buckets = planner and planner.name, find_unused = o.find_unused == true, static_graph = o.static_graph == true,
-    init_sync = o.init_sync ~= false, broadcast_buffers = o.broadcast_buffers ~= false, buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
+    bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil, buckets = planner and planner.name,
+    find_unused = o.find_unused == true, static_graph = o.static_graph == true, init_sync = o.init_sync ~= false,
+    broadcast_buffers = o.broadcast_buffers ~= false, buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
   }
 end
 
@@ -339,8 +340,8 @@ function ddp.ddp(model, options)
   end
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
-    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed, links = how.links, hook = how.hook,
-    name = how.name, hook_links = how.hook and #how.chain + 1,
+    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed,
+    links = how.links, hook = how.hook, name = how.name, hook_links = how.hook and #how.chain + 1,
   })
   s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out, trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})

@@ -268,8 +268,8 @@ case("test_c10d_gloo.py: test_ignored_output_with_unused_parameters", function()
 end)
 case("test_c10d_gloo.py: test_save_load_checkpoint", function()
   local model = ms.ddp(Net())
-  local folder = ("%s/conformance-%d"):format(assert(os.getenv "TMPDIR" or "/tmp"), math.tointeger(world:broadcast(ms.tensor { os.time() * 100 + math.random(99) }, 0):value():item()))
-  local path = folder .. ".safetensors"
+  local number = world:broadcast(ms.tensor { os.time() * 100 + math.random(99) }, 0):value():item()
+  local path = ("%s/conformance-%d.safetensors"):format(os.getenv "TMPDIR" or "/tmp", math.tointeger(number))
   assert(model:save(path))
   world:barrier()
   local other = ms.ddp(Net())
@@ -542,7 +542,9 @@ case("distributed_test.py: test_ddp_native_mixed_precision", function()
     return list
   end
   local full = run()
-  for _, precision in ipairs { { param = "f16" }, { param = "bf16" }, { param = "f16", reduce = "f32" }, { reduce = "f16" }, { param = "bf16", output = "f32", cast_inputs = true } } do
+  for _, precision in ipairs {
+    { param = "f16" }, { param = "bf16" }, { param = "f16", reduce = "f32" }, { reduce = "f16" }, { param = "bf16", output = "f32", cast_inputs = true },
+  } do
     for i, grad in ipairs(run { precision = precision }) do equal(grad, full[i], "low precision", 0.05) end
     run { precision = precision, find_unused = true, comm_hook = "all_reduce" }
   end

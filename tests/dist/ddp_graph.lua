@@ -207,7 +207,8 @@ for seed = 1, 3 do
   if seed % 2 == 0 then for divisor in pairs(divisors) do assert(divisor == size) end end
 end
 uneven({ bucket_bytes = CAPS }, "accumulated", { divisor = "live" }, some(4), all, 2)
-uneven({ bucket_bytes = CAPS, find_unused = true }, "with unused parameters", {}, function(r) return 1 + pick(4, r, 5) end, function(step, r) return pick(2, step, r) == 0 and "ab" or "adC" end)
+uneven({ bucket_bytes = CAPS, find_unused = true }, "with unused parameters", {}, function(r) return 1 + pick(4, r, 5) end,
+  function(step, r) return pick(2, step, r) == 0 and "ab" or "adC" end)
 uneven({ bucket_bytes = CAPS, static_graph = true }, "with a static graph", {}, function(r) return r == 0 and 0 or 1 + r end, function() return "bd" end)
 uneven({ bucket_bytes = CAPS, static_graph = true, comm_hook = "bf16_compress", delayed = { "a%..*" } }, "nobody has any", {}, function() return 0 end, all)
 
@@ -320,8 +321,8 @@ do
   for _, view in ipairs(views) do
     local numbers = { view.forward_ms, view.backward_ms, view.latency_ms, view.bytes_per_ms }
     for _, p in ipairs(view.parameters) do numbers[#numbers + 1] = p.ready_ms end
-    local all = world:all_gather(ms.tensor({ numbers }, "f32")):value()
-    for r = 1, size do assert(all[r]:eq(all[1]):all():item(), "all ranks see the same view") end
+    local gathered = world:all_gather(ms.tensor({ numbers }, "f32")):value()
+    for r = 1, size do assert(gathered[r]:eq(gathered[1]):all():item(), "all ranks see the same view") end
   end
 end
 
