@@ -46,38 +46,6 @@ static int two_streams(bool with_wait)
     return 0;
 }
 
-static ms_task_result fill(ms_run *run, void *arguments)
-{
-    (void)run;
-    memset(*(void **)arguments, 1, 64);
-    return MS_TASK_DONE;
-}
-
-/* One stream writes to memory that is then given to an empty storage, which the other stream "reads". */
-static int empty_storages(void)
-{
-    static const ms_task task = { .name = "library_product", .function = nothing }, filling = { .name = "fill", .function = fill, .args_bytes = sizeof(void *) };
-    ms_engine *engine = NULL;
-    ms_stream *side = NULL;
-    ms_engine_options options = { .threads = 1 };
-    if (ms_engine_new(&options, NULL, &engine) || ms_engine_stream(engine, "side", &side)) return 3;
-    for (int i = 0; i < 200; i++) {
-        ms_storage *written = NULL, *empty = NULL;
-        if (ms_storage_new(ms_engine_current(engine), 64, &written)) return 4;
-        ms_access write = { .storage = written, .cells = 1, .mode = MS_WRITE }, read = { .cells = 1, .mode = MS_READ };
-        void *data = ms_storage_data(written);
-        if (ms_stream_enqueue(ms_engine_current(engine), &filling, &data, &write, 1, (ms_task_cost){ 0 }, NULL)) return 5;
-        ms_storage_release(written);
-        if (ms_storage_new(ms_engine_current(engine), 0, &empty)) return 6;
-        read.storage = empty;
-        if (ms_stream_enqueue(side, &task, NULL, &read, 1, (ms_task_cost){ 0 }, NULL)) return 7;
-        ms_storage_release(empty);
-    }
-    if (ms_engine_sync(engine)) return 8;
-    ms_engine_free(engine);
-    return 0;
-}
-
 /* Runs this program again; its exit status, and whether it reported a race. */
 static int again(const char *argument, bool *race)
 {
@@ -108,19 +76,10 @@ static void ordered_streams_are_not(void **state)
     assert_false(race);
 }
 
-static void empty_storages_are_nothing_to_wait_for(void **state)
-{
-    (void)state;
-    bool race = true;
-    assert_int_equal(again("empty", &race), 0);
-    assert_false(race);
-}
-
 int main(int argc, char **argv)
 {
-    if (argc == 2 && strcmp(argv[1], "empty") == 0) return empty_storages();
     if (argc == 2) return two_streams(strcmp(argv[1], "ordered") == 0);
     self = argv[0];
-    const struct CMUnitTest tests[] = { cmocka_unit_test(a_missing_wait_is_reported), cmocka_unit_test(ordered_streams_are_not), cmocka_unit_test(empty_storages_are_nothing_to_wait_for) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(a_missing_wait_is_reported), cmocka_unit_test(ordered_streams_are_not) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
