@@ -239,7 +239,7 @@ end
 steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
 --- Of the last finished step: its collectives, by operation. Times are those of the last synchronized pass that has ended on the device, so it never waits;
---- step_ms: from the reduced gradients to the step's end. links: one entry for each of the chain; of exposed_ms, what each had a part in.
+--- step_ms: from the reduced gradients to the step's end. payload_bytes, wire_bytes: of all. links: one entry for each of the chain; of exposed_ms, what each had a part in.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
@@ -260,7 +260,7 @@ function DDP:stats()
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {
     step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
-    links = links,
+    links = links, payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
     collectives = s.collectives, buckets = (s.reducer:buckets()),
     world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told,
   }

@@ -537,6 +537,8 @@
 ---@field reduce_ms number
 ---@field exposed_ms number            communication that nothing hid
 ---@field step_ms number               from the reduced gradients to the step's end
+---@field payload_bytes integer        what this rank handed to the reductions' collectives
+---@field wire_bytes integer
 ---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]

@@ -52,8 +52,7 @@ local TRAINING = [[
     optimizer:step()
     if step == 2 and cfg.folder ~= "" then assert(ms.checkpoint.save(cfg.folder, { step = 3, model = model, optimizer = optimizer })) end
   end
-  local link, sum = { payload_bytes = 0, wire_bytes = 0 }, 0
-  for _, one in ipairs(model:stats().links) do for key in pairs(link) do link[key] = link[key] + one[key] end end
+  local link, sum = model:stats(), 0
   for _, p in ipairs(model:parameters()) do
     for i, value in ipairs(p:detach():reshape(-1):to_table()) do sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48) end
   end
