@@ -326,5 +326,25 @@ do
   end
 end
 
+-- Optimizers that step early, or late, take the same steps where inputs are uneven.
+for _, divisor in ipairs { "all", "live" } do
+  local function trained(policy)
+    local model = ms.ddp(Branches(), { bucket_bytes = CAPS })
+    local optimizer = ms.optim.adamw(model, { lr = 0.1 })
+    if policy then optimizer:overlap(model, policy) end
+    local function step(i)
+      pass(model, i, rank, "abcd")
+      optimizer:step()
+    end
+    for i = 1, 2 do step(i) end
+    model:join({ divisor = divisor }, function() for i = 3, 4 + 2 * rank do step(i) end end)
+    return model:unwrap():parameters()
+  end
+  local classic = trained()
+  for _, policy in ipairs { "in_backward", "deferred" } do
+    for i, p in ipairs(trained(policy)) do assert(p:detach():eq(classic[i]:detach()):all():item(), policy) end
+  end
+end
+
 core.synchronize()
 io.stdout:write(("rank %d of %d is done\n"):format(rank, size))
