@@ -185,7 +185,7 @@ end
 Link.__tostring = function(self) return self.name(self.current) end
 
 -- On trial the bucket's numbers are kept, so that the old link can begin anew wherever the new one fails: in its call, or in what it does with the result.
-local function try(self, bucket, next, again)
+local function try(self, bucket, next, again, first)
   local item, before, failed = self.item, bucket:buffer(), false
   local kept = before:clone()
   local function instead(message)
@@ -213,11 +213,19 @@ local function try(self, bucket, next, again)
   if ok and not core.is_tensor(result) and not future.is_future(result) then
     ok, result = false, ("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result))
   end
-  return ok and result or instead(result)
+  if not ok then return instead(result) end
+  if not first or bucket:kind() ~= "all_reduce" then return result end
+  -- What the engine would refuse as the result of the whole chain.
+  return guarded(future.is_future(result) and result or future.new(result, core.stream())):and_then(function(value)
+    if not core.is_tensor(value) or value:dtype() ~= before:dtype() or value:numel() ~= before:numel() then
+      error(("it returned %s; %d numbers in %s are expected"):format(tostring(value), before:numel(), before:dtype()), 0)
+    end
+  end)
 end
 
-function Link.__call(self, bucket, next, again)
-  if self.item and self.item.trial then return try(self, bucket, next, again) end
+-- again: lets next be called once more; first: nobody stands before this link in its chain.
+function Link.__call(self, bucket, next, again, first)
+  if self.item and self.item.trial then return try(self, bucket, next, again, first) end
   return self.current(bucket, next)
 end
 

@@ -94,17 +94,19 @@ describe("watched scripts", function()
     it("go on as they were when the new one fails in its first step: " .. kind, function()
       command.write(folder .. "/hook.lua", times(2))
       command.write(folder .. "/next-2.lua", "return function(bucket) local x = bucket:nothing() return x end")
+      command.write(folder .. "/next-11.lua", [[return function(bucket, next) return next(bucket):and_then(function(mean) return mean:to "bf16" end) end]])
       command.write(folder .. "/next-5.lua", [[return function(bucket, next) next(bucket) end]])
       command.write(folder .. "/next-8.lua", [[
         local hooks = require "moonshard.hooks"
         return hooks.chain { hooks.stage { name = "outer", decode = function(mean) return mean * 100 end }, hooks.stage { name = "inner", encode = function(t) return t * 10 end,
           decode = function(mean) return mean.nothing.at_all end } }
       ]])
-      local factors, _, err = run(kind, ranks)
-      assert.equal(("2 "):rep(12), factors .. " ")
+      local factors, _, err = run(kind .. " steps=15", ranks)
+      assert.equal(("2 "):rep(15), factors .. " ")
       local told = "watch: 'hook.lua' failed in its first step, the old one goes on: "
-      assert.equal(3 * ranks, select(2, err:gsub(told:gsub("%p", "%%%0"), "")), err)
+      assert.equal(4 * ranks, select(2, err:gsub(told:gsub("%p", "%%%0"), "")), err)
       assert.truthy(err:find(told .. "it returned nothing", 1, true), err)
+      assert.matches(told:gsub("%p", "%%%0") .. "it returned [^\n]*bf16[^\n]*; 16 numbers in f32 are expected", err)
     end)
   end
 
