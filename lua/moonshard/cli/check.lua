@@ -108,7 +108,7 @@ local function finish(core, child)
   return core.json_decode(text)
 end
 
--- In the groups that both know, two ranks must make the same calls in the same order.
+-- In the groups that both know, two ranks must make the same calls in the same order; but for what concerns two ranks only, or one by itself.
 local function compare(first, second, rank)
   local known, own = {}, { {}, {} }
   for _, group in ipairs(second.groups) do known[group.name] = true end
@@ -117,7 +117,7 @@ local function compare(first, second, rank)
     for _, group in ipairs(first.groups) do common[group.name] = known[group.name] end
     common.world = true
     for _, record in ipairs(result.collectives) do
-      if common[record.group] then table.insert(own[which], describe(record)) end
+      if common[record.group] and record.group ~= "self" and record.op ~= "send" and record.op ~= "recv" then table.insert(own[which], describe(record)) end
     end
   end
   for i = 1, math.max(#own[1], #own[2]) do
