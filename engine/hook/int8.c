@@ -80,44 +80,50 @@ static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t r
         own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
         if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
     }
-    if (w->link->options.int8.form == MS_INT8_ALL_GATHER) return mean(w, ms_work_all_gather(w, codes), ms_work_all_gather(w, scales), ranks, rows, n);
+    ms_tensor *all, *all_scales;
+    if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
+        all = ms_work_all_gather(w, codes);
+        all_scales = ms_work_all_gather(w, scales);
+        return mean(w, all, all_scales, ranks, rows, n);
+    }
     ms_tensor *parts = ms_work_new(w, MS_U8, rows, n), *their = ms_work_new(w, MS_F32, rows, 2);
     ms_work_collective(w, MS_ALL_TO_ALL, codes, parts);
     ms_work_collective(w, MS_ALL_TO_ALL, scales, their);
     codes = quantize(w, mean(w, parts, their, ranks, rows / ranks, n), &scales);
-    ms_tensor *all = ms_work_all_gather(w, codes), *all_scales = ms_work_all_gather(w, scales);
+    all = ms_work_all_gather(w, codes);
+    all_scales = ms_work_all_gather(w, scales);
     return numbers(w, ms_work_view(w, all, 0, rows, n), ms_work_view(w, all_scales, 0, rows, 2));
 }
 
-static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec codec, ms_tensor *payload, int64_t n)
+static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor *payload, int64_t n)
 {
-    return ms_work_operator(w, op, (ms_attributes){ .codec = { .codec = codec, .n = n } }, false, &payload, 1, NULL);
+    return ms_work_operator(w, op, (ms_attributes){ .codec = { .codec = blocks, .n = n } }, false, &payload, 1, NULL);
 }
 
 /* x [ranks, n] (all_to_all), or [1, n]. */
 static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t n)
 {
-    ms_codec codec = { .kind = MS_CODEC_INT8, .block = w->link->options.int8.block };
-    const ms_attributes how = { .codec = { .codec = codec } };
+    const ms_codec blocks = { .kind = MS_CODEC_INT8, .block = w->link->options.int8.block };
+    const ms_attributes how = { .codec = { .codec = blocks } };
     ms_tensor *payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &x, 1, NULL);
     double share = ms_link_share(w->link, w->bucket);
     if (w->bucket->wants_sent && !w->status) {
-        ms_tensor *own = decode(w, &ms_op_codec_decode, codec, payload, n);
+        ms_tensor *own = decode(w, &ms_op_codec_decode, blocks, payload, n);
         own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
         if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
     }
     ms_tensor *sum;
     if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
-        sum = decode(w, &ms_op_codec_decode_sum, codec, ms_work_all_gather(w, payload), n);
+        sum = decode(w, &ms_op_codec_decode_sum, blocks, ms_work_all_gather(w, payload), n);
         ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
         return sum;
     }
-    ms_tensor *parts = ms_work_new(w, MS_U8, rows, ms_codec_bytes(&codec, n));
+    ms_tensor *parts = ms_work_new(w, MS_U8, rows, ms_codec_bytes(&blocks, n));
     ms_work_collective(w, MS_ALL_TO_ALL, payload, parts);
-    sum = decode(w, &ms_op_codec_decode_sum, codec, parts, n);
+    sum = decode(w, &ms_op_codec_decode_sum, blocks, parts, n);
     ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
     payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &sum, 1, NULL);
-    return decode(w, &ms_op_codec_decode, codec, ms_work_all_gather(w, payload), n);
+    return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
 static int64_t up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
