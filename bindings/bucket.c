@@ -388,7 +388,8 @@ void ms_open_bucket(lua_State *L, int runtime)
     static const luaL_Reg methods[] = {
         { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
         { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },
-        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key }, { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
+        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key },
+        { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
     };
     static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { "bucket_account", bucket_account }, { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };

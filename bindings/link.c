@@ -145,7 +145,8 @@ static const field fields[] = {
 /* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const actions[] = { "skip", "stop", NULL }, *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
+    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const actions[] = { "skip", "stop", NULL };
+    static const char *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
     static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -186,7 +187,8 @@ void ms_open_link(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "native_link", native_link }, { "link_state", link_state }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "flat", state_flat }, { "shared", state_shared }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear }, { "iteration", state_iteration }, { NULL, NULL },
+        { "flat", state_flat }, { "shared", state_shared }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear },
+        { "iteration", state_iteration }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__gc", state_gc }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

@@ -30,8 +30,8 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     ms_tensor *copy = NULL;
     int64_t count = ms_tensor_count(sent);
     if (count != ms_tensor_count(bucket->flat))
-        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, but %lld travel: the link that encodes them must tell with set_sent what they stand for", bucket->index,
-                              (long long)ms_tensor_count(bucket->flat), (long long)count);
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "error_feedback: bucket %u has %lld numbers, but %lld travel: the link that encodes them must tell with set_sent what they stand for",
+                              bucket->index, (long long)ms_tensor_count(bucket->flat), (long long)count);
     ms_status status = ms_link_flat_copy(sent, &copy);
     if (status) return status;
     ms_tensor_release(bucket->sent);
@@ -72,7 +72,8 @@ ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, cons
     const char *of = hook ? "; the hook is " : "";
     if (!hook) hook = "";
     if (ms_tensor_engine(result) != bucket->engine)
-        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": it returned a tensor of another device%s%.200s", bucket->index, bucket->label, of, hook);
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": it returned a tensor of another device%s%.200s", bucket->index, bucket->label, of,
+                              hook);
     if (ms_tensor_count(result) == shard_count(bucket) && ms_tensor_dtype(result) == ms_tensor_dtype(bucket->flat) && ms_tensor_is_contiguous(result)) return MS_OK;
     return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": it returned %s%s, expected is [%lld] %s%s%.200s", bucket->index, bucket->label,
                           ms_tensor_describe(result, have, sizeof have), ms_tensor_is_contiguous(result) ? "" : ", not contiguous", (long long)shard_count(bucket),

@@ -154,7 +154,8 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
     int64_t block = options->int8.block;
     if (options->int8.per == MS_INT8_TENSOR) return MS_OK;
     if (block < 1 || (options->int8.per == MS_INT8_BLOCK && block % 8 != 0))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "int8: block must be %s, not %lld", options->int8.per == MS_INT8_BLOCK ? "a multiple of 8" : "1 or more", (long long)block);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "int8: block must be %s, not %lld", options->int8.per == MS_INT8_BLOCK ? "a multiple of 8" : "1 or more",
+                              (long long)block);
     return MS_OK;
 }
 

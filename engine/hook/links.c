@@ -75,9 +75,10 @@ ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *
 ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket)
 {
     char have[160];
-    if (ms_tensor_count(bucket->buffer) == ms_tensor_count(bucket->flat) && ms_tensor_is_contiguous(bucket->buffer) && ms_dtype_is_float(ms_tensor_dtype(bucket->buffer))) return MS_OK;
-    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "%s: bucket %u has %lld numbers, the links before made them %s: put it before links that change their number", link->kind->name,
-                          bucket->index, (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
+    const ms_tensor *buffer = bucket->buffer;
+    if (ms_tensor_count(buffer) == ms_tensor_count(bucket->flat) && ms_tensor_is_contiguous(buffer) && ms_dtype_is_float(ms_tensor_dtype(buffer))) return MS_OK;
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "%s: bucket %u has %lld numbers, the links before made them %s: put it before links that change their number",
+                          link->kind->name, bucket->index, (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ reductions */
@@ -102,7 +103,8 @@ ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out) 
 static ms_status all_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     if (bucket->kind != MS_BUCKET_ALL_REDUCE)
-        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "all_reduce: bucket %u is of the kind %s; reduce ends a chain for every kind", bucket->index, ms_bucket_kind_name(bucket->kind));
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "all_reduce: bucket %u is of the kind %s; reduce ends a chain for every kind", bucket->index,
+                              ms_bucket_kind_name(bucket->kind));
     return reduce(link, bucket, out);
 }
 
@@ -151,7 +153,8 @@ static const ms_link_kind ms_link_all_reduce = { .name = "all_reduce", .reduce =
 static const ms_link_kind ms_link_noop = { .name = "noop", .reduce = noop };
 static const ms_link_kind ms_link_cast_kind = { .name = "cast", .encode = cast_encode, .decode = cast_decode, .check = cast_check };
 
-static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd, &ms_link_int8, &ms_link_top_k, &ms_link_sign_vote, &ms_link_adasum,
+static const ms_link_kind *const kinds[] = { &ms_link_reduce, &ms_link_all_reduce, &ms_link_noop, &ms_link_cast_kind, &ms_link_error_feedback, &ms_link_powersgd,
+                                            &ms_link_int8, &ms_link_top_k, &ms_link_sign_vote, &ms_link_adasum,
                                             &ms_link_post_local_sgd, &ms_link_clip, &ms_link_nan_check };
 
 const ms_link_kind *ms_link_find(const char *name)
@@ -170,7 +173,8 @@ ms_status ms_chain_check(ms_engine *engine, const ms_link *links, uint32_t count
         if (links[i].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) reduces: the links behind it would never run", i + 1, links[i].kind->name);
     if (!links[count - 1].kind->reduce) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) is the last and does not reduce", count, links[count - 1].kind->name);
     for (uint32_t i = 1; i < count; i++)
-        if (ms_link_is_whole(&links[i])) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) clips by the norm of all: it must be the first, as it scales what all others made", i + 1, links[i].kind->name);
+        if (ms_link_is_whole(&links[i]))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "link %u (%s) clips by the norm of all: it must be the first, as it scales what all others made", i + 1, links[i].kind->name);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         if (links[i].kind->check) status = links[i].kind->check(engine, &links[i].options);

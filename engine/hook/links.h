@@ -6,7 +6,8 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote, ms_link_adasum, ms_link_post_local_sgd, ms_link_clip, ms_link_nan_check;
+extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote, ms_link_adasum;
+extern const ms_link_kind ms_link_post_local_sgd, ms_link_clip, ms_link_nan_check;
 
 /* Tensors that are held back until the last bucket; not saved. Retained. */
 ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);

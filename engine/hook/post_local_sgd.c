@@ -21,4 +21,6 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "post_local_sgd: start_step must be 0 or more, not %lld", (long long)options->post_local_sgd.start_step);
 }
 
-const ms_link_kind ms_link_post_local_sgd = { .name = "post_local_sgd", .reduce = reduce, .check = check, .has_state = true, .defaults = { .post_local_sgd = { .reduce_after = true } } };
+const ms_link_kind ms_link_post_local_sgd = {
+    .name = "post_local_sgd", .reduce = reduce, .check = check, .has_state = true, .defaults = { .post_local_sgd = { .reduce_after = true } },
+};

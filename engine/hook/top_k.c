@@ -9,7 +9,8 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
     int64_t count = ms_tensor_count(bucket->buffer), k = (int64_t)ceil(link->options.top_k.fraction * (double)count), ranks = ms_group_size(ms_link_group(link, bucket));
     ms_dtype dtype = ms_tensor_dtype(bucket->buffer);
-    if (!w.status && count > INT32_MAX) w.status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets", bucket->index, (long long)count);
+    if (!w.status && count > INT32_MAX)
+        w.status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets", bucket->index, (long long)count);
     if (!w.status && bucket->wants_sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);   /* what is not sent is not lost */
     ms_tensor *left = ms_work_state(&w, "left"), *fast = NULL, *gradient = ms_work_cast(&w, bucket->buffer, MS_F32);
     if (link->options.top_k.momentum > 0) {
@@ -43,7 +44,8 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 static ms_status check(ms_engine *engine, const ms_link_options *options)
 {
     double fraction = options->top_k.fraction, momentum = options->top_k.momentum;
-    if (!(fraction > 0 && fraction <= 1)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "top_k: fraction is what part of the numbers travels, above 0 and at most 1, not %g", fraction);
+    if (!(fraction > 0 && fraction <= 1))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "top_k: fraction is what part of the numbers travels, above 0 and at most 1, not %g", fraction);
     if (!(momentum >= 0 && momentum < 1)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "top_k: momentum must be from 0 to below 1, not %g", momentum);
     return MS_OK;
 }

@@ -72,7 +72,8 @@ end
 local cases = {
   { "all_reduce" }, { "noop" }, { "fp16_compress" }, { "bf16_compress" }, { "cast", { dtype = "bf16" }, wraps = true },
   { "error_feedback", {}, wraps = true }, { "error_feedback", { decay = 0.5 }, wraps = true },
-  { "powersgd", { start_step = 1, rank = 2 } }, { "powersgd", { start_step = 0, warm_start = false, seed = 5 } }, { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
+  { "powersgd", { start_step = 1, rank = 2 } }, { "powersgd", { start_step = 0, warm_start = false, seed = 5 } },
+  { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
   { "int8" }, { "int8", { per = "channel", block = 64 } }, { "int8", { per = "block", block = 32 } }, { "int8", { form = "all_to_all" } },
   { "int8", { per = "channel", form = "all_to_all", block = 100 } }, { "int8", { per = "block", form = "all_to_all", block = 16 } },
   { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true, inner = "sign_vote" },

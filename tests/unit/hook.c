@@ -12,7 +12,12 @@ static const int64_t shapes[PARAMETERS][2] = { { 6, 5 }, { 7, 1 }, { 4, 8 } };
 static const char *const names[PARAMETERS] = { "a", "b", "c" };
 
 typedef struct model { ms_tensor *parameters[PARAMETERS]; } model;
-typedef struct own_bucket { ms_bucket bucket; ms_tensor *parameters[PARAMETERS], *gradients[PARAMETERS]; const char *called[PARAMETERS]; uint32_t positions[PARAMETERS]; } own_bucket;
+typedef struct own_bucket {
+    ms_bucket bucket;
+    ms_tensor *parameters[PARAMETERS], *gradients[PARAMETERS];
+    const char *called[PARAMETERS];
+    uint32_t positions[PARAMETERS];
+} own_bucket;
 
 static ms_status build(rank *self, model *m)
 {
@@ -210,7 +215,8 @@ static void a_rank_alone_waits_for_nobody(void **state)
 typedef struct chain { const char *first, *last; ms_dtype around; int variant; } chain;
 static const chain chains[] = {
     { "error_feedback", "reduce", MS_F32, 0 }, { "error_feedback", "all_reduce", MS_BF16, 0 }, { NULL, "noop", MS_F16, 0 }, { NULL, "powersgd", MS_F32, 0 },
-    { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 }, { "error_feedback", "int8", MS_F32, 2 },
+    { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 },
+    { "error_feedback", "int8", MS_F32, 2 },
     { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 }, { "error_feedback", "sign_vote", MS_BF16, 0 },
     { NULL, "adasum", MS_F32, 0 }, { NULL, "adasum", MS_F16, 0 }, { NULL, "post_local_sgd", MS_F32, 0 }, { "clip", "reduce", MS_F32, 0 }, { "clip", "reduce", MS_F32, 1 },
     { "clip", "noop", MS_BF16, 2 }, { "nan_check", "reduce", MS_F32, 0 }, { "nan_check", "sign_vote", MS_F16, 1 },
