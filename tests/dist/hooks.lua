@@ -158,9 +158,9 @@ local function payload(hook, shape)
   model:unwrap()
   return select(2, world:_traffic()) - before
 end
-local function check_bytes(what, hook, shape, expected)
+local function check_bytes(what, hook, shape, due)
   local bytes = payload(hook, shape)
-  if bytes ~= expected then error(("%s: %d bytes, expected %d"):format(what, bytes, expected), 0) end
+  if bytes ~= due then error(("%s: %d bytes, expected %d"):format(what, bytes, due), 0) end
 end
 -- V4: which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
 for _, case in ipairs { { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 } } do

@@ -37,7 +37,8 @@ local TRAINING = [[
   local cfg = ms.config { folder = "", steps = 6, link = "powersgd" }
   ms.seed(1)
   local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 16, heads = 2 }, { bucket_bytes = { 2000, 6000 }, comm_hook = ms.hooks.chain {
-    ms.hooks.clip { max_norm = 1, scope = "lagged" }, cfg.link == "powersgd" and ms.hooks.powersgd { start_step = 1, rank = 2 } or ms.hooks.top_k { fraction = 0.1, momentum = 0.9 } } })
+    ms.hooks.clip { max_norm = 1, scope = "lagged" },
+    cfg.link == "powersgd" and ms.hooks.powersgd { start_step = 1, rank = 2 } or ms.hooks.top_k { fraction = 0.1, momentum = 0.9 } } })
   local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
   local things = { model = model, optimizer = optimizer }
   local first = 0

@@ -13,7 +13,7 @@ local function adding(bucket, next)
   own:add_(bucket:buffer())
   all.passes = (all.passes or 0) + 1
   all.rank = all.rank or rank
-  for _, p in ipairs(bucket:parameters()) do local own = state:of(p) own.numbers = own.numbers or ms.full(rank + 1, { p:numel() }):to "bf16" end
+  for _, p in ipairs(bucket:parameters()) do local at = state:of(p) at.numbers = at.numbers or ms.full(rank + 1, { p:numel() }):to "bf16" end
   return next(bucket):and_then(function() return bucket:group():all_reduce(own:clone()) end)
 end
 local model = ms.ddp(Two(), { bucket_bytes = 1, comm_hook = adding })

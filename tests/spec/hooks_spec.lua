@@ -160,7 +160,7 @@ describe("a state", function()
 
   it("has a name of its own", function()
     local name = unique()
-    local state = hooks.state(name)
+    local state = hooks.state(name)                      -- luacheck: ignore 231
     fails(function() hooks.state(name) end, name)
     fails(function() hooks.stage { name = name } end, name)
     fails(function() hooks.state() end, "name")

@@ -91,7 +91,8 @@ return function(options)
     if #small > 0 then
       local p_count, q_count = 0, 0
       for _, x in ipairs(small) do p_count, q_count = p_count + x.n * x.r, q_count + x.m * x.r end
-      local all_p, all_q, fresh = ms.empty { p_count }, nil, nil
+      local all_p = ms.empty { p_count }
+      local all_q, fresh
       if warm then all_q, fresh = kept(bucket, list, "q", function(x) return x.m * x.r end) else all_q = ms.empty { q_count } end
       p_count, q_count = 0, 0
       for _, x in ipairs(small) do
@@ -103,7 +104,7 @@ return function(options)
         end
         x.p:copy_(x.m_view:matmul(x.q:orthonormalize_(eps)))
       end
-      local start = warm and all_q:clone()
+      local begun_with = warm and all_q:clone()
       add_up(all_p, dtype == "f32" and 1 or share)
       for _, x in ipairs(small) do x.q:copy_(x.m_view:t():matmul(x.p:orthonormalize_(eps))) end
       add_up(all_q, share)
@@ -111,7 +112,7 @@ return function(options)
         x.m_view:copy_(x.p:matmul(x.q:t()))
         if error then x.error:sub_(x.m_view) end
         -- Where all gradients were zero a column of Q is, too, and would be for ever: the next iteration starts from what this one did.
-        if start then x.q:copy_(ms.where(x.q:norm(2, 1, true):eq(0), part(start, x.q_at, x.m, x.r), x.q)) end
+        if begun_with then x.q:copy_(ms.where(x.q:norm(2, 1, true):eq(0), part(begun_with, x.q_at, x.m, x.r), x.q)) end
       end
     end
     if wide ~= buffer then buffer:copy_(wide:narrow(1, 1, buffer:numel())) end
