@@ -23,6 +23,7 @@ typedef struct ms_optimizer_args {
 typedef struct ms_optimizer_scalars {
     float lr, weight_decay, sign;              /* sign: -1 for maximize */
     float beta1, beta2, eps;
+    float rest1, rest2;                        /* 1 - beta, rounded once: the difference of rounded numbers is off by a hundred times as much */
     float step_size, root_correction;          /* adam, adamax: lr / (1 - b1^t); 1 / sqrt(1 - b2^t) */
     float momentum, damped;                    /* damped: 1 - dampening, 1 at the first step */
     float eta_minus, eta_plus, step_min, step_max;

@@ -513,3 +513,23 @@ describe("an averager", function()
     fails(function() optim.sgd(ms.nn.Linear(1, 1), { shard = 2 }) end, "shard must be a group")
   end)
 end)
+
+-- V9: first steps that can be worked out in the head, by step() and in backward.
+describe("the first step of", function()
+  local cases = {
+    adam = { { lr = 0.1 }, 0.5, 1 - 0.1 }, adagrad = { { lr = 0.1 }, 2, 1 - 0.1 }, rprop = { {}, 0.5, 1 - 0.01 }, adamax = { { lr = 0.1 }, 0.5, 1 - 0.1 },
+    sgd = { { lr = 0.1 }, 0.5, 1 - 0.05 },
+  }
+  for kind, case in pairs(cases) do
+    it(kind .. " is what arithmetic says", function()
+      local stepped, early = parameter { 1 }, parameter { 1 }
+      local opt = optim[kind]({ stepped }, case[1])
+      stepped:set_grad(ms.tensor({ case[2] }, "f32"))
+      opt:step()
+      optim.in_backward(optim[kind], { early }, case[1])
+      early:mul(case[2]):sum():backward()
+      near({ case[3] }, stepped, 1e-7)
+      near({ case[3] }, early, 1e-7)
+    end)
+  end
+end)

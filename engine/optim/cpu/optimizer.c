@@ -13,15 +13,15 @@ static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 {
     const ms_hyperparameters *h = &args->hyper;
     double lr = args->lr ? (double)*args->lr : h->lr;
-    ms_optimizer_scalars s = { .lr = (float)lr, .weight_decay = (float)h->weight_decay, .sign = h->maximize ? -1 : 1, .beta1 = (float)h->beta1, .beta2 = (float)h->beta2,
+    double first = args->kind == MS_ADADELTA ? h->rho : args->kind == MS_RMSPROP ? h->alpha : h->beta1;
+    ms_optimizer_scalars s = { .lr = (float)lr, .weight_decay = (float)h->weight_decay, .sign = h->maximize ? -1 : 1, .beta1 = (float)first, .beta2 = (float)h->beta2,
+                               .rest1 = (float)(1 - first), .rest2 = (float)(1 - h->beta2),
                                .eps = (float)h->eps, .momentum = (float)h->momentum, .damped = t == 1 ? 1 : (float)(1 - h->dampening), .eta_minus = (float)h->eta_minus,
                                .eta_plus = (float)h->eta_plus, .step_min = (float)h->step_min, .step_max = (float)h->step_max, .nesterov = h->nesterov,
                                .has_max = h->amsgrad, .centered = h->centered, .has_momentum = h->momentum != 0, .first = t == 1 };
     if (args->kind == MS_ADAGRAD) s.step_size = (float)(lr / (1 + (double)(t - 1) * h->lr_decay));
     else s.step_size = (float)(lr / (1 - pow(h->beta1, (double)t)));
     s.root_correction = (float)(1 / sqrt(1 - pow(h->beta2, (double)t)));
-    if (args->kind == MS_ADADELTA) s.beta1 = (float)h->rho;
-    if (args->kind == MS_RMSPROP) s.beta1 = (float)h->alpha;
     return s;
 }
 

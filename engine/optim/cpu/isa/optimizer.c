@@ -29,8 +29,8 @@ static inline __attribute__((always_inline)) void adam_step(const ms_optimizer_s
 {
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + coupled * p[i];
-        float mean = s->beta1 * m[i] + (1 - s->beta1) * grad;
-        float square = s->beta2 * v[i] + (1 - s->beta2) * grad * grad;
+        float mean = s->beta1 * m[i] + s->rest1 * grad;
+        float square = s->beta2 * v[i] + s->rest2 * grad * grad;
         m[i] = mean;
         v[i] = square;
         if (amsgrad) {
@@ -69,9 +69,9 @@ MS_STEP(adadelta)
     (void)c;
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i];
-        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad * grad;
+        a[i] = s->beta1 * a[i] + s->rest1 * grad * grad;
         float change = sqrtf(b[i] + s->eps) / sqrtf(a[i] + s->eps) * grad;
-        b[i] = s->beta1 * b[i] + (1 - s->beta1) * change * change;
+        b[i] = s->beta1 * b[i] + s->rest1 * change * change;
         p[i] -= s->lr * change;
     }
 }
@@ -80,10 +80,10 @@ MS_STEP(rmsprop)
 {
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i];
-        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad * grad;
+        a[i] = s->beta1 * a[i] + s->rest1 * grad * grad;
         float square = a[i];
         if (s->centered) {
-            c[i] += (1 - s->beta1) * (grad - c[i]);
+            c[i] += s->rest1 * (grad - c[i]);
             square -= c[i] * c[i];
         }
         float change = grad / (sqrtf(square) + s->eps);
@@ -115,7 +115,7 @@ MS_STEP(adamax)
     (void)c;
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i];
-        a[i] = s->beta1 * a[i] + (1 - s->beta1) * grad;
+        a[i] = s->beta1 * a[i] + s->rest1 * grad;
         float size = fabsf(grad) + s->eps, kept = s->beta2 * b[i];
         b[i] = kept > size ? kept : size;
         p[i] -= s->step_size * a[i] / b[i];
