@@ -6,10 +6,12 @@ local TEXT = ("The quick brown fox jumps over the lazy dog. "):rep(80)
 
 local RECIPE = [[
 local ms = require "moonshard"
-local cfg = ms.config { data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1, on_nan = "stop", ask = "", at = 3, clip = 0.0 }
+local cfg = ms.config { data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1, on_nan = "stop", ask = "", at = 3, clip = 0.0, chain = false }
 local train, valid = assert(ms.data.bytes(cfg.data)):split(0.8)
 local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 1, width = 16, heads = 2 }
-if ms.world_size() > 1 then model = ms.ddp(model) end
+local links
+if cfg.chain then links = ms.hooks.chain { ms.hooks.cast { dtype = "bf16" }, function(bucket, next) return next(bucket) end, "all_reduce" } end
+if ms.world_size() > 1 then model = ms.ddp(model, { comm_hook = links }) end
 local everyone, first, last = ms.metric "everyone", ms.metric("first", "min"), ms.metric("last", "max")
 local count = ms.metric("count", "sum")
 local result = ms.train {
@@ -62,6 +64,24 @@ describe("training on several ranks", function()
   end
 
   local function near(a, b, tolerance) assert.truthy(math.abs(a - b) <= tolerance * math.abs(a), ("%.9g is not %.9g"):format(b, a)) end
+
+  it("tells in metrics.jsonl what each link of a chain took", function()
+    command.succeed(folder, "run r.lua -n 2 --thread-ranks chain=true save=0")
+    local file, lines = assert(io.open(folder .. "/run/metrics.jsonl")), 0
+    for line in file:lines() do
+      local links = core.json_decode(line).links
+      if links then
+        lines = lines + 1
+        assert.equal(3, #links)
+        assert.equal("cast bf16", links[1].name)
+        assert.equal("all_reduce", links[3].name)
+        assert.is_true(links[3].calls > 0 and links[3].payload_bytes > 0 and links[3].ms >= 0 and links[3].exposed_ms >= 0)
+        assert.equal(0, links[1].payload_bytes)
+      end
+    end
+    file:close()
+    assert.is_true(lines >= 7, tostring(lines))
+  end)
 
   it("is one run: same end on all ranks, as processes and as threads, every time", function()
     local processes, out, err = train "-n 3"
