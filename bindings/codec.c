@@ -31,7 +31,7 @@ static int codec(lua_State *L)
 static int codec_encode(lua_State *L)
 {
     static const char *const keys[] = { "error", NULL };
-    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_enter(L);
     const ms_codec *own = check_codec(L);
     ms_tensor *t = ms_lua_tensor(L, 2);
     lua_settop(L, 3);
@@ -42,7 +42,7 @@ static int codec_encode(lua_State *L)
         error = ms_lua_field_boolean(L, 3, "error", false);
     }
     ms_attributes attributes = { .codec = { .codec = *own } };
-    if (own->stochastic) attributes.codec.random = ms_engine_draw(engine);
+    if (own->stochastic) attributes.codec.random = ms_lua_own_draw(L);
     return ms_lua_apply_many(L, &ms_op_codec_encode, &attributes, &t, 1, error ? 2 : 1);
 }
 

@@ -101,6 +101,8 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     /* An own seed is a sequence of its own: the same numbers wherever and whenever it is asked. */
     if (seeded) attributes.random.random = (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
     else attributes.random.random = ms_engine_draw(engine);
+    ms_random *random = &attributes.random.random;
+    if (ms_lua_field_boolean(L, 1, "per_rank", false)) random->seed = ms_seed_of_rank(random->seed, ms_lua_runtime(L)->rank);
     lua_pop(L, 1);
     return make(L, &shape, op, &attributes);
 }

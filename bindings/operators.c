@@ -227,11 +227,11 @@ static int where(lua_State *L)
 
 static int dropout(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_enter(L);
     ms_lua_tensor(L, 1);
     double p = luaL_checknumber(L, 2);
     if (!(p >= 0 && p < 1)) return ms_lua_error(L, "dropout: p is %g; 0 or more and below 1 is allowed", p);
-    ms_attributes attributes = { .random = { .random = ms_engine_draw(engine), .a = p } };
+    ms_attributes attributes = { .random = { .random = ms_lua_own_draw(L), .a = p } };
     return ms_lua_apply_one(L, &ms_op_dropout, &attributes, ms_lua_own_in_place(L));
 }
 

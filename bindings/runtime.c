@@ -148,6 +148,14 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     ms_engine_relieved(runtime->engine);
 }
 
+ms_random ms_lua_own_draw(lua_State *L)
+{
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    ms_random random = ms_engine_draw(runtime->engine);
+    random.seed = ms_seed_of_rank(random.seed, runtime->rank);
+    return random;
+}
+
 void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 {
     /* Below 16 MiB of growth the collection costs more than what it can give back is worth. */

@@ -86,6 +86,10 @@ ms_engine *ms_lua_enter(lua_State *L);
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
 /* The same if live memory is well above `live` bytes. */
 void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
+/* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is to differ between ranks. */
+ms_random ms_lua_own_draw(lua_State *L);
+/* The seed of rank `rank` that belongs to everyone's. */
+static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank) { return seed ^ rank * 0x9e3779b97f4a7c15ull; }
 /* Raises "<what> inside a hook ..." while hooks run. */
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 

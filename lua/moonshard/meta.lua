@@ -88,6 +88,7 @@
 
 ---@class ms.RandomShape: ms.Shape
 ---@field seed? integer                the engine's seed unless given
+---@field per_rank? boolean            true: other numbers on every rank; false unless given
 ---@field std? number                  randn only
 ---@field low? number                  rand, randint: inclusive
 ---@field high? number                 rand, randint: exclusive
@@ -513,6 +514,13 @@
 ---@alias ms.Link fun(bucket: ms.Bucket, next: fun(bucket: ms.Bucket): ms.Future): ms.Future|ms.Tensor
 ---@alias ms.LinkLike ms.Link|string   a link, the name of a native one ("bf16_compress"), or a file (.lua) that returns one
 
+---@class ms.Precision
+---@field param? ms.DType              compute
+---@field reduce? ms.DType             communication; param unless given
+---@field buffer? ms.DType
+---@field output? ms.DType
+---@field cast_inputs? boolean
+
 ---@class ms.DDPOptions
 ---@field group? ms.Group              the world
 ---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" }
@@ -633,6 +641,8 @@
 ---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link   * all ranks skip the same step
 --- "global": the first link of a chain. "lagged": by the norm of the step before; works with early steps.
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
+--- Steps on what the later links returned; the optimizer's step(), where it is called, finishes the others.
+---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
 --- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.

@@ -182,7 +182,11 @@ local function is_own(self, p) return not self.shard or self.owner[p] == self.sh
 local function step_one(self, p, grad, group, only_if)
   local kind, slot = self.kind, self.slots[p]
   if not is_own(self, p) then
-    if not kind.native then slot.taken = (slot.taken or -1) + 1 end
+    if not kind.native then slot.taken = (slot.taken or -1) + 1
+    elseif group.master == "none" then
+      local seed, step, draw = core.random_state()           -- stochastic rounding has drawn elsewhere: all ranks go on alike
+      core.set_random_state(seed, step, draw + 1)
+    end
     return
   end
   if kind.native then

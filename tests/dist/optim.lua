@@ -61,6 +61,21 @@ for name, make in ms.sorted_pairs { adamw = optim.adamw, sgd = optim.sgd, rprop 
   end
 end
 
+-- Stochastic rounding draws the same numbers, sharded or not.
+do
+  local function round(sharded)
+    ms.seed(3)
+    local model = make_model():to "bf16"
+    local opt = optim.sgd(model, { lr = 1e-3, master = "none", shard = sharded and world or nil })
+    for _ = 1, 3 do
+      for _, p in ipairs(model:parameters()) do p:set_grad(ms.ones(p:shape()):to "bf16") end
+      opt:step()
+    end
+    return bits(model:parameters()) .. bits { ms.rand { 3 } }
+  end
+  same(round(false), round(true), "stochastic rounding")
+end
+
 -- Each state lies on one rank only; rank 0 gets all of them to save; what was saved goes on in any optimizer.
 do
   local _, whole = train(optim.adam, false, plain)
