@@ -109,6 +109,7 @@ static void go_together(ms_work *w, ms_tensor *mine)
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
+    if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
     ms_tensor *mine = ms_work_cast(&w, bucket->buffer, MS_F32);
     go_together(&w, mine);
     if (mine != bucket->buffer) return ms_work_give(&w, mine, out);

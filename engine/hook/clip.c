@@ -21,7 +21,7 @@ static ms_tensor *squares_of(ms_work *w, ms_tensor *t)
     return ms_work_apply(w, &ms_op_square, 0, norm, NULL);
 }
 
-/* The state has the sums of squares of the step before and of this one. */
+/* The state has the sums of squares of the step before and of this one. One that is not finite tells nothing: the one before it holds on. */
 static void by_last_step(ms_work *w, ms_tensor *reduced)
 {
     ms_tensor *both = NULL;
@@ -29,7 +29,8 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     ms_work_own(w, both);
     ms_tensor *before = ms_work_view(w, both, 0, 1, 0), *now = ms_work_view(w, both, 1, 1, 0);
     if (w->bucket->index == 0) {
-        ms_work_copy(w, now, before);
+        ms_tensor *choices[] = { ms_work_apply(w, &ms_op_is_finite, 0, now, NULL), now, before };
+        ms_work_copy(w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, choices, 3, NULL), before);
         ms_work_change(w, &ms_op_fill, 0, now, NULL);
     }
     ms_work_change(w, &ms_op_add, 1, now, squares_of(w, reduced));

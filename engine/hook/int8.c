@@ -75,7 +75,7 @@ static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t 
 static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
 {
     ms_tensor *scales, *codes = quantize(w, x, &scales);
-    if (w->bucket->wants_sent && !w->status) {
+    if (w->bucket->wants_sent && !w->bucket->sent && !w->status) {
         ms_tensor *own = numbers(w, codes, scales);
         own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
         if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
@@ -107,7 +107,7 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     const ms_attributes how = { .codec = { .codec = blocks } };
     ms_tensor *payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &x, 1, NULL);
     double share = ms_link_share(w->link, w->bucket);
-    if (w->bucket->wants_sent && !w->status) {
+    if (w->bucket->wants_sent && !w->bucket->sent && !w->status) {
         ms_tensor *own = decode(w, &ms_op_codec_decode, blocks, payload, n);
         own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
         if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
@@ -133,6 +133,10 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
     int64_t count = ms_tensor_count(bucket->buffer), ranks = ms_group_size(ms_link_group(link, bucket)), block = link->options.int8.block, rows, n;
     bool split = link->options.int8.form == MS_INT8_ALL_TO_ALL;
+    if (count == 0 && !w.status) {
+        *out = ms_tensor_retain(bucket->buffer);
+        return MS_OK;
+    }
     if (link->options.int8.per == MS_INT8_CHANNEL) {
         n = block;
         rows = up(count, block) / block;

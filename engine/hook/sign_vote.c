@@ -6,7 +6,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
     const ms_attributes how = { .codec = { .codec = { .kind = MS_CODEC_SIGN, .block = 8, .bare = true }, .n = ms_tensor_count(bucket->buffer) } };
     ms_tensor *x = ms_work_cast(&w, bucket->buffer, MS_F32), *bits = ms_work_operator(&w, &ms_op_codec_encode, how, false, &x, 1, NULL);
-    if (bucket->wants_sent) {
+    if (bucket->wants_sent && !bucket->sent) {
         ms_tensor *own = ms_work_operator(&w, &ms_op_codec_decode, how, false, &bits, 1, NULL);
         if (!w.status) w.status = ms_bucket_set_sent(bucket, own);
     }

@@ -11,7 +11,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_dtype dtype = ms_tensor_dtype(bucket->buffer);
     if (!w.status && count > INT32_MAX)
         w.status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets", bucket->index, (long long)count);
-    if (!w.status && bucket->wants_sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);   /* what is not sent is not lost */
+    if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);   /* what is not sent is not lost */
     ms_tensor *left = ms_work_state(&w, "left"), *fast = NULL, *gradient = ms_work_cast(&w, bucket->buffer, MS_F32);
     if (link->options.top_k.momentum > 0) {
         fast = ms_work_state(&w, "momentum");

@@ -249,6 +249,39 @@ for round = 0, 10 do
 end
 close("adasum", reduced("adasum", one_step), { ms.tensor(all[0]) }, 1e-6)
 
+------------------------------------------------------------------------------------------------------------ what is lost, and what is not
+
+-- Nothing is lost in adasum, so nothing comes back later.
+for _, twin in ipairs { false, true } do
+  local case = { "error_feedback", {}, wraps = true, inner = "adasum" }
+  close("error_feedback before adasum", reduced(build(case, twin)), reduced(build({ "adasum" }, twin)), 0)
+end
+-- A link that changes numbers tells what they stand for, and the links behind it believe it.
+local function doubled(bucket, next)
+  local own = bucket:buffer()
+  if bucket:wants_sent() then bucket:set_sent(own) end
+  bucket:set_buffer(own * 2)
+  return next(bucket):and_then(function(result) return result / 2 end)
+end
+for _, make in ipairs {
+  hooks.int8, function() return hooks.int8 { per = "block", block = 32 } end, function() return hooks.top_k { fraction = 1 } end, hooks.sign_vote, hooks.adasum,
+} do
+  local got = reduced(hooks.chain { "error_feedback", doubled, make() })
+  close("what another link has told, before " .. tostring(make()), got, reduced(hooks.chain { doubled, make() }), 0)
+end
+
+-- Parameters without numbers, also alone in their buckets.
+local some_empty = { shapes = { { 0 }, { 6, 6 }, { 0, 3 }, { 3, 0 } }, bucket_bytes = 1, count = 3 }
+local function filled(list)
+  local kept = {}
+  for _, t in ipairs(list) do if t:numel() > 0 then kept[#kept + 1] = t end end
+  return kept
+end
+for i, case in ipairs(cases) do
+  local got = filled(reduced(build(case, false), some_empty))
+  close(("%d: %s in Lua, empty parameters"):format(i, case[1]), filled(reduced(build(case, true), some_empty)), got, case.tolerance or 0)
+end
+
 -------------------------------------------------------------------------------------------------------------------------------- clip
 
 local function norm_of(list, first, last)
@@ -271,6 +304,10 @@ local by_bucket = reduced(hooks.clip { max_norm = 0.5, scope = "bucket" }, { buc
 for i = count + 1, #by_bucket do                        -- from the second iteration on each parameter has its bucket
   close("clip bucket", { by_bucket[i] }, { plain[i] * math.min(1, 0.5 / (plain[i]:norm():item() + 1e-6)) }, 1e-6)
 end
+-- The norm of a step whose gradients are not finite says nothing: it does not spoil the next one.
+local odd = { count = 5, shapes = { { 4 } }, draws = function(t) return { ms.full(t == 1 and 0 / 0 or t == 3 and 1 / 0 or 8, { 4 }) } end }
+local lagged = reduced(hooks.clip { max_norm = 4, scope = "lagged" }, odd)
+for i, due in pairs { [1] = 8, [3] = 2, [5] = 2 } do close("clip lagged", { lagged[i] }, { ms.full(due, { 4 }) }, 1e-5) end
 close("clip behind a cast", reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }), reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
 
 --------------------------------------------------------------------------------------------------------------------------- nan_check

@@ -5,6 +5,7 @@ return function()
   return function(bucket)
     local group, buffer, shapes = bucket:group(), bucket:buffer(), bucket:parameters()
     local rank, size, dtype = group:rank(), group:size(), buffer:dtype()
+    if bucket:wants_sent() then bucket:set_sent(buffer) end
     local mine = buffer:to("f32"):clone()
 
     local function combine(theirs)

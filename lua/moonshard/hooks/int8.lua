@@ -34,6 +34,7 @@ return function(options)
   return function(bucket)
     local group, buffer, share = bucket:group(), bucket:buffer(), 1 / bucket:divisor()
     local count, ranks = buffer:numel(), group:size()
+    if count == 0 then return buffer end
     local function tell(own) if bucket:wants_sent() then bucket:set_sent(own:view(-1):narrow(1, 1, count)) end end
     local rows, n
     if per == "channel" then

@@ -8,7 +8,7 @@ local function matrices(bucket, rank, min_rate)
   local list, offset = {}, 0
   for i, p in ipairs(bucket:parameters()) do
     local n = p:dim() > 0 and p:size(1) or 1
-    local m = p:numel() // n
+    local m = n > 0 and p:numel() // n or 0
     local r = math.min(n, m, rank)
     list[i] = { n = n, m = m, r = r, offset = offset, small = (n + m) * r * min_rate < n * m }
     offset = offset + n * m
