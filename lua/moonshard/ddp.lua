@@ -298,8 +298,7 @@ end
 local function compile_hook(o, low, trained)
   local hook, due = o.comm_hook, false
   for _, p in ipairs(trained) do due = due or low ~= nil and low.reduce ~= nil and p:dtype() ~= low.reduce end
-  if due then hook = hooks.chain { hooks.cast { dtype = low.reduce }, hook } end
-  return hook ~= nil and hooks.compile(hook, "ddp: comm_hook") or {}
+  return (hook ~= nil or due) and hooks.compile(hook, "ddp: comm_hook", due and low.reduce or nil) or {}
 end
 
 -- The options that hold for a model, as stats shows them.

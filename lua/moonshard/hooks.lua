@@ -341,13 +341,15 @@ function hooks.chain(links)
   return list
 end
 
---- What a reducer runs: { links = ... } where all are native, else { hook = f(bucket) }.
----@param value ms.LinkLike
+--- What a reducer runs: { links = ... } where all are native, else { hook = f(bucket) }. dtype: what gradients travel in.
+---@param value? ms.LinkLike
 ---@param what string
+---@param dtype? ms.DType
 ---@return table
-function hooks.compile(value, what)
+function hooks.compile(value, what, dtype)
   local chain, all_native = setmetatable({}, Chain), true
-  add(chain, value, what)
+  if value ~= nil then add(chain, value, what) end
+  if dtype then table.insert(chain, is_whole(chain[1]) and 2 or 1, hooks.cast { dtype = dtype }) end
   check_dtypes(chain, what)
   check_whole(chain, what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end

@@ -115,6 +115,7 @@ end
 same(gradients({ bucket_bytes = { 3000, 9000 } }, true), "recomputed")
 same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end }, true), "find_unused and a hook")
 same(gradients({ static_graph = true, comm_hook = hooks.chain { hooks.cast { dtype = "f32" }, hooks.cast { dtype = "bf16" } } }, true), "a static graph and casts")
+same(gradients { comm_hook = hooks.clip { max_norm = 1e9, scope = "global" } }, "clipping by the norm of all, which comes first")
 same(gradients({}, true, function(run, own) own:join({ divisor = "live" }, run) end), "joined")
 -- An optimizer that steps in backward takes the same steps (and so does one in the chain).
 local function trained(policy)
