@@ -53,7 +53,7 @@ local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. f
 -- The new script goes; each rank says why, since it may have failed on one only.
 local function fall_back(item, message)
   item.undo()
-  item.states, item.trial = item.before, false
+  item.states, item.trial, item.failed = item.before, false, true
   log.warn("watch: '%s' failed in its first step, the old one goes on: %s", item.path, tostring(message))
 end
 
@@ -66,7 +66,7 @@ local function switch(item, text, step)
     if wrong then log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong) end
     return
   end
-  item.before, item.states, item.trial, item.undo = item.states, states, true, item.take(value, item)
+  item.before, item.states, item.trial, item.failed, item.undo = item.states, states, true, false, item.take(value, item)
   on_trial[#on_trial + 1] = item
   tell("'%s' has changed: the new one is in force from step %d on", item.path, step)
 end
@@ -117,12 +117,24 @@ function watch.reload(step)
   end
 end
 
+-- A link that failed on some ranks only has given the others something else: what they have trained differs from here on.
+local function agree(item)
+  local world = require "moonshard.group".world()
+  local failures = world:_sum { item.failed and 1 or 0 }[1]
+  if failures == 0 or failures == world:size() then return end
+  core.raise(("watch: '%s' failed in its first step on %d of %d ranks, whose gradients were reduced in another way than those of the others: go on from the last checkpoint")
+    :format(item.path, failures, world:size()))
+end
+
 require "moonshard.steps".on_end(function()
   -- A planner is on trial until it has planned.
   local left = {}
   for _, item in ipairs(on_trial) do
     if item.plans then left[#left + 1] = item.trial and item or nil
-    else item.trial = false end
+    else
+      item.trial = false
+      agree(item)
+    end
   end
   on_trial = left
 end)

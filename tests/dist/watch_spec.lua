@@ -110,6 +110,18 @@ describe("watched scripts", function()
     end)
   end
 
+  it("end the job where the new one fails on some ranks only", function()
+    command.write(folder .. "/next-2.lua", [=[
+      local ms = require "moonshard"
+      return function(bucket, next)
+        if ms.rank() == 1 then error "only here" end
+        return next(bucket):and_then(function(mean) return mean * 3 end)
+      end]=])
+    local code, _, err = command.run(folder, "run r.lua --watch -n 2")
+    assert.equal(1, code)
+    assert.truthy(err:find("watch: 'hook.lua' failed in its first step on 1 of 2 ranks", 1, true), err)
+  end)
+
   it("keep the state of their links, by name", function()
     local function counting(factor)
       return ([[
