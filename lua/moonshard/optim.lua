@@ -402,6 +402,8 @@ function Optimizer:state()
       behind[#behind + 1] = { step = item.step - self.lost, parameters = names }
     end
   end
+  -- A step of which a part was taken in backward is over for who goes on from here.
+  if self:_has_early() then taken = taken + 1 end
   local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
@@ -433,7 +435,7 @@ function Optimizer:load_state(saved)
       elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
       elseif key ~= "#taken" then state[key] = value end
     end
-    slot.state, slot.taken = state, given["#taken"]
+    slot.state, slot.taken, slot.early = state, given["#taken"], nil
   end
   local skipped = {}
   for i, item in ipairs(saved.behind or {}) do

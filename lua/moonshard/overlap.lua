@@ -215,11 +215,18 @@ end
 -- The first pass is recorded and runs classic; a plan holds for `every` passes, or until buckets are rebuilt.
 local function plan_pass(entry, s)
   local planner, pass = entry.planner, entry.pass
-  entry.pass = pass + 1
-  -- Ranks without inputs left cannot take part in planning: what was planned before holds on.
-  if s.joining and not planner.always then return check_early(entry, entry.chosen) end
   local buckets = s.reducer:bucket_times()
   local layout = layout_of(buckets)
+  -- Ranks without inputs left cannot take part in planning: what was planned before holds on, for its buckets. These passes do not count, as ranks have
+  -- different numbers of them.
+  if s.joining and not planner.always then
+    if entry.layout and entry.layout ~= layout then
+      entry.layout = nil
+      apply(entry, s, {}, buckets)
+    end
+    return check_early(entry, entry.chosen)
+  end
+  entry.pass = pass + 1
   entry.timed, entry.last = entry.last == layout, layout        -- whether a pass with these buckets went before
   if pass == 0 then return end
   local fresh = entry.layout ~= layout or entry.version ~= planner.version
@@ -271,9 +278,15 @@ local function on_reduced(s, index, positions)
   if s.shadow then return end                                   -- a pass of others: this rank steps no more
   overlap.stream():run(function()
     if s.how.whole then refuse_whole(s, positions) end
-    for _, at in ipairs(positions) do if own_of[s.trained[at]] then step_own(s.trained[at], own_of[s.trained[at]]) end end
+    for _, at in ipairs(positions) do
+      local p = s.trained[at]
+      if own_of[p] and p:grad() then step_own(p, own_of[p])
+      elseif own_of[p] then s.unstepped[#s.unstepped + 1] = p end
+    end
     for _, entry in ipairs(s.overlaps) do
-      if entry.chosen[index] == "on_reduced" then
+      -- What a sharded optimizer sends must not depend on what this rank has used: with find_unused step() does it, when that is known.
+      local uncertain = entry.optimizer.shard and s.options.find_unused
+      if entry.chosen[index] == "on_reduced" and not uncertain then
         local stepped = {}
         for _, at in ipairs(positions) do
           local p = s.trained[at]
@@ -287,6 +300,14 @@ local function on_reduced(s, index, positions)
       end
     end
   end)
+end
+
+-- Behind the last bucket: a gradient that only other ranks have brought is this rank's by now.
+local function on_all_reduced(s)
+  if #s.unstepped == 0 then return end
+  local list = s.unstepped
+  s.unstepped = {}
+  overlap.stream():run(function() for _, p in ipairs(list) do step_own(p, own_of[p]) end end)
 end
 
 --- For ddp: behind the reducer's forward. reduces: whether the backward of this pass does.
@@ -310,7 +331,7 @@ end
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
-  s.overlaps = {}
+  s.overlaps, s.unstepped = {}, {}
   for _, p in ipairs(s.trained) do wrapped_in[p] = s end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
@@ -321,7 +342,8 @@ function overlap.wrap(s, links)
     end
   end
   -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
-  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end)
+  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end,
+    function() if held[1] then on_all_reduced(held[1]) end end)
 end
 
 --- For ddp: when it is unwrapped.
@@ -443,6 +465,7 @@ function overlap.in_backward(make, params, options)
     local given = {}
     for name, value in pairs(own_options) do given[name] = value end
     made[i] = make({ p }, given)
+    if made[i].shard then core.raise "in_backward: an optimizer of one parameter cannot be sharded: use optimizer:overlap(model, \"in_backward\")" end
   end
   for i, p in ipairs(params) do
     local own = own_of[p]

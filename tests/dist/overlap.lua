@@ -94,4 +94,60 @@ for _, prepare in ipairs { policy "in_backward", policy "deferred", policy(mixed
   local sums = ms.world():all_gather(flat:view(1, -1)):sync()
   for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
 end
+-- Behind a join, all ranks plan in the same passes, though they had different numbers of inputs.
+do
+  local model = make_model()
+  local net, opt = policy(ms.overlap { name = "rarely", every = 6, plan = function(view)
+    local plan = {}
+    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "on_reduced" } end
+    return plan
+  end })(model)
+  local function step(i)
+    net(ms.randn { 4, 8, seed = 1000 * rank + i }):square():mean():backward()
+    opt:step()
+  end
+  for i = 1, 3 do step(i) end
+  net:join({}, function() for i = 1, 1 + rank do step(10 + i) end end)
+  for i = 1, 8 do step(20 + i) end
+end
+
+-- Parameters that this rank has not used, and others have: their own optimizers, and what a sharded one sends.
+local Switch = nn.class "Switch"
+function Switch:init()
+  ms.seed(1)
+  for _, name in ipairs { "a", "b", "c" } do self[name] = nn.Linear(2, 2) end
+end
+function Switch:forward(x, all) return self.c((all and self.b(self.a(x)) or self.a(x)):tanh()) end
+
+local function switched(ddp_options, prepare)
+  local model = Switch()
+  ddp_options.bucket_bytes = 16
+  local net, opt = prepare(model, ddp_options)
+  for step in ms.steps(4) do
+    net(ms.randn { 3, 2, seed = step }, rank == (ddp_options.static_graph and 0 or step % size)):square():mean():backward()
+    if opt then opt:step() end
+  end
+  return table.concat(ms.pack(model:parameters()):to_table(), " ")
+end
+
+for _, name in ipairs { "find_unused", "static_graph" } do
+  local function run(prepare) return switched({ [name] = true }, prepare) end
+  local function plain(shard, how)
+    return function(model, ddp_options)
+      local opt, net = optim.adamw(model, { lr = 0.1, shard = shard }), ms.ddp(model, ddp_options)
+      if how then opt:overlap(net, how) end
+      return net, opt
+    end
+  end
+  local want = run(plain())
+  local function same(what, prepare) assert(run(prepare) == want, ("%s, %s: other weights than the plain loop's"):format(name, what)) end
+  same("in_backward", function(model, ddp_options)
+    optim.in_backward(optim.adamw, model:parameters(), { lr = 0.1 })
+    return ms.ddp(model, ddp_options)
+  end)
+  for _, how in ipairs { "in_backward", "deferred" } do
+    same(how, plain(nil, how))
+    same("sharded, " .. how, plain(ms.world(), how))
+  end
+end
 print(("rank %d is done"):format(rank))

@@ -148,6 +148,26 @@ describe("every moment to step gives the same weights:", function()
 end)
 
 describe("then_optimizer", function()
+  it("saves a step that nobody has ended yet as taken", function()
+    local function start(from)
+      local model = make_model()
+      local opt = optim.adamw(model, { lr = 0.05, schedule = optim.linear { steps = 20 } })
+      local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.then_optimizer { optimizer = opt } })
+      if from then
+        model:load_state(from.model:state())
+        opt:load_state(from.opt:state())
+      end
+      return { model = model, opt = opt, net = net }
+    end
+    local whole, first = start(), start()
+    for i = 1, 6 do pass(whole.net, i) end
+    for i = 1, 3 do pass(first.net, i) end
+    assert.equal(3, first.opt:state().steps)
+    local second = start(first)
+    for i = 4, 6 do pass(second.net, i) end
+    assert.equal(values(whole.model), values(second.model))
+  end)
+
   it("steps on what the links behind it returned, not on the bucket", function()
     local function run(link)
       local model = make_model()
@@ -364,6 +384,7 @@ describe("mistakes are named:", function()
     fails(function() hooks.then_optimizer { optimizer = optim.sgd(model), params = nn.Linear(2, 2):parameters() } end, "in no group")
     fails(function() optim.in_backward(optim.sgd, {}) end, "a list of parameters")
     fails(function() optim.in_backward("sgd", model:parameters()) end, "optim.adamw")
+    fails(function() optim.in_backward(optim.sgd, model:parameters(), { shard = ms.world() }) end, "cannot be sharded: use optimizer:overlap")
   end)
 
   it("clipping what was stepped already", function()
