@@ -280,8 +280,10 @@ local function on_reduced(s, index, positions)
     if s.how.whole then refuse_whole(s, positions) end
     for _, at in ipairs(positions) do
       local p = s.trained[at]
-      if own_of[p] and p:grad() then step_own(p, own_of[p])
-      elseif own_of[p] then s.unstepped[#s.unstepped + 1] = p end
+      if own_of[p] and p:grad() then
+        step_own(p, own_of[p])
+        s.stepped[p] = true
+      elseif own_of[p] and not s.stepped[p] then s.unstepped[#s.unstepped + 1] = p end
     end
     for _, entry in ipairs(s.overlaps) do
       -- What a sharded optimizer sends must not depend on what this rank has used: with find_unused step() does it, when that is known.
@@ -314,6 +316,7 @@ end
 ---@param s table the ddp model's state
 ---@param reduces boolean
 function overlap.begin(s, reduces)
+  s.stepped, s.unstepped = {}, {}
   for _, entry in ipairs(s.overlaps) do
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
@@ -331,7 +334,7 @@ end
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
-  s.overlaps, s.unstepped = {}, {}
+  s.overlaps, s.stepped, s.unstepped = {}, {}, {}               -- of parameters with optimizers of their own: those stepped behind this forward, those that wait
   for _, p in ipairs(s.trained) do wrapped_in[p] = s end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do

@@ -121,9 +121,11 @@ function precision.cast_buffers(model, dtype, skipped)
     fields[key] = cast_of[value]
   end)
   return function()
+    local back = {}                                          -- what is shared stays shared
     for _, item in ipairs(before) do
       local now = item.fields[item.key]
-      item.fields[item.key] = core.no_grad(function() return now:to(item.dtype):keep() end)
+      back[now] = back[now] or core.no_grad(function() return now:to(item.dtype):keep() end)
+      item.fields[item.key] = back[now]
     end
   end
 end

@@ -184,6 +184,21 @@ describe("a ddp model", function()
     fails(function() ms.ddp(Two(), { bucket_bytes = { 1, 2.5 } }) end, "bucket_bytes[2]")
   end)
 
+  it("leaves shared buffers shared when it is unwrapped", function()
+    local Part, Whole = ms.nn.class "Part", ms.nn.class "Whole"
+    function Part:init(t) self:add_buffer("scale", t) end
+    function Whole:init()
+      local t = ms.ones { 2 }
+      self.linear, self.first, self.second = ms.nn.Linear(2, 2), Part(t), Part(t)
+    end
+    local model = Whole()
+    ms.ddp(model, { precision = { buffer = "bf16" } }):unwrap()
+    assert.equal("f32", model.first.scale:dtype())
+    assert.equal(model.first.scale, model.second.scale)
+    model.first.scale:fill_(3)
+    assert.equal(3, model.second.scale[1]:item())
+  end)
+
   it("leaves nothing behind when it is unwrapped", function()
     local inner = linear()
     inner:add_buffer("half", ms.ones { 2 })
