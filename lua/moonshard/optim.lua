@@ -260,7 +260,11 @@ function Optimizer:_step_early(p, grad)
 end
 
 -- Behind _step_early of these parameters.
-function Optimizer:_share(params) if self.shard and #params > 0 then share(self, params) end end
+function Optimizer:_share(params)
+  if not self.shard or #params == 0 then return end
+  overlap.refuse_join(params)
+  share(self, params)
+end
 
 -- The whole step of an optimizer of one parameter.
 function Optimizer:_step_alone(p, grad)

@@ -110,12 +110,13 @@ do
   same(go_on(false), go_on(true), "behind loading")
 end
 
-if options.how == "join" then
+if options.how == "join" or options.how == "join_linked" then
   local model = make_model()
-  local net, opt = plain(model), optim.sgd(model, { shard = world })
+  local opt = optim.sgd(model, { shard = world })
+  local net = (options.how == "join" and plain or linked)(model, opt)
   net:join({}, function()
     pass(net, 1)
-    opt:step()
+    if options.how == "join" then opt:step() end
   end)
 end
 

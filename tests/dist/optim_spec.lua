@@ -13,9 +13,11 @@ describe("sharded optimizers and averagers", function()
   end
 
   it("of which a sharded one is refused inside join", function()
-    local code, _, err = command.run(folder, ("run '%s/tests/dist/optim.lua' -n 2 how=join"):format(command.source))
-    assert.equal(1, code)
-    assert.matches("a sharded optimizer cannot be used inside join", err)
+    for _, how in ipairs { "join", "join_linked" } do
+      local code, _, err = command.run(folder, ("run '%s/tests/dist/optim.lua' -n 2 how=%s"):format(command.source, how))
+      assert.equal(1, code)
+      assert.matches("a sharded optimizer cannot be used inside join", err)
+    end
   end)
 
   it("are saved with all their state and go on with another number of ranks", function()
