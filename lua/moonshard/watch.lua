@@ -11,6 +11,8 @@ local watch = { on = false }
 
 local LOOK_MS <const> = 20             -- between two looks at the files
 
+local COUNT <const>, CHANGE <const> = "<i4", "<i4i8s4"        -- what ranks are sent: how many have changed; of each its number, its hash, and its text in any encoding
+
 local files = {}                       -- in the order in which they were opened, which is the same on all ranks
 local on_trial = {}                    -- those whose new script runs its first step
 local looked = 0
@@ -104,16 +106,20 @@ end
 --- All ranks call it before the same step.
 ---@param step integer that begins
 function watch.reload(step)
-  local changed = core.json_list {}
+  local changed = {}
   if core.rank() == 0 then
     for i, item in ipairs(files) do
       item.seen = core.file_read(item.path) or item.text
-      if item.seen ~= item.text then changed[#changed + 1] = { file = i, text = item.seen, hash = ("%016x"):format(core.hash(item.seen)) } end
+      if item.seen ~= item.text then changed[#changed + 1] = CHANGE:pack(i, core.hash(item.seen), item.seen) end
     end
   end
-  for _, change in ipairs(core.json_decode(share(core.rank() == 0 and core.json_encode(changed) or ""))) do
-    if ("%016x"):format(core.hash(change.text)) ~= change.hash then core.raise("watch: '%s' came over damaged", files[change.file].path) end
-    switch(files[change.file], change.text, step)
+  local all = share(COUNT:pack(#changed) .. table.concat(changed))
+  local count, at = COUNT:unpack(all)
+  for _ = 1, count do
+    local file, hash, text
+    file, hash, text, at = CHANGE:unpack(all, at)
+    if core.hash(text) ~= hash then core.raise(("watch: '%s' came over damaged"):format(files[file].path)) end
+    switch(files[file], text, step)
   end
 end
 

@@ -65,7 +65,7 @@ describe("watched scripts", function()
     local ranks = tonumber(kind:match "%d")
 
     it("are in force on all ranks from the same step on: " .. kind, function()
-      command.write(folder .. "/next-2.lua", times(3))
+      command.write(folder .. "/next-2.lua", "-- in Latin-1: \xe9\n" .. times(3))
       -- A script may be longer than what other texts that ranks share.
       command.write(folder .. "/next-5.lua", ("-- long\n"):rep(2000) .. [[
         local hooks = require "moonshard.hooks"
