@@ -18,7 +18,7 @@ return function(options)
 
     local matrices, lefts, rest = {}, {}, {}
     for i, gradient in ipairs(bucket:gradients()) do
-      local m = gradient:view(gradient:size(1), -1)
+      local m = gradient:view(gradient:dim() > 0 and gradient:size(1) or 1, -1)
       local rows, columns = m:size(1), m:size(2)
       local r = math.min(rows, columns, rank)
       if worth_it(rows, columns, r) then

@@ -10,6 +10,7 @@ return function(options)
   local period, delay, mix = options.period or 100, options.delay or 5, options.mix or 0.5
   local momentum = options.momentum or 0.9
   local group = options.group or ms.world()
+  assert(delay < period, "streaming_diloco: delay must be below period: a fragment lands before it is sent again")
 
   local fragments = {}
   for i, modules in ipairs(options.fragments) do         -- lists of modules, such as { { blocks[1], blocks[2] }, ... }
@@ -39,9 +40,8 @@ return function(options)
       local age = step + 1 - period - f.offset
       if age >= 0 and age % period == 0 then
         f.pending = group:all_reduce(f.anchor - f.weights, "avg")  -- `delay` more steps run while this travels
-      elseif age >= 0 and age % period == delay then
-        land(f)
       end
+      if f.pending and age % period == delay then land(f) end
     end
   end
 
