@@ -7,9 +7,11 @@ local layouts = {}
 local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold
 local waiting = {}                                         -- what was loaded for models that are not wrapped yet
 
--- Tells models of other parameters or other sizes of buckets apart.
+-- Tells models of other parameters, of other dtypes (a bucket has one) or other sizes of buckets apart.
 local function key_of(s)
-  return ("%016x"):format(core.hash(table.concat(s.names, "\n") .. "\n" .. table.concat(s.options_bytes or {}, ",") .. "\n" .. s.delayed))
+  local lines = {}
+  for i, p in ipairs(s.trained) do lines[i] = s.names[i] .. " " .. p:dtype() end
+  return ("%016x"):format(core.hash(table.concat(lines, "\n") .. "\n" .. table.concat(s.options_bytes or {}, ",") .. "\n" .. s.delayed))
 end
 
 local function apply(s, lists)
@@ -18,7 +20,7 @@ local function apply(s, lists)
   if not s.options.static_graph then s.reducer:record(false) end
 end
 
---- For ddp: a model that was wrapped. s: its state with names, delayed, options_bytes.
+--- For ddp: a model that was wrapped. s: its state with names, trained, delayed, options_bytes.
 ---@param s table
 function layouts.add(s)
   live[s] = true

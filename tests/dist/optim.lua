@@ -110,6 +110,23 @@ do
   same(go_on(false), go_on(true), "behind loading")
 end
 
+-- Numbers that are no JSON come to rank 0 as they are.
+do
+  local values = { best = math.huge, worst = -math.huge, tenth = 0.1, whole = 2.0, count = 3 }
+  local keeps = optim.define { name = "keeps", step_param = function(_, _, state) for key, value in pairs(values) do state[key] = value end end }
+  local model = make_model()
+  local net, opt = plain(model), keeps(model, { shard = world })
+  pass(net, 1)
+  opt:step()
+  local saved = opt:state()
+  for _, p in ipairs(rank == 0 and model:parameters() or {}) do
+    for key, value in pairs(values) do
+      local got = saved.parameters[p:name()][key]
+      assert(got == value and math.type(got) == math.type(value), p:name() .. "." .. key)
+    end
+  end
+end
+
 if options.how == "join" or options.how == "join_linked" then
   local model = make_model()
   local opt = optim.sgd(model, { shard = world })

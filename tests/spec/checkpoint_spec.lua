@@ -197,6 +197,21 @@ describe("checkpoint", function()
     assert.equal(folder .. "/step-00000002", checkpoint.latest(folder))
   end)
 
+  it("of a ddp model loads into one of other dtypes, whose buckets are its own", function()
+    local function make(half)
+      local model = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))
+      if half then model[1]:to "bf16" end
+      return ms.ddp(model)
+    end
+    local model = make(false)
+    for i = 1, 2 do model(ms.randn { 2, 4, seed = i }):sum():backward() end
+    local path = assert(checkpoint.save(folder, { step = 1, model = model.module }))
+    assert.is_true(checkpoint.wait())
+    local half = make(true)
+    assert(checkpoint.load(path, { model = half.module }))
+    assert.equal("bf16", half.module[1].weight:dtype())
+  end)
+
   it("the program ends only when the last one is written", function()
     local script = ([[
       local ms = require "moonshard"

@@ -92,6 +92,7 @@ local function describe(states)
       if core.is_tensor(value) then
         tensors[#tensors + 1] = value
         table.insert(item.tensors, { key = key, dtype = value:dtype(), shape = core.json_list(value:shape()) })
+      elseif math.type(value) == "float" then table.insert(item.values, { key = key, bits = (string.unpack("i8", string.pack("d", value))) }) -- JSON has no inf and nan
       else table.insert(item.values, { key = key, value = value }) end
     end
     text[#text + 1] = item
@@ -117,7 +118,10 @@ function shard.gather_states(group, states)
   for rank = 1, group:size() - 1 do
     for _, item in ipairs(core.json_decode(texts[rank + 1]).states) do
       local state = {}
-      for _, one in ipairs(item.values) do state[one.key] = one.value end
+      for _, one in ipairs(item.values) do
+        state[one.key] = one.value
+        if one.bits then state[one.key] = (string.unpack("d", string.pack("i8", one.bits))) end
+      end
       for _, one in ipairs(item.tensors) do
         local shape = { dtype = one.dtype, table.unpack(one.shape) }
         state[one.key] = group:recv(core.empty(shape), rank):value()
