@@ -6,7 +6,8 @@ local TEXT = ("The quick brown fox jumps over the lazy dog. "):rep(80)
 
 local RECIPE = [[
 local ms = require "moonshard"
-local cfg = ms.config { data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1, on_nan = "stop", ask = "", at = 3, clip = 0.0, chain = false }
+local cfg = ms.config { data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1, on_nan = "stop", ask = "", at = 3,
+  clip = 0.0, chain = false }
 local train, valid = assert(ms.data.bytes(cfg.data)):split(0.8)
 local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 1, width = 16, heads = 2 }
 local links
