@@ -12,8 +12,8 @@ local known = {}
 local function run(method, optimizer, seed, way)
   local key = table.concat({ method, optimizer, seed, way }, " ")
   if not known[key] then
-    local out = command.succeed(folder, ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d source='%s' text='%s/lua'")
-      :format(command.source, way, method, optimizer, seed, steps, command.source, command.source))
+    local out = command.succeed(folder, ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d source='%s'")
+      :format(command.source, way, method, optimizer, seed, steps, command.source))
     local first, last, step, sent = out:match "first (%S+) last (%S+) step (%d+) sent (%d+)"
     local shapes, buckets = {}, {}
     for shape in out:match("shapes ([^\n]*)"):gmatch "%S+" do
@@ -77,7 +77,7 @@ local methods = {
   onebit_adam = { limit = 1.06, step = both_ways(function(n) return n // 256 * 4 + n // 8 end) },
   int8_all_to_all = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n end) },
   demo = { limit = 1.03, step = each_bucket(function(n) return ceil(n, 64) * 40 * (4 + 1) end) },
-  random_k = { limit = 1.03, optimizer = "sgd", step = each_bucket(function(n) return math.ceil(n * 0.3) * 4 end) },
+  random_k = { limit = 1.03, optimizer = "sgd", step = each_bucket(function(n) return math.ceil(n * 0.7) * 4 end) },
   diloco = { limit = 1.10, sent = function(got) return rounds(steps // 20) * whole(got) end },
   -- Fragment i begins (i - 1) thirds of a period later.
   streaming_diloco = { limit = 1.10, sent = function(got)
