@@ -56,6 +56,17 @@ describe("a job of several ranks", function()
 
   local function job(arguments, settings) return command.run(folder, ("run %s/ways.lua %s"):format(folder, arguments), settings) end
 
+  -- Seconds that a job takes: the least of three, as somebody else may be busy on this machine for a moment.
+  local function length_of(arguments)
+    local least = math.huge
+    for _ = 1, 3 do
+      local clock = core.clock_ms()
+      assert.equal(0, (job(arguments)))
+      least = math.min(least, (core.clock_ms() - clock) / 1e3)
+    end
+    return least
+  end
+
   for _, kind in ipairs { "", "--thread-ranks" } do
     local name = kind == "" and "of processes" or "of threads"
 
@@ -273,9 +284,7 @@ assert(ok)
   it("survives nothing, but never hangs: kills", function()
     local count = command.full and 200 or 12
     math.randomseed(20)
-    local clock = core.clock_ms()
-    assert.equal(0, (job "-n 3 steps=200"))
-    local length = (core.clock_ms() - clock) / 1e3
+    local length = length_of "-n 3 steps=200"
     local killed = 0
     for trial = 1, count do
       local ranks = math.random(2, 4)
@@ -305,9 +314,7 @@ echo rc=$?]]):format(command.program, folder, ranks, folder, moment, victim)
   -- Once or twice, to the launcher alone or, as a terminal does, to all; at any moment, the beginning and the end included.
   it("ends in order whenever it is asked to: signals", function()
     math.randomseed(5)
-    local clock = core.clock_ms()
-    assert.equal(0, (job "-n 2 steps=200"))
-    local length = (core.clock_ms() - clock) / 1e3
+    local length = length_of "-n 2 steps=200"
     local expected = { INT = 130, TERM = 143, HUP = 129 }
     for trial = 1, command.full and 100 or 6 do
       local ranks, signal, moment = math.random(2, 4), ({ "INT", "TERM", "HUP" })[math.random(3)], math.random() * length
