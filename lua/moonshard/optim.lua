@@ -367,6 +367,7 @@ function Optimizer:step_param(p, grad, options)
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
   step_one(self, p, grad, at_this_step(self, slot.group), options and options.only_if)
+  if self.shard then share(self, { p }) end
 end
 
 function Optimizer:zero_grad()

@@ -61,6 +61,17 @@ for name, make in ms.sorted_pairs { adamw = optim.adamw, sgd = optim.sgd, rprop 
   end
 end
 
+-- A single parameter's step reaches everyone, too.
+do
+  local function one(sharded)
+    local p = nn.Parameter(ms.ones { 5 })
+    local opt = optim.adam({ nn.Parameter(ms.ones { 9 }), p }, { lr = 0.1, shard = sharded and world or nil })
+    for step = 1, 3 do opt:step_param(p, ms.randn { 5, seed = step }) end
+    return bits { p }
+  end
+  same(one(false), one(true), "step_param")
+end
+
 -- Stochastic rounding draws the same numbers, sharded or not.
 do
   local function round(sharded)
