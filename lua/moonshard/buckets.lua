@@ -1,30 +1,20 @@
 -- Which parameters share a bucket: plans (numbers in, table out), made from the order and the moments in which gradients came and from what reductions took.
 local core = require "moonshard.core"
+local planners = require "moonshard.planner"
 local watch = require "moonshard.watch"
-local check = require "moonshard.options".check
 
 local buckets = {}
 
 ---@class ms.Buckets
-local Buckets = {}
-Buckets.__index = Buckets
-Buckets.__name = "ms.Buckets"
-Buckets.__tostring = function(self) return "bucket plan " .. self.name end
+local Buckets = planners.kind("ms.Buckets", "bucket plan")
 
 ---------------------------------------------------------------------------------------------------------------------------- planners
 
 --- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0 first, or { caps_bytes = { ... } }. every: iterations for which
 --- a plan holds; each planning waits for the device once.
----@param planner { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
+---@param given { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
 ---@return ms.Buckets
-function buckets.buckets(planner)
-  check("buckets", planner, { "name", "every", "plan" })
-  if type(planner.name) ~= "string" then core.raise("buckets: name must be a string, not " .. type(planner.name)) end
-  if type(planner.plan) ~= "function" then core.raise("buckets: plan must be a function, not " .. type(planner.plan)) end
-  local every = planner.every == nil and 1 or planner.every
-  if math.type(every) ~= "integer" or every < 1 then core.raise("buckets: every must be a whole number of 1 or more, not " .. tostring(every)) end
-  return setmetatable({ name = planner.name, every = every, plan = planner.plan }, Buckets)
-end
+function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
 
 -- When the last bucket of this size is reduced, since backward began: each begins when it is ready and the one before it is done.
 local function finish_with(view, cap)
@@ -57,26 +47,11 @@ local ready_made = {
 --- A planner, the name of a ready-made one ("arrival": by caps, in order of arrival; "fitted": of the size with which reductions end first), or a file that returns one.
 ---@param value any
 ---@return ms.Buckets
-function buckets.planner_of(value)
-  if getmetatable(value) == Buckets then return value end
-  if type(value) ~= "string" then core.raise("ddp: buckets is a name, a file or what ms.buckets returns, not a " .. type(value)) end
-  if ready_made[value] then return ready_made[value] end
-  if not value:match "%.lua$" then
-    local near = core.nearest(value, { "arrival", "fitted" })
-    core.raise(("ddp: buckets: unknown plan '%s'%s; there are arrival, fitted, and files that end in .lua"):format(value, near and (": did you mean '%s'?"):format(near) or ""))
-  end
-  local planner = setmetatable({}, Buckets)
-  local made = watch.open(value, "ddp: buckets", function(other)
-    return getmetatable(other) ~= Buckets and ("returned a %s; it must return what ms.buckets gives"):format(type(other)) or nil
-  end, watch.into(planner))
-  planner.name, planner.every, planner.plan = made.name, made.every, made.plan
-  return planner
-end
+function buckets.planner_of(value) return planners.find(Buckets, value, ready_made, { what = "ddp: buckets", thing = "plan", maker = "ms.buckets" }) end
 
 -- Says what is wrong with a plan, with the line where its planner was written.
 local function refuse(planner, format, ...)
-  local info = debug.getinfo(planner.plan, "S")
-  core.raise(("bucket plan %s (%s:%d): %s"):format(planner.name, info.short_src, info.linedefined, format:format(...)))
+  core.raise(("bucket plan %s: %s"):format(planners.line(planner), format:format(...)))
 end
 
 ------------------------------------------------------------------------------------------------------------------------------- views
@@ -93,13 +68,6 @@ local function model_times(numbers, arrivals, bytes_of, layout)
     numbers[2 + arrival.position] = 2 * before / BYTES_PER_MS
   end
   for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = LATENCY_MS + b.bytes / BYTES_PER_MS end
-end
-
--- Times are means over the ranks, so that planners cannot come to different answers.
-local function mean_over_ranks(s, numbers)
-  if s.group:size() == 1 then return numbers end
-  local mean = s.group:all_reduce(core.tensor(numbers, "f32"), "avg"):sync():to_table()
-  return s.reducer:is_fake() and numbers or mean
 end
 
 -- Latency and speed: the line through what reductions of different sizes took.
@@ -136,7 +104,7 @@ local function view_of(s, plan)
     for _, arrival in ipairs(arrivals) do numbers[2 + arrival.position] = arrival.ms end
     for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = b.reduce_ms end
   end
-  numbers = mean_over_ranks(s, numbers)
+  numbers = planners.mean_over_ranks(s, numbers)
   table.sort(arrivals, function(a, b)
     local first, second = numbers[2 + a.position], numbers[2 + b.position]
     if first ~= second then return first < second end

@@ -2,16 +2,14 @@
 -- own, so that what is stepped early runs beside the rest of backward, and what is stepped late beside the next forward; the engine lets readers and
 -- writers of the same memory wait for each other, so every plan gives the same weights.
 local core = require "moonshard.core"
+local planners = require "moonshard.planner"
 local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 
 local overlap = {}
 
 ---@class ms.Overlap
-local Overlap = {}
-Overlap.__index = Overlap
-Overlap.__name = "ms.Overlap"
-Overlap.__tostring = function(self) return "overlap plan " .. self.name end
+local Overlap = planners.kind("ms.Overlap", "overlap plan")
 
 local moments = { "on_reduced", "after_backward", "before_next_use" }
 local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
@@ -21,16 +19,9 @@ local function is_ddp(model) return type(getmetatable(model)) == "table" and get
 ---------------------------------------------------------------------------------------------------------------------------- planners
 
 --- A planner for the moments at which optimizers step. every: iterations for which a plan holds; each planning waits for the device once.
----@param planner { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
+---@param given { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
 ---@return ms.Overlap
-function overlap.overlap(planner)
-  check("overlap", planner, { "name", "every", "plan" })
-  if type(planner.name) ~= "string" then core.raise("overlap: name must be a string, not " .. type(planner.name)) end
-  if type(planner.plan) ~= "function" then core.raise("overlap: plan must be a function, not " .. type(planner.plan)) end
-  local every = planner.every == nil and 1 or planner.every
-  if math.type(every) ~= "integer" or every < 1 then core.raise("overlap: every must be a whole number of 1 or more, not " .. tostring(every)) end
-  return setmetatable({ name = planner.name, every = every, plan = planner.plan }, Overlap)
-end
+function overlap.overlap(given) return planners.make(Overlap, "overlap", given) end
 
 local function always(name, moment) return setmetatable({ name = name, every = 1, always = moment }, Overlap) end
 
@@ -50,38 +41,9 @@ local ready_made = {
 }
 
 -- A planner, the name of a ready-made one, or a file that returns one.
-local function planner_of(policy)
-  if getmetatable(policy) == Overlap then return policy end
-  if type(policy) ~= "string" then core.raise("overlap: a policy is a name, a file or what ms.overlap returns, not a " .. type(policy)) end
-  if ready_made[policy] then return ready_made[policy] end
-  if not policy:match "%.lua$" then
-    local names = { "classic", "in_backward", "deferred", "early_where_hidden" }
-    local near = core.nearest(policy, names)
-    core.raise(("overlap: unknown policy '%s'%s; there are %s, and files that end in .lua"):format(policy, near and (": did you mean '%s'?"):format(near) or "",
-      table.concat(names, ", ")))
-  end
-  local planner = setmetatable({}, Overlap)
-  local made = watch.open(policy, "overlap", function(value)
-    return getmetatable(value) ~= Overlap and ("returned a %s; it must return what ms.overlap gives"):format(type(value)) or nil
-  end, watch.into(planner))
-  planner.name, planner.every, planner.plan = made.name, made.every, made.plan
-  return planner
-end
-
--- Where a planner was written, for messages.
-local function line_of(planner)
-  local info = debug.getinfo(planner.plan, "S")
-  return ("%s (%s:%d)"):format(planner.name, info.short_src, info.linedefined)
-end
+local function planner_of(policy) return planners.find(Overlap, policy, ready_made, { what = "overlap", thing = "policy", maker = "ms.overlap" }) end
 
 ------------------------------------------------------------------------------------------------------------------------------- views
-
--- Times in a view are means over the ranks, so that planners cannot come to different answers.
-local function mean_over_ranks(s, numbers)
-  if s.group:size() == 1 then return numbers end
-  local mean = s.group:all_reduce(core.tensor(numbers, "f32"), "avg"):sync():to_table()
-  return s.reducer:is_fake() and numbers or mean
-end
 
 -- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward of 2, a reduction at 1 GB/s behind 10 microseconds.
 local function model_times(numbers, buckets, bytes)
@@ -107,7 +69,7 @@ local function view_of(entry, s)
     numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
     for i, b in ipairs(buckets) do numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms end
   end
-  numbers = mean_over_ranks(s, numbers)
+  numbers = planners.mean_over_ranks(s, numbers)
   local view = {
     step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2],
     needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
@@ -131,7 +93,7 @@ end
 
 -- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the planner's line.
 local function check_plan(entry, plan, count)
-  local function refuse(format, ...) core.raise(("overlap plan %s: %s"):format(line_of(entry.planner), format:format(...))) end
+  local function refuse(format, ...) core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), format:format(...))) end
   if type(plan) ~= "table" then refuse("it returned %s; a list of { bucket = index, step = moment } is expected", plan == nil and "nothing" or "a " .. type(plan)) end
   local chosen = {}
   for i, item in ipairs(plan) do
@@ -161,7 +123,7 @@ local function compare(entry, s, chosen, count)
     for i, number in ipairs(row) do
       if number ~= all[1][i] then
         core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(
-          line_of(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
+          planners.line(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
       end
     end
   end
@@ -205,7 +167,7 @@ local function plan_now(entry, s, view, count)
   core.hook_enter()
   local ok, plan = pcall(entry.planner.plan, view)
   core.hook_leave()
-  if not ok then core.raise(("overlap plan %s: %s"):format(line_of(entry.planner), tostring(plan))) end
+  if not ok then core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), tostring(plan))) end
   local chosen = check_plan(entry, plan, count)
   compare(entry, s, chosen, count)
   check_early(entry, chosen)
