@@ -291,6 +291,16 @@ function overlap.begin(s, reduces)
   end
 end
 
+-- Lets the reducer tell of each bucket; a model of which nothing steps early pays nothing for it.
+local function listen(s)
+  if s.listens then return end
+  s.listens = true
+  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
+  local held = setmetatable({ s }, { __mode = "v" })
+  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end,
+    function() if held[1] then on_all_reduced(held[1]) end end)
+end
+
 --- For ddp: once there is a reducer. links: those of its chain.
 ---@param s table the ddp model's state; trained: its parameters, as the reducer counts them
 ---@param links ms.Link[]
@@ -306,9 +316,7 @@ function overlap.wrap(s, links)
       s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
     end
   end
-  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
-  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end,
-    function() if held[1] then on_all_reduced(held[1]) end end)
+  for _, p in ipairs(s.trained) do if own_of[p] then return listen(s) end end
 end
 
 --- For ddp: when it is unwrapped.
@@ -353,6 +361,7 @@ function overlap.attach(optimizer, model, policy)
   local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole }
   for _, p in ipairs(mine) do entry_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
+  listen(s)
 end
 
 --- For optimizers: what a step needs to be known before plans can be made.
@@ -439,6 +448,7 @@ function overlap.in_backward(make, params, options)
       own.keep = own.keep or keep
     else
       own_of[p] = { list = { made[i] }, keep = keep }
+      if wrapped_in[p] then listen(wrapped_in[p]) end
       p:on_grad_ready(function(ready)
         -- own_of is asked anew: the hook must not hold the parameter that it belongs to.
         if wrapped_in[ready] or module.is_accumulating() then return end

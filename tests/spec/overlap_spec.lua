@@ -79,6 +79,11 @@ local ways = {
     for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] } end
     return plan
   end }),
+  ["in_backward behind wrapping"] = function(model, make, options)
+    local net = ms.ddp(model, wrap)
+    optim.in_backward(make, model:parameters(), options)
+    return net
+  end,
   ["then_optimizer"] = as_link(true), ["then_optimizer without step()"] = as_link(false),
   ["in_backward"] = by_parameter(false), ["in_backward of a ddp model"] = by_parameter(true),
 }
