@@ -184,13 +184,13 @@ static int bucket_shard(lua_State *L)
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
     ms_tensor *part = NULL, *full = ms_lua_tensor(L, 2);
+    ms_handle *handle = ms_lua_new_handle(L);
     ms_lua_ok(L, ms_bucket_shard(bucket, full, &part));
     if (part == full) {
         ms_tensor_release(part);
         lua_settop(L, 2);
         return 1;
     }
-    ms_handle *handle = ms_lua_new_handle(L);
     ms_handle_fill(handle, part);
     return 1;
 }
