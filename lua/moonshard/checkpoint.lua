@@ -3,7 +3,7 @@
 -- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the other file, with type and hash of each
 -- tensor, behind a hash of its own: a bit that flips anywhere is found. Nothing in a checkpoint is ever run.
 local core = require "moonshard.core"
-local layouts = require "moonshard.layouts"
+local layouts = require "moonshard.ddp.layouts"
 local link_state = require "moonshard.link_state"
 
 ---@class ms.checkpoint

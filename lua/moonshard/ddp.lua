@@ -1,11 +1,11 @@
 -- ms.ddp: a module whose gradients are averaged over ranks while backward goes on.
-local buckets = require "moonshard.buckets"
+local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
-local layouts = require "moonshard.layouts"
-local join = require "moonshard.join"
-local precision = require "moonshard.precision"
+local layouts = require "moonshard.ddp.layouts"
+local join = require "moonshard.ddp.join"
+local precision = require "moonshard.ddp.precision"
 local module = require "moonshard.nn.module"
 local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
@@ -19,8 +19,8 @@ local live = setmetatable({}, { __mode = "k" })            -- what ddp models ho
 ---@class ms.DDP: ms.Module
 local DDP = {}
 
--- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (join.lua's),
--- precision (precision.lua's), skipped (parameters that are ignored), restore (puts buffers back as they were).
+-- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (ddp/join.lua's),
+-- precision (ddp/precision.lua's), skipped (parameters that are ignored), restore (puts buffers back as they were).
 local function state_of(self)
   local meta = getmetatable(self)
   if type(meta) ~= "table" or not meta.ddp then core.raise("a ddp model is expected, not " .. type(self)) end

@@ -63,7 +63,7 @@ local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
   stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group", ddp = "moonshard.ddp", overlap = "moonshard.overlap",
-  buckets = "moonshard.buckets",
+  buckets = "moonshard.ddp.buckets",
 }
 
 return setmetatable(ms, {

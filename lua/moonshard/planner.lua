@@ -1,4 +1,4 @@
--- What planners of every kind share (overlap.lua, buckets.lua): making and finding them, their line for messages, and times that are the same on all ranks.
+-- What planners of every kind share (overlap.lua, ddp/buckets.lua): making and finding them, their line for messages, and times that are the same on all ranks.
 local core = require "moonshard.core"
 local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
