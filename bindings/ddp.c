@@ -67,13 +67,14 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
+/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last, delayed_dtype = ?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     lua_settop(L, 3);
     luaL_checktype(L, 3, LUA_TTABLE);
     uint32_t count = 0;
+    ms_dtype delayed_dtype = MS_F32;
     ms_link links[MS_CHAIN_LINKS];
     ms_reducer_options options = { .links = links };
     const ms_reducer_parameter *parameters = read_parameters(L, 1, 2, &count);
@@ -82,6 +83,10 @@ static int reducer(lua_State *L)
     options.planned = ms_lua_field_boolean(L, 3, "planned", false);
     options.static_graph = ms_lua_field_boolean(L, 3, "static_graph", false);
     options.delayed = (uint32_t)ms_lua_field_integer(L, 3, "delayed", 0, 0, count);
+    if (lua_getfield(L, 3, "delayed_dtype") != LUA_TNIL) {
+        delayed_dtype = ms_lua_dtype(L, -1);
+        options.delayed_dtype = &delayed_dtype;
+    }
     lua_getfield(L, 3, "group");
     options.group = ms_lua_group(L, -1);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) {
@@ -421,7 +426,7 @@ static int reducer_step_end(lua_State *L)
     return 0;
 }
 
-/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, calls, payload_bytes, wire_bytes } of the last pass that has ended */
+/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls, payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or nil */
 /* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for each link; empty where they are not told apart. Behind stats(). */
 static int reducer_link_stats(lua_State *L)
 {
@@ -444,7 +449,9 @@ static int reducer_link_stats(lua_State *L)
 static int reducer_stats(lua_State *L)
 {
     ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
-    lua_createtable(L, 0, 9);
+    lua_createtable(L, 0, 11);
+    lua_pushstring(L, ms_reducer_error(check_reducer(L)));
+    lua_setfield(L, -2, "error");
     set_count(L, "iterations", stats.iterations);
     set_ms(L, "forward_ms", stats.forward_ns);
     set_ms(L, "backward_ms", stats.backward_ns);

@@ -41,8 +41,10 @@ static ms_status not_expected(const ms_slot_owner *owner)
 /* An error that this rank's reduction met ends the job, with its reason for everyone. */
 ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 {
+    const ms_error *error = ms_engine_error(reducer->engine);
     reducer->phase = MS_REDUCER_REDUCED;
-    ms_comm_abort(reducer->engine, ms_engine_error(reducer->engine));
+    snprintf(reducer->error, sizeof reducer->error, "%s", error->message);
+    ms_comm_abort(reducer->engine, error);
     return status;
 }
 
@@ -64,11 +66,11 @@ static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
     return ms_tensor_storage(a) == ms_tensor_storage(b) && ms_tensor_offset(a) == ms_tensor_offset(b) && ms_tensor_count(a) == ms_tensor_count(b);
 }
 
-/* Delayed parameters pass no hook. */
-static ms_status reduce_plainly(ms_bucket *bucket, ms_tensor **result)
+/* Delayed parameters pass no hook, and what they cost is no link's. */
+static ms_status reduce_plainly(ms_reducer *reducer, ms_bucket *bucket, ms_tensor **result)
 {
-    ms_link link = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
-    return ms_chain_run(&link, 1, bucket, result);
+    bucket->account = NULL;
+    return ms_chain_run(reducer->plain, reducer->plain_count, bucket, result);
 }
 
 /* With the communication stream current: runs the hook and leaves its result in the bucket's memory. */
@@ -79,7 +81,7 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     ms_stream *stream = ms_engine_current(reducer->engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
-    ms_status status = item->plain ? reduce_plainly(bucket, &result)
+    ms_status status = item->plain ? reduce_plainly(reducer, bucket, &result)
                        : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, result);
@@ -382,8 +384,11 @@ static ms_status take_options(ms_reducer *reducer, const ms_reducer_options *opt
     ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->limit_count * sizeof *limits, "limits", &memory);
     if (status) return status;
     reducer->limits = memcpy(memory, limits, reducer->limit_count * sizeof *limits);
-    if (options->hook) return MS_OK;
     const ms_link_kind *reduce = ms_link_find("reduce");
+    if (options->delayed_dtype) reducer->plain[reducer->plain_count++] = (ms_link){ .kind = ms_link_find("cast"), .options = { .dtype = *options->delayed_dtype } };
+    reducer->plain[reducer->plain_count++] = (ms_link){ .kind = reduce, .options = reduce->defaults };
+    status = ms_chain_check(reducer->engine, reducer->plain, reducer->plain_count);
+    if (status || options->hook) return status;
     const ms_link plain = { .kind = reduce, .options = reduce->defaults }, *links = options->link_count ? options->links : &plain;
     uint32_t count = options->link_count ? options->link_count : 1;
     status = ms_chain_take(reducer->engine, links, count, reducer->links);
@@ -459,3 +464,4 @@ uint32_t ms_reducer_buckets(const ms_reducer *reducer) { return reducer->buckets
 const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index) { return index < reducer->buckets.count ? &reducer->buckets.items[index].bucket : NULL; }
 uint64_t ms_reducer_iterations(const ms_reducer *reducer) { return reducer->iterations; }
 bool ms_reducer_is_rebuilt(const ms_reducer *reducer) { return reducer->rebuilt; }
+const char *ms_reducer_error(const ms_reducer *reducer) { return reducer->error[0] ? reducer->error : NULL; }

@@ -61,6 +61,8 @@ struct ms_reducer {
     ms_bucket_list buckets;
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
+    ms_link plain[2];                          /* the chain of delayed parameters */
+    uint32_t plain_count;
     ms_comm_hook hook;
     void *hook_user;
     void (*hook_free)(void *user);
@@ -82,6 +84,7 @@ struct ms_reducer {
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
     ms_accounts *accounts;                     /* of the chain's links; NULL: there is only one */
     ms_pass_counts counts, step_counts;        /* of the last pass, and of the last one whose step has ended */
+    char error[MS_ERROR_MESSAGE_BYTES];        /* the last one that ended a job; "" if there was none */
 };
 
 ms_status ms_times_open(ms_reducer *reducer);

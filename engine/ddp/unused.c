@@ -139,7 +139,8 @@ ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uin
         ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN, "ddp: find_unused: the outputs of this forward depend on every parameter; where they always do, training is faster without find_unused");
     reducer->looked = reducer->told = true;
     /* No backward of this rank will come by: its part in the others' reductions is due now. */
-    return absent == reducer->count ? ms_reducer_begin(reducer) : MS_OK;
+    status = absent == reducer->count ? ms_reducer_begin(reducer) : MS_OK;
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }
 
 /* Those that backward has not come to get no gradient any more: an output that the loss does not use. */

@@ -262,7 +262,7 @@ function DDP:stats()
     step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
     links = links, payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
     collectives = s.collectives, buckets = (s.reducer:buckets()),
-    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told,
+    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told, error = times.error,
   }
 end
 
@@ -339,7 +339,8 @@ function ddp.ddp(model, options)
   end
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
-    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil, delayed = trained.delayed,
+    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil,
+    delayed = trained.delayed, delayed_dtype = low and low.reduce,
     links = how.links, hook = how.hook, name = how.name, hook_links = how.hook and #how.chain + 1,
   })
   s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out, trained.names, trained.delayed, bytes

@@ -555,6 +555,7 @@
 ---@field iteration integer            backward passes that were reduced
 ---@field rebuilt boolean              buckets follow the order of a backward, or a plan
 ---@field options table                those of ms.ddp that hold, with what was not given
+---@field error? string                what the last reduction that failed on this rank failed of
 
 ---@class ms.DDP: ms.Module          other methods of what was wrapped (`generate`) work on it too, through its forward
 ---@field module ms.Module             what was wrapped

@@ -85,7 +85,9 @@ describe("a ddp model", function()
     function Two:forward(x) return self.used(x) end
     local model = ms.ddp(Two())
     run(model)
+    assert.is_nil(model:stats().error)
     fails(function() run(model) end, "no gradient", "'unused.weight'", "find_unused")
+    assert.matches("no gradient came for 'unused.weight'", model:stats().error)
     model = ms.ddp(linear())
     fails(function() run(model.module) end, "call what ddp returned")
     model = ms.ddp(linear())
@@ -95,6 +97,24 @@ describe("a ddp model", function()
     model = ms.ddp(linear())
     y = model(input):sum()
     fails(function() model:no_sync(function() y:backward() end) end, "ran outside")
+  end)
+
+  it("tells the last error of a reduction until there is another (A19)", function()
+    local wrong
+    local model = ms.ddp(linear(), { comm_hook = function(bucket, next)
+      if wrong then error(wrong) end
+      return next(bucket)
+    end })
+    run(model)
+    assert.is_nil(model:stats().error)
+    for _, message in ipairs { "the first", "the second" } do
+      wrong = message
+      fails(function() run(model) end, message)
+      assert.matches(message, model:stats().error)
+      wrong = nil
+      run(model)
+      assert.matches(message, model:stats().error)
+    end
   end)
 
   it("with find_unused lets parameters be that the loss does not depend on", function()

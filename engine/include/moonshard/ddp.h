@@ -38,6 +38,7 @@ typedef struct ms_reducer_options {
     bool find_unused, static_graph;
     bool planned;                  /* buckets change by ms_reducer_assign only */
     uint32_t delayed;              /* so many of the last parameters share a bucket for each dtype behind all others, which passes no hook */
+    const ms_dtype *delayed_dtype; /* what their gradients travel in; NULL: their own */
     const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
     uint32_t link_count;
     ms_comm_hook hook;             /* instead of links, if it is not NULL */
@@ -102,6 +103,8 @@ MS_API uint32_t ms_reducer_buckets(const ms_reducer *reducer);
 MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);   /* NULL past the last */
 MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);           /* synchronized backward passes that were reduced */
 MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
+/* What the last reduction that failed on this rank failed of; NULL if none has. Later ones that succeed leave it. */
+MS_API const char *ms_reducer_error(const ms_reducer *reducer);
 
 /* Never waits: counts are of the last synchronized pass (whose step has ended, where ms_reducer_step_end is called), times of the last one that has
  * ended on its streams. Times are 0 on the sim executor. */
