@@ -1,109 +1,169 @@
 /* adasum.c: sums that grow where ranks agree on little and stay means where they agree (Maleki et al. 2020; behaviours F9, V10).
  *
- * Two ranks' gradients a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b), with products in f64. Ranks go together by pairs, pairs of pairs
- * and so on, in every round with the rank whose number differs in one bit, and both compute the same; ranks above the greatest power of two are taken in
- * before and told the result behind.
+ * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b). Ranks go together by pairs, pairs of pairs and so on: in every round a rank and
+ * the one whose number differs in one bit hold the same part of two vectors; each sends half of it and goes on with the other half, so that every number is combined
+ * by one rank only. Products are added up over the ranks that hold the parts of a vector. In the end the halves go back the way they came. Ranks above the
+ * greatest power of two are taken in before and told the result behind.
  */
 #include "hook/work.h"
-#include "tensor/op.h"
 
-typedef struct combine_args { float *a; const float *b; int64_t count; } combine_args;
+typedef struct span { int64_t first, count; } span;              /* of the bucket's numbers */
 
-enum { LANES = 8 };
+/* ----------------------------------------------------------------------------------------------------------------------- what travels */
 
-static double product(const float *a, const float *b, int64_t count)
+static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other, ms_point *ready)
 {
-    double sums[LANES] = { 0 }, total = 0;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] += (double)a[i + lane] * b[i + lane];
-    for (; i < count; i++) sums[0] += (double)a[i] * b[i];
-    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
-    return total;
-}
-
-/* Into a. Ranks have a and b the other way round, and add in the same order. */
-static ms_task_result run_combine(ms_run *run, void *arguments)
-{
-    (void)run;
-    const combine_args *args = arguments;
-    double ab = product(args->a, args->b, args->count), aa = product(args->a, args->a, args->count), bb = product(args->b, args->b, args->count);
-    float of_a = aa > 0 ? (float)(1 - ab / (2 * aa)) : 1, of_b = bb > 0 ? (float)(1 - ab / (2 * bb)) : 1;
-    for (int64_t i = 0; i < args->count; i++) {
-        float a = args->a[i] * of_a, b = args->b[i] * of_b;
-        args->a[i] = a + b;
-    }
-    return MS_TASK_DONE;
-}
-
-static const ms_task combine_task = { .name = "adasum", .function = run_combine, .args_bytes = sizeof(combine_args), .kind = MS_KIND_COMPUTE };
-
-/* mine := mine and theirs, parameter by parameter. */
-static void combine(ms_work *w, ms_tensor *mine, ms_tensor *theirs)
-{
-    int64_t at = 0;
-    for (uint32_t i = 0; i < w->bucket->count && !w->status; i++) {
-        int64_t count = ms_tensor_count(w->bucket->parameters[i]);
-        ms_work one = { .link = w->link, .bucket = w->bucket };
-        ms_tensor *a = ms_work_view(&one, mine, at, count, 0), *b = ms_work_view(&one, theirs, at, count, 0), *reads[] = { a, b };
-        if (!one.status) {
-            combine_args args = { .a = ms_tensor_data(a), .b = ms_tensor_data(b), .count = count };
-            ms_task_cost cost = { .flops = 9.0 * (double)count, .bytes = 3 * ms_tensor_bytes(a) };
-            one.status = ms_tensor_enqueue(w->bucket->engine, &combine_task, &args, reads, 2, &a, 1, cost);
-        }
-        w->status = ms_work_end(&one);
-        at += count;
-    }
-}
-
-static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other)
-{
-    ms_point ready = { 0 };
     ms_collective call = { .kind = kind, .in = t, .root = other, .bucket = (int32_t)w->bucket->index, .label = w->bucket->label };
-    if (!w->status) w->status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, &ready);
+    if (!w->status) w->status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, ready);
+}
+
+static void wait_for(ms_work *w, ms_point ready)
+{
     if (!w->status) w->status = ms_stream_wait(ms_engine_current(w->bucket->engine), ready);
 }
 
-/* What the other rank has, in f32; mine is then what it was on the wire. In a fake world the other has the same. */
-static ms_tensor *receive(ms_work *w, ms_tensor *like, uint32_t other)
+static ms_tensor *part_of(ms_work *w, ms_tensor *t, span part) { return ms_work_view(w, t, part.first, part.count, 0); }
+
+/* As many numbers as like has, of another rank, in f32; in a fake world it has the same. */
+static ms_tensor *receive(ms_work *w, ms_tensor *like, ms_dtype dtype, uint32_t other)
 {
-    ms_dtype dtype = ms_tensor_dtype(w->bucket->buffer);
-    ms_tensor *theirs = ms_work_view(w, ms_work_new(w, dtype, 1, ms_tensor_count(w->bucket->buffer)), 0, ms_tensor_count(w->bucket->buffer), 0);
+    ms_point ready = { 0 };
+    int64_t count = w->status ? 0 : ms_tensor_count(like);
+    ms_tensor *theirs = part_of(w, ms_work_new(w, dtype, 1, count), (span){ 0, count });
     if (ms_group_is_fake(w->bucket->group)) ms_work_copy(w, like, theirs);
-    pass(w, MS_RECV, theirs, other);
+    pass(w, MS_RECV, theirs, other, &ready);
+    wait_for(w, ready);
     return ms_work_cast(w, theirs, MS_F32);
 }
 
-static void exchange(ms_work *w, ms_tensor *mine, uint32_t other)
+static void send(ms_work *w, ms_tensor *t, ms_dtype dtype, uint32_t other)
 {
-    ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
-    ms_dtype dtype = ms_tensor_dtype(w->bucket->buffer);
-    ms_tensor *wire = ms_work_cast(&one, mine, dtype);
-    if (dtype != MS_F32) ms_work_copy(&one, wire, mine);
     ms_point sent = { 0 };
-    ms_collective call = { .kind = MS_SEND, .in = wire, .root = other, .bucket = (int32_t)w->bucket->index, .label = w->bucket->label };
-    if (!one.status) one.status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, &sent);
-    ms_tensor *theirs = receive(&one, mine, other);
-    if (!one.status) one.status = ms_stream_wait(ms_engine_current(w->bucket->engine), sent);
-    combine(&one, mine, theirs);
+    pass(w, MS_SEND, ms_work_cast(w, t, dtype), other, &sent);
+    wait_for(w, sent);
+}
+
+static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype dtype, uint32_t other)
+{
+    ms_point sent = { 0 };
+    pass(w, MS_SEND, ms_work_cast(w, out, dtype), other, &sent);
+    ms_tensor *theirs = receive(w, like, dtype, other);
+    wait_for(w, sent);
+    return theirs;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ how it is combined */
+
+/* Three rows with a number for each parameter: a.b, a.a, b.b; then, in the place of the last two, their factors. */
+typedef struct table { ms_tensor *numbers; uint32_t mine, theirs; } table;
+typedef void (*part_function)(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs);
+
+static ms_tensor *entry(ms_work *w, const table *t, uint32_t row, uint32_t position) { return part_of(w, t->numbers, (span){ (int64_t)row * w->bucket->count + position, 1 }); }
+
+static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs)
+{
+    ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, mine, theirs), entry(w, t, 0, position));
+    ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, mine, mine), entry(w, t, t->mine, position));
+    ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, theirs, theirs), entry(w, t, t->theirs, position));
+}
+
+static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs)
+{
+    ms_work_change(w, &ms_op_mul, 0, mine, entry(w, t, t->mine, position));
+    ms_work_change(w, &ms_op_mul, 0, theirs, entry(w, t, t->theirs, position));
+    ms_work_change(w, &ms_op_add, 0, mine, theirs);
+}
+
+/* f for the part of each parameter that lies in kept; theirs begins where kept does. */
+static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *theirs, const table *t, part_function f)
+{
+    int64_t begin = 0, end;
+    for (uint32_t i = 0; i < w->bucket->count && !w->status; i++, begin = end) {
+        end = begin + ms_tensor_count(w->bucket->parameters[i]);
+        int64_t from = begin > kept.first ? begin : kept.first, to = end < kept.first + kept.count ? end : kept.first + kept.count;
+        ms_work one = { .link = w->link, .bucket = w->bucket };
+        if (from < to) f(&one, t, i, part_of(&one, mine, (span){ from, to - from }), part_of(&one, theirs, (span){ from - kept.first, to - from }));
+        w->status = ms_work_end(&one);
+    }
+}
+
+/* 1 - a.b / 2 a.a, and 1 where a is zero. */
+static void make_factors(ms_work *w, const table *t, uint32_t row)
+{
+    int64_t count = w->bucket->count;
+    ms_tensor *both = part_of(w, t->numbers, (span){ 0, count }), *own = part_of(w, t->numbers, (span){ row * count, count });
+    ms_tensor *share = ms_work_apply(w, &ms_op_div, 0, both, ms_work_apply(w, &ms_op_mul_scalar, 2, own, NULL));
+    ms_tensor *factor = ms_work_apply(w, &ms_op_rsub_scalar, 1, share, NULL);
+    ms_work_copy(w, ms_work_apply(w, &ms_op_masked_fill, 1, factor, ms_work_apply(w, &ms_op_le_scalar, 0, own, NULL)), own);
+}
+
+/* Two sums of the same two numbers are equal, whoever adds: all ranks of a round come to the same products. */
+static void add_up(ms_work *w, ms_tensor *numbers, uint32_t rank, uint32_t distance)
+{
+    for (uint32_t bit = 1; distance && bit <= distance; bit *= 2) {
+        ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
+        ms_work_change(&one, &ms_op_add, 0, numbers, exchange(&one, numbers, numbers, MS_F32, rank ^ bit));
+        w->status = ms_work_end(&one);
+    }
+}
+
+/* mine's numbers in kept become those of both. distance: the bit in which those ranks differ that hold the one vector from those that hold the other; 0: this rank
+ * has both of them whole. */
+static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *theirs, uint32_t distance)
+{
+    uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), own = rank & distance ? 2 : 1;
+    int64_t count = 3 * (int64_t)w->bucket->count;
+    table t = { .numbers = part_of(w, ms_work_new(w, MS_F32, 1, count), (span){ 0, count }), .mine = own, .theirs = 3 - own };
+    ms_work_change(w, &ms_op_fill, 0, t.numbers, NULL);
+    each_parameter(w, kept, mine, theirs, &t, multiply);
+    add_up(w, t.numbers, rank, distance);
+    make_factors(w, &t, 1);
+    make_factors(w, &t, 2);
+    each_parameter(w, kept, mine, theirs, &t, combine);
+}
+
+/* --------------------------------------------------------------------------------------------------------------------------- all ranks */
+
+/* The half that a rank goes on with. */
+static span half_of(span part, bool upper)
+{
+    int64_t lower = part.count / 2;
+    return upper ? (span){ part.first + lower, part.count - lower } : (span){ part.first, lower };
+}
+
+/* All ranks below a power of two; each of the ranks from distance on has what those together have that differ from it in lower bits only. */
+static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distance, uint32_t power)
+{
+    uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), other = rank ^ distance;
+    ms_dtype dtype = w->status ? MS_F32 : ms_tensor_dtype(w->bucket->buffer);
+    span kept = half_of(part, rank & distance), given = half_of(part, !(rank & distance));
+    if (distance == power) return;
+    ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
+    go_together(&one, mine, kept, exchange(&one, part_of(&one, mine, given), part_of(&one, mine, kept), dtype, other), distance);
+    w->status = ms_work_end(&one);
+    reduce_part(w, mine, kept, distance * 2, power);
+    one.status = w->status;
+    ms_tensor *place = part_of(&one, mine, given);
+    ms_work_copy(&one, exchange(&one, part_of(&one, mine, kept), place, dtype, other), place);
     w->status = ms_work_end(&one);
 }
 
 /* All there are; and, of more than a power of two, the ones above it by their partners below. */
-static void go_together(ms_work *w, ms_tensor *mine)
+static void reduce_all(ms_work *w, ms_tensor *mine)
 {
     const ms_group *group = ms_link_group(w->link, w->bucket);
     uint32_t rank = ms_group_rank(group), size = ms_group_size(group), power = 1;
+    ms_dtype dtype = ms_tensor_dtype(w->bucket->buffer);
+    span whole = { 0, ms_tensor_count(w->bucket->buffer) };
     while (power * 2 <= size) power *= 2;
     if (rank >= power) {
-        ms_tensor *wire = ms_work_cast(w, mine, ms_tensor_dtype(w->bucket->buffer));
-        pass(w, MS_SEND, wire, rank - power);
-        ms_work_copy(w, receive(w, mine, rank - power), mine);
+        send(w, mine, dtype, rank - power);
+        ms_work_copy(w, receive(w, mine, dtype, rank - power), mine);
         return;
     }
-    if (rank + power < size) combine(w, mine, receive(w, mine, rank + power));
-    for (uint32_t distance = 1; distance < power; distance *= 2) exchange(w, mine, rank ^ distance);
-    if (rank + power < size) pass(w, MS_SEND, ms_work_cast(w, mine, ms_tensor_dtype(w->bucket->buffer)), rank + power);
+    if (rank + power < size) go_together(w, mine, whole, receive(w, mine, dtype, rank + power), 0);
+    reduce_part(w, mine, whole, 1, power);
+    if (rank + power < size) send(w, mine, dtype, rank + power);
 }
 
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
@@ -111,7 +171,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
     if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
     ms_tensor *mine = ms_work_cast(&w, bucket->buffer, MS_F32);
-    go_together(&w, mine);
+    reduce_all(&w, mine);
     if (mine != bucket->buffer) return ms_work_give(&w, mine, out);
     ms_status status = ms_work_end(&w);
     if (!status) *out = ms_tensor_retain(bucket->buffer);

@@ -1,4 +1,4 @@
--- The native link adasum, in Lua, with f32 products: by pairs of ranks, a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b) for each parameter.
+-- The native link adasum, in Lua: by pairs of ranks, a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b) for each parameter. Each of a pair combines one half of what both have.
 local ms = require "moonshard"
 
 return function()
@@ -8,38 +8,65 @@ return function()
     if bucket:wants_sent() then bucket:set_sent(buffer) end
     local mine = buffer:to("f32"):clone()
 
-    local function combine(theirs)
-      local at = 1
-      for _, p in ipairs(shapes) do
-        local a, b = mine:narrow(1, at, p:numel()), theirs:narrow(1, at, p:numel())
-        local ab, aa, bb = a:dot(b), a:dot(a), b:dot(b)
-        local of_a = ms.where(aa:gt(0), 1 - ab / (aa * 2), 1)
-        local of_b = ms.where(bb:gt(0), 1 - ab / (bb * 2), 1)
-        a:copy_(a * of_a + b * of_b)
-        at = at + p:numel()
+    local function send(t, to) return group:send(t:to(dtype):clone(), to) end
+    local function receive(count, from) return group:recv(ms.zeros { count, dtype = dtype }, from):value():to "f32" end
+    local function exchange(out, count, other)
+      local sent = send(out, other)
+      local theirs = receive(count, other)
+      sent:value()
+      return theirs
+    end
+    -- f(position, mine, theirs) for what lies of each parameter in the numbers first .. first + count - 1.
+    local function each(first, count, theirs, f)
+      local begin = 1
+      for i, p in ipairs(shapes) do
+        local from, to = math.max(begin, first), math.min(begin + p:numel(), first + count)
+        if from < to then f(i, mine:narrow(1, from, to - from), theirs:narrow(1, from - first + 1, to - from)) end
+        begin = begin + p:numel()
       end
     end
-    local function receive(from) return group:recv(mine:to(dtype):clone(), from):value():to "f32" end
 
-    local power = 1
+    -- Into those numbers of mine. The ranks that differ from this one in bits up to distance hold the other parts, and their products are added.
+    local function combine(first, count, theirs, distance)
+      local products = ms.zeros { 3, #shapes }
+      local own = rank & distance ~= 0 and 3 or 2            -- the rows: a.b, a.a, b.b
+      each(first, count, theirs, function(i, a, b)
+        products[1]:narrow(1, i, 1):copy_(a:dot(b))
+        products[own]:narrow(1, i, 1):copy_(a:dot(a))
+        products[5 - own]:narrow(1, i, 1):copy_(b:dot(b))
+      end)
+      local bit = 1
+      while bit <= distance do
+        local sent = group:send(products, rank ~ bit)
+        local others = group:recv(ms.zeros { 3, #shapes }, rank ~ bit):value()
+        sent:value()
+        products:add_(others)
+        bit = bit * 2
+      end
+      local function factors(square) return (1 - products[1] / (square * 2)):masked_fill(square:le(0), 1) end
+      local of_mine, of_theirs = factors(products[own]), factors(products[5 - own])
+      each(first, count, theirs, function(i, a, b) a:mul_(of_mine[i]):add_(b:mul_(of_theirs[i])) end)
+    end
+
+    local function reduce(first, count, distance, power)
+      if distance == power then return end
+      local lower, other = count // 2, rank ~ distance
+      local kept, kept_count, given, given_count = first, lower, first + lower, count - lower
+      if rank & distance ~= 0 then kept, kept_count, given, given_count = given, given_count, kept, kept_count end
+      combine(kept, kept_count, exchange(mine:narrow(1, given, given_count), kept_count, other), distance)
+      reduce(kept, kept_count, distance * 2, power)
+      mine:narrow(1, given, given_count):copy_(exchange(mine:narrow(1, kept, kept_count), given_count, other))
+    end
+
+    local power, count = 1, mine:numel()
     while power * 2 <= size do power = power * 2 end
     if rank >= power then
-      group:send(mine:to(dtype), rank - power):value()
-      mine:copy_(receive(rank - power))
-    else
-      if rank + power < size then combine(receive(rank + power)) end
-      local distance = 1
-      while distance < power do
-        local wire = mine:to(dtype):clone()
-        mine:copy_(wire)
-        local sent = group:send(wire, rank ~ distance)
-        local theirs = receive(rank ~ distance)
-        sent:value()
-        combine(theirs)
-        distance = distance * 2
-      end
-      if rank + power < size then group:send(mine:to(dtype), rank + power):value() end
+      send(mine, rank - power):value()
+      return buffer:copy_(receive(count, rank - power))
     end
+    if rank + power < size then combine(1, count, receive(count, rank + power), 0) end
+    reduce(1, count, 1, power)
+    if rank + power < size then send(mine, rank + power):value() end
     return buffer:copy_(mine)
   end
 end
