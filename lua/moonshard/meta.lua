@@ -440,7 +440,7 @@
 ---@field maximize? boolean
 ---@field schedule? fun(step: integer): number   factor on lr; step counts this optimizer's steps from 0
 ---@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
----@field shard? ms.Group              ZeRO-1: state and step over this group's ranks
+---@field shard? ms.Group              ZeRO-1: state and step over this group's ranks; inside ddp:join those without inputs left step theirs, too
 ---@field [string] any                 the hyper-parameters of the kind
 
 ---@class ms.Kind

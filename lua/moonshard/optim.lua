@@ -2,6 +2,8 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local check = require "moonshard.options".check
+local join = require "moonshard.ddp.join"
+local joined = require "moonshard.optim.joined"
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
 local shard = require "moonshard.optim.shard"
@@ -107,6 +109,7 @@ local function new(kind, params, options)
   local self = setmetatable({
     kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
   }, Optimizer)
+  if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self
 end
@@ -261,9 +264,7 @@ end
 
 -- Behind _step_early of these parameters.
 function Optimizer:_share(params)
-  if not self.shard or #params == 0 then return end
-  overlap.refuse_join(params)
-  share(self, params)
+  if self.shard and #params > 0 then share(self, params) end
 end
 
 -- The whole step of an optimizer of one parameter.
@@ -323,30 +324,34 @@ end
 
 optim.overlap_standard = overlap.attach
 
---- One step from the gradients, which it consumes. Parameters without gradient are left alone.
---- options: only_if: one bool on the device; false: nothing changes, not even the step count; keep_grads.
----@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
-function Optimizer:step(options)
-  if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
-  options = check("optimizer:step", options, { "only_if", "keep_grads" })
-  self:finished()
-  local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
-  local guard = overlap.guard(self.order)
-  if guard then
-    local only_if = options.only_if
-    options = { keep_grads = options.keep_grads, only_if = only_if and core.where(only_if, guard, only_if) or guard }
+-- Tells ranks without inputs left of the join of this model what they need for their part of the step.
+local function tell_absent(self, s, only_if)
+  if self.shard ~= s.group then core.raise "optimizer:step: inside join an optimizer can be sharded over the model's own group only" end
+  local absent, values = join.before_step(s, self.number), {}
+  if #absent == 0 then return end
+  for i, group in ipairs(self.list) do
+    values[i] = { master = group.master }
+    for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end
+    values[i].lr = scheduled(self, group)
   end
+  joined.send(self, s.group:channel(2), absent, values, only_if)
+end
+
+-- is_joined: inside the join of a model. sent: what this rank, which has no inputs left, got for it.
+local function take_step(self, options, is_joined, sent)
+  local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
   if options.only_if then refuse_flag(self) end
-  if self.shard then overlap.refuse_join(self.order) end
-  for _, group in ipairs(self.list) do
-    local now = at_this_step(self, group)
+  for i, group in ipairs(self.list) do
+    local now = sent and setmetatable(sent.settings[i], { __index = group }) or at_this_step(self, group)
     for _, p in ipairs(group.params) do
-      local grad, slot = p:grad(), self.slots[p]
-      if self.shard and p:requires_grad() and not slot.early and not slot.late then now_stepped[#now_stepped + 1] = p end
-      if slot.late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
+      local slot, grad = self.slots[p], p:grad()
+      if sent then grad = sent.gradients[p] end
+      local is_late = slot.late and not is_joined              -- ranks without inputs left take part in nothing but steps
+      if self.shard and p:requires_grad() and not slot.early and not is_late then now_stepped[#now_stepped + 1] = p end
+      if is_late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
       elseif grad and not slot.early then step_one(self, p, grad, now, options.only_if) end
       if grad and not self.kind.native then counted[#counted + 1] = slot end
-      if grad and not slot.late and not options.keep_grads then core.consume_grad(p) end
+      if grad and not is_late and not options.keep_grads and not sent then core.consume_grad(p) end
       slot.early = nil
     end
   end
@@ -354,6 +359,29 @@ function Optimizer:step(options)
   if #late > 0 then step_late(self, late, options) end
   if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
   self.steps = self.steps + 1
+end
+
+-- For joined.lua: the step of a rank without inputs left.
+function Optimizer:_step_joined(sent)
+  self:finished()
+  take_step(self, { only_if = sent.only_if }, true, sent)
+end
+
+--- One step from the gradients, which it consumes. Parameters without gradient are left alone. Inside ddp:join a sharded optimizer steps on all ranks.
+--- options: only_if: one bool on the device; false: nothing changes, not even the step count; keep_grads.
+---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
+function Optimizer:step(options)
+  if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
+  options = check("optimizer:step", options, { "only_if", "keep_grads" })
+  self:finished()
+  local guard = overlap.guard(self.order)
+  if guard then
+    local only_if = options.only_if
+    options = { keep_grads = options.keep_grads, only_if = only_if and core.where(only_if, guard, only_if) or guard }
+  end
+  local s = self.shard and overlap.joining(self.order)
+  if s then tell_absent(self, s, options.only_if) end
+  take_step(self, options, s ~= nil and s ~= false)
 end
 
 --- Steps one parameter on the current stream; allowed in hooks.
@@ -366,6 +394,9 @@ function Optimizer:step_param(p, grad, options)
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
+  if self.shard and not core.in_hook() and overlap.joining { p } then
+    core.raise "step_param: inside join ranks without inputs left would not take part in it for a sharded optimizer: use step()"
+  end
   step_one(self, p, grad, at_this_step(self, slot.group), options and options.only_if)
   if self.shard then share(self, { p }) end
 end

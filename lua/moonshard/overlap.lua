@@ -248,8 +248,9 @@ local function on_reduced(s, index, positions)
       elseif own_of[p] and not s.stepped[p] then s.unstepped[#s.unstepped + 1] = p end
     end
     for _, entry in ipairs(s.overlaps) do
-      -- What a sharded optimizer sends must not depend on what this rank has used: with find_unused step() does it, when that is known.
-      local uncertain = entry.optimizer.shard and s.options.find_unused
+      -- What a sharded optimizer sends must not depend on what this rank has used: with find_unused step() does it, when that is known. And inside join, where ranks
+      -- without inputs left need other ranks' gradients for it.
+      local uncertain = entry.optimizer.shard and (s.options.find_unused or s.joining)
       if entry.chosen[index] == "on_reduced" and not uncertain then
         local stepped = {}
         for _, at in ipairs(positions) do
@@ -386,14 +387,19 @@ function overlap.guard(params)
   return flag
 end
 
---- For sharded optimizers: ranks without inputs left do not step, and nobody else has their parameters' state.
+--- For sharded optimizers: the ddp model of these parameters whose join runs.
 ---@param params ms.Parameter[]
-function overlap.refuse_join(params)
+---@return table? its state
+function overlap.joining(params)
+  local found
   for _, p in ipairs(params) do
-    if wrapped_in[p] and wrapped_in[p].joining then
-      core.raise "optimizer:step: a sharded optimizer cannot be used inside join: ranks without inputs left would not step their parameters"
+    local s = wrapped_in[p]
+    if s and s.joining and s ~= found then
+      if found then core.raise "optimizer:step: a sharded optimizer steps inside the join of one model, not of two" end
+      found = s
     end
   end
+  return found
 end
 
 --- For clip_grad_norm: raises if some of these gradients were stepped already.
@@ -478,7 +484,7 @@ Then.__tostring = function() return "then_optimizer" end
 
 function Then.__call(self, bucket, next)
   local parameters, optimizer, s = bucket:parameters(), self.optimizer, self.held and self.held[1]
-  if s and s.shadow then return next(bucket) end
+  if s and s.shadow and not optimizer.shard then return next(bucket) end
   return next(bucket):and_then(function(reduced)
     local at, total = 0, 0
     for _, p in ipairs(parameters) do total = total + p:numel() end

@@ -1,5 +1,5 @@
 -- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and averagers against numbers worked out by hand.
--- how=join: a sharded optimizer where ranks may have no inputs left.
+-- how=other_group: sharded over other ranks than those of the join.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "all" }
@@ -138,13 +138,63 @@ do
   end
 end
 
-if options.how == "join" or options.how == "join_linked" then
+----------------------------------------------------------------------------------------------------------------------------- joined
+
+-- Uneven inputs: ranks without any go on stepping what is theirs, and all get what an optimizer that is not sharded gives.
+local inputs = ({ { 3 }, { 2, 4 }, { 4, 1, 2 }, { 1, 5, 3, 0 } })[size][rank + 1]
+
+local function train_joined(make, sharded, o)
   local model = make_model()
-  local opt = optim.sgd(model, { shard = world })
-  local net = (options.how == "join" and plain or linked)(model, opt)
+  local parameters = model:parameters()
+  local opt = make({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { table.unpack(parameters, 4) } } },
+    { lr = 0.05, schedule = optim.linear { steps = 20 }, shard = sharded and world or nil })
+  local net, scaler = o.way(model, opt), o.scaler and optim.scaler { init_scale = 4 } or nil
+  net:join({ divisor = o.divisor }, function()
+    for step in ms.steps(inputs) do
+      net:accumulate(o.passes or 1, function(i)
+        local loss = net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }, step):square():mean()
+        if o.overflow == step and i == 1 then loss = loss / 0 end
+        if scaler then loss = scaler:scale(loss) end
+        loss:backward()
+      end)
+      if o.clip then net:clip_grad_norm(0.01) end
+      if o.by_hand then opt:groups()[2].lr = 0.5 / (step + 1) end
+      if scaler then scaler:step(opt) elseif not o.stepless then opt:step() end
+    end
+  end)
+  return bits(parameters)
+end
+
+local Sometimes = nn.class "Sometimes"
+function Sometimes:init(model) self.model, self.never = model, nn.Linear(2, 2) end
+function Sometimes:forward(x, step)
+  for i = 1, 5 do if i ~= 3 or step % 2 == 0 then x = self.model[i](x) end end
+  return x
+end
+local function unused(model, opt)
+  local whole = Sometimes(model)
+  opt:add_group { params = whole.never, lr = 1 }
+  return ms.ddp(whole, { bucket_bytes = 256, find_unused = true })
+end
+
+for what, o in ms.sorted_pairs {
+  plain = { way = plain }, ["mean over live ranks"] = { way = plain, divisor = "live" }, ["in_backward"] = { way = by_policy "in_backward" },
+  deferred = { way = by_policy "deferred" }, linked = { way = linked }, ["linked without step()"] = { way = linked, stepless = true },
+  accumulating = { way = plain, passes = 2 }, ["accumulating, in_backward"] = { way = by_policy "in_backward", passes = 2 },
+  clipped = { way = plain, clip = true }, scaled = { way = plain, scaler = true, overflow = 1 }, ["rates set by hand"] = { way = plain, by_hand = true },
+  unused = { way = unused },
+} do
+  for name, make in ms.sorted_pairs { adamw = optim.adamw, heavy = heavy } do
+    same(train_joined(make, false, o), train_joined(make, true, o), ("joined, %s, %s"):format(what, name))
+  end
+end
+
+if options.how == "other_group" then
+  local model = make_model()
+  local opt, net = optim.sgd(model, { shard = world:split { { 0, 1 } } }), plain(model)
   net:join({}, function()
     pass(net, 1)
-    if options.how == "join" then opt:step() end
+    opt:step()
   end)
 end
 

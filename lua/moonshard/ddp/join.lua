@@ -2,12 +2,14 @@
 -- no inputs left takes part with zeros until nobody has any.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
+local joined = require "moonshard.optim.joined"
+local overlap = require "moonshard.overlap"
 local check = require "moonshard.options".check
 
 local join = {}
 
--- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about.
-local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const>, OF_LIVE <const>, STOP <const> = 1, 2, 4, 8, 16, 32
+-- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about; or that a sharded optimizer steps, and which.
+local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const>, OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 1, 2, 4, 8, 16, 32, 64, 7
 local MANY <const> = 1000                     -- steps without inputs of its own that call for a remark
 
 -- Tells the others. The answer comes over the group's channel 2, which waits for no computation.
@@ -69,22 +71,48 @@ function join.before_forward(s, buffers)
   return highest
 end
 
--- One step of the others, with zeros.
-local function take_part(s, words, live, highest, synchronize_buffers)
+local function check_same(words, highest)
   local word = words[highest + 1]
   for rank, other in ipairs(words) do
     if other ~= 0 and other ~= word then
-      core.raise(("join: ranks %d and %d do different things: no_sync and rebuild_buckets belong to the same forward on all ranks"):format(rank - 1, highest))
+      core.raise(("join: ranks %d and %d do different things: no_sync, rebuild_buckets and steps of sharded optimizers belong to the same forward on all ranks")
+        :format(rank - 1, highest))
     end
   end
-  if word & SYNC == 0 then return end
+  return word
+end
+
+--- Before a step of a sharded optimizer of this rank: the ranks that this one is to send what they need for it.
+---@param s table state of a ddp model
+---@param number integer the optimizer's
+---@return integer[]
+function join.before_step(s, number)
+  if s.joining.answer then hear(s) end
+  tell(s, LIVE | s.joining.flags | STEP | number << NUMBER)
+  local words, live, highest = hear(s)
+  check_all_live(s, words, live)
+  check_same(words, highest)
+  local absent = {}
+  if s.group:rank() == highest then
+    for rank, word in ipairs(words) do if word == 0 then absent[#absent + 1] = rank - 1 end end
+  end
+  return absent
+end
+
+-- One step of the others, with zeros. Whether it was a pass that reduces.
+local function take_part(s, words, live, highest, synchronize_buffers)
+  local word = check_same(words, highest)
+  if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group:channel(2), highest) end
+  if word & SYNC == 0 then return false end
   set_divisor(s, live)
   if word & REBUILD ~= 0 then s.reducer:rebuild() end
   s.reducer:forward(true)
+  overlap.begin(s, true)
   if word & BUFFERS ~= 0 then synchronize_buffers(s, highest) end
   s.shadow = true
   local scope <close> = setmetatable({}, { __close = function() s.shadow = nil end }) -- luacheck: ignore scope
   s.reducer:shadow()
+  return true
 end
 
 -- Until nobody has inputs left.
@@ -96,8 +124,7 @@ local function follow(s, synchronize_buffers)
     local words, live, highest = hear(s)
     if not highest then return end
     check_all_live(s, words, live)
-    take_part(s, words, live, highest, synchronize_buffers)
-    steps = steps + 1
+    if take_part(s, words, live, highest, synchronize_buffers) then steps = steps + 1 end
     if steps == MANY then log.warn("join: rank %d has had no inputs for %d steps while others go on: share them out more evenly", s.group:rank(), steps) end
   end
 end

@@ -1,0 +1,119 @@
+-- Steps of a sharded optimizer inside ddp:join. A rank without inputs left has no gradients and no say in hyper-parameters, and still is the only one to step the
+-- parameters that it owns: a rank that has inputs sends it their gradients, just as they are to be stepped, and all else that the step needs.
+local core = require "moonshard.core"
+
+local joined = {}
+
+local numbered, count = setmetatable({}, { __mode = "v" }), 0      -- sharded optimizers, by what ranks call them
+
+--- The number by which all ranks know a sharded optimizer: they are made in the same order.
+---@param optimizer ms.Optimizer
+---@return integer
+function joined.number(optimizer)
+  count = count + 1
+  numbered[count] = optimizer
+  return count
+end
+
+-- Floats by their bits, as JSON has no inf and nan; nil for what cannot travel.
+local function coded(value)
+  if math.type(value) == "float" then return { bits = (string.unpack("i8", string.pack("d", value))) } end
+  if type(value) ~= "table" then return (type(value) == "string" or type(value) == "boolean" or math.type(value)) and value or nil end
+  local list = core.json_list {}
+  for i, item in ipairs(value) do list[i] = coded(item) end
+  return list
+end
+
+local function decoded(value)
+  if type(value) ~= "table" then return value end
+  if value.bits then return (string.unpack("d", string.pack("i8", value.bits))) end
+  local list = {}
+  for i, item in ipairs(value) do list[i] = decoded(item) end
+  return list
+end
+
+-- Those of the list that rank owns, by dtype, in order of first appearance.
+local function parts_of(optimizer, list, rank)
+  local parts, by_dtype = {}, {}
+  for _, p in ipairs(list) do
+    if optimizer.owner[p] == rank then
+      local dtype = p:dtype()
+      if not by_dtype[dtype] then
+        by_dtype[dtype] = { dtype = dtype, count = 0 }
+        parts[#parts + 1] = by_dtype[dtype]
+      end
+      table.insert(by_dtype[dtype], p)
+      by_dtype[dtype].count = by_dtype[dtype].count + p:numel()
+    end
+  end
+  return parts
+end
+
+local function with_gradients(optimizer, positions)
+  local list = {}
+  for i, position in ipairs(positions) do list[i] = optimizer.order[position] end
+  return list
+end
+
+--- What those ranks need for this step.
+---@param optimizer ms.Optimizer
+---@param group ms.Group a channel that waits for no reduction
+---@param ranks integer[]
+---@param settings table[] for each group of the optimizer its hyper-parameters, lr as scheduled
+---@param only_if? ms.Tensor
+function joined.send(optimizer, group, ranks, settings, only_if)
+  local words = { kind = optimizer.kind.name, gradients = core.json_list {}, settings = core.json_list {}, flag = only_if ~= nil }
+  for position, p in ipairs(optimizer.order) do if p:grad() and not optimizer.slots[p].early then table.insert(words.gradients, position) end end
+  for i, own in ipairs(settings) do
+    words.settings[i] = {}
+    for name, value in pairs(own) do words.settings[i][name] = coded(value) end
+  end
+  local text, list = core.json_encode(words), with_gradients(optimizer, words.gradients)
+  core.no_grad(function()
+    for _, rank in ipairs(ranks) do
+      group:send(core.tensor({ #text }, "i64"), rank)
+      group:send(core.to_tokens(text):to "u8", rank)
+      if only_if then group:send(only_if:to("u8"):view(1), rank) end
+      for _, part in ipairs(parts_of(optimizer, list, rank)) do
+        local grads = {}
+        for i, p in ipairs(part) do grads[i] = p:grad() end
+        group:send(core.pack(grads), rank)
+      end
+    end
+  end)
+end
+
+--- A rank without inputs left: its part of a step that the others take. Blocks until the other's host has come as far.
+---@param number integer
+---@param group ms.Group
+---@param from integer
+function joined.follow(number, group, from)
+  local optimizer = numbered[number]
+  if not optimizer then core.raise(("join: rank %d steps a sharded optimizer that this rank does not have: make the same ones on all ranks"):format(from)) end
+  core.no_grad(function()
+    local length = group:recv(core.empty { 1, dtype = "i64" }, from):sync():item()
+    local text = core.to_text(group:recv(core.empty { length, dtype = "u8" }, from):sync():to "i64")
+    local words = core.json_decode(text)
+    if words.kind ~= optimizer.kind.name then
+      core.raise(("join: rank %d steps an optimizer of the kind %s, which is %s on this rank: make the same ones on all ranks"):format(from, words.kind, optimizer.kind.name))
+    end
+    local sent = { settings = {}, gradients = {} }
+    for i, own in ipairs(words.settings) do
+      sent.settings[i] = {}
+      for name, value in pairs(own) do sent.settings[i][name] = decoded(value) end
+    end
+    if words.flag then sent.only_if = group:recv(core.empty { 1, dtype = "u8" }, from):value():to("bool"):view() end
+    local list = with_gradients(optimizer, words.gradients)
+    for _, p in ipairs(list) do sent.gradients[p] = true end
+    for _, part in ipairs(parts_of(optimizer, list, group:rank())) do
+      local all, at = group:recv(core.empty { part.count, dtype = part.dtype }, from):value(), 0
+      for _, p in ipairs(part) do
+        sent.gradients[p] = all:narrow(1, at + 1, p:numel()):view(table.unpack(p:shape()))
+        at = at + p:numel()
+      end
+    end
+    optimizer:_step_joined(sent)
+  end)
+end
+
+return joined
