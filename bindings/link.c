@@ -128,6 +128,15 @@ static int state_iteration(lua_State *L)
     return 1;
 }
 
+/* state:compression() -> numbers that the link was given, numbers that travelled */
+static int state_compression(lua_State *L)
+{
+    ms_link_compression c = ms_link_state_compression(check_state(L, 1));
+    lua_pushinteger(L, (lua_Integer)c.before);
+    lua_pushinteger(L, (lua_Integer)c.after);
+    return 2;
+}
+
 /* --------------------------------------------------------------------------------------------------------------------- native links */
 
 typedef enum field_type { NUMBER, INTEGER, BOOLEAN } field_type;
@@ -136,6 +145,7 @@ typedef struct field { const char *name; field_type type; size_t offset; } field
 
 static const field fields[] = {
     FIELD("decay", NUMBER, decay), FIELD("rank", INTEGER, powersgd.rank), FIELD("start_step", INTEGER, powersgd.start_step), FIELD("seed", INTEGER, powersgd.seed),
+    FIELD("stats_every", INTEGER, powersgd.stats_every),
     FIELD("min_rate", NUMBER, powersgd.min_rate), FIELD("eps", NUMBER, powersgd.eps), FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
     FIELD("warm_start", BOOLEAN, powersgd.warm_start), FIELD("batched", BOOLEAN, powersgd.batched),
     FIELD("block", INTEGER, int8.block), FIELD("fraction", NUMBER, top_k.fraction), FIELD("momentum", NUMBER, top_k.momentum),
@@ -188,7 +198,7 @@ void ms_open_link(lua_State *L, int runtime)
     static const luaL_Reg functions[] = { { "native_link", native_link }, { "link_state", link_state }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "flat", state_flat }, { "shared", state_shared }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear },
-        { "iteration", state_iteration }, { NULL, NULL },
+        { "iteration", state_iteration }, { "compression", state_compression }, { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__gc", state_gc }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

@@ -14,6 +14,10 @@ ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);
 ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count);
 void ms_link_state_let_go(ms_link_state *state);
 
+/* Counts for ms_link_state_compression; whether a line about it is due in this iteration, the first or `every` behind the last one. */
+void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after);
+bool ms_link_state_is_due(ms_link_state *state, int64_t every);
+
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);
 /* The same, written into a. */

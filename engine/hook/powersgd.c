@@ -53,7 +53,7 @@ static ms_status add_up(const work *w, ms_tensor *t, double factor)
 static void choose(work *w)
 {
     const ms_link_options *o = &w->link->options;
-    int64_t offset = 0;
+    int64_t offset = 0, after = 0;
     for (uint32_t i = 0; i < w->count; i++) {
         const ms_tensor *parameter = w->bucket->parameters[i];
         matrix *x = &w->matrices[i];
@@ -64,7 +64,9 @@ static void choose(work *w)
         x->small = (double)((x->n + x->m) * x->r) * o->powersgd.min_rate < (double)(x->n * x->m);
         w->smalls += x->small;
         offset += count;
+        after += x->small ? (x->n + x->m) * x->r : count;
     }
+    ms_link_state_compressed(w->link->state, offset, after);
 }
 
 /* The whole bucket as one square matrix with zeros behind it. */
@@ -78,6 +80,7 @@ static ms_status choose_square(work *w, ms_tensor *gradients)
     int64_t rank = w->link->options.powersgd.rank;
     w->matrices[0] = (matrix){ .n = side, .m = side, .r = rank < side ? rank : side, .small = true };
     w->count = w->smalls = 1;
+    ms_link_state_compressed(w->link->state, count, 2 * side * w->matrices[0].r);
     ms_status status = ms_tensor_new(w->engine, MS_F32, 1, &padded, &w->wide);
     if (!status) status = ms_link_change(&ms_op_fill, 0, w->wide, NULL);
     if (!status) status = ms_tensor_window(w->wide, 1, &count, &stride, ms_tensor_offset(w->wide), &front);
@@ -289,6 +292,15 @@ static ms_status run(work *w)
     return status;
 }
 
+/* Behind an iteration's last bucket, on one rank. */
+static void tell(const ms_link *link, const ms_bucket *bucket)
+{
+    ms_link_compression c = ms_link_state_compression(link->state);
+    if (!bucket->is_last || !ms_link_state_is_due(link->state, link->options.powersgd.stats_every) || ms_group_rank(bucket->group) != 0) return;
+    ms_log(ms_engine_context(bucket->engine), MS_LOG_INFO, "powersgd: iteration %lld: of %llu numbers so far %llu have travelled, %.1f %%", (long long)ms_link_state_iteration(link->state),
+           (unsigned long long)c.before, (unsigned long long)c.after, c.before ? 100.0 * (double)c.after / (double)c.before : 0.0);
+}
+
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     int64_t iteration = ms_link_state_iteration(link->state);
@@ -310,6 +322,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
         ms_tensor_release(w.start);
         ms_release(ms_engine_context(bucket->engine), memory);
         if (!status) *out = ms_tensor_retain(bucket->buffer);
+        if (!status) tell(link, bucket);
     }
     if (!status && bucket->is_last) ms_link_state_set_iteration(link->state, iteration + 1);
     return status;
@@ -322,10 +335,12 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: start_step must be 0 or more, not %lld", (long long)options->powersgd.start_step);
     if (!(options->powersgd.min_rate > 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: min_rate must be above 0, not %g", options->powersgd.min_rate);
     if (!(options->powersgd.eps >= 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: eps must be 0 or more, not %g", options->powersgd.eps);
+    if (options->powersgd.stats_every < 1)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: stats_every must be 1 or more, not %lld", (long long)options->powersgd.stats_every);
     return MS_OK;
 }
 
 const ms_link_kind ms_link_powersgd = {
     .name = "powersgd", .reduce = reduce, .check = check, .has_state = true,
-    .defaults = { .powersgd = { .rank = 1, .start_step = 1000, .min_rate = 2, .error_feedback = true, .warm_start = true } },
+    .defaults = { .powersgd = { .rank = 1, .start_step = 1000, .stats_every = 10000, .min_rate = 2, .error_feedback = true, .warm_start = true } },
 };

@@ -13,7 +13,8 @@ struct ms_link_state {
     size_t count, capacity;
     ms_tensor **held;
     size_t held_count, held_capacity;
-    int64_t iteration;
+    int64_t iteration, due;                    /* due: the iteration of the next line about compression */
+    ms_link_compression compression;
     uint32_t references, abandoned;
 };
 
@@ -266,6 +267,20 @@ ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t l
 
 int64_t ms_link_state_iteration(const ms_link_state *state) { return state->iteration; }
 void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration) { state->iteration = iteration; }
+ms_link_compression ms_link_state_compression(const ms_link_state *state) { return state->compression; }
+
+void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after)
+{
+    state->compression.before += (uint64_t)before;
+    state->compression.after += (uint64_t)after;
+}
+
+bool ms_link_state_is_due(ms_link_state *state, int64_t every)
+{
+    if (state->iteration < state->due) return false;
+    state->due = state->iteration + every;
+    return true;
+}
 
 /* --------------------------------------------------------------------------------------------------------------- saving and loading */
 

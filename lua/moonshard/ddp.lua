@@ -256,6 +256,7 @@ function DDP:stats()
       wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
     }
   end
+  for i, link in ipairs(links) do link.compression = chain[i] and hooks.compression(chain[i]) end
   -- The reduction that would stand at the end is not there where the last link reduces.
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {

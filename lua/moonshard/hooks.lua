@@ -114,11 +114,11 @@ hooks.bf16_compress = compress("bf16_compress", "bf16")
 ---@return ms.Link
 function hooks.error_feedback(options) return native("error_feedback", { "decay" }, options) end
 
---- Low rank: each gradient matrix travels as two narrow ones. In order: 1, 1000, 2, true, true, 0, 0, false unless given. batched: a bucket is one matrix.
----@param options? { rank?: integer, start_step?: integer, min_rate?: number, error_feedback?: boolean, warm_start?: boolean, eps?: number, seed?: integer, batched?: boolean }
+--- Low rank: each gradient matrix travels as two narrow ones; how much travels, a ddp model's stats tell, and now and then the log (MOONSHARD_LOG=info).
+---@param options? ms.PowerSGDOptions
 ---@return ms.Link
 function hooks.powersgd(options)
-  return native("powersgd", { "rank", "start_step", "min_rate", "error_feedback", "warm_start", "eps", "seed", "batched" }, options)
+  return native("powersgd", { "rank", "start_step", "min_rate", "error_feedback", "warm_start", "eps", "seed", "batched", "stats_every" }, options)
 end
 
 --- 8-bit numbers. per: one scale for the bucket ("tensor", unless given), for each `block` (512) numbers ("channel"), or the int8 codec's blocks ("block").
@@ -249,6 +249,15 @@ function hooks.name(link)
   if type(link) ~= "function" then return tostring(link) end
   local info = debug.getinfo(link, "S")
   return ("link '%s:%d'"):format(info.short_src, info.linedefined)
+end
+
+--- How many numbers a link was given, how many travelled for them, and the rate between the two (0: none yet), since the start; nil for links that do not compress.
+---@param link any
+---@return { before: integer, after: integer, rate: number }?
+function hooks.compression(link)
+  if getmetatable(link) ~= Native or link.kind ~= "powersgd" then return nil end
+  local before, after = link.state:compression()
+  return { before = before, after = after, rate = after > 0 and before / after or 0 }
 end
 
 local function add(list, value, what)

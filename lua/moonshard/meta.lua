@@ -547,7 +547,7 @@
 ---@field step_ms number               from the reduced gradients to the step's end
 ---@field payload_bytes integer        what this rank handed to the reductions' collectives
 ---@field wire_bytes integer
----@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number }[]   one entry for each link
+---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number, compression?: table }[]   one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]
 ---@field world_size integer
@@ -606,6 +606,17 @@
 --- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. What is put there is kept, and saved.
 ---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
 
+---@class ms.PowerSGDOptions
+---@field rank? integer                1
+---@field start_step? integer          1000: plain means before it
+---@field min_rate? number             2: what is not made smaller by that much travels as it is
+---@field error_feedback? boolean      true
+---@field warm_start? boolean          true
+---@field eps? number                  0, added to norms
+---@field seed? integer                0
+---@field batched? boolean             false: true: a bucket is one square matrix
+---@field stats_every? integer         10000: iterations from one line of the log about how much travels to the next
+
 ---@class ms.Stage
 ---@field name string
 ---@field needs? ms.DType              checked when the chain is built
@@ -632,8 +643,8 @@
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
---- * In order: 1, 1000, 2, true, true, 0, 0, false unless given.
----@field powersgd fun(options?: { rank?: integer, start_step?: integer, min_rate?: number, error_feedback?: boolean, warm_start?: boolean, eps?: number, seed?: integer, batched?: boolean }): ms.Link
+--- * low rank
+---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
 ---@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link   *
 ---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * fraction kept; error feedback inside
 ---@field sign_vote fun(): ms.Link   *

@@ -1,5 +1,6 @@
 -- Links and stages on one rank: what is checked when a chain is built, files as links, what links remember and how it is saved. Several ranks: dist/hooks_spec.lua.
 local ms = require "moonshard"
+local command = require "command"
 local support = require "support"
 local near, fails = support.near, support.fails
 local hooks = ms.hooks
@@ -287,4 +288,44 @@ describe("error feedback", function()
   it("is refused with a decay above 1", function()
     fails(function() hooks.error_feedback { decay = 2 } end, "decay", "2")
   end)
+end)
+
+describe("powersgd", function()
+  it("tells how much travels: at any time in stats, now and then in the log", function()
+    local code, text = support.recipe([[
+      local ms = require "moonshard"
+      for _, options in ipairs { { rank = 2 }, { batched = true } } do
+        options.start_step, options.stats_every = 1, 2
+        local model = ms.ddp(ms.nn.Linear(30, 40), { comm_hook = ms.hooks.chain { "nan_check", ms.hooks.powersgd(options) } })
+        local told = {}
+        for i in ms.steps(5) do
+          model(ms.ones { 30 }):sum():backward()
+          local c = model:stats().links[2].compression
+          assert(not model:stats().links[1].compression)
+          told[#told + 1] = ("%d %d %.3f"):format(c.before, c.after, c.rate)
+        end
+        print(table.concat(told, ", "))
+      end
+    ]], "")
+    assert.equal(0, code, text)
+    -- A vector of 40 numbers travels as it is; the square is 36 x 36.
+    assert.equal("0 0 0.000, 1240 180 6.889, 2480 360 6.889, 3720 540 6.889, 4960 720 6.889\n0 0 0.000, 1240 72 17.222, 2480 144 17.222, 3720 216 17.222, 4960 288 17.222\n", text)
+  end)
+
+  it("says so in the log, from its first iteration on and then at that distance", function()
+    local folder = command.folder()
+    local script = command.write(folder .. "/script.lua", [[
+      local ms = require "moonshard"
+      local model = ms.ddp(ms.nn.Linear(30, 40), { comm_hook = ms.hooks.powersgd { rank = 2, start_step = 1, stats_every = 2 } })
+      for _ in ms.steps(5) do model(ms.ones { 30 }):sum():backward() end
+    ]])
+    local code, _, log = command.run(folder, ("run '%s' -n 2 --thread-ranks"):format(script), "MOONSHARD_LOG=info")
+    command.remove(folder)
+    assert.equal(0, code)
+    local lines = {}
+    for line in log:gmatch "powersgd: [^\n]*" do lines[#lines + 1] = line end
+    assert.same({ "powersgd: iteration 1: of 1240 numbers so far 180 have travelled, 14.5 %", "powersgd: iteration 3: of 3720 numbers so far 540 have travelled, 14.5 %" }, lines)
+  end)
+
+  it("refuses to tell never", function() fails(function() hooks.powersgd { stats_every = 0 } end, "stats_every", "0") end)
 end)

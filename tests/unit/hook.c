@@ -292,7 +292,7 @@ static void options_are_checked(void **state)
     static const struct { const char *kind, *says; ms_link_options options; } wrong[] = {
         { "error_feedback", "decay", { .decay = -1 } }, { "cast", "i64", { .dtype = MS_I64 } }, { "powersgd", "rank", { .powersgd = { .rank = 0 } } },
         { "powersgd", "min_rate", { .powersgd = { .rank = 1 } } }, { "powersgd", "start_step", { .powersgd = { .rank = 1, .start_step = -1, .min_rate = 1 } } },
-        { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } },
+        { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } }, { "powersgd", "stats_every", { .powersgd = { .rank = 1, .min_rate = 1 } } },
         { "clip", "max_norm", { .clip = { .max_norm = 0 } } }, { "post_local_sgd", "start_step", { .post_local_sgd = { .start_step = -1 } } },
         { "int8", "block", { .int8 = { .per = MS_INT8_BLOCK, .block = 12 } } }, { "int8", "block", { .int8 = { .per = MS_INT8_CHANNEL } } },
         { "top_k", "fraction", { .top_k = { .fraction = 0 } } }, { "top_k", "momentum", { .top_k = { .fraction = 1, .momentum = 1 } } },

@@ -80,6 +80,9 @@ MS_API ms_status ms_link_state_shared(ms_link_state *state, const char *name, in
 /* How many iterations the link has seen; its own to count. */
 MS_API int64_t ms_link_state_iteration(const ms_link_state *state);
 MS_API void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration);
+/* Of a link that makes matrices smaller: how many numbers it was given, and how many travelled for them, since it was made; not saved. */
+typedef struct ms_link_compression { uint64_t before, after; } ms_link_compression;
+MS_API ms_link_compression ms_link_state_compression(const ms_link_state *state);
 
 /* For saving: all that is kept, in a fixed order, as a view that is owned. parameter: "" for what belongs to none. MS_ERROR_ARGUMENT past the last. */
 typedef struct ms_link_piece { const char *name, *parameter; ms_tensor *tensor; } ms_link_piece;
@@ -100,7 +103,7 @@ typedef struct ms_link_options {
     ms_dtype dtype;                /* cast: what travels */
     ms_group *group;               /* NULL: the bucket's; a mean is over its size */
     double decay;                  /* error_feedback: of what was left over */
-    struct { int64_t rank, start_step, seed; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
+    struct { int64_t rank, start_step, seed, stats_every /* iterations from one logged line to the next */; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
     struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
     struct { double fraction, momentum; } top_k;
     struct { double max_norm; ms_clip_scope scope; } clip;
