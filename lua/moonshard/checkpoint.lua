@@ -331,6 +331,11 @@ function checkpoint.load(path, things)
   result, links, code = decode_all(path, manifest, file, things)
   file:close()
   if not result then return nil, links, code end
+  local fits, differs = pcall(layouts.load, manifest.buckets)
+  if not fits then
+    return core.refuse(("'%s': the buckets of a ddp model do not fit (it must be wrapped as it was when it was saved, and loaded between a backward and the next forward): %s")
+      :format(path, tostring(differs):match "^[^\n]-:%d+: (.*)" or differs), "mismatch")
+  end
   for name, thing in require "moonshard".sorted_pairs(things) do
     if is_object(thing) then
       local ok, why = pcall(thing.load_state, thing, result[name])
@@ -339,7 +344,6 @@ function checkpoint.load(path, things)
     end
   end
   link_state.load(links)
-  if not pcall(layouts.load, manifest.buckets) then return corrupt(path .. "/manifest.json", "the buckets that stand in it do not fit the model") end
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
   return result
 end

@@ -212,6 +212,32 @@ describe("checkpoint", function()
     assert.equal("bf16", half.module[1].weight:dtype())
   end)
 
+  it("of ddp models that have changed since says what does not fit, and changes nothing", function()
+    local layouts = require "moonshard.ddp.layouts"
+    local model = ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)), { bucket_bytes = 3 })
+    for i = 1, 2 do model(ms.randn { 2, 4, seed = i }):sum():backward() end
+    local save = layouts.save
+    local function refused(lists, ...)
+      layouts.save = function()
+        local saved = save()
+        for key in pairs(saved) do saved[key] = lists or saved[key] end
+        return saved
+      end
+      local path = assert(checkpoint.save(folder, { step = 1, object = thing { 1 } }))
+      layouts.save = save
+      local object = thing "untouched"
+      local value, message, code = checkpoint.load(path, { object = object })
+      assert.same({ nil, "mismatch", "untouched" }, { value, code, object.saved })
+      for _, text in ipairs { "buckets", ... } do assert.truthy(message:find(text, 1, true), message) end
+    end
+    refused({ { 1, 2, 3 } }, "'1.bias' is in none", "wrapped as it was when it was saved")
+    refused({ { 1, 2 }, { 3, 4, 5 } }, "have more")
+    -- A backward that has not come to an end is no damage, either.
+    model(ms.ones { 4 })
+    model[1](ms.ones { 4 }):sum():backward()
+    refused(nil, "while a backward fills them")
+  end)
+
   it("the program ends only when the last one is written", function()
     local script = ([[
       local ms = require "moonshard"
