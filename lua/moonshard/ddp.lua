@@ -9,6 +9,7 @@ local precision = require "moonshard.ddp.precision"
 local module = require "moonshard.nn.module"
 local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
+local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 require "moonshard.group"                                  -- a link's bucket:group() has its collectives
 
@@ -208,6 +209,8 @@ function DDP:unwrap()
     overlap.unwrap(s)
     s.reducer:free()
     s.reducer = nil
+    for _, link in ipairs(s.how.chain or {}) do watch.drop(link) end
+    if s.plan then watch.drop(s.plan.planner) end
     if s.restore then s.restore() end
     live[s] = nil
   end
@@ -351,6 +354,8 @@ function ddp.ddp(model, options)
   s.calls = count_calls()
   live[s] = true
   layouts.add(s)
+  for _, link in ipairs(how.chain or {}) do watch.use(link) end
+  if s.plan then watch.use(s.plan.planner) end
   return make_object(s)
 end
 

@@ -332,7 +332,10 @@ function overlap.unwrap(s)
     entry_of[p], wrapped_in[p] = nil, nil
   end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = nil end
-  for _, entry in ipairs(s.overlaps) do entry.optimizer:_end_early() end
+  for _, entry in ipairs(s.overlaps) do
+    entry.optimizer:_end_early()
+    if entry.planner then watch.drop(entry.planner) end
+  end
   s.overlaps = {}
 end
 
@@ -362,6 +365,7 @@ function overlap.attach(optimizer, model, policy)
   local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole }
   for _, p in ipairs(mine) do entry_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
+  watch.use(planner)
   listen(s)
 end
 

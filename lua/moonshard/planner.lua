@@ -50,7 +50,7 @@ function planner.find(kind, value, ready_made, words)
   local found = setmetatable({}, kind)
   local made = watch.open(value, words.what, function(other)
     return getmetatable(other) ~= kind and ("returned a %s; it must return what %s gives"):format(type(other), words.maker) or nil
-  end, watch.into(found))
+  end, watch.into(found), found)
   found.name, found.every, found.plan = made.name, made.every, made.plan
   return found
 end

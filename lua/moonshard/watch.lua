@@ -13,7 +13,8 @@ local LOOK_MS <const> = 20             -- between two looks at the files
 
 local COUNT <const>, CHANGE <const> = "<i4", "<i4i8s4"        -- what ranks are sent: how many have changed; of each its number, its hash, and its text in any encoding
 
-local files = {}                       -- in the order in which they were opened, which is the same on all ranks
+local files = {}                       -- in the order in which they were opened or used, which is the same on all ranks
+local item_of = setmetatable({}, { __mode = "k" })            -- a link or a planner -> the file that it comes from
 local on_trial = {}                    -- those whose new script runs its first step
 local looked = 0
 
@@ -34,18 +35,41 @@ end
 ---@param what string for messages
 ---@param accept fun(value: any): string?
 ---@param take fun(value: any, item: table): fun()
+---@param owner table the link or planner that stands for the file, as use and drop know it
 ---@return any
-function watch.open(path, what, accept, take)
+function watch.open(path, what, accept, take, owner)
   local text, message = core.file_read(path)
   if not text then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message)) end
-  local item = { path = path, text = text, accept = accept, take = take }
+  local item = { path = path, text = text, accept = accept, take = take, users = 0 }
   local value, wrong, states = run(item, text)
   if wrong then core.raise(("%s: the file '%s' %s"):format(what, path, wrong)) end
   if watch.on then
     item.states = states
     files[#files + 1] = item
+    item_of[owner] = item
   end
   return value
+end
+
+local function place_of(item)
+  for i, other in ipairs(files) do if other == item then return i end end
+end
+
+--- A model has this link or planner, and has it no more when it is unwrapped: a file that no model has is not looked at. All ranks call both, in one order.
+---@param owner any
+function watch.use(owner)
+  local item = item_of[owner]
+  if not item then return end
+  item.users = item.users + 1
+  if not place_of(item) then files[#files + 1] = item end
+end
+
+---@param owner any
+function watch.drop(owner)
+  local item = item_of[owner]
+  if not item then return end
+  item.users = item.users - 1
+  if item.users == 0 then table.remove(files, place_of(item)) end
 end
 
 ---------------------------------------------------------------------------------------------------------------------------- switching
@@ -196,7 +220,7 @@ function watch.link(path, what, accept, name)
     local old = made.current
     made.current, made.item = value, item
     return function() made.current = old end
-  end)
+  end, made)
   return watch.on and made or made.current
 end
 

@@ -164,6 +164,52 @@ describe("watched scripts", function()
     assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one goes on: ", err)
   end)
 
+  it("are forgotten with the models that are unwrapped, until another has them", function()
+    local script = command.write(folder .. "/unwrap.lua", [[
+      local ms, core = require "moonshard", require "moonshard.core"
+      local chain = ms.hooks.chain { "hook.lua" }
+      local function wrap(hook) return ms.ddp(ms.nn.Linear(4, 4, { bias = false }), { comm_hook = hook, buckets = "plan.lua" }) end
+      local nets = { wrap(chain), wrap(chain), wrap "other.lua" }
+      local optimizer = ms.optim.sgd(nets[1])
+      optimizer:overlap(nets[1], "policy.lua")
+      local last
+      for step in ms.steps(12) do
+        if step == 1 then
+          for i = 1, 3 do nets[i]:unwrap() end
+          nets = { wrap "other.lua" }
+        elseif step == 8 then nets = { wrap(chain) } end
+        last = (nets[#nets](ms.ones { 1, 4 }):sum():backward() or nets[#nets]).weight:grad():select(1, 1):select(1, 1):item()
+        nets[#nets].weight:set_grad(nil)
+        if step == 2 and ms.rank() == 0 then
+          for _, name in ipairs { "hook", "other", "plan", "policy" } do os.rename("next-" .. name .. ".lua", name .. ".lua") end
+        end
+        if ms.rank() == 0 then
+          local from = core.clock_ms()
+          while core.clock_ms() - from < 25 do end
+        end
+      end
+      print(("rank %d ends with %g"):format(ms.rank(), last))
+    ]])
+    local plan, policy = 'return require "moonshard".buckets { name = "p", plan = function() return { caps_bytes = { 99 } } end }', [[
+      return require "moonshard".overlap { name = "p", plan = function(view)
+        local plan = {}
+        for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "after_backward" } end
+        return plan
+      end }]]
+    for name, text in pairs { other = times(1), plan = plan, policy = policy } do command.write(("%s/%s.lua"):format(folder, name), text) end
+    for name, text in pairs { hook = times(3), other = times(1) .. " ", plan = plan .. " ", policy = policy .. " " } do command.write(("%s/next-%s.lua"):format(folder, name), text) end
+    local out, err = command.succeed(folder, ("run '%s' --watch -n 2"):format(script))
+    assert.equal("", err)
+    local told = {}
+    for file, step in out:gmatch "watch: '(%w+)%.lua' has changed: the new one is in force from step (%d+)" do
+      told[#told + 1] = file
+      assert.is_true((tonumber(step) > 8) == (file == "hook"), out)
+    end
+    table.sort(told)
+    assert.same({ "hook", "other", "plan" }, told, out)                       -- the plan of the model that is still wrapped; nobody has the policy
+    for rank = 0, 1 do assert.truthy(out:find(("rank %d ends with 3"):format(rank), 1, true), out) end
+  end)
+
   it("are read once where nobody watches", function()
     command.write(folder .. "/next-2.lua", times(3))
     local out = command.succeed(folder, "run r.lua -n 2")
