@@ -197,7 +197,9 @@ describe("watched scripts", function()
         return plan
       end }]]
     for name, text in pairs { other = times(1), plan = plan, policy = policy } do command.write(("%s/%s.lua"):format(folder, name), text) end
-    for name, text in pairs { hook = times(3), other = times(1) .. " ", plan = plan .. " ", policy = policy .. " " } do command.write(("%s/next-%s.lua"):format(folder, name), text) end
+    for name, text in pairs { hook = times(3), other = times(1) .. " ", plan = plan .. " ", policy = policy .. " " } do
+      command.write(("%s/next-%s.lua"):format(folder, name), text)
+    end
     local out, err = command.succeed(folder, ("run '%s' --watch -n 2"):format(script))
     assert.equal("", err)
     local told = {}
