@@ -1,5 +1,7 @@
 /* codec.c: floats as bytes and back: every code against a list of what the format can say, errors, layout, and the same bytes everywhere.
  * ctest: each-isa poisoned */
+#include <float.h>
+
 #include "gradcheck.h"
 
 static ms_engine *engine;
@@ -121,6 +123,42 @@ static void test_bare_signs(void **state)
     ms_tensor_release(x);
     ms_tensor_release(payload);
     ms_tensor_release(back);
+}
+
+/* Sums and products of the greatest numbers are no floats, but their means and what codes stand for are. */
+static void test_the_greatest_numbers(void **state)
+{
+    (void)state;
+    enum { N = 200 };
+    for (ms_codec_kind kind = 0; kind < MS_CODEC_KINDS; kind++)
+        for (int round = 0; round < 2; round++) {
+            double values[N], size = round ? FLT_MAX : 3e38;
+            for (int i = 0; i < N; i++) values[i] = i % 3 ? size : -size;
+            ms_tensor *x = tensor_of(engine, MS_F32, DIMS(N), values), *out[2] = { NULL };
+            ms_attributes attributes = codec_of(kind, 64);
+            attributes.codec.n = N;
+            assert_ok(engine, ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
+            ms_tensor *back = apply(engine, &ms_op_codec_decode, &attributes, out, 1);
+            double *says = tensor_get(back), *left = tensor_get(out[1]);
+            for (size_t i = 0; i < N; i++) {
+                assert_near(says[i] / size, values[i] / size, 1e-5, "decoded", i);
+                assert_near(left[i] / size, 0, 1e-5, "error", i);
+            }
+            ms_tensor *all[] = { x, out[0], out[1], back };
+            for (size_t i = 0; i < 4; i++) ms_tensor_release(all[i]);
+            free(says);
+            free(left);
+        }
+    /* What is not finite still says so. */
+    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(3), (double[]){ 3e38, INFINITY, 1 });
+    ms_attributes attributes = codec_of(MS_CODEC_SIGN, 64);
+    attributes.codec.n = 3;
+    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+    double *says = tensor_get(back);
+    for (int i = 0; i < 3; i++) assert_true(isnan(says[i]));
+    ms_tensor *all[] = { x, payload, back };
+    for (size_t i = 0; i < 3; i++) ms_tensor_release(all[i]);
+    free(says);
 }
 
 static void test_sum_of_rows(void **state)
@@ -265,7 +303,7 @@ static void test_mistakes_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes_are_the_nearest), cmocka_unit_test(test_what_the_format_has_is_kept), cmocka_unit_test(test_bare_signs), cmocka_unit_test(test_sum_of_rows),
+        cmocka_unit_test(test_codes_are_the_nearest), cmocka_unit_test(test_what_the_format_has_is_kept), cmocka_unit_test(test_bare_signs), cmocka_unit_test(test_the_greatest_numbers), cmocka_unit_test(test_sum_of_rows),
         cmocka_unit_test(test_nan_and_next_to_nothing), cmocka_unit_test(test_stochastic_rounding), cmocka_unit_test(test_the_same_bytes_everywhere),
         cmocka_unit_test(test_mistakes_are_named),
     };

@@ -11,6 +11,7 @@
 #include "tensor/cpu/row.h"
 
 #define LEAST 1e-35f                     /* greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float */
+#define MOST 0x1.fffffcp127f             /* a scale of it times its greatest code is a float */
 
 /* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as f32 has it, the greatest number. */
 typedef struct small_float { int mantissa, least, greatest; } small_float;
@@ -135,12 +136,20 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
     return ms_v_reduce_max(most);
 }
 
-MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
+MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
 {
     ms_v16f total = ms_v_splat(0.0f);
-    for (size_t i = 0; i < n; i += MS_LANES) total += ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
-    float mean = ms_v_sum(total) / (float)n;
-    return mean - mean == 0.0f ? mean : __builtin_nanf("");
+    for (size_t i = 0; i < n; i += MS_LANES) total += ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f)) * factor;
+    return ms_v_sum(total) / (float)n;
+}
+
+/* The mean |x| of a block, or NaN if one is not finite. Sums that are too great for a float are made of smaller numbers. */
+MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
+{
+    float mean = mean_of(D, x, n, 1.0f);
+    if (mean - mean == 0.0f) return mean;
+    mean = mean_of(D, x, n, 0x1p-64f);
+    return mean - mean == 0.0f ? (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f : __builtin_nanf("");
 }
 
 MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec, const void *x, size_t n, const float *u, float *scale, uint8_t *codes, void *error)
@@ -150,7 +159,7 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
         if (!codec->bare) memcpy(scale, &(float){ size = mean_size(D, x, n) }, sizeof size);
     } else {
         float most = greatest(D, x, n);
-        size = most / greatest_code(K);
+        size = (most > MOST ? MOST : most) / greatest_code(K);
         inverse = greatest_code(K) / most;
         if (!(most >= LEAST)) {                  /* zeros, or not finite: all codes are that of 0 */
             inverse = 0.0f;
