@@ -155,6 +155,15 @@ static int reducer_divisor(lua_State *L)
     return 0;
 }
 
+/* reducer:is_used(position) -> whether any rank uses it, true; or whether this rank does, false */
+static int reducer_is_used(lua_State *L)
+{
+    bool known;
+    lua_pushboolean(L, ms_reducer_is_used(check_reducer(L), (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1, &known));
+    lua_pushboolean(L, known);
+    return 2;
+}
+
 /* reducer:is_fake(): the other ranks are not there */
 static int reducer_is_fake(lua_State *L)
 {
@@ -494,7 +503,7 @@ void ms_open_ddp(lua_State *L, int runtime)
     static const luaL_Reg methods[] = {
         { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
         { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
-        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake },
+        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "is_used", reducer_is_used },
         { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);

@@ -106,7 +106,7 @@ ms_status ms_unused_settle(ms_reducer *reducer)
         any |= !reducer->owners[i].used;
         reducer->uses[i] = reducer->static_graph ? (int32_t)reducer->owners[i].fired : reducer->owners[i].used;
     }
-    if (ask) status = exchange(reducer, any && (!reducer->shadow || reducer->static_graph));
+    if (ask) status = exchange(reducer, any);
     for (uint32_t i = 0; i < reducer->count; i++) {
         ms_slot_owner *owner = &reducer->owners[i];
         if (ask) owner->elsewhere = reducer->uses[i] > 0;
@@ -117,6 +117,16 @@ ms_status ms_unused_settle(ms_reducer *reducer)
         owner->used = false;
     }
     return status;
+}
+
+bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known)
+{
+    const ms_slot_owner *owner = &reducer->owners[position];
+    *known = true;
+    if (position >= reducer->count) return false;
+    if (!reducer->find_unused && !reducer->static_graph) return true;
+    *known = reducer->phase == MS_REDUCER_REDUCED || (reducer->static_graph && reducer->known);
+    return *known ? owner->elsewhere : owner->used;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------- which these are */

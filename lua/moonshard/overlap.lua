@@ -214,6 +214,7 @@ end
 local entry_of = setmetatable({}, { __mode = "k" })             -- parameter -> its entry
 local own_of = setmetatable({}, { __mode = "k" })               -- parameter -> { list of optimizers, keep = whether its gradient stays }
 local wrapped_in = setmetatable({}, { __mode = "kv" })          -- parameter -> the state of the ddp model that reduces or ignores it, while that lives
+local linked_in = setmetatable({}, { __mode = "kv" })           -- optimizer -> that of the model in whose chain it steps
 
 --- The stream on which optimizers step.
 ---@return ms.Stream
@@ -236,26 +237,44 @@ local function refuse_whole(s, positions)
   end
 end
 
+-- Whether a parameter is used in this pass: true or false where it is known whether any rank uses it, nil where only others may; for what all ranks must
+-- do alike (by_all) nil, too, where only this rank knows.
+local function is_used(s, at, by_all)
+  if s.uses_all then return true end
+  local used, known = s.reducer:is_used(at)
+  if known or used and not by_all then return used end
+  return nil
+end
+
+-- The optimizers that a parameter of the bucket has for itself.
+local function step_owns(s, positions)
+  for _, at in ipairs(positions) do
+    local p = s.trained[at]
+    local own = own_of[p]
+    local used = own and is_used(s, at)
+    if used and s.stepped[p] then
+      core.raise(("in_backward: parameter '%s' got another gradient behind the forward whose step it has taken: the first iteration of a static graph cannot know how many "
+        .. "backward passes follow; use optimizer:overlap(model, \"in_backward\") and step()"):format(p:name()))
+    elseif used and p:grad() then
+      step_own(p, own)
+      s.stepped[p] = true
+    elseif own and used == nil and not s.stepped[p] then s.unstepped[#s.unstepped + 1] = at end
+  end
+end
+
 local function on_reduced(s, index, positions)
-  if s.shadow then return end                                   -- a pass of others: this rank steps no more
   overlap.stream():run(function()
     if s.how.whole then refuse_whole(s, positions) end
-    for _, at in ipairs(positions) do
-      local p = s.trained[at]
-      if own_of[p] and p:grad() then
-        step_own(p, own_of[p])
-        s.stepped[p] = true
-      elseif own_of[p] and not s.stepped[p] then s.unstepped[#s.unstepped + 1] = p end
-    end
+    step_owns(s, positions)
     for _, entry in ipairs(s.overlaps) do
-      -- What a sharded optimizer sends must not depend on what this rank has used: with find_unused step() does it, when that is known. And inside join, where ranks
-      -- without inputs left need other ranks' gradients for it.
-      local uncertain = entry.optimizer.shard and (s.options.find_unused or s.joining)
-      if entry.chosen[index] == "on_reduced" and not uncertain then
+      -- What is not stepped here, step() does: what a sharded optimizer sends must not depend on what this rank has used, and inside join ranks without inputs left
+      -- need other ranks' gradients for it.
+      local shard = entry.optimizer.shard
+      if entry.chosen[index] == "on_reduced" and not (shard and s.joining) then
         local stepped = {}
         for _, at in ipairs(positions) do
           local p = s.trained[at]
-          local grad = entry.optimizer.slots[p] and p:grad()
+          local grad = entry.optimizer.slots[p] and is_used(s, at, shard) and p:grad()
           if grad then
             entry.optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
@@ -267,19 +286,38 @@ local function on_reduced(s, index, positions)
   end)
 end
 
--- Behind the last bucket: a gradient that only other ranks have brought is this rank's by now.
-local function on_all_reduced(s)
-  if #s.unstepped == 0 then return end
-  local list = s.unstepped
-  s.unstepped = {}
-  overlap.stream():run(function() for _, p in ipairs(list) do step_own(p, own_of[p]) end end)
+--- Behind the last bucket, when it is known which parameters any rank has used: a gradient that only others have brought is this rank's by now.
+---@param s table the ddp model's state
+function overlap.finish(s)
+  local owns, postponed = s.unstepped, s.postponed
+  if #owns == 0 and #postponed == 0 then return end
+  s.unstepped, s.postponed = {}, {}
+  overlap.stream():run(function()
+    for _, at in ipairs(owns) do
+      local p = s.trained[at]
+      if s.reducer:is_used(at) and p:grad() then
+        step_own(p, own_of[p])
+        s.stepped[p] = true
+      end
+    end
+    for _, part in ipairs(postponed) do
+      local stepped = {}
+      for _, item in ipairs(part.items) do
+        if s.reducer:is_used(item.at) and not part.optimizer.slots[item.p].early then
+          part.optimizer:_step_early(item.p, item.grad)
+          stepped[#stepped + 1] = item.p
+        end
+      end
+      part.optimizer:_share(stepped)
+    end
+  end)
 end
 
 --- For ddp: behind the reducer's forward. reduces: whether the backward of this pass does.
 ---@param s table the ddp model's state
 ---@param reduces boolean
 function overlap.begin(s, reduces)
-  s.stepped, s.unstepped = {}, {}
+  s.stepped, s.unstepped, s.postponed = {}, {}, {}
   for _, entry in ipairs(s.overlaps) do
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
@@ -299,7 +337,7 @@ local function listen(s)
   -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
   local held = setmetatable({ s }, { __mode = "v" })
   s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end,
-    function() if held[1] then on_all_reduced(held[1]) end end)
+    function() if held[1] then overlap.finish(held[1]) end end)
 end
 
 --- For ddp: once there is a reducer. links: those of its chain.
@@ -307,14 +345,19 @@ end
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
-  s.overlaps, s.stepped, s.unstepped = {}, {}, {}               -- of parameters with optimizers of their own: those stepped behind this forward, those that wait
-  for _, p in ipairs(s.trained) do wrapped_in[p] = s end
+  s.overlaps, s.uses_all, s.position_of = {}, not (s.options.find_unused or s.options.static_graph), {}
+  -- Of parameters with optimizers of their own: those stepped behind this forward, and positions of those that wait; what then_optimizer has put off.
+  s.stepped, s.unstepped, s.postponed = {}, {}, {}
+  for at, p in ipairs(s.trained) do wrapped_in[p], s.position_of[p] = s, at end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
       if s.how.whole then core.raise("then_optimizer: it would step a gradient before " .. s.how.whole) end
-      link.held = held
+      local other = linked_in[link.optimizer]
+      if other and other ~= s then core.raise "then_optimizer: this optimizer steps in the chain of another model already: give each model its own" end
+      link.held, linked_in[link.optimizer] = held, s
       s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
+      if not s.uses_all then listen(s) end
     end
   end
   for _, p in ipairs(s.trained) do if own_of[p] then return listen(s) end end
@@ -331,6 +374,7 @@ function overlap.unwrap(s)
     end
     entry_of[p], wrapped_in[p] = nil, nil
   end
+  for _, entry in ipairs(s.overlaps) do if entry.link then linked_in[entry.optimizer] = nil end end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = nil end
   for _, entry in ipairs(s.overlaps) do
     entry.optimizer:_end_early()
@@ -486,7 +530,7 @@ local Then = { __name = "ms.Link" }
 Then.__index = Then
 Then.__tostring = function() return "then_optimizer" end
 
-function Then.__call(self, bucket, next)
+function Then.__call(self, bucket, next, _, is_first)
   local parameters, optimizer, s = bucket:parameters(), self.optimizer, self.held and self.held[1]
   if s and s.shadow and not optimizer.shard then return next(bucket) end
   return next(bucket):and_then(function(reduced)
@@ -497,16 +541,22 @@ function Then.__call(self, bucket, next)
       error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(got, total), 0)
     end
     overlap.stream():run(function()
-      local stepped = {}
+      local stepped, later = {}, {}
       for _, p in ipairs(parameters) do
         local count = p:numel()
         if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
-          optimizer:_step_early(p, reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype()))
-          stepped[#stepped + 1] = p
+          local grad = reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype())
+          local used = not s or is_used(s, s.position_of[p], optimizer.shard)
+          local again = used == nil and optimizer.slots[p].early and is_used(s, s.position_of[p])
+          if used or again then
+            optimizer:_step_early(p, grad)
+            stepped[#stepped + 1] = p
+          elseif used == nil then later[#later + 1] = { p = p, at = s.position_of[p], grad = is_first and grad or grad:clone() } end -- links before it may write there
         end
         at = at + count
       end
       optimizer:_share(stepped)
+      if #later > 0 then s.postponed[#s.postponed + 1] = { optimizer = optimizer, items = later } end
     end)
   end)
 end

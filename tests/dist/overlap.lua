@@ -115,16 +115,20 @@ end
 local Switch = nn.class "Switch"
 function Switch:init()
   ms.seed(1)
-  for _, name in ipairs { "a", "b", "c" } do self[name] = nn.Linear(2, 2) end
+  for _, name in ipairs { "a", "b", "c", "seldom", "never" } do self[name] = nn.Linear(2, 2) end
 end
-function Switch:forward(x, all) return self.c((all and self.b(self.a(x)) or self.a(x)):tanh()) end
+function Switch:forward(x, all, seldom)
+  x = self.c((all and self.b(self.a(x)) or self.a(x)):tanh())
+  return seldom and self.seldom(x) or x
+end
 
 local function switched(ddp_options, prepare)
   local model = Switch()
   ddp_options.bucket_bytes = 16
   local net, opt = prepare(model, ddp_options)
   for step in ms.steps(4) do
-    net(ms.randn { 3, 2, seed = step }, rank == (ddp_options.static_graph and 0 or step % size)):square():mean():backward()
+    local turn = ddp_options.static_graph and 0 or step % size
+    net(ms.randn { 3, 2, seed = step }, rank == turn, rank == turn and not ddp_options.static_graph and step % 2 == 0):square():mean():backward()
     if opt then opt:step() end
   end
   return table.concat(ms.pack(model:parameters()):to_table(), " ")
@@ -148,6 +152,20 @@ for _, name in ipairs { "find_unused", "static_graph" } do
   for _, how in ipairs { "in_backward", "deferred" } do
     same(how, plain(nil, how))
     same("sharded, " .. how, plain(ms.world(), how))
+  end
+  local function in_chain(shard, before, stepless)
+    return function(model, ddp_options)
+      local opt = optim.adamw(model, { lr = 0.1, shard = shard })
+      local stepping = hooks.then_optimizer { optimizer = opt }
+      ddp_options.comm_hook = hooks.chain(before and { before, stepping } or { stepping })
+      return ms.ddp(model, ddp_options), not stepless and opt or nil
+    end
+  end
+  local function spoil(bucket, next) return next(bucket):and_then(function(reduced) return reduced:mul_(0) end) end
+  for what, shard in ms.sorted_pairs { linked = false, ["sharded, linked"] = ms.world() } do
+    same(what, in_chain(shard or nil))
+    same(what .. ", without step()", in_chain(shard or nil, nil, true))
+    same(what .. ", behind a link that spoils what comes back", in_chain(shard or nil, spoil))
   end
 end
 -- A static graph whose first iteration has two backwards: each parameter's own optimizer steps once.

@@ -413,6 +413,41 @@ describe("mistakes are named:", function()
     fails(function() pass(net, 4) end, "call its step() before", "accumulate")
   end)
 
+  it("a second backward through the first forward of a static graph, behind a step", function()
+    local Shift = nn.class "Shift"                -- whose backward needs no weights; what others have saved was written, which is an error by itself
+    function Shift:init() self.by = nn.Parameter(ms.ones { 4 }) end
+    function Shift:forward(x) return x + self.by end
+    local function twice(prepare, shard)
+      local model = Shift()
+      local net = prepare(model, { lr = 0.1, shard = shard })
+      local loss = net(ms.ones { 4 }):sum()
+      loss:backward { retain_graph = true }
+      loss:backward()
+    end
+    fails(function()
+      twice(function(model, options)
+        optim.in_backward(optim.sgd, model:parameters(), options)
+        return ms.ddp(model, { static_graph = true })
+      end)
+    end, "in_backward: parameter '", "got another gradient behind the forward whose step it has taken", "step()")
+    for _, shard in ipairs { false, ms.world() } do
+      fails(function()
+        twice(function(model, options)
+          return ms.ddp(model, { static_graph = true, comm_hook = hooks.then_optimizer { optimizer = optim.sgd(model, options) } })
+        end, shard or nil)
+      end, "is stepped twice in one step")
+    end
+  end)
+
+  it("an optimizer in the chains of two models", function()
+    local one, two = make_model(), make_model()
+    local opt = optim.sgd({ one:parameters()[1], two:parameters()[1] })
+    local first = ms.ddp(one, { comm_hook = hooks.then_optimizer { optimizer = opt } })
+    fails(function() ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } }) end, "steps in the chain of another model already")
+    first:unwrap()
+    ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } })
+  end)
+
   it("unwrapping ends a policy, and the model can be wrapped anew", function()
     local model = make_model()
     local net, opt = with_policy "deferred"(model, optim.adam, { lr = 0.1 })

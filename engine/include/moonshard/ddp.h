@@ -84,6 +84,9 @@ MS_API void ms_reducer_rebuild(ms_reducer *reducer);
 #define MS_REDUCED_ALL UINT32_MAX
 typedef ms_status (*ms_reduced_function)(void *user, uint32_t bucket);
 MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user, void (*free_user)(void *user));
+/* Whether a parameter is used in this pass: by any rank where that is known by now (*known: it is so on all ranks), else by this rank. Known it is behind the pass, in
+ * static graphs behind their first, and always where all parameters are used. False past the last parameter. */
+MS_API bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known);
 /* Where the result of a bucket of the last synchronized backward is: on the communication stream, and where else its hook has put work (seq 0: nowhere). */
 MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
 

@@ -112,6 +112,7 @@ local function take_part(s, words, live, highest, synchronize_buffers)
   s.shadow = true
   local scope <close> = setmetatable({}, { __close = function() s.shadow = nil end }) -- luacheck: ignore scope
   s.reducer:shadow()
+  overlap.finish(s)
   return true
 end
 
