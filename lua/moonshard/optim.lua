@@ -287,7 +287,28 @@ function Optimizer:_end_early()
       self.slots[p].early, any = nil, true
     end
   end
-  if any then self.steps = self.steps + 1 end
+  if any then self.steps, self.released = self.steps + 1, nil end
+end
+
+-- Their ddp model is unwrapped: the step that they are a part of goes on, and ends with step(), or where they get new gradients.
+function Optimizer:_release_early()
+  for _, p in ipairs(self.order) do
+    if self.slots[p].early then
+      core.consume_grad(p)
+      self.slots[p].early, self.released = "released", true
+    end
+  end
+end
+
+function Optimizer:_end_released()
+  if not self.released then return end
+  for _, p in ipairs(self.order) do
+    if self.slots[p].early and p:grad() then
+      for _, other in ipairs(self.order) do self.slots[other].early = nil end
+      self.steps, self.released = self.steps + 1, nil
+      return
+    end
+  end
 end
 
 --- The engine runs the steps of this optimizer's parameters in this ddp model by the policy: a ready-made one ("classic", "in_backward", "deferred",
@@ -358,7 +379,7 @@ local function take_step(self, options, is_joined, sent)
   if #now_stepped > 0 then share(self, now_stepped) end
   if #late > 0 then step_late(self, late, options) end
   if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
-  self.steps = self.steps + 1
+  self.steps, self.released = self.steps + 1, nil
 end
 
 -- For joined.lua: the step of a rank without inputs left.
@@ -373,6 +394,7 @@ end
 function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
   options = check("optimizer:step", options, { "only_if", "keep_grads" })
+  self:_end_released()
   self:finished()
   local guard = overlap.guard(self.order)
   if guard then
@@ -482,7 +504,7 @@ function Optimizer:load_state(saved)
     end
     skipped[i] = { step = item.step, lost = true, slots = slots }
   end
-  self.steps, self.lost, self.skipped = saved.steps + #skipped, 0, skipped
+  self.steps, self.lost, self.skipped, self.released = saved.steps + #skipped, 0, skipped, nil
 end
 
 -------------------------------------------------------------------------------------------------------------------------- clipping

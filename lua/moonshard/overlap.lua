@@ -319,6 +319,7 @@ end
 function overlap.begin(s, reduces)
   s.stepped, s.unstepped, s.postponed = {}, {}, {}
   for _, entry in ipairs(s.overlaps) do
+    entry.optimizer:_end_released()
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
       if entry.optimizer:_has_early() then
@@ -374,10 +375,10 @@ function overlap.unwrap(s)
     end
     entry_of[p], wrapped_in[p] = nil, nil
   end
-  for _, entry in ipairs(s.overlaps) do if entry.link then linked_in[entry.optimizer] = nil end end
   for _, p in ipairs(s.left_out) do wrapped_in[p] = nil end
   for _, entry in ipairs(s.overlaps) do
-    entry.optimizer:_end_early()
+    entry.optimizer:_release_early()
+    if entry.link then linked_in[entry.optimizer] = nil end
     if entry.planner then watch.drop(entry.planner) end
   end
   s.overlaps = {}

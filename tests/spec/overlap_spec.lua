@@ -474,6 +474,52 @@ describe("mistakes are named:", function()
   end)
 end)
 
+describe("unwrapping behind steps in backward", function()
+  -- Steps of the schedule must be counted as the plain loop counts them; moment: when the ddp model is unwrapped, before or behind the third step().
+  local mixed = ms.overlap { name = "every second", plan = function(view)
+    local plan = {}
+    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = b.index % 2 == 0 and "on_reduced" or "after_backward" } end
+    return plan
+  end }
+  local function run(prepare, moment, stepless)
+    local model = make_model()
+    local opt = optim.adamw(model, { lr = 0.05, schedule = optim.linear { steps = 20 } })
+    local net = prepare(model, opt)
+    for step = 1, 6 do
+      pass(net, step)
+      if step == 5 and moment == "before" then net = net:unwrap() end
+      if not stepless or step > 5 then opt:step() end
+      if step == 5 and moment == "behind" then net = net:unwrap() end
+      if step == 5 then assert.equal(5, opt:state().steps) end
+    end
+    return values(model) .. opt:state().steps
+  end
+  local function linked(some)
+    return function(model, opt)
+      local stepping = hooks.then_optimizer { optimizer = opt, params = some and { model:parameters()[2], model:parameters()[5] } or nil }
+      return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { stepping } })
+    end
+  end
+  local function by(policy)
+    return function(model, opt)
+      local net = ms.ddp(model, wrap)
+      opt:overlap(net, policy)
+      return net
+    end
+  end
+
+  for what, prepare in pairs { in_backward = by "in_backward", deferred = by "deferred", ["a plan of both"] = by(mixed), then_optimizer = linked(false), ["then_optimizer for some"] = linked(true) } do
+    it("counts one step, of " .. what, function()
+      local want = run(function(model) return ms.ddp(model, wrap) end)
+      for _, moment in ipairs { "before", "behind" } do assert.equal(want, run(prepare, moment), moment) end
+    end)
+  end
+
+  it("counts one step where nobody calls step()", function()
+    assert.equal(run(function(model) return ms.ddp(model, wrap) end), run(linked(false), "before", true))
+  end)
+end)
+
 describe("the registry of overlapped optimizers", function()
   local calls = {}
   local base = optim.define { name = "registry_base", step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end }
