@@ -508,7 +508,9 @@ describe("unwrapping behind steps in backward", function()
     end
   end
 
-  for what, prepare in pairs { in_backward = by "in_backward", deferred = by "deferred", ["a plan of both"] = by(mixed), then_optimizer = linked(false), ["then_optimizer for some"] = linked(true) } do
+  for what, prepare in pairs {
+    in_backward = by "in_backward", deferred = by "deferred", ["a plan of both"] = by(mixed), then_optimizer = linked(false), ["then_optimizer for some"] = linked(true),
+  } do
     it("counts one step, of " .. what, function()
       local want = run(function(model) return ms.ddp(model, wrap) end)
       for _, moment in ipairs { "before", "behind" } do assert.equal(want, run(prepare, moment), moment) end

@@ -1,0 +1,61 @@
+-- An optimizer as a link of a chain: it steps on what the links behind it returned.
+local core = require "moonshard.core"
+local owners = require "moonshard.overlap.owners"
+local check = require "moonshard.options".check
+
+local chain = {}
+
+local Then = { __name = "ms.Link" }
+Then.__index = Then
+Then.__tostring = function() return "then_optimizer" end
+
+function Then.__call(self, bucket, next, _, is_first)
+  local parameters, optimizer, s = bucket:parameters(), self.optimizer, self.held and self.held[1]
+  if s and s.shadow and not optimizer.shard then return next(bucket) end
+  return next(bucket):and_then(function(reduced)
+    local at, total = 0, 0
+    for _, p in ipairs(parameters) do total = total + p:numel() end
+    if not core.is_tensor(reduced) or reduced:numel() ~= total then
+      local got = core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced)
+      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(got, total), 0)
+    end
+    owners.stream():run(function()
+      local stepped, later = {}, {}
+      for _, p in ipairs(parameters) do
+        local count = p:numel()
+        if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
+          local grad = reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype())
+          local used = not s or owners.is_used(s, s.position_of[p], optimizer.shard)
+          local again = used == nil and optimizer.slots[p].early and owners.is_used(s, s.position_of[p])
+          if used or again then
+            optimizer:_step_early(p, grad)
+            stepped[#stepped + 1] = p
+          elseif used == nil then later[#later + 1] = { p = p, at = s.position_of[p], grad = is_first and grad or grad:clone() } end -- links before it may write there
+        end
+        at = at + count
+      end
+      optimizer:_share(stepped)
+      if #later > 0 then s.postponed[#s.postponed + 1] = { optimizer = optimizer, items = later } end
+    end)
+  end)
+end
+
+--- Steps on what the later links returned, bucket by bucket, all of the optimizer's parameters or `params` only. The optimizer's step(), where it is called,
+--- finishes the others; where it is not, a step ends with the next forward.
+---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
+---@return ms.Link
+function chain.then_optimizer(options)
+  options = check("hooks.then_optimizer", options, { "optimizer", "params" })
+  local optimizer, chosen = options.optimizer, nil
+  if type(optimizer) ~= "table" or not optimizer.slots then core.raise("hooks.then_optimizer: optimizer must be an optimizer, not " .. type(optimizer)) end
+  if options.params then
+    chosen = {}
+    for i, p in ipairs(options.params) do
+      if not optimizer.slots[p] then core.raise(("hooks.then_optimizer: params[%d] is in no group of this optimizer"):format(i)) end
+      chosen[p] = true
+    end
+  end
+  return setmetatable({ optimizer = optimizer, chosen = chosen }, Then)
+end
+
+return chain

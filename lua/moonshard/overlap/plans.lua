@@ -1,0 +1,211 @@
+-- Plans for optimizers (numbers in, table out), which name a moment for each bucket: planners, what they see, and what becomes of their answers.
+local core = require "moonshard.core"
+local planners = require "moonshard.planner"
+local watch = require "moonshard.watch"
+
+local plans = {}
+
+---@class ms.Overlap
+local Overlap = planners.kind("ms.Overlap", "overlap plan")
+
+local moments = { "on_reduced", "after_backward", "before_next_use" }
+local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
+
+---------------------------------------------------------------------------------------------------------------------------- planners
+
+--- A planner for the moments at which optimizers step. every: iterations for which a plan holds; each planning waits for the device once.
+---@param given { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
+---@return ms.Overlap
+function plans.overlap(given) return planners.make(Overlap, "overlap", given) end
+
+local function always(name, moment) return setmetatable({ name = name, every = 1, always = moment }, Overlap) end
+
+-- Steps in backward what is reduced before backward ends; the rest would only delay the next forward.
+local function early_where_hidden(view)
+  local plan = {}
+  for i, b in ipairs(view.buckets) do
+    local hidden = b.ready_ms + b.reduce_ms < view.backward_ms and not view.needs_global_norm
+    plan[i] = { bucket = b.index, step = hidden and "on_reduced" or "after_backward" }
+  end
+  return plan
+end
+
+local ready_made = {
+  classic = always("classic", "after_backward"), in_backward = always("in_backward", "on_reduced"), deferred = always("deferred", "before_next_use"),
+  early_where_hidden = plans.overlap { name = "early_where_hidden", every = 50, plan = early_where_hidden },
+}
+
+--- A planner, the name of a ready-made one, or a file that returns one.
+---@param policy any
+---@return ms.Overlap
+function plans.planner_of(policy) return planners.find(Overlap, policy, ready_made, { what = "overlap", thing = "policy", maker = "ms.overlap" }) end
+
+------------------------------------------------------------------------------------------------------------------------------- views
+
+-- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward of 2, a reduction at 1 GB/s behind 10 microseconds.
+local function model_times(numbers, buckets, bytes)
+  local before = 0
+  numbers[1], numbers[2], numbers[3] = bytes / 1e6, 2 * bytes / 1e6, bytes / 1e7
+  for i, b in ipairs(buckets) do
+    before = before + b.bytes
+    numbers[2 * i + 2], numbers[2 * i + 3] = numbers[2] * before / bytes, 0.01 + b.bytes / 1e6
+  end
+end
+
+-- What a planner sees, or nil while no pass with these buckets was timed.
+local function view_of(entry, s)
+  core.synchronize()
+  local times, bytes, numbers = s.reducer:stats(), 0, {}
+  local buckets = s.reducer:bucket_times()
+  for _, b in ipairs(buckets) do
+    if not b.ready_ms and not (core.is_sim() and entry.timed) then return nil end
+    bytes = bytes + b.bytes
+  end
+  if core.is_sim() then model_times(numbers, buckets, bytes)
+  else
+    numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
+    for i, b in ipairs(buckets) do numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms end
+  end
+  numbers = planners.mean_over_ranks(s, numbers)
+  local view = {
+    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2],
+    needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
+  }
+  for i, b in ipairs(buckets) do
+    local ready = numbers[2 * i + 2]
+    -- Steps take time by their bytes; what is ready early in backward was used late in forward.
+    view.buckets[i] = {
+      index = b.index, bytes = b.bytes, ready_ms = ready, reduce_ms = numbers[2 * i + 3], step_ms = bytes > 0 and numbers[3] * b.bytes / bytes or 0,
+      first_use_ms = view.backward_ms > 0 and view.forward_ms * math.max(0, 1 - ready / view.backward_ms) or 0,
+    }
+  end
+  table.sort(view.buckets, function(a, b)
+    if a.ready_ms ~= b.ready_ms then return a.ready_ms < b.ready_ms end
+    return a.index < b.index
+  end)
+  return view
+end
+
+------------------------------------------------------------------------------------------------------------------------------- plans
+
+-- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the planner's line.
+local function check_plan(entry, plan, count)
+  local function refuse(format, ...) core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), format:format(...))) end
+  if type(plan) ~= "table" then refuse("it returned %s; a list of { bucket = index, step = moment } is expected", plan == nil and "nothing" or "a " .. type(plan)) end
+  local chosen = {}
+  for i, item in ipairs(plan) do
+    local index = type(item) == "table" and item.bucket
+    if math.type(index) ~= "integer" or index < 0 or index >= count then
+      refuse("entry %d: there is no bucket %s; they are 0 to %d", i, tostring(index), count - 1)
+    end
+    if chosen[index] then refuse("entry %d: bucket %d is there twice", i, index) end
+    if not number_of[item.step] then
+      local near = type(item.step) == "string" and core.nearest(item.step, moments)
+      refuse("entry %d: unknown step '%s'%s; it is one of %s", i, tostring(item.step), near and (": did you mean '%s'?"):format(near) or "", table.concat(moments, ", "))
+    end
+    chosen[index] = item.step
+  end
+  for index = 0, count - 1 do if not chosen[index] then refuse("bucket %d is missing", index) end end
+  return chosen
+end
+
+-- Every rank must have planned the same.
+local function compare(entry, s, chosen, count)
+  if s.group:size() == 1 then return end
+  local own = {}
+  for index = 0, count - 1 do own[index + 1] = number_of[chosen[index]] end
+  local all = s.group:all_gather(core.tensor({ own }, "i64")):sync():to_table()
+  if s.reducer:is_fake() then return end
+  for rank, row in ipairs(all) do
+    for i, number in ipairs(row) do
+      if number ~= all[1][i] then
+        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(
+          planners.line(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
+      end
+    end
+  end
+end
+
+-- Early steps cannot wait for what is known only behind backward.
+local function check_early(entry, chosen)
+  local early
+  for index, moment in pairs(chosen) do if moment == "on_reduced" then early = math.min(early or index, index) end end
+  if early and entry.whole then
+    core.raise(("overlap: policy %s steps bucket %d in backward, before %s: use \"classic\" or \"deferred\""):format(entry.planner.name, early, entry.whole))
+  end
+  if early and entry.norm then
+    core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = 'lagged' }, 'classic' or 'deferred'")
+      :format(entry.planner.name, early))
+  end
+  if early and entry.flag then
+    core.raise(("overlap: policy %s steps bucket %d in backward, but step's only_if (of a loss scaler) is known only behind it: use 'classic' or 'deferred'")
+      :format(entry.planner.name, early))
+  end
+end
+
+-- Tells each slot its moment, and its turn among those that step late: what forward uses first comes first.
+local function apply(entry, s, chosen, buckets)
+  entry.chosen = chosen
+  for _, b in ipairs(buckets) do
+    for _, at in ipairs(b.positions) do
+      local slot = entry.optimizer.slots[s.trained[at]]
+      if slot then slot.late, slot.turn = chosen[b.index] == "before_next_use", -b.index end
+    end
+  end
+end
+
+local function layout_of(buckets)
+  local parts = {}
+  for i, b in ipairs(buckets) do parts[i] = table.concat(b.positions, ",") end
+  return table.concat(parts, ";")
+end
+
+local function plan_now(entry, s, view, count)
+  core.hook_enter()
+  local ok, plan = pcall(entry.planner.plan, view)
+  core.hook_leave()
+  if not ok then core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), tostring(plan))) end
+  local chosen = check_plan(entry, plan, count)
+  compare(entry, s, chosen, count)
+  check_early(entry, chosen)
+  return chosen
+end
+
+--- The first pass is recorded and runs classic; a plan holds for `every` passes, or until buckets are rebuilt.
+---@param entry table of an optimizer and its planner
+---@param s table the ddp model's state
+function plans.begin(entry, s)
+  local planner, pass = entry.planner, entry.pass
+  local buckets = s.reducer:bucket_times()
+  local layout = layout_of(buckets)
+  -- Ranks without inputs left cannot take part in planning: what was planned before holds on, for its buckets. These passes do not count, as ranks have
+  -- different numbers of them.
+  if s.joining and not planner.always then
+    if entry.layout and entry.layout ~= layout then
+      entry.layout = nil
+      apply(entry, s, {}, buckets)
+    end
+    return check_early(entry, entry.chosen)
+  end
+  entry.pass = pass + 1
+  entry.timed, entry.last = entry.last == layout, layout        -- whether a pass with these buckets went before
+  if pass == 0 then return end
+  local fresh = entry.layout ~= layout or entry.version ~= planner.version
+  if not fresh and (planner.always or pass < entry.next) then return check_early(entry, entry.chosen) end
+  local chosen = {}
+  if planner.always then
+    for _, b in ipairs(buckets) do chosen[b.index] = planner.always end
+  else
+    local view = view_of(entry, s)
+    if not view then
+      entry.layout, entry.next = nil, pass + 1
+      return apply(entry, s, {}, buckets)
+    end
+    chosen = watch.tried(planner, function() return plan_now(entry, s, view, #buckets) end)
+  end
+  check_early(entry, chosen)
+  entry.layout, entry.next, entry.version = layout, pass + planner.every, planner.version
+  apply(entry, s, chosen, buckets)
+end
+
+return plans
