@@ -2,7 +2,7 @@
 -- the payload of the last step and of all, and what it follows from.
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
-local o = ms.config { method = "none", optimizer = "adamw", steps = 60, seed = 1, source = "." }
+local o = ms.config { method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", width = 32, context = 16, batch = 16 }
 local rank, size = ms.rank(), ms.world_size()
 
 local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
@@ -29,9 +29,9 @@ local methods = {
 }
 
 ms.seed(o.seed)
-local model = nn.gpt2 { vocab = 128, context = 32, layers = 2, width = 64, heads = 2 }
+local model = nn.gpt2 { vocab = 128, context = o.context, layers = 2, width = o.width, heads = 2 }
 local method = o.method == "none" and {} or methods[o.method](model)
-local net = method.outer and model or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 32768 })
+local net = method.outer and model or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 512 * o.width })
 local kinds = { adamw = { optim.adamw, 1e-3 }, sgd = { optim.sgd, 0.1 }, momentum = { optim.sgd, 0.1, 0.9 } }
 local kind = kinds[o.optimizer]
 local opt = (method.make or kind[1])(model, {
@@ -53,13 +53,13 @@ local function make_text()
   end
   return table.concat(text)
 end
-if rank == 0 then
+if rank == 0 and not io.open "text" then
   local file = assert(io.open("text", "w"))
   file:write(make_text())
   file:close()
 end
 ms.world():barrier()
-local loader = assert(data.bytes "text"):loader { batch = 64, length = 32, shuffle = true, seed = o.seed, group = ms.world() }
+local loader = assert(data.bytes "text"):loader { batch = o.batch, length = o.context, shuffle = true, seed = o.seed, group = ms.world() }
 
 local function payload()
   local sum = 0
