@@ -6,7 +6,7 @@ local folder = command.folder()
 teardown(function() command.remove(folder) end)
 
 local ranks, steps = 2, full and 200 or 60
-local size = full and "width=64 context=32 batch=64" or "width=32 context=16 batch=16"
+local dimensions = full and "width=64 context=32 batch=64" or "width=32 context=16 batch=16"
 
 -- Runs once for each set of arguments: { first, last, step, sent, shapes, buckets }.
 local known = {}
@@ -14,7 +14,7 @@ local function run(method, optimizer, seed, way)
   local key = table.concat({ method, optimizer, seed, way }, " ")
   if not known[key] then
     local out = command.succeed(folder, ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d %s source='%s'")
-      :format(command.source, way, method, optimizer, seed, steps, size, command.source))
+      :format(command.source, way, method, optimizer, seed, steps, dimensions, command.source))
     local first, last, step, sent = out:match "first (%S+) last (%S+) step (%d+) sent (%d+)"
     local shapes, buckets = {}, {}
     for shape in out:match("shapes ([^\n]*)"):gmatch "%S+" do

@@ -153,9 +153,9 @@ local function check_calls(path, code)
   if allowed["*"] then return end
   for position, name in code:gmatch("()%f[%w_]([%a_][%w_]*)%f[^%w_]%s*%(") do
     -- A member (os->open, table.free) is somebody's function pointer, not the system's function.
-    local before = code:sub(math.max(1, position - 40), position - 1):match("(%S*)%s*$")
-    if SYSTEM[name] and not allowed[name] and not before:find("%.$") and not before:find("->$") then
-      report(path, line_of(code, position), "%s() %s", name, SYSTEM[name])
+    if SYSTEM[name] and not allowed[name] then
+      local before = code:sub(math.max(1, position - 40), position - 1):match("(%S*)%s*$")
+      if not before:find("%.$") and not before:find("->$") then report(path, line_of(code, position), "%s() %s", name, SYSTEM[name]) end
     end
   end
 end
@@ -166,7 +166,8 @@ local function is_mutable(head)
   return not (pointer or head):find("%f[%w_]const%f[^%w_]")
 end
 
-local function check_global(path, line, statement)
+local function check_global(path, code, position, statement)
+  statement = statement:gsub("%s+", " ")               -- blanked comments are long, and the patterns below go over spaces again and again
   local head = statement:match("^%s*(.-)%s*=[^=]") or statement:match("^%s*(.-)%s*$")
   if head == "" or head:find("^typedef%f[^%w_]") or head:find("^extern%f[^%w_]") or head:find("^_Static_assert")
       or head:find("^static_assert") then
@@ -183,7 +184,7 @@ local function check_global(path, line, statement)
     local bare = head:gsub("%b[]", "")
     local name = bare:match("%(%s*%*%s*([%w_]+)") or bare:match("([%w_]+)%s*$")
     if not GLOBALS[path .. ":" .. tostring(name)] then
-      report(path, line, "\"%s\" is state of the whole process: hang it off ms_engine, or make it const", tostring(name))
+      report(path, line_of(code, position), "\"%s\" is state of the whole process: hang it off ms_engine, or make it const", tostring(name))
     end
   end
 end
@@ -196,7 +197,7 @@ local function check_globals(path, code)
   local statement = {}
   local function flush(stop)
     local first = code:find("%S", start)
-    check_global(path, line_of(code, first or start), table.concat(statement))
+    check_global(path, code, first or start, table.concat(statement))
     statement, start = {}, stop + 1
   end
   while true do
