@@ -1,0 +1,101 @@
+/* ddp_buckets.c: how parameters are cut into buckets, and plans that say so.
+ * ctest: poisoned */
+#include "ddp_support.h"
+
+/* ------------------------------------------------------------------------------------------------------------------------ assignment */
+
+static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, const char *expected)
+{
+    static const uint32_t zeros[16];
+    ms_engine *engine = NULL;
+    ms_engine_options options = { .device = "sim" };
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    uint32_t order[16], sizes[16], buckets = 0, at = 0;
+    char text[256] = "";
+    assert_int_equal((backwards ? ms_ddp_assign_backwards : ms_ddp_assign)(engine, bytes, keys ? keys : zeros, count, limits, limit_count, order, sizes, &buckets), MS_OK);
+    for (uint32_t b = 0; b < buckets; b++) {
+        for (uint32_t i = 0; i < sizes[b]; i++) sprintf(text + strlen(text), "%u ", order[at++]);
+        strcat(text, b + 1 < buckets ? "| " : "");
+    }
+    assert_int_equal(at, count);
+    assert_string_equal(text, expected);
+    ms_engine_free(engine);
+}
+
+static void parameters_are_cut_into_buckets(void **state)
+{
+    (void)state;
+    const uint64_t v1[] = { 400000, 1200000, 200000, 1600000, 800000 }, mega[] = { 1 << 20, 2 << 20 };
+    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 ");                       /* vector V1 */
+    assert_buckets(v1, NULL, 5, mega, 2, false, "0 1 | 2 3 4 ");
+    assert_buckets(v1, NULL, 5, (uint64_t[]){ UINT64_MAX }, 1, true, "0 1 2 3 4 ");
+    assert_buckets(v1, NULL, 5, (uint64_t[]){ 1 }, 1, true, "4 | 3 | 2 | 1 | 0 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false, "0 | 1 2 | 3 ");   /* as many bytes as the limit closes; the last limit holds on */
+    const uint32_t keys[] = { 0, 1, 0, 1, 0 };                                        /* each dtype by itself, with limits of its own */
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, false, "0 2 | 1 3 | 4 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, true, "4 | 1 3 | 0 2 ");
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- plans */
+
+static bool refuses(rank *self, ms_reducer *reducer, const char *order, const char *sizes, const char *why)
+{
+    uint32_t positions[8], counts[8];
+    for (size_t i = 0; order[i]; i++) positions[i] = (uint32_t)(order[i] - '0');
+    for (size_t i = 0; sizes[i]; i++) counts[i] = (uint32_t)(sizes[i] - '0');
+    return ms_reducer_assign(reducer, positions, counts, (uint32_t)strlen(sizes)) == MS_ERROR_ARGUMENT && strstr(ms_engine_error(self->engine)->message, why);
+}
+
+static void plan_some(rank *self)
+{
+    static const uint32_t plans[][WEIGHTS] = { { 4, 3, 2, 1, 0 }, { 0, 4, 1, 3, 2 } }, sizes[][3] = { { 1, 3, 1 }, { 2, 1, 2 } };
+    model m, reference;
+    ms_reducer *reducer = NULL;
+    uint32_t order[WEIGHTS];
+    uint64_t ns[WEIGHTS], before = 0;
+    OK(build(self, &m));
+    OK(build(self, &reference));
+    OK(wrap(self, &m, (ms_reducer_options){ .planned = true }, &reducer));
+    for (uint32_t iteration = 0; iteration < 4; iteration++) {
+        ms_reducer_record(reducer, iteration < 3);
+        OK(ms_reducer_forward(reducer, true));
+        OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
+        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1 : 3));          /* nothing is rebuilt by itself */
+        CHECK(reduced(self, &m, &reference, iteration, iteration));
+        OK(ms_engine_sync(self->engine));
+        CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
+        for (uint32_t i = 0; i < WEIGHTS && iteration < 3; i++) {
+            const uint64_t now = ns[order[i]];
+            CHECK(order[i] == WEIGHTS - 1 - i && now > 0 && now < 60000000000u && (i == 0 || now >= before));
+            before = now;
+        }
+        if (iteration == 1) OK(clear(&m));                                        /* gradients that are there move along */
+        OK(ms_reducer_assign(reducer, plans[iteration % 2], sizes[iteration % 2], 3));
+        CHECK(iteration == 1 || reduced(self, &m, &reference, iteration, iteration));
+        OK(clear(&m));
+    }
+    CHECK(refuses(self, reducer, "01234", "23", "x") == false);                  /* that one is fine */
+    CHECK(refuses(self, reducer, "0123", "22", "'e' is in none"));
+    CHECK(refuses(self, reducer, "01233", "23", "'d' is there twice"));
+    CHECK(refuses(self, reducer, "01235", "23", "there is no parameter 5"));
+    CHECK(refuses(self, reducer, "01234", "203", "bucket 1 is empty"));
+    CHECK(refuses(self, reducer, "012344", "24", "there are 5 parameters"));
+    ms_reducer_free(reducer);
+    drop(&m);
+    drop(&reference);
+}
+
+static void buckets_may_be_given(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, plan_some, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parameters_are_cut_into_buckets),
+        cmocka_unit_test(buckets_may_be_given),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
