@@ -155,6 +155,23 @@ static int reducer_divisor(lua_State *L)
     return 0;
 }
 
+/* reducer:layout() -> how often buckets were made, how many passes with the present ones were reduced */
+static int reducer_layout(lua_State *L)
+{
+    uint64_t passes;
+    lua_pushinteger(L, (lua_Integer)ms_reducer_layout(check_reducer(L), &passes));
+    lua_pushinteger(L, (lua_Integer)passes);
+    return 2;
+}
+
+/* reducer:await_times(): before forward(true); blocks until the pass before the last has ended */
+static int reducer_await_times(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_await_times(check_reducer(L)));
+    return 0;
+}
+
 /* reducer:is_used(position) -> whether any rank uses it, true; or whether this rank does, false */
 static int reducer_is_used(lua_State *L)
 {
@@ -503,7 +520,7 @@ void ms_open_ddp(lua_State *L, int runtime)
     static const luaL_Reg methods[] = {
         { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
         { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
-        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "is_used", reducer_is_used },
+        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "is_used", reducer_is_used }, { "layout", reducer_layout }, { "await_times", reducer_await_times },
         { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);

@@ -162,6 +162,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     ms_buckets_free(reducer, &reducer->buckets);
     reducer->buckets = made;
     reducer->layout++;
+    reducer->made_at = reducer->iterations;
     return MS_OK;
 }
 

@@ -80,6 +80,7 @@ struct ms_reducer {
     uint64_t *came_ns;                         /* when each gradient came, in the pass that was noted last and has ended */
     ms_bucket_times *bucket_times;             /* of each bucket, in the pass that stats are of */
     uint64_t layout, timed_layout;             /* how often buckets were made; of which bucket_times are */
+    uint64_t made_at;                          /* iterations before the present buckets */
     ms_pass_times times[2];
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
     ms_accounts *accounts;                     /* of the chain's links; NULL: there is only one */

@@ -73,6 +73,14 @@ static void harvest(ms_reducer *reducer, uint32_t set)
     harvest_buckets(reducer, set, moments[times->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
+ms_status ms_reducer_await_times(ms_reducer *reducer)
+{
+    uint32_t set = reducer->iterations % 2;
+    ms_status status = reducer->times[set].end.seq ? ms_point_sync(reducer->engine, reducer->times[set].end) : MS_OK;
+    if (!status) harvest(reducer, set);
+    return status;
+}
+
 ms_status ms_times_note(ms_reducer *reducer, ms_moment moment)
 {
     uint32_t set = reducer->iterations % 2;
@@ -154,6 +162,12 @@ bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucke
     bool there = reducer->timed_layout == reducer->layout && index < reducer->buckets.count;
     *out = there ? reducer->bucket_times[index] : (ms_bucket_times){ 0 };
     return there;
+}
+
+uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes)
+{
+    *passes = reducer->iterations - reducer->made_at;
+    return reducer->layout;
 }
 
 ms_status ms_reducer_forward_end(ms_reducer *reducer) { return reducer->phase == MS_REDUCER_EXPECTING ? ms_times_note(reducer, MS_AT_BACKWARD) : MS_OK; }

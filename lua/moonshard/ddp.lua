@@ -138,7 +138,11 @@ local function forward(self, ...)
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
-  if s.plan and not s.no_sync then buckets.begin(s) end
+  if not s.no_sync then
+    if s.plan then buckets.begin(s) end
+    overlap.await(s)
+    s.rebuild = nil
+  end
   s.reducer:forward(not s.no_sync)
   overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
@@ -196,9 +200,8 @@ end
 function DDP:rebuild_buckets()
   local s = state_of(self)
   if not s.reducer then core.raise "rebuild_buckets: this model was unwrapped" end
-  if s.plan then return buckets.again(s) end
   s.rebuild = true
-  s.reducer:rebuild()
+  if s.plan then buckets.again(s) else s.reducer:rebuild() end
 end
 
 --- Removes everything that wrapping installed, so that the module can be wrapped anew.

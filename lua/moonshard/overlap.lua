@@ -16,6 +16,12 @@ local overlap = {
 
 ------------------------------------------------------------------------------------------------------------------------- of ddp models
 
+--- For ddp: before the reducer's forward of a pass that reduces.
+---@param s table the ddp model's state
+function overlap.await(s)
+  for _, entry in ipairs(s.overlaps) do if entry.planner then plans.await(entry, s) end end
+end
+
 --- For ddp: behind the reducer's forward. reduces: whether the backward of this pass does.
 ---@param s table the ddp model's state
 ---@param reduces boolean
@@ -81,7 +87,7 @@ end
 
 local function is_ddp(model) return type(getmetatable(model)) == "table" and getmetatable(model).ddp ~= nil end
 
---- The engine runs this optimizer's steps of the model's parameters by the policy, from the second reduced pass on.
+--- The engine runs this optimizer's steps of the model's parameters by the policy, from the second reduced pass on; a planner sees times of two passes first.
 ---@param optimizer ms.Optimizer
 ---@param model ms.DDP
 ---@param policy string|ms.Overlap

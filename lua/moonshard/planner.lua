@@ -63,14 +63,42 @@ function planner.line(of)
   return ("%s (%s:%d)"):format(of.name, info.short_src, info.linedefined)
 end
 
---- Times in a view are means over the ranks, so that planners cannot come to different answers. Blocks.
+-- What f makes, on the channel whose collectives wait for the hosts of other ranks, not for what devices compute.
+local function beside(s, f)
+  local channel, t = s.group:channel(2), nil
+  channel:_stream():run(function() t = f() end)
+  return channel, t
+end
+
+--- Times in a view are means over the ranks that have some, so that planners cannot come to different answers; nil where no rank has. How many ranks say yes to what
+--- is asked comes with it. Blocks until the other ranks' hosts have come as far.
 ---@param s table state of a ddp model
----@param numbers number[]
----@return number[]
-function planner.mean_over_ranks(s, numbers)
-  if s.group:size() == 1 then return numbers end
-  local mean = s.group:all_reduce(core.tensor(numbers, "f32"), "avg"):sync():to_table()
-  return s.reducer:is_fake() and numbers or mean
+---@param numbers number[]? as many on all ranks; nil: this rank has none
+---@param count integer
+---@param yes? boolean
+---@return number[]?, integer
+function planner.mean_over_ranks(s, numbers, count, yes)
+  if s.group:size() == 1 then return numbers, yes and 1 or 0 end
+  local own = { numbers and 1 or 0, yes and 1 or 0 }
+  for i = 1, count do own[i + 2] = numbers and numbers[i] or 0 end
+  local channel, t = beside(s, function() return core.tensor(own, "f32") end)
+  local sum = channel:all_reduce(t):sync():to_table()
+  if s.reducer:is_fake() then return numbers, yes and 1 or 0 end
+  if sum[1] == 0 then return nil, math.tointeger(sum[2]) end
+  local mean = {}
+  for i = 1, count do mean[i] = sum[i + 2] / sum[1] end
+  return mean, math.tointeger(sum[2])
+end
+
+--- Each rank's list, rank by rank; nil where there are no other ranks. Blocks as mean_over_ranks.
+---@param s table state of a ddp model
+---@param own integer[]
+---@return integer[][]?
+function planner.gather(s, own)
+  if s.group:size() == 1 then return nil end
+  local channel, t = beside(s, function() return core.tensor({ own }, "i64") end)
+  local all = channel:all_gather(t):sync():to_table()
+  return not s.reducer:is_fake() and all or nil
 end
 
 return planner

@@ -94,21 +94,39 @@ for _, prepare in ipairs { policy "in_backward", policy "deferred", policy(mixed
   local sums = ms.world():all_gather(flat:view(1, -1)):sync()
   for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
 end
--- Behind a join, all ranks plan in the same passes, though they had different numbers of inputs.
-do
-  local model = make_model()
-  local net, opt = policy(ms.overlap { name = "rarely", every = 6, plan = function(view)
-    local plan = {}
-    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "on_reduced" } end
-    return plan
-  end })(model)
-  local function step(i)
-    net(ms.randn { 4, 8, seed = 1000 * rank + i }):square():mean():backward()
-    opt:step()
+-- Planners go on inside join and behind it, on all ranks in the same passes, also where buckets are rebuilt in a pass that some ranks have no inputs for.
+for _, kind in ipairs { "moments", "buckets" } do
+  for before = 1, 2 do
+    for first = 0, 1 do
+      local model, steps, net, opt = make_model(), {}, nil, nil
+      local function told(view) steps[#steps + 1] = view.step end
+      if kind == "moments" then
+        net, opt = policy(ms.overlap { name = "told", plan = function(view)
+          local plan = {}
+          told(view)
+          for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "on_reduced" } end
+          return plan
+        end })(model)
+      else
+        net, opt = ms.ddp(model, { buckets = ms.buckets { name = "told", plan = function(view)
+          told(view)
+          return { caps_bytes = { view.step % 2 == 0 and 256 or 1024 } }
+        end } }), optim.adamw(model, { lr = 0.05 })
+      end
+      local function go(count)
+        for step in ms.steps(count) do
+          net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward()
+          opt:step()
+        end
+      end
+      go(before)
+      net:join({}, function() go(first + rank) end)
+      go(5)
+      assert(#steps >= 2)
+      local all = ms.world():all_gather(ms.tensor({ steps }, "i64")):sync():to_table()
+      for _, row in ipairs(all) do assert(table.concat(row, " ") == table.concat(steps, " "), "ranks have planned in different passes") end
+    end
   end
-  for i = 1, 3 do step(i) end
-  net:join({}, function() for i = 1, 1 + rank do step(10 + i) end end)
-  for i = 1, 8 do step(20 + i) end
 end
 
 -- Parameters that this rank has not used, and others have: their own optimizers, and what a sharded one sends.

@@ -208,6 +208,7 @@ static ms_status planned_life(rank *self)
     for (uint32_t i = 0; i < 2 && !status; i++) {
         status = ms_reducer_forward(reducer, true);
         if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
+        if (!status) status = ms_reducer_await_times(reducer);
         if (!status && ms_reducer_arrivals(reducer, seen, ns) != WEIGHTS) status = ms_engine_fail(self->engine, MS_ERROR_STATE, "nothing was noted");
         if (!status) status = ms_reducer_assign(reducer, order, sizes, 2);
     }

@@ -90,6 +90,12 @@ MS_API bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, boo
 /* Where the result of a bucket of the last synchronized backward is: on the communication stream, and where else its hook has put work (seq 0: nowhere). */
 MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
 
+/* How often buckets were made, and how many passes with the present ones were reduced: the same on all ranks, at the same moment. */
+MS_API uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes);
+/* Before ms_reducer_forward: blocks until the pass before the last has ended on the device, so that its times are there: what is asked behind that does not depend on
+ * how far the device has come. */
+MS_API ms_status ms_reducer_await_times(ms_reducer *reducer);
+
 /* The order of the next synchronized backward, and when each gradient came, is to be noted (on) or not. For planned reducers. */
 MS_API void ms_reducer_record(ms_reducer *reducer, bool on);
 /* What was noted last: positions (the delayed ones are not in it), and times since forward's end as of ms_bucket_times; ns[position] 0 where none are known (sim; the device

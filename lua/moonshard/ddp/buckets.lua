@@ -11,7 +11,7 @@ local Buckets = planners.kind("ms.Buckets", "bucket plan")
 ---------------------------------------------------------------------------------------------------------------------------- planners
 
 --- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0 first, or { caps_bytes = { ... } }. every: iterations for which
---- a plan holds; each planning waits for the device once.
+--- a plan holds. Planning waits for no more of the device than the pass before the last, whose times it sees, and for the hosts of the other ranks.
 ---@param given { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
@@ -87,24 +87,23 @@ local function fit(plan, layout, numbers, first)
   return math.max(0, (ms - slope * bytes) / n), 1 / slope
 end
 
--- What the planner sees, and the reducer's position of each of view.parameters; nil while no pass was recorded.
+-- What the planner sees of a recorded pass, and the reducer's position of each of view.parameters; nil where no rank has the times of one: in join, those that took
+-- part with zeros have none.
 local function view_of(s, plan)
-  core.synchronize()
   local times, arrivals, layout = s.reducer:stats(), s.reducer:arrivals(), s.reducer:bucket_times()
-  if not arrivals then return nil end
   local numbers, bytes_of = {}, {}
   for _, arrival in ipairs(arrivals) do
     local p = s.trained[arrival.position]
     bytes_of[arrival.position] = p:numel() * (p:dtype() == "f32" and 4 or 2)
   end
-  for i = #layout, 1, -1 do if not layout[i].reduce_ms and not core.is_sim() then table.remove(layout, i) end end
   if core.is_sim() then model_times(numbers, arrivals, bytes_of, layout)
-  else
+  elseif times.backward_ms > 0 and layout[1].reduce_ms then
     numbers[1], numbers[2] = times.forward_ms, times.backward_ms
     for _, arrival in ipairs(arrivals) do numbers[2 + arrival.position] = arrival.ms end
     for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = b.reduce_ms end
-  end
-  numbers = planners.mean_over_ranks(s, numbers)
+  else numbers = nil end
+  numbers = planners.mean_over_ranks(s, numbers, 2 + #arrivals + #layout)
+  if not numbers then return nil end
   table.sort(arrivals, function(a, b)
     local first, second = numbers[2 + a.position], numbers[2 + b.position]
     if first ~= second then return first < second end
@@ -161,15 +160,13 @@ end
 
 -- Every rank must have planned the same: the bucket and the place of each parameter.
 local function compare(s, planner, lists, view)
-  if s.group:size() == 1 then return end
   local own = {}
   for b, list in ipairs(lists) do
     for place, at in ipairs(list) do own[2 * at - 1], own[2 * at] = b - 1, place end
   end
-  local all = s.group:all_gather(core.tensor({ own }, "i64")):sync():to_table()
-  if s.reducer:is_fake() then return end
-  local first = all[1]
-  for rank, row in ipairs(all) do
+  local all = planners.gather(s, own)
+  for rank, row in ipairs(all or {}) do
+    local first = all[1]
     for i, number in ipairs(row) do
       if number ~= first[i] then
         local at = (i + 1) // 2
@@ -212,18 +209,23 @@ end
 --- For ddp: what a model with this planner holds.
 ---@param planner ms.Buckets
 ---@return table
-function buckets.new(planner) return { planner = planner, pass = 0, next = 1, samples = {}, sorted = {} } end
+function buckets.new(planner) return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} } end
 
---- For ddp: before the reducer's synchronized forward. The first pass is recorded; a plan holds for `every` passes. Ranks without inputs left cannot take part in
---- planning: in ddp:join what was planned before holds on.
+--- For ddp: before the reducer's synchronized forward. A plan is made behind two passes that were recorded, the first of which has ended on the device by then, or
+--- nearly, and holds for `every` passes.
 ---@param s table state of a ddp model
 function buckets.begin(s)
   local plan = s.plan
-  if s.joining then return end
-  if plan.version ~= plan.planner.version then plan.version, plan.next = plan.planner.version, plan.pass + 1 end      -- planned anew behind a pass that is recorded
-  if plan.pass >= plan.next then make_plan(s, plan) end
+  if plan.version ~= plan.planner.version then plan.version, plan.next = plan.planner.version, plan.pass end
+  local _, passes = s.reducer:layout()
+  plan.recorded = plan.records and s.reducer:arrivals() and plan.recorded + 1 or 0
+  if plan.pass >= plan.next and plan.recorded >= 2 and passes >= 2 then
+    s.reducer:await_times()
+    make_plan(s, plan)
+  end
   plan.pass = plan.pass + 1
-  s.reducer:record(plan.pass >= plan.next)
+  plan.records = plan.pass + 1 >= plan.next
+  s.reducer:record(plan.records)
 end
 
 --- For ddp: plan anew as soon as a pass was recorded.

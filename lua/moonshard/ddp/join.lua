@@ -1,5 +1,6 @@
 -- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other what they are about to do, in one small all_reduce; a rank that has
 -- no inputs left takes part with zeros until nobody has any.
+local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local joined = require "moonshard.optim.joined"
@@ -62,8 +63,7 @@ local function set_divisor(s, live) s.reducer:divisor(s.joining.live and live or
 function join.before_forward(s, buffers)
   local j = s.joining
   if j.answer then hear(s) end
-  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC) | (buffers and BUFFERS or 0) | (s.rebuild and REBUILD or 0))
-  s.rebuild = nil
+  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0)) | (buffers and BUFFERS or 0))
   if not (j.live or j.stop or buffers) then return nil end       -- else nobody waits here; the answer is read at the end
   local words, live, highest = hear(s)
   check_all_live(s, words, live)
@@ -105,7 +105,11 @@ local function take_part(s, words, live, highest, synchronize_buffers)
   if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group:channel(2), highest) end
   if word & SYNC == 0 then return false end
   set_divisor(s, live)
-  if word & REBUILD ~= 0 then s.reducer:rebuild() end
+  if word & REBUILD ~= 0 then
+    if s.plan then buckets.again(s) else s.reducer:rebuild() end
+  end
+  if s.plan then buckets.begin(s) end
+  overlap.await(s)
   s.reducer:forward(true)
   overlap.begin(s, true)
   if word & BUFFERS ~= 0 then synchronize_buffers(s, highest) end

@@ -13,7 +13,8 @@ local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
 
 ---------------------------------------------------------------------------------------------------------------------------- planners
 
---- A planner for the moments at which optimizers step. every: iterations for which a plan holds; each planning waits for the device once.
+--- A planner for the moments at which optimizers step. every: iterations for which a plan holds. Planning waits for no more of the device
+--- than the pass before the last, whose times it sees, and for the hosts of the other ranks.
 ---@param given { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
 ---@return ms.Overlap
 function plans.overlap(given) return planners.make(Overlap, "overlap", given) end
@@ -52,24 +53,26 @@ local function model_times(numbers, buckets, bytes)
   end
 end
 
--- What a planner sees, or nil while no pass with these buckets was timed.
-local function view_of(entry, s)
-  core.synchronize()
+-- What a planner sees of a pass with the present buckets, or nil where no rank has the times of one: in join, those that took part with zeros have none.
+local function view_of(entry, s, buckets)
   local times, bytes, numbers = s.reducer:stats(), 0, {}
-  local buckets = s.reducer:bucket_times()
+  local known = times.backward_ms > 0
   for _, b in ipairs(buckets) do
-    if not b.ready_ms and not (core.is_sim() and entry.timed) then return nil end
+    known = known and b.ready_ms ~= nil
     bytes = bytes + b.bytes
   end
   if core.is_sim() then model_times(numbers, buckets, bytes)
-  else
+  elseif known then
     numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
     for i, b in ipairs(buckets) do numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms end
-  end
-  numbers = planners.mean_over_ranks(s, numbers)
+  else numbers = nil end
+  local asked
+  numbers, asked = planners.mean_over_ranks(s, numbers, 2 * #buckets + 3, entry.norm or entry.flag)
+  if not numbers then return nil end
+  entry.norm = entry.norm or asked > 0 and not entry.flag           -- as other ranks have: those without inputs left do not clip
   local view = {
     step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2],
-    needs_global_norm = (entry.norm or entry.flag or entry.whole) and true or false, buckets = {},
+    needs_global_norm = (asked > 0 or entry.whole) and true or false, buckets = {},
   }
   for i, b in ipairs(buckets) do
     local ready = numbers[2 * i + 2]
@@ -111,12 +114,10 @@ end
 
 -- Every rank must have planned the same.
 local function compare(entry, s, chosen, count)
-  if s.group:size() == 1 then return end
   local own = {}
   for index = 0, count - 1 do own[index + 1] = number_of[chosen[index]] end
-  local all = s.group:all_gather(core.tensor({ own }, "i64")):sync():to_table()
-  if s.reducer:is_fake() then return end
-  for rank, row in ipairs(all) do
+  local all = planners.gather(s, own)
+  for rank, row in ipairs(all or {}) do
     for i, number in ipairs(row) do
       if number ~= all[1][i] then
         core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(
@@ -154,12 +155,6 @@ local function apply(entry, s, chosen, buckets)
   end
 end
 
-local function layout_of(buckets)
-  local parts = {}
-  for i, b in ipairs(buckets) do parts[i] = table.concat(b.positions, ",") end
-  return table.concat(parts, ";")
-end
-
 local function plan_now(entry, s, view, count)
   core.hook_enter()
   local ok, plan = pcall(entry.planner.plan, view)
@@ -171,41 +166,50 @@ local function plan_now(entry, s, view, count)
   return chosen
 end
 
---- The first pass is recorded and runs classic; a plan holds for `every` passes, or until buckets are rebuilt.
+-- Whether there is to be another plan for these buckets: times of the pass before the last are times with them.
+local function is_due(entry, s)
+  local planner = entry.planner
+  if planner.always then return false end
+  local layout, passes = s.reducer:layout()
+  return passes >= 2 and (entry.layout ~= layout or entry.version ~= planner.version or entry.pass >= entry.next)
+end
+
+--- Before the reducer's forward: what a planner will see must not depend on how far the device has come.
+---@param entry table of an optimizer and its planner
+---@param s table the ddp model's state
+function plans.await(entry, s) if is_due(entry, s) then s.reducer:await_times() end end
+
+local function begin_always(entry, s)
+  local layout = s.reducer:layout()
+  if entry.layout == layout then return end
+  local chosen, buckets = {}, s.reducer:bucket_times()
+  for _, b in ipairs(buckets) do chosen[b.index] = entry.planner.always end
+  check_early(entry, chosen)
+  entry.layout = layout
+  apply(entry, s, chosen, buckets)
+end
+
+--- Behind the reducer's forward: the first passes with these buckets are recorded and run classic; a plan holds for `every` passes, or until buckets are rebuilt.
 ---@param entry table of an optimizer and its planner
 ---@param s table the ddp model's state
 function plans.begin(entry, s)
-  local planner, pass = entry.planner, entry.pass
-  local buckets = s.reducer:bucket_times()
-  local layout = layout_of(buckets)
-  -- Ranks without inputs left cannot take part in planning: what was planned before holds on, for its buckets. These passes do not count, as ranks have
-  -- different numbers of them.
-  if s.joining and not planner.always then
-    if entry.layout and entry.layout ~= layout then
-      entry.layout = nil
-      apply(entry, s, {}, buckets)
-    end
-    return check_early(entry, entry.chosen)
-  end
+  local planner, pass, due = entry.planner, entry.pass, is_due(entry, s)
   entry.pass = pass + 1
-  entry.timed, entry.last = entry.last == layout, layout        -- whether a pass with these buckets went before
   if pass == 0 then return end
-  local fresh = entry.layout ~= layout or entry.version ~= planner.version
-  if not fresh and (planner.always or pass < entry.next) then return check_early(entry, entry.chosen) end
-  local chosen = {}
-  if planner.always then
-    for _, b in ipairs(buckets) do chosen[b.index] = planner.always end
-  else
-    local view = view_of(entry, s)
-    if not view then
-      entry.layout, entry.next = nil, pass + 1
-      return apply(entry, s, {}, buckets)
+  if planner.always then begin_always(entry, s)
+  elseif due then
+    local buckets = s.reducer:bucket_times()
+    local view = view_of(entry, s, buckets)
+    if view then
+      local chosen = watch.tried(planner, function() return plan_now(entry, s, view, #buckets) end)
+      entry.layout, entry.next, entry.version = s.reducer:layout(), pass + planner.every, planner.version
+      apply(entry, s, chosen, buckets)
     end
-    chosen = watch.tried(planner, function() return plan_now(entry, s, view, #buckets) end)
+  elseif entry.layout and entry.layout ~= s.reducer:layout() then
+    entry.layout = nil
+    apply(entry, s, {}, s.reducer:bucket_times())
   end
-  check_early(entry, chosen)
-  entry.layout, entry.next, entry.version = layout, pass + planner.every, planner.version
-  apply(entry, s, chosen, buckets)
+  check_early(entry, entry.chosen)
 end
 
 return plans
