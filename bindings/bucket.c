@@ -197,11 +197,17 @@ static int bucket_shard(lua_State *L)
 
 /* bucket:_encode(link), bucket:_decode(link, before, reduced) -> tensor, bucket:_reduce(link) -> tensor, the point at which it is ready: a native link in
  * a chain that Lua runs. */
-static int bucket_encode(lua_State *L)
+static const ms_link *enter_link(lua_State *L, ms_bucket **bucket)
 {
     ms_lua_enter(L);
-    ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = ms_lua_link(L, 2);
+    *bucket = check_bucket(L);
+    return ms_lua_link(L, 2);
+}
+
+static int bucket_encode(lua_State *L)
+{
+    ms_bucket *bucket = NULL;
+    const ms_link *link = enter_link(L, &bucket);
     ms_lua_ok(L, link->kind->encode(link, bucket));
     get_life(L)->buffer = NULL;
     return 0;
@@ -209,9 +215,8 @@ static int bucket_encode(lua_State *L)
 
 static int bucket_decode(lua_State *L)
 {
-    ms_lua_enter(L);
-    ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = ms_lua_link(L, 2);
+    ms_bucket *bucket = NULL;
+    const ms_link *link = enter_link(L, &bucket);
     ms_tensor *before = ms_lua_tensor(L, 3), *reduced = ms_lua_tensor(L, 4), *decoded = NULL;
     ms_handle *handle = give(L, get_life(L));
     ms_lua_ok(L, link->kind->decode(link, bucket, before, reduced, &decoded));
@@ -221,9 +226,8 @@ static int bucket_decode(lua_State *L)
 
 static int bucket_reduce(lua_State *L)
 {
-    ms_lua_enter(L);
-    ms_bucket *bucket = check_bucket(L);
-    const ms_link *link = ms_lua_link(L, 2);
+    ms_bucket *bucket = NULL;
+    const ms_link *link = enter_link(L, &bucket);
     ms_tensor *reduced = NULL;
     ms_handle *handle = give(L, get_life(L));
     ms_lua_ok(L, link->kind->reduce(link, bucket, &reduced));

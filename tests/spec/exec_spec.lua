@@ -2,24 +2,8 @@
 -- ctest: serial
 local ms = require "moonshard"
 local core = require "moonshard.core"
-
--- Records of what f enqueues, without waits, by name.
-local function recorded(f)
-  core.trace_start()
-  f()
-  local list = {}
-  for _, record in ipairs(core.trace_stop()) do
-    if record.kind ~= "wait" then list[#list + 1] = record end
-  end
-  return list
-end
-
--- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs streams one after the other, could never show
--- is shown if it is seen once.
-local function eventually(seen)
-  for _ = 1, 50 do if seen() then return end end
-  error("not seen in 50 tries", 2)
-end
+local support = require "support"
+local recorded, eventually = support.recorded, support.eventually
 
 describe("streams", function()
   it("get work long before it runs", function()

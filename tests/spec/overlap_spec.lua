@@ -4,7 +4,7 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"
-local fails = support.fails
+local fails, recorded, eventually = support.fails, support.recorded, support.eventually
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 
 local function make_model(width)
@@ -199,20 +199,6 @@ describe("then_optimizer", function()
     assert.are_not.equal(before, values(model))
   end)
 end)
-
--- Records of f, without waits.
-local function recorded(f)
-  core.trace_start()
-  f()
-  local list = {}
-  for _, record in ipairs(core.trace_stop()) do if record.kind ~= "wait" then list[#list + 1] = record end end
-  return list
-end
-
-local function eventually(seen)
-  for _ = 1, 50 do if seen() then return end end
-  error("not seen in 50 tries", 2)
-end
 
 describe("recorded times show that", function()
   -- What one more step did, by stream, once plans are in force.

@@ -66,4 +66,20 @@ function support.recipe(text, arguments)
   return tonumber(code), (before:gsub(path:gsub("%p", "%%%0"), "RECIPE"))
 end
 
+--- Records of what f enqueues, without waits.
+function support.recorded(f)
+  core.trace_start()
+  f()
+  local list = {}
+  for _, record in ipairs(core.trace_stop()) do if record.kind ~= "wait" then list[#list + 1] = record end end
+  return list
+end
+
+--- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs streams one after the other, could never show is shown if it is
+--- seen once.
+function support.eventually(seen)
+  for _ = 1, 50 do if seen() then return end end
+  error("not seen in 50 tries", 2)
+end
+
 return support

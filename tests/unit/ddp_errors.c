@@ -1,9 +1,7 @@
 /* ddp_errors.c: what goes wrong: mistakes, hooks that fail, models that differ, failing allocations.
  * ctest: poisoned */
-#include <stdatomic.h>
-
 #include "ddp_support.h"
-#include "fault_os.h"
+#include "fault_rank.h"
 
 /* ------------------------------------------------------------------------------------------------------------------------- mistakes */
 
@@ -217,35 +215,17 @@ static ms_status planned_life(rank *self)
     return status;
 }
 
-static ms_status any_life(rank *self, int kind) { return kind == 0 ? whole_life(self) : kind == 3 ? planned_life(self) : life_of_parts(self, kind == 2); }
+static ms_status any_life(rank *self, const void *which)
+{
+    int kind = *(const int *)which;
+    return kind == 0 ? whole_life(self) : kind == 3 ? planned_life(self) : life_of_parts(self, kind == 2);
+}
 
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
     static const struct { int life; bool forever; } ways[] = { { 0, false }, { 0, true }, { 1, false }, { 2, true }, { 3, false } };
-    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++)
-        for (long n = 1;; n++) {
-            fault_os fault;
-            fault_os_init(&fault);
-            rank self = { .ranks = 2 };
-            ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
-            assert_int_equal(ms_engine_new(&options, NULL, &self.engine), MS_OK);
-            assert_int_equal(ms_comm_open_fake(self.engine, 0, 2, &self.world), MS_OK);
-            long limit = atomic_load(&fault.calls) + n;
-            atomic_store(&fault.forever, ways[way].forever);
-            atomic_store(&fault.fail_at, limit);
-            ms_status status = any_life(&self, ways[way].life);
-            bool reached = atomic_load(&fault.calls) >= limit;
-            atomic_store(&fault.fail_at, 0);
-            if (!reached) assert_int_equal(status, MS_OK);
-            ms_engine_sync(self.engine);
-            assert_int_equal(ms_engine_memory(self.engine).live, 0);
-            assert_int_equal(any_life(&self, ways[way].life), MS_OK);
-            ms_engine_free(self.engine);
-            assert_int_equal(atomic_load(&fault.live), 0);
-            if (!reached) break;
-            assert_true(n < 1000);
-        }
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) fail_each_allocation(any_life, &ways[way].life, ways[way].forever);
 }
 
 int main(void)

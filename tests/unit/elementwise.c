@@ -33,7 +33,6 @@ static const char *const unary[] = { "neg", "exp", "square", "abs", "sign", "rel
 static const char *const positive[] = { "log", "sqrt", "rsqrt", "pow" };
 static const char *const binary[] = { "add", "sub", "mul", "div", "maximum", "minimum", "swiglu", "eq", "ne", "lt", "le", "gt", "ge" };
 static const char *const ternary[] = { "lerp", "addcmul", "addcdiv" };
-#define COUNT(list) (sizeof (list) / sizeof *(list))
 
 static const double factor = 1.5;
 static const ms_attributes with_factor = { .scalar = { .value = 1.5, .has_low = true } };
@@ -144,13 +143,6 @@ static void test_integers_are_exact_and_wrap(void **state)
 }
 
 /* ------------------------------------------------------------------------------------------------------- strides and broadcasting */
-
-static ms_tensor *window_of(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
-{
-    ms_tensor *out = NULL;
-    assert_ok(engine, ms_tensor_window(base, dims, shape, strides, offset, &out));
-    return out;
-}
 
 /* a + b for windows of any strides, into a new tensor and in place, against loops over their values. */
 static void check_sum(ms_tensor *a, ms_tensor *b)

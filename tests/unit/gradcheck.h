@@ -17,6 +17,7 @@
 #define SHAPE(...) (int64_t[]){ __VA_ARGS__ }
 #define DIMS(...) (uint32_t)(sizeof (int64_t[]){ __VA_ARGS__ } / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ }
 #define OPERANDS(...) (ms_tensor *[]){ __VA_ARGS__ }
+#define COUNT(list) (sizeof (list) / sizeof *(list))
 
 static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
 {
@@ -29,6 +30,18 @@ static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
 }
 
 #define assert_ok(engine, call) do { if ((call) != MS_OK) fail_msg("%s: %s", #call, ms_engine_error(engine)->message); } while (0)
+
+static inline ms_tensor *window_of(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
+{
+    ms_tensor *out = NULL;
+    assert_ok(ms_tensor_engine(base), ms_tensor_window(base, dims, shape, strides, offset, &out));
+    return out;
+}
+
+static inline void release_all(ms_tensor **tensors, size_t count)
+{
+    for (size_t i = 0; i < count; i++) ms_tensor_release(tensors[i]);
+}
 
 /* That it fails as a mistake of the caller, with a message that holds `text`. */
 static inline void assert_refused(ms_engine *engine, ms_status status, const char *text)

@@ -1,7 +1,6 @@
 /* hook.c: what links remember, the group of a rank alone, native links in strict mode and with failing allocations. What links compute: dist/hooks.lua.
  * ctest: each-isa poisoned */
-#include "comm_support.h"
-#include "fault_os.h"
+#include "fault_rank.h"
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"
 
@@ -248,8 +247,9 @@ static uint32_t read_chain(const chain *c, ms_link *links)
 }
 
 /* Two iterations of one bucket, then two of the same parameters in two. */
-static ms_status any_life(rank *self, const chain *c)
+static ms_status any_life(rank *self, const void *which)
 {
+    const chain *c = which;
     static const char *const layouts[][2] = { { "abc", NULL }, { "abc", NULL }, { "ca", "b" }, { "ca", "b" } };
     ms_link given[3], links[3];
     model m;
@@ -313,28 +313,7 @@ static void options_are_checked(void **state)
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++)
-        for (long n = 1;; n++) {
-            fault_os fault;
-            fault_os_init(&fault);
-            rank self = { .ranks = 2 };
-            ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
-            assert_int_equal(ms_engine_new(&options, NULL, &self.engine), MS_OK);
-            assert_int_equal(ms_comm_open_fake(self.engine, 0, 2, &self.world), MS_OK);
-            long limit = atomic_load(&fault.calls) + n;
-            atomic_store(&fault.forever, i % 2);
-            atomic_store(&fault.fail_at, limit);
-            ms_status status = any_life(&self, &chains[i]);
-            bool reached = atomic_load(&fault.calls) >= limit;
-            atomic_store(&fault.fail_at, 0);
-            if (!reached) assert_int_equal(status, MS_OK);
-            ms_engine_sync(self.engine);
-            assert_int_equal(ms_engine_memory(self.engine).live, 0);
-            ms_engine_free(self.engine);
-            assert_int_equal(atomic_load(&fault.live), 0);
-            if (!reached) break;
-            assert_true(n < 3000);
-        }
+    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) fail_each_allocation(any_life, &chains[i], i % 2);
 }
 
 int main(void)

@@ -3,8 +3,6 @@
  * ctest: poisoned */
 #include "gradcheck.h"
 
-#define COUNT(list) (sizeof (list) / sizeof *(list))
-
 static ms_engine *engine;
 
 static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }

@@ -7,20 +7,6 @@ static ms_engine *engine;
 static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }
 static int teardown(void **state) { (void)state; ms_engine_free(engine); return 0; }
 
-#define COUNT(list) (sizeof (list) / sizeof *(list))
-
-static ms_tensor *window_of(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
-{
-    ms_tensor *out = NULL;
-    assert_ok(engine, ms_tensor_window(base, dims, shape, strides, offset, &out));
-    return out;
-}
-
-static void release_all(ms_tensor **tensors, size_t count)
-{
-    for (size_t i = 0; i < count; i++) ms_tensor_release(tensors[i]);
-}
-
 static ms_attributes along(int32_t dim) { return (ms_attributes){ .index = { .dim = dim } }; }
 
 /* ------------------------------------------------------------------------------------------------------------------------- values */

@@ -4,9 +4,9 @@
 
 #include <float.h>
 
-#define COUNT (1 << 20)
+#define NUMBERS (1 << 20)
 
-static float in[COUNT], out[COUNT];
+static float in[NUMBERS], out[NUMBERS];
 
 /* Distance of got from want in units in the last place of want as f32. Threads flush subnormal numbers to 0: below FLT_MIN either will do. */
 static double ulps(float got, double want)
@@ -30,8 +30,8 @@ static void test_errors_over_all_of_f32(void **state)
     };
     ms_engine *engine = engine_with(2, NULL);
     ms_tensor *x = NULL;
-    assert_ok(engine, ms_tensor_new(engine, MS_F32, DIMS(COUNT), &x));
-    for (uint32_t i = 0; i < COUNT; i++) {       /* every 4,093rd number of either sign */
+    assert_ok(engine, ms_tensor_new(engine, MS_F32, DIMS(NUMBERS), &x));
+    for (uint32_t i = 0; i < NUMBERS; i++) {       /* every 4,093rd number of either sign */
         in[i] = ms_float_from_bits(i * 4093u + 1);
         if (fabsf(in[i]) < FLT_MIN) in[i] = 0;
     }
@@ -39,7 +39,7 @@ static void test_errors_over_all_of_f32(void **state)
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         ms_tensor *y = apply(engine, ms_op_find(cases[c].name), NULL, &x, 1);
         assert_ok(engine, ms_tensor_read(y, out, sizeof out));
-        for (size_t i = 0; i < COUNT; i++) {
+        for (size_t i = 0; i < NUMBERS; i++) {
             if (in[i] < cases[c].least) continue;
             double error = ulps(out[i], cases[c].reference(in[i]));
             if (error > cases[c].bound) fail_msg("%s(%.9g) is %.9g: %.2f units off", cases[c].name, in[i], out[i], error);
@@ -56,12 +56,12 @@ static void test_error_function(void **state)
     (void)state;
     ms_engine *engine = engine_with(2, NULL);
     ms_tensor *x = NULL;
-    assert_ok(engine, ms_tensor_new(engine, MS_F32, DIMS(COUNT), &x));
-    for (int i = 0; i < COUNT; i++) in[i] = (float)(i - COUNT / 2) / 65536;
+    assert_ok(engine, ms_tensor_new(engine, MS_F32, DIMS(NUMBERS), &x));
+    for (int i = 0; i < NUMBERS; i++) in[i] = (float)(i - NUMBERS / 2) / 65536;
     assert_ok(engine, ms_tensor_write(x, in, sizeof in));
     ms_tensor *y = apply(engine, &ms_op_gelu_erf, NULL, &x, 1);
     assert_ok(engine, ms_tensor_read(y, out, sizeof out));
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         double want = 0.5 * in[i] * (1 + erf(in[i] / sqrt(2)));
         if (fabs(out[i] - want) > 1.8e-7 * fabs(in[i])) fail_msg("at %.9g: %.9g, not %.9g", in[i], out[i], want);
     }
