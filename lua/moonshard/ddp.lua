@@ -210,6 +210,7 @@ function DDP:unwrap()
   local s = state_of(self)
   if s.reducer then
     overlap.unwrap(s)
+    hooks.release(s.how.chain or {})
     s.reducer:free()
     s.reducer = nil
     for _, link in ipairs(s.how.chain or {}) do watch.drop(link) end
@@ -344,6 +345,7 @@ function ddp.ddp(model, options)
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
   end
+  hooks.claim(how.chain or {}, s)
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil,

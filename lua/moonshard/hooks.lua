@@ -350,6 +350,33 @@ function hooks.chain(links)
   return list
 end
 
+local serves = setmetatable({}, { __mode = "kv" })   -- link -> what the ddp model holds that it serves
+
+-- Links whose state is of a pass as a whole, or counts passes: two models would write over each other's. What is kept by parameter alone may be shared.
+local function is_of_one_model(link)
+  if getmetatable(link) ~= Native then return false end
+  return link.kind == "clip" and link.scope ~= "bucket" or link.kind == "nan_check" or link.kind == "powersgd" or link.kind == "post_local_sgd"
+end
+
+--- For ddp: these links serve this model until hooks.release, or until nobody has it any more.
+---@param chain ms.Link[]
+---@param s table the model's state
+function hooks.claim(chain, s)
+  for _, link in ipairs(chain) do
+    if is_of_one_model(link) and serves[link] and serves[link] ~= s then
+      core.collect()
+      if serves[link] then
+        core.raise(("ddp: comm_hook: %s remembers what belongs to the passes of one model, and serves another one already: make one for each"):format(hooks.name(link)))
+      end
+    end
+  end
+  for _, link in ipairs(chain) do if is_of_one_model(link) then serves[link] = s end end
+end
+
+--- For ddp: when a model is unwrapped.
+---@param chain ms.Link[]
+function hooks.release(chain) for _, link in ipairs(chain) do serves[link] = nil end end
+
 --- What a reducer runs: { links = ... } where all are native, else { hook = f(bucket) }. dtype: what gradients travel in.
 ---@param value? ms.LinkLike
 ---@param what string

@@ -250,6 +250,22 @@ describe("clipping by the norm of all", function()
   end)
 end)
 
+describe("a link that remembers passes", function()
+  it("serves one model at a time", function()
+    for _, link in ipairs { hooks.clip { max_norm = 1, scope = "global" }, hooks.clip { max_norm = 1, scope = "lagged" }, hooks.nan_check(), hooks.powersgd() } do
+      local first = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = hooks.chain { link } })
+      support.fails(function() ms.ddp(ms.nn.Linear(2, 2), { comm_hook = link }) end, link.kind, "serves another one already", "make one for each")
+      local second = ms.ddp(first:unwrap(), { comm_hook = link })
+      second(ms.ones { 1, 2 }):sum():backward()
+      first, second = nil, nil                                            -- luacheck: ignore
+      ms.ddp(ms.nn.Linear(2, 2), { comm_hook = link }):unwrap()
+    end
+    local shared = hooks.error_feedback()
+    local one, two = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared }), ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared })
+    for _, net in ipairs { one, two } do net(ms.ones { 1, 2 }):sum():backward() end
+  end)
+end)
+
 describe("error feedback", function()
   it("brings back what was lost", function()
     for _, feedback in ipairs { hooks.error_feedback { decay = 0.5 }, require "moonshard.hooks.error_feedback" { decay = 0.5 } } do
