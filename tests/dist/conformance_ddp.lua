@@ -136,6 +136,28 @@ case("test_c10d_gloo.py: test_forward_backward_optimizer", function()
   end
 end)
 
+-- Both compare a model that has seen all ranks' samples with one that has seen its own.
+for _, name in ipairs { "test_c10d_gloo.py: test_gloo_backend_cpu_module", "test_c10d_ucc.py: test_ucc_backend_cpu_module" } do
+  case(name, function()
+    local whole, model = Net(), ms.ddp(Net())
+    for step = 1, 5 do
+      local samples = ms.randn { 2 * size, 2, seed = step, per_rank = false }
+      clear(whole)
+      clear(model)
+      whole(samples):square():mean():backward()
+      model(samples:narrow(1, 2 * rank + 1, 2)):square():mean():backward()
+      for i, p in ipairs(whole:parameters()) do
+        local own = model:parameters()[i]
+        equal(own:grad(), p:grad(), "gradients", 1e-5)
+        ms.no_grad(function()
+          p:sub_(p:grad())
+          own:sub_(own:grad())
+        end)
+      end
+    end
+  end)
+end
+
 -- Steps in which all passes but the last of each group are without synchronization.
 local function accumulate(options)
   local plain, model = Net(), ms.ddp(Net(), options)

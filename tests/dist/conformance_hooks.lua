@@ -299,6 +299,73 @@ case(zero .. "test_ddp_zero_overlap", function()
   end
 end)
 
+-- Where ranks have different numbers of inputs, the ddp model and its sharded optimizer are joined together: those that are done go on stepping what is theirs.
+local function join_both(counts, options, make)
+  local function train(sharded)
+    local model = small()
+    local opt, net = (make or optim.adam)(model, { lr = 1e-2, shard = sharded and world or nil }), ms.ddp(model)
+    local taken = 0
+    local ok, message = pcall(net.join, net, options, function()
+      for step = 1, counts[rank % #counts + 1] do
+        net(ms.randn { 2, 4, seed = 10 * step + rank, per_rank = false }):square():sum():backward()
+        opt:step()
+        taken = step
+      end
+    end)
+    net:unwrap()
+    return { weights = weights(model), ok = ok, message = message, taken = taken }
+  end
+  local whole, sharded = train(false), train(true)
+  near(sharded.weights, whole.weights, 0, "weights")
+  local all = world:all_gather(sharded.weights:view(1, -1)):sync()
+  for r = 1, size do near(all[r], all[1], 0, "weights of ranks") end
+  assert(sharded.ok == whole.ok and sharded.taken == whole.taken)
+  return sharded
+end
+case(zero .. "test_zero_join_cpu", function()
+  for _, make in ipairs { optim.sgd, optim.adam } do
+    for _, counts in ipairs { { 3, 1, 2 }, { 0, 4 }, { 2 } } do assert(join_both(counts, {}, make).ok) end
+  end
+end)
+case("algorithms/test_join.py: test_multiple_joinables", function()
+  for _, divisor in ipairs { "all", "live" } do assert(join_both({ 1, 3, 4 }, { divisor = divisor }).ok) end
+end)
+case("algorithms/test_join.py: test_multiple_joinables_throw", function()
+  local ended = join_both({ 2, 3, 4 }, { stop = true })
+  assert(ended.taken == 2 and ended.ok == (size == 1))
+  if size > 1 then assert(tostring(ended.message):find("rank 0 has no inputs left", 1, true), ended.message) end
+end)
+case(zero .. "test_step", function()
+  -- Their layer of one number: sgd with lr 0.1 on the mean of gradients, from the same weights on all ranks.
+  local layer = nn.Linear(1, 1)
+  ms.no_grad(function()
+    layer.weight:fill_(2)
+    layer.bias:fill_(2)
+  end)
+  local opt, net = optim.sgd(layer, { lr = 0.1, shard = world }), ms.ddp(layer)
+  net(ms.full(rank + 1, { 1 })):abs():sum():backward()
+  opt:step()
+  near(layer.weight:detach():view(1), ms.full(2 - 0.1 * (size + 1) / 2, { 1 }), 1e-6, "weight")
+  near(layer.bias:detach(), ms.full(1.9, { 1 }), 1e-6, "bias")
+end)
+case(zero .. "test_state_dict", function()
+  local options = { lr = 0.1, momentum = 0.9, shard = world }
+  local a, b = small(), small(6)
+  local first, second = optim.sgd(a, options), optim.sgd(b, options)
+  local function step(model, opt, at)
+    pass(model, at)
+    opt:step()
+  end
+  for at = 1, 2 do step(a, first, at) end
+  second:load_state(first:state())
+  b:load_state(a:state())
+  for at = 3, 4 do
+    step(a, first, at)
+    step(b, second, at)
+  end
+  near(weights(b), weights(a), 0, "weights")
+end)
+
 ----------------------------------------------------------------------------------------------------------------- states by name
 
 local named = "optim/test_named_optimizer.py: "

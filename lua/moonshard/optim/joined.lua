@@ -4,15 +4,17 @@ local core = require "moonshard.core"
 
 local joined = {}
 
-local numbered, count = setmetatable({}, { __mode = "v" }), 0      -- sharded optimizers, by what ranks call them
+local numbered = {}            -- sharded optimizers, by the name of their group and by what its ranks call them
 
---- The number by which all ranks know a sharded optimizer: they are made in the same order.
+--- The number by which all ranks of its group know a sharded optimizer: they make them in the same order.
 ---@param optimizer ms.Optimizer
 ---@return integer
 function joined.number(optimizer)
-  count = count + 1
-  numbered[count] = optimizer
-  return count
+  local name = optimizer.shard:name()
+  local list = numbered[name] or { count = 0, made = setmetatable({}, { __mode = "v" }) }
+  numbered[name], list.count = list, list.count + 1
+  list.made[list.count] = optimizer
+  return list.count
 end
 
 -- Floats by their bits, as JSON has no inf and nan; nil for what cannot travel.
@@ -88,7 +90,8 @@ end
 ---@param group ms.Group
 ---@param from integer
 function joined.follow(number, group, from)
-  local optimizer = numbered[number]
+  local known = numbered[group:name()]
+  local optimizer = known and known.made[number]
   if not optimizer then core.raise(("join: rank %d steps a sharded optimizer that this rank does not have: make the same ones on all ranks"):format(from)) end
   core.no_grad(function()
     local length = group:recv(core.empty { 1, dtype = "i64" }, from):sync():item()
