@@ -110,7 +110,11 @@ static int bucket_set_buffer(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    ms_bucket_set_buffer(bucket, ms_lua_tensor(L, 2));
+    ms_tensor *tensor = ms_lua_tensor(L, 2);
+    ms_dtype dtype = ms_tensor_dtype(tensor);
+    bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer) && ms_bucket_is_told(bucket);       /* taken as one: it rounds, no more */
+    ms_bucket_set_buffer(bucket, tensor);
+    if (cast) ms_bucket_tell(bucket);
     get_life(L)->buffer = NULL;
     return 0;
 }
@@ -135,7 +139,9 @@ static int bucket_set_sent(lua_State *L)
 /* For links that add up what is lost. bucket:ask_sent(): later links are to tell; bucket:sent() -> what they told, or nil */
 static int bucket_ask_sent(lua_State *L)
 {
-    check_bucket(L)->wants_sent = true;
+    ms_bucket *bucket = check_bucket(L);
+    bucket->wants_sent = true;
+    ms_bucket_tell(bucket);
     return 0;
 }
 
@@ -262,6 +268,14 @@ static int bucket_account(lua_State *L)
         life->link = (uint32_t)lua_tointeger(L, 1);
         ms_lua_ok(L, ms_bucket_account(life->bucket, life->link));
     }
+    return 1;
+}
+
+/* core.bucket_is_told() -> whether the buffer of the bucket that is being reduced is what a link believes to be sent that wants to know it */
+static int bucket_is_told(lua_State *L)
+{
+    const ms_bucket *bucket = get_life(L)->bucket;
+    lua_pushboolean(L, !bucket || ms_bucket_is_told(bucket));
     return 1;
 }
 
@@ -395,7 +409,7 @@ void ms_open_bucket(lua_State *L, int runtime)
         { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key },
         { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
     };
-    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { "bucket_account", bucket_account }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { "bucket_account", bucket_account }, { "bucket_is_told", bucket_is_told }, { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);
     *life = (bucket_life){ 0 };

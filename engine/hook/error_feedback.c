@@ -15,6 +15,7 @@ static ms_status encode(const ms_link *link, ms_bucket *bucket)
     if (!status) status = ms_link_change(&ms_op_add, 1, error, wide);
     if (!status) status = ms_copy_into(bucket->engine, error, bucket->buffer);
     bucket->wants_sent = true;
+    ms_bucket_tell(bucket);
     ms_tensor_release(wide);
     ms_tensor_release(error);
     return status;

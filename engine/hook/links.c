@@ -119,8 +119,10 @@ static ms_status noop(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 static ms_status cast_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *made = NULL;
+    bool told = ms_bucket_is_told(bucket);
     ms_status status = ms_link_wire(link, bucket, bucket->buffer, link->options.dtype, &made);
     if (!status) ms_bucket_set_buffer(bucket, made);
+    if (!status && told) ms_bucket_tell(bucket);
     ms_tensor_release(made);
     return status;
 }

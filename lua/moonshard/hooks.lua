@@ -269,7 +269,7 @@ end
 
 local function is_reduction(link) return getmetatable(link) == Native and reductions[link.kind] == true end
 
-local account, is_future = core.bucket_account, future.is_future      -- account: whose work is counted from now on
+local account, is_told, is_future = core.bucket_account, core.bucket_is_told, future.is_future      -- account: whose work is counted from now on
 
 -- Calls link `position` of the chain; behind the last own one what follows from outside.
 local function call_link(chain, position, bucket, outer, state)
@@ -282,6 +282,10 @@ local function call_link(chain, position, bucket, outer, state)
   local function next(given)
     if called then error("it called next twice: a bucket is reduced once", 0) end
     called = true
+    if not is_told() then
+      error("it has changed the bucket's numbers behind error_feedback, which adds up what is lost: tell with bucket:set_sent(t), where bucket:wants_sent(), what this rank's "
+        .. "numbers still are (the new buffer itself, where it leaves some out; a cast to another float dtype needs no telling)", 0)
+    end
     local result = call_link(chain, position + 1, given or bucket, outer, state)
     state.link = link
     account(position)

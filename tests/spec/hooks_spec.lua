@@ -301,6 +301,45 @@ describe("error feedback", function()
     fails(function() pass(model) end, "set_sent", "1 numbers", "2 travel")
   end)
 
+  it("refuses a link that changes numbers and does not tell what they still are", function()
+    local function half(bucket) return bucket:buffer() * 0.5 end
+    local function double(reduced) return reduced * 2 end
+    local ways = {
+      link = function(bucket, next)
+        bucket:set_buffer(half(bucket))
+        return next(bucket):and_then(double)
+      end,
+      ["link in place"] = function(bucket, next)
+        bucket:buffer():mul_(0.5)
+        return next(bucket):and_then(double)
+      end,
+      stage = hooks.stage { name = unique(), encode = function(buffer) return buffer * 0.5 end, decode = double },
+    }
+    for what, way in pairs(ways) do
+      for how, feedback in pairs { native = hooks.error_feedback(), twin = require "moonshard.hooks.error_feedback" { name = unique() } } do
+        for _, behind in ipairs { hooks.all_reduce(), hooks.chain { hooks.cast { dtype = "bf16" }, "all_reduce" }, hooks.int8() } do
+          local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, way, behind } })
+          fails(function() pass(model) end, what == "stage" and "stage" or "link '", "behind error_feedback", "set_sent")
+          assert.truthy(how)
+        end
+      end
+      pass(ms.ddp(Three(), { comm_hook = hooks.chain { way, "all_reduce" } }))
+    end
+    -- What only looks, and what tells, may stand there.
+    local told = hooks.stage {
+      name = unique(), decode = double, encode = function(buffer, _, bucket)
+        if bucket:wants_sent() then bucket:set_sent(buffer) end
+        return buffer * 0.5
+      end,
+    }
+    local function cast(bucket, next)
+      bucket:set_buffer(bucket:buffer():to "bf16")
+      return next(bucket):and_then(function(reduced) return reduced:to "f32" end)
+    end
+    local looks = hooks.stage { name = unique(), observe = function(buffer) buffer:norm() end, encode = function(buffer) return buffer end }
+    pass(ms.ddp(Three(), { comm_hook = hooks.chain { "error_feedback", looks, cast, told, "all_reduce" } }))
+  end)
+
   it("is refused with a decay above 1", function()
     fails(function() hooks.error_feedback { decay = 2 } end, "decay", "2")
   end)

@@ -38,6 +38,8 @@ typedef struct ms_bucket {
     ms_tensor *buffer;             /* what the next link sees: flat, or what a link has put in its place (retained) */
     ms_tensor *sent;               /* what this rank's numbers were behind a lossy link, f32, or NULL: nobody has told; the chain's own */
     bool wants_sent;               /* a link of this chain wants to know it */
+    const ms_storage *told;        /* the buffer's, and its version, when it was this rank's numbers as they are; see ms_bucket_tell */
+    uint64_t told_version;
     ms_status (*account)(void *user, uint32_t link);   /* NULL: nobody counts; see ms_bucket_account */
     void *account_user;
     char label[32];                /* for messages: its first parameter */
@@ -52,6 +54,10 @@ static inline ms_status ms_bucket_account(const ms_bucket *bucket, uint32_t link
 MS_API void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor);
 /* What this rank's numbers were behind a link that loses some of them, as a tensor of the buffer's length; only where bucket->wants_sent. */
 MS_API ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent);
+/* The buffer, as it is now, has this rank's numbers as they are: from links that want to know what is sent, and those that change it and keep that true. Whether that
+ * still holds, or somebody has told what else they were; true where no link wants to know, or the buffer's length tells by itself that somebody has to. */
+MS_API void ms_bucket_tell(ms_bucket *bucket);
+MS_API bool ms_bucket_is_told(const ms_bucket *bucket);
 /* View `index` of the present buffer in the shape of that parameter, owned; MS_ERROR_STATE if the buffer has another length than the gradients. */
 MS_API ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out);
 /* This rank's part of a full-length tensor, owned: for all_reduce the whole. */
