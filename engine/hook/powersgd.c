@@ -334,7 +334,7 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
     if (options->powersgd.start_step < 0)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: start_step must be 0 or more, not %lld", (long long)options->powersgd.start_step);
     if (!(options->powersgd.min_rate > 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: min_rate must be above 0, not %g", options->powersgd.min_rate);
-    if (!(options->powersgd.eps >= 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: eps must be 0 or more, not %g", options->powersgd.eps);
+    if (!(options->powersgd.eps >= 0 && options->powersgd.eps < INFINITY)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: eps must be 0 or more, not %g", options->powersgd.eps);
     if (options->powersgd.stats_every < 1)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "powersgd: stats_every must be 1 or more, not %lld", (long long)options->powersgd.stats_every);
     return MS_OK;

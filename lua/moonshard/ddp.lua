@@ -10,7 +10,8 @@ local module = require "moonshard.nn.module"
 local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
 local watch = require "moonshard.watch"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check, check_group = options_of.check, options_of.check_group
 require "moonshard.group"                                  -- a link's bucket:group() has its collectives
 
 local ddp = {}
@@ -40,15 +41,23 @@ local function check_options(given)
   end
   for _, name in ipairs { "ignored", "delayed" } do
     if o[name] ~= nil and type(o[name]) ~= "table" then core.raise(("ddp: option %s is a list of names and patterns, not a %s"):format(name, type(o[name]))) end
+    for i, pattern in ipairs(o[name] or {}) do
+      if type(pattern) ~= "string" then core.raise(("ddp: %s[%d] must be a name or a pattern, not a %s"):format(name, i, type(pattern))) end
+      local ok, why = pcall(string.find, "", "^" .. pattern .. "$")
+      if not ok then core.raise(("ddp: %s[%d], '%s', is no pattern: %s"):format(name, i, pattern, why)) end
+    end
   end
+  check_group("ddp", "group", o.group)
   if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook)) end
   local bytes = o.bucket_bytes
-  if math.type(bytes) == "integer" then bytes = { bytes } end
+  if type(bytes) == "number" then bytes = { bytes } end
   if bytes ~= nil and (type(bytes) ~= "table" or #bytes == 0) then core.raise "ddp: bucket_bytes is a number of bytes, or a list of them" end
+  local whole = bytes and {}
   for i, count in ipairs(bytes or {}) do
-    if math.type(count) ~= "integer" or count < 1 then core.raise(("ddp: bucket_bytes[%d] must be a whole number of 1 or more, not %s"):format(i, tostring(count))) end
+    whole[i] = math.tointeger(count)                         -- 25e6 is a number of bytes, too
+    if not whole[i] or whole[i] < 1 then core.raise(("ddp: bucket_bytes[%d] must be a whole number of 1 or more, not %s"):format(i, tostring(count))) end
   end
-  return o, bytes
+  return o, whole
 end
 
 -- Whether a name is in the list of names and Lua patterns.
@@ -87,6 +96,16 @@ local function collect(model, o)
     buffers.tensors[#buffers.tensors + 1], buffers.by_name[name] = found[name], found[name]
   end
   return all, trained, buffers
+end
+
+-- A name that is nobody's would leave what it meant to be averaged.
+local function check_ignored(model, o)
+  for _, pattern in ipairs(o.ignored or {}) do
+    local found = false
+    for _, item in ipairs(model:named_parameters()) do found = found or is_listed(item.name, { pattern }) end
+    for name in pairs(model:buffers()) do found = found or is_listed(name, { pattern }) end
+    if not found then core.raise(("ddp: ignored: no parameter or buffer is called '%s'"):format(pattern)) end
+  end
 end
 
 -- Whether there are buffers that a synchronized forward makes equal.
@@ -329,11 +348,15 @@ function ddp.ddp(model, options)
   local o, bytes = check_options(options)
   local group = o.group or core.world()
   local all, trained = collect(model, o)
+  if #trained.tensors == 0 then
+    core.raise("ddp: no parameter of the model requires a gradient: there is nothing to reduce" .. (#trained.left_out > 0 and " but what is ignored" or ""))
+  end
   for _, pattern in ipairs(o.delayed or {}) do
     local found = false
     for i = #trained.names - trained.delayed + 1, #trained.names do found = found or is_listed(trained.names[i], { pattern }) end
-    if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(tostring(pattern))) end
+    if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(pattern)) end
   end
+  check_ignored(model, o)
   local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
   local how = compile_hook(o, low, trained.tensors)
   local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce", how = how }

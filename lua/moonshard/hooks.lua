@@ -6,7 +6,8 @@ local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
 local watch = require "moonshard.watch"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check, check_group = options_of.check, options_of.check_group
 
 local hooks = {}
 
@@ -54,6 +55,7 @@ end
 local function native(kind, names, options, more)
   local link = { kind = kind, name = kind }
   for key, value in pairs(check("hooks." .. kind, options, names)) do link[key] = value end
+  for _, name in ipairs { "group", "subgroup" } do check_group("hooks." .. kind, name, link[name]) end
   for key, value in pairs(more or {}) do link[key] = value end
   if stateful[kind] then
     link.keeps = link_state.numbered(kind)
@@ -130,7 +132,10 @@ function hooks.int8(options) return native("int8", { "per", "block", "form" }, o
 --- The greatest numbers of each rank travel, `fraction` of all; what is left is added to the next ones. momentum: of what is added, 0 unless given.
 ---@param options { fraction: number, momentum?: number }
 ---@return ms.Link
-function hooks.top_k(options) return native("top_k", { "fraction", "momentum" }, options) end
+function hooks.top_k(options)
+  if type(options) ~= "table" or options.fraction == nil then core.raise "hooks.top_k: fraction is missing: what part of the numbers travels?" end
+  return native("top_k", { "fraction", "momentum" }, options)
+end
 
 --- One bit a number: -1 or 1, as most ranks say; 0 where they are even.
 ---@return ms.Link
@@ -154,6 +159,7 @@ end
 ---@return ms.Link
 function hooks.clip(options)
   if type(options) ~= "table" or options.scope == nil then core.raise "hooks.clip: scope is missing: global, bucket or lagged" end
+  if options.max_norm == nil then core.raise "hooks.clip: max_norm is missing" end
   return native("clip", { "max_norm", "scope" }, options)
 end
 
@@ -237,7 +243,8 @@ local function link_of(value, what)
     core.raise(("%s: unknown link '%s'%s; native ones are %s; a file's name ends in .lua"):format(what, value,
       nearest and (": did you mean '%s'?"):format(nearest) or "", table.concat(by_name, ", ")))
   elseif not is_callable(value) then
-    core.raise(("%s: a link is a function(bucket, next), a native link or its name, not a %s"):format(what, type(value)))
+    core.raise(("%s: a link is a function(bucket, next), a native link or its name, not a %s%s"):format(what, type(value),
+      type(value) == "table" and #value > 0 and "; a list of links belongs into hooks.chain" or ""))
   end
   return value
 end
@@ -282,6 +289,9 @@ local function call_link(chain, position, bucket, outer, state)
   local function next(given)
     if called then error("it called next twice: a bucket is reduced once", 0) end
     called = true
+    if given ~= nil and not core.is_bucket(given) then
+      error(("next takes the bucket, or nothing, not %s: what is to travel, bucket:set_buffer(t) says"):format(tostring(given)), 0)
+    end
     if not is_told() then
       error("it has changed the bucket's numbers behind error_feedback, which adds up what is lost: tell with bucket:set_sent(t), where bucket:wants_sent(), what this rank's "
         .. "numbers still are (the new buffer itself, where it leaves some out; a cast to another float dtype needs no telling)", 0)
@@ -345,6 +355,9 @@ end
 function hooks.chain(links)
   if type(links) ~= "table" then core.raise("hooks.chain: a list of links is expected, not " .. type(links)) end
   local list = setmetatable({}, Chain)
+  for key in pairs(links) do
+    if math.type(key) ~= "integer" or links[1] == nil or key > #links then core.raise("hooks.chain: the list of links has a gap, or a field " .. tostring(key)) end
+  end
   for i, value in ipairs(links) do add(list, value, ("hooks.chain: link %d"):format(i)) end
   for i, link in ipairs(list) do
     if i < #list and is_reduction(link) then core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run"):format(i, hooks.name(link))) end

@@ -22,4 +22,14 @@ function options.check(what, given, names)
   return given
 end
 
+--- Raises unless given is nil or a group of ranks.
+---@param what string whose option it is; begins the message
+---@param name string
+---@param given any
+function options.check_group(what, name, given)
+  if given ~= nil and not core.is_group(given) then
+    core.raise(("%s: %s must be a group of ranks (ms.world(), or what its split gives), not a %s"):format(what, name, type(given)))
+  end
+end
+
 return options

@@ -345,6 +345,18 @@ describe("error feedback", function()
   end)
 end)
 
+it("links and chains that make no sense are refused where they are made", function()
+  fails(function() hooks.chain { nil, "noop" } end, "a gap")
+  fails(function() hooks.chain { "noop", name = "x" } end, "a field name")
+  fails(function() ms.ddp(Three(), { comm_hook = { "noop" } }) end, "a list of links belongs into hooks.chain")
+  fails(function() hooks.all_reduce { group = 3 } end, "group must be a group of ranks", "number")
+  fails(function() hooks.post_local_sgd { start_step = 1, subgroup = "world" } end, "subgroup must be a group of ranks")
+  fails(function() hooks.top_k { momentum = 0.5 } end, "fraction is missing")
+  fails(function() hooks.clip { scope = "bucket" } end, "max_norm is missing")
+  fails(function() hooks.powersgd { eps = math.huge } end, "eps", "inf")
+  fails(function() pass(ms.ddp(Three(), { comm_hook = function(bucket, next) return next(bucket:buffer()) end })) end, "next takes the bucket, or nothing")
+end)
+
 describe("powersgd", function()
   it("tells how much travels: at any time in stats, now and then in the log", function()
     local code, text = support.recipe([[
