@@ -28,6 +28,7 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
     ms_status status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
     if (!status) status = ms_link_cast(bucket->sent ? bucket->sent : reduced, MS_F32, &sent);
     if (!status) status = ms_link_change(&ms_op_sub, 1, error, sent);
+    if (!status) status = ms_link_keep_finite(error);
     ms_tensor_release(sent);
     ms_tensor_release(error);
     if (!status) *out = ms_tensor_retain(reduced);

@@ -22,6 +22,17 @@ ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor 
     return status;
 }
 
+ms_status ms_link_keep_finite(ms_tensor *memory)
+{
+    ms_tensor *finite = NULL, *bad = NULL;
+    ms_status status = ms_link_apply(&ms_op_is_finite, 0, memory, NULL, &finite);
+    if (!status) status = ms_link_apply(&ms_op_eq_scalar, 0, finite, NULL, &bad);
+    if (!status) status = ms_link_change(&ms_op_masked_fill, 0, memory, bad);
+    ms_tensor_release(finite);
+    ms_tensor_release(bad);
+    return status;
+}
+
 ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
 {
     if (ms_tensor_dtype(t) == dtype) {

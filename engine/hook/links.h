@@ -18,6 +18,9 @@ void ms_link_state_let_go(ms_link_state *state);
 void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after);
 bool ms_link_state_is_due(ms_link_state *state, int64_t every);
 
+/* What is not finite in a link's memory becomes 0: one bad step would spoil all that follow. */
+ms_status ms_link_keep_finite(ms_tensor *memory);
+
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);
 /* The same, written into a. */

@@ -185,20 +185,25 @@ static ms_status multiply_into(ms_tensor *a, ms_tensor *b, ms_tensor *out)
     return status;
 }
 
-/* Where all gradients were zero a column of Q is, too, and would be for ever: the next iteration starts from what this one did. */
+/* Where all gradients were zero, or not finite, a column of Q is, too, and would be for ever: the next iteration starts from what this one did. */
 static ms_status keep_start(const work *w, int64_t at, const matrix *x, ms_tensor *q)
 {
     ms_attributes columns = { .reduce = { .dim = 0, .keep = true, .p = 2 } };
-    ms_tensor *start = NULL, *norms = NULL, *zero = NULL, *kept = NULL;
+    ms_tensor *start = NULL, *norms = NULL, *zero = NULL, *finite = NULL, *good = NULL, *kept = NULL;
     ms_status status = view(w->start, at, x->m, x->r, x->r, 1, &start);
     if (!status) status = ms_op_apply(w->engine, &ms_op_norm, &columns, false, &q, 1, &norms, 1);
     if (!status) status = ms_link_apply(&ms_op_eq_scalar, 0, norms, NULL, &zero);
+    if (!status) status = ms_link_apply(&ms_op_is_finite, 0, norms, NULL, &finite);
     ms_tensor *inputs[] = { zero, start, q };
-    if (!status) status = ms_op_apply(w->engine, &ms_op_where, NULL, false, inputs, 3, &kept, 1);
+    if (!status) status = ms_op_apply(w->engine, &ms_op_where, NULL, false, inputs, 3, &good, 1);
+    ms_tensor *others[] = { finite, good, start };
+    if (!status) status = ms_op_apply(w->engine, &ms_op_where, NULL, false, others, 3, &kept, 1);
     if (!status) status = ms_copy_into(w->engine, kept, q);
     ms_tensor_release(start);
     ms_tensor_release(norms);
     ms_tensor_release(zero);
+    ms_tensor_release(finite);
+    ms_tensor_release(good);
     ms_tensor_release(kept);
     return status;
 }
@@ -225,6 +230,7 @@ static ms_status multiply(const work *w, uint32_t i, part what, ms_tensor *m, ms
         if (!status) status = multiply_into(p, t, m);
         if (!status && w->error) status = view(w->error, error_at, x->n, x->m, x->m, 1, &e);
         if (!status && w->error) status = ms_link_change(&ms_op_sub, 1, e, m);
+        if (!status && w->error) status = ms_link_keep_finite(e);
         if (!status && w->start) status = keep_start(w, ms_tensor_offset(q) - ms_tensor_offset(w->q), x, q);
     }
     ms_tensor_release(t);

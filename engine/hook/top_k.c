@@ -32,6 +32,8 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
         ms_tensor *clear[] = { fast, places, sent };
         ms_work_operator(&w, &ms_op_scatter, (ms_attributes){ .index = { .dim = 0 } }, true, clear, 3, NULL);
     }
+    if (!w.status) w.status = ms_link_keep_finite(left);
+    if (fast && !w.status) w.status = ms_link_keep_finite(fast);
     ms_tensor *all = ms_work_view(&w, ms_work_all_gather(&w, values), 0, ranks * k, 0), *all_places = ms_work_view(&w, ms_work_all_gather(&w, places), 0, ranks * k, 0);
     ms_tensor *sum = ms_work_view(&w, ms_work_new(&w, MS_F32, 1, count), 0, count, 0);
     ms_work_change(&w, &ms_op_fill, 0, sum, NULL);

@@ -274,6 +274,26 @@ for _, make in ipairs {
   close("what another link has told, before " .. tostring(make()), got, reduced(hooks.chain { doubled, make() }), 0)
 end
 
+-- One rank's inf and NaN spoil the step in which they come, not what links remember for those that follow.
+for _, case in ipairs {
+  { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true }, { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.1, momentum = 0.5 } },
+  { "powersgd", { start_step = 0, rank = 2 } }, { "powersgd", { start_step = 0, batched = true } }, { "powersgd", { start_step = 0, warm_start = false } },
+} do
+  for _, bad in ipairs { 0 / 0, 1 / 0 } do
+    local function last(twin)
+      local whole = reduced(build(case, twin), { draws = function(t, r, shapes)
+        local list = draws(t, r, shapes)
+        if t == 1 and r == 0 then for _, g in ipairs(list) do g:view(-1):narrow(1, 1, 1):fill_(bad) end end
+        return list
+      end })
+      return { table.unpack(whole, 2 * #SHAPES + 1) }
+    end
+    local got = last(false)
+    for _, g in ipairs(got) do assert(g:is_finite():all():item(), case[1] .. " is spoilt") end
+    close(case[1] .. " in Lua behind a bad step", last(true), got, 0)
+  end
+end
+
 -- Parameters without numbers, also alone in their buckets.
 local some_empty = { shapes = { { 0 }, { 6, 6 }, { 0, 3 }, { 3, 0 } }, bucket_bytes = 1, count = 3 }
 local function filled(list)

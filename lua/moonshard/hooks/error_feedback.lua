@@ -12,6 +12,7 @@ return function(options)
     bucket:ask_sent()
     return next(bucket):and_then(function(reduced)
       left:sub_((bucket:sent() or reduced):to "f32")
+      left:masked_fill_(left:is_finite():eq(0), 0)                         -- one bad step would spoil all that follow
       return reduced
     end)
   end

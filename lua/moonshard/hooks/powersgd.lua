@@ -110,9 +110,15 @@ return function(options)
       add_up(all_q, share)
       for _, x in ipairs(small) do
         x.m_view:copy_(x.p:matmul(x.q:t()))
-        if error then x.error:sub_(x.m_view) end
-        -- Where all gradients were zero a column of Q is, too, and would be for ever: the next iteration starts from what this one did.
-        if begun_with then x.q:copy_(ms.where(x.q:norm(2, 1, true):eq(0), part(begun_with, x.q_at, x.m, x.r), x.q)) end
+        if error then
+          x.error:sub_(x.m_view)
+          x.error:masked_fill_(x.error:is_finite():eq(0), 0)
+        end
+        -- Where all gradients were zero, or not finite, a column of Q is, too, and would be for ever: the next iteration starts from what this one did.
+        if begun_with then
+          local norms, before = x.q:norm(2, 1, true), part(begun_with, x.q_at, x.m, x.r)
+          x.q:copy_(ms.where(norms:is_finite(), ms.where(norms:eq(0), before, x.q), before))
+        end
       end
     end
     if wide ~= buffer then buffer:copy_(wide:narrow(1, 1, buffer:numel())) end

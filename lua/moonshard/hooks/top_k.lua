@@ -18,6 +18,7 @@ return function(options)
     local values = left:index_select(1, places):to(dtype)
     left:scatter_add_(1, places, -values:to "f32")
     if fast then fast:scatter_(1, places, 0) end
+    for _, memory in ipairs { left, fast } do memory:masked_fill_(memory:is_finite():eq(0), 0) end     -- one bad step would spoil all that follow
     local all, all_places = group:all_gather(values):value(), group:all_gather(places):value()
     return buffer:copy_(ms.zeros({ n }):scatter_add_(1, all_places, all:to "f32"):mul_(1 / bucket:divisor()))
   end
