@@ -96,7 +96,8 @@ static ms_tensor *master_of(lua_State *L, int state, ms_tensor *parameter)
     return master;
 }
 
-/* core.optim_step(kind, parameter, gradient, state, group, only_if?) */
+/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): salt and count tell the parameter and its steps apart, for numbers of stochastic
+ * rounding that do not depend on what else was drawn before. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -113,7 +114,9 @@ static int optim_step(lua_State *L)
         static const char *const choices[] = { "f32", "none", NULL };
         bool none = lua_getfield(L, 5, "master") != LUA_TNIL && ms_lua_choice(L, -1, choices, "master") == 1;
         lua_pop(L, 1);
-        if (none) step.random = ms_engine_draw(engine);
+        if (none && lua_isinteger(L, 7))
+            step.random = (ms_random){ .seed = ms_engine_random(engine).seed ^ (uint64_t)lua_tointeger(L, 7), .step = (uint64_t)ms_lua_integer(L, 8, 0, UINT32_MAX, "count") };
+        else if (none) step.random = ms_engine_draw(engine);
         else step.master = master_of(L, 4, step.parameter);
     }
     ms_lua_ok(L, ms_optimizer_step_param(engine, &step));

@@ -131,7 +131,7 @@ end
 local function native(name, defaults)
   optim[name] = optim.define {
     name = name, defaults = defaults, native = true,
-    step_param = function(p, grad, state, group, _, only_if) core.optim_step(name, p, grad, state, group, only_if) end,
+    step_param = function(p, grad, state, group, _, only_if, salt, count) core.optim_step(name, p, grad, state, group, only_if, salt, count) end,
   }
 end
 
@@ -179,21 +179,25 @@ local function step_if(kind, p, grad, slot, group, only_if)
   for _, name in ipairs(tensor_names(state)) do state[name]:copy_(core.where(only_if, state[name], old[name])) end
 end
 
+local function name_of(p, position)
+  local name = p:name()
+  return name ~= "" and name or ("#%d"):format(position)
+end
+
 -- Whether this rank steps the parameter.
 local function is_own(self, p) return not self.shard or self.owner[p] == self.shard:rank() end
 
 local function step_one(self, p, grad, group, only_if)
   local kind, slot = self.kind, self.slots[p]
   if not is_own(self, p) then
-    if not kind.native then slot.taken = (slot.taken or -1) + 1
-    elseif group.master == "none" then
-      local seed, step, draw = core.random_state()           -- stochastic rounding has drawn elsewhere: all ranks go on alike
-      core.set_random_state(seed, step, draw + 1)
-    end
+    if not kind.native then slot.taken = (slot.taken or -1) + 1 end
     return
   end
   if kind.native then
-    kind.step_param(p, grad, slot.state, group, nil, only_if)
+    if group.master == "none" then                            -- numbers for rounding do not depend on the order in which parameters are stepped
+      slot.draws, slot.salt = (slot.draws or 0) + 1, slot.salt or core.hash(name_of(p, slot.position))
+    end
+    kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws)
     return
   end
   slot.taken = (slot.taken or -1) + 1
@@ -439,11 +443,6 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 
 -------------------------------------------------------------------------------------------------------------------------- saving
 
-local function name_of(p, position)
-  local name = p:name()
-  return name ~= "" and name or ("#%d"):format(position)
-end
-
 --- State by parameter name, and the count of steps; **blocks** after steps with only_if. Of a sharded optimizer all ranks call it, and rank 0 of the group gets
 --- the states of all parameters; it loads at any number of ranks.
 ---@return table
@@ -466,7 +465,7 @@ function Optimizer:state()
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
-    own["#taken"] = slot.taken and slot.taken - (missed[slot] or 0)
+    own["#taken"], own["#draws"] = slot.taken and slot.taken - (missed[slot] or 0), slot.draws
     if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
   end
   if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
@@ -491,9 +490,9 @@ function Optimizer:load_state(saved)
     for key, value in pairs(given) do
       if not is_own(self, p) then break
       elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
-      elseif key ~= "#taken" then state[key] = value end
+      elseif key ~= "#taken" and key ~= "#draws" then state[key] = value end
     end
-    slot.state, slot.taken, slot.early = state, given["#taken"], nil
+    slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
   end
   local skipped = {}
   for i, item in ipairs(saved.behind or {}) do

@@ -136,6 +136,27 @@ describe("every moment to step gives the same weights:", function()
     assert.equal(run(false), run(true))
   end)
 
+  it("of 16 bits, rounded stochastically", function()
+    local function run(prepare, resume)
+      local model = make_model():to "bf16"
+      local net, opt = prepare(model, optim.sgd, { lr = 1e-2, master = "none" })
+      for step in ms.steps(4) do
+        net(ms.randn({ 4, 8, seed = step }):to "bf16"):square():mean():backward()
+        if opt then opt:step() end
+        if resume and step == 1 then
+          local saved = opt:state()
+          ms.rand { 3 }                                                   -- what else is drawn makes no difference
+          opt = optim.sgd(model, { lr = 1e-2, master = "none" })
+          opt:load_state(saved)
+        end
+      end
+      return values(model)
+    end
+    local want = run(plain)
+    for name, way in pairs(ways) do assert.equal(want, run(way), name) end
+    assert.equal(want, run(plain, true), "behind loading")
+  end)
+
   it("and gradients stay until step() where they are asked for", function()
     local model = make_model()
     local net, opt = with_policy "in_backward"(model, optim.sgd, { lr = 0.1 })
