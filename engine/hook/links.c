@@ -1,4 +1,5 @@
 /* links.c: the links that need no state, and chains of links. */
+#include <stdio.h>
 #include <string.h>
 
 #include "hook/links.h"
@@ -246,21 +247,36 @@ static ms_status decode(const ms_link *link, uint32_t number, ms_bucket *bucket,
     return MS_OK;
 }
 
+/* Whose error it is, and of which bucket; what ranks or tasks have met says so by itself. */
+static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_status status)
+{
+    char message[MS_ERROR_MESSAGE_BYTES];
+    const char *name = link->kind->name;
+    if (status != MS_ERROR_ARGUMENT && status != MS_ERROR_STATE && status != MS_ERROR_MEMORY) return status;
+    snprintf(message, sizeof message, "%s", ms_engine_error(bucket->engine)->message);
+    bool is_named = strncmp(message, name, strlen(name)) == 0;
+    return ms_engine_fail(bucket->engine, status, "comm hook, bucket %u \"%s\": %s%s%s", bucket->index, bucket->label, is_named ? "" : name, is_named ? "" : ": ", message);
+}
+
 ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, ms_tensor **result)
 {
+    const ms_link *at = &links[count - 1];
     ms_tensor *before[MS_CHAIN_LINKS] = { NULL }, *reduced = NULL;
     ms_status status = MS_OK;
     ms_dtype autocast = ms_chain_begin(bucket);
     uint32_t label = ms_trace_label(bucket->engine, "bucket %u", bucket->index);
     for (uint32_t i = 0; i + 1 < count && !status; i++) {
+        at = &links[i];
         before[i] = ms_tensor_retain(bucket->buffer);
         ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, links[i].kind->name);
         status = ms_bucket_account(bucket, i + 1);
         if (!status) status = links[i].kind->encode(&links[i], bucket);
     }
+    if (!status) at = &links[count - 1];
     if (!status) status = ms_bucket_account(bucket, count);
-    if (!status) status = links[count - 1].kind->reduce(&links[count - 1], bucket, &reduced);
-    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(&links[i], i + 1, bucket, before[i], &reduced);
+    if (!status) status = at->kind->reduce(at, bucket, &reduced);
+    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(at = &links[i], i + 1, bucket, before[i], &reduced);
+    if (status) status = name_link(at, bucket, status);
     for (uint32_t i = 0; i + 1 < count; i++) ms_tensor_release(before[i]);
     ms_trace_relabel(bucket->engine, label);
     ms_chain_end(bucket, autocast);

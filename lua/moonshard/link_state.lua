@@ -104,8 +104,8 @@ function link_state.core(state) return self_of(state).core end
 ---@param name string
 ---@return ms.Tensor
 function State:flat(bucket, name)
-  if type(name) ~= "string" then core.raise("state:flat: a name is expected, not " .. type(name)) end
   if not core.is_bucket(bucket) then core.raise("state:flat: a bucket is expected, not " .. type(bucket)) end
+  if type(name) ~= "string" then core.raise("state:flat: a name is expected, not " .. type(name)) end
   return (self_of(self).core:flat(bucket, name))
 end
 

@@ -21,7 +21,7 @@ end
 ---@param given table
 ---@return table
 function planner.make(kind, what, given)
-  check(what, given, { "name", "every", "plan" })
+  given = check(what, given, { "name", "every", "plan" })
   if type(given.name) ~= "string" then core.raise(("%s: name must be a string, not %s"):format(what, type(given.name))) end
   if type(given.plan) ~= "function" then core.raise(("%s: plan must be a function, not %s"):format(what, type(given.plan))) end
   local every = given.every == nil and 1 or given.every

@@ -355,6 +355,8 @@ it("links and chains that make no sense are refused where they are made", functi
   fails(function() hooks.clip { scope = "bucket" } end, "max_norm is missing")
   fails(function() hooks.powersgd { eps = math.huge } end, "eps", "inf")
   fails(function() pass(ms.ddp(Three(), { comm_hook = function(bucket, next) return next(bucket:buffer()) end })) end, "next takes the bucket, or nothing")
+  local large = hooks.chain { hooks.cast { dtype = "bf16" }, hooks.int8 { per = "channel", block = 1 << 60 } }
+  fails(function() pass(ms.ddp(Three(), { comm_hook = large })) end, 'comm hook, bucket 0 "', '": int8: no memory')
 end)
 
 describe("powersgd", function()
