@@ -16,11 +16,12 @@ local function cosines(n)
 end
 
 return function(options)
+  options = options or {}
   local chunk, keep, decay = options.chunk or 64, options.keep or 8, options.decay or 0.9
   local state, transform = hooks.state "demo", cosines(chunk)
 
   return function(bucket)
-    local flat, group = bucket:buffer(), bucket:group()
+    local flat, group = bucket:buffer():to "f32", bucket:group()
     local momentum = state:flat(bucket, "momentum")
     momentum:mul_(decay):add_(flat)
 
@@ -41,7 +42,7 @@ return function(options)
       flat:zero_()
       for rank = 1, group:size() do flat:add_(back(all[2][rank]:to "i64", all[1][rank])) end
       flat:div_(bucket:divisor())
-      return bucket:shard(options.sign and flat:copy_(flat:sign()) or flat)
+      return bucket:shard(options.sign and flat:copy_(flat:sign()) or flat):to(bucket:dtype())
     end)
   end
 end

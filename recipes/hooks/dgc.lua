@@ -5,6 +5,7 @@
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
+  options = options or {}
   local fraction, momentum, warmup = options.fraction or 0.01, options.momentum or 0.9, options.warmup or 0
   local state = hooks.state "dgc"
 
@@ -12,11 +13,11 @@ return function(options)
   local function kept(n)
     local now = fraction
     if ms.step() < warmup then now = 0.25 * (fraction / 0.25) ^ (ms.step() / warmup) end
-    return math.max(1, math.ceil(n * now))
+    return math.min(n, math.max(1, math.ceil(n * now)))
   end
 
   return function(bucket)
-    local flat, group = bucket:buffer(), bucket:group()
+    local flat, group = bucket:buffer():to "f32", bucket:group()
     local velocity, waiting = state:flat(bucket, "velocity"), state:flat(bucket, "waiting")
     velocity:mul_(momentum):add_(flat)                 -- momentum correction: entries wait with their momentum
     waiting:add_(velocity)
@@ -28,7 +29,7 @@ return function(options)
 
     local sent = { group:all_gather(values), group:all_gather(positions:to "i32") }
     return ms.all(sent):and_then(function(all)
-      return bucket:shard(flat:zero_():scatter_add_(1, all[2], all[1]):div_(bucket:divisor()))
+      return bucket:shard(flat:zero_():scatter_add_(1, all[2], all[1]):div_(bucket:divisor())):to(bucket:dtype())
     end)
   end
 end

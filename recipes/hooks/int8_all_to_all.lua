@@ -5,7 +5,7 @@
 local ms = require "moonshard"
 
 return function(options)
-  local block = options.block or 256
+  local block = options and options.block or 256
   local int8 = ms.codec("int8", { block = block })
 
   return function(bucket)

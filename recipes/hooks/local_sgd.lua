@@ -5,6 +5,7 @@
 local ms = require "moonshard"
 
 return function(options)
+  assert(options and options.model and options.periods, "local_sgd: model and periods are missing")
   local world = options.group or ms.world()
   local weights, levels = ms.flat(options.model:parameters()), {}
   for i, pair in ipairs(options.periods) do

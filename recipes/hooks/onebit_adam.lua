@@ -7,6 +7,7 @@
 local ms, hooks, optim = require "moonshard", require "moonshard.hooks", require "moonshard.optim"
 
 return function(options)
+  options = options or {}
   local warmup, beta1, beta2 = options.warmup or 100, options.beta1 or 0.9, options.beta2 or 0.999
   local block = options.block or 256                                 -- numbers that share a scale
   local state, sign = hooks.state "onebit_adam", ms.codec("sign", { block = block })
@@ -20,10 +21,10 @@ return function(options)
   end
 
   function made.link(bucket, next)
-    local flat, group, ranks = bucket:buffer(), bucket:group(), bucket:group():size()
+    local flat, group, ranks = bucket:buffer():to "f32", bucket:group(), bucket:group():size()
     local momentum = state:flat(bucket, "momentum")
     if ms.step() < warmup then
-      return next(bucket):and_then(function(mean) momentum:lerp_(mean, 1 - beta1) end)
+      return next(bucket):and_then(function(mean) momentum:lerp_(mean:to "f32", 1 - beta1) end)
     end
     momentum:lerp_(flat, 1 - beta1)                                  -- of this rank's gradients, till the mean arrives
     local padded = momentum:pad_to(ranks * block)
@@ -38,7 +39,7 @@ return function(options)
       return group:all_gather(compress(mean, own.left_of_mean):view(1, -1))
     end):and_then(function(all)
       momentum:copy_(sign:decode(all, chunk):view(-1):narrow(1, 1, momentum:numel()))
-      return bucket:shard(flat:copy_(momentum))
+      return bucket:shard(flat:copy_(momentum)):to(bucket:dtype())
     end)
   end
 

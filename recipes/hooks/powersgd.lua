@@ -4,6 +4,7 @@
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
+  options = options or {}
   local rank, start, min_rate = options.rank or 1, options.start_step or 10, options.min_rate or 2
   local state = hooks.state "powersgd"
 
@@ -12,17 +13,18 @@ return function(options)
   return function(bucket, next)
     if ms.step() < start then return next(bucket) end
     local group, ranks = bucket:group(), bucket:divisor()
-    local flat, residual = bucket:buffer(), state:flat(bucket, "residual")
+    local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
+    bucket:set_buffer(flat)                                            -- gradients() are views of it, of 16 bits too
     flat:add_(residual)
     residual:copy_(flat)
 
     local matrices, lefts, rest = {}, {}, {}
     for i, gradient in ipairs(bucket:gradients()) do
-      local m = gradient:view(gradient:dim() > 0 and gradient:size(1) or 1, -1)
-      local rows, columns = m:size(1), m:size(2)
+      local rows = gradient:dim() > 0 and gradient:size(1) or 1
+      local columns = gradient:numel() // math.max(1, rows)
       local r = math.min(rows, columns, rank)
       if worth_it(rows, columns, r) then
-        local own = state:of(bucket:parameters()[i])
+        local own, m = state:of(bucket:parameters()[i]), gradient:view(rows, columns)
         own.q = own.q or ms.randn { columns, r, seed = i }             -- the same numbers on every rank
         matrices[#matrices + 1] = { m = m, own = own }
         lefts[#lefts + 1] = m:matmul(own.q:orthonormalize_())          -- P = M Q
@@ -61,7 +63,7 @@ return function(options)
     if #matrices > 0 then waits[#waits + 1] = reduce_matrices() end
     return ms.all(waits):and_then(function()
       residual:sub_(flat)
-      return bucket:shard(flat)
+      return bucket:shard(flat):to(bucket:dtype())
     end)
   end
 end

@@ -4,12 +4,13 @@
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
+  options = options or {}
   local fraction, seed = options.fraction or 0.05, options.seed or 0
   local state = hooks.state "random_k"
 
   return function(bucket)
-    local flat, residual = bucket:buffer(), state:flat(bucket, "residual")
-    local count = math.max(1, math.ceil(flat:numel() * fraction))
+    local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
+    local count = math.min(flat:numel(), math.max(1, math.ceil(flat:numel() * fraction)))
     residual:add_(flat)
 
     -- The seed is that of the step and the bucket, so the draws are everyone's.
@@ -19,7 +20,7 @@ return function(options)
     residual:scatter_(1, positions, 0)
 
     return bucket:group():all_reduce(values):and_then(function(sum)
-      return bucket:shard(flat:zero_():scatter_(1, positions, sum:div(bucket:divisor())))
+      return bucket:shard(flat:zero_():scatter_(1, positions, sum:div(bucket:divisor()))):to(bucket:dtype())
     end)
   end
 end

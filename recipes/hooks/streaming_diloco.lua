@@ -7,6 +7,7 @@
 local ms, optim = require "moonshard", require "moonshard.optim"
 
 return function(options)
+  assert(options and options.fragments, "streaming_diloco: fragments are missing")
   local period, delay, mix = options.period or 100, options.delay or 5, options.mix or 0.5
   local momentum = options.momentum or 0.9
   local group = options.group or ms.world()

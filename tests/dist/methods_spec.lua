@@ -146,17 +146,28 @@ describe("methods at their edges:", function()
     return command.run(folder, ("run edge.lua -n 2 --thread-ranks folder='%s/recipes/hooks' %s"):format(command.source, ...))
   end
 
-  it("links take parameters without dimensions", function()
+  it("links take any model: parameters without dimensions or numbers, 16 bits, a bucket for each; and no options", function()
     local code, _, err = recipe([[
       local ms = require "moonshard"
       local o = ms.config { folder = "" }
-      local Scaled = ms.nn.class "Scaled"
-      function Scaled:init() self.scale, self.inner = ms.nn.Parameter(ms.ones {}), ms.nn.Linear(16, 16) end
-      function Scaled:forward(x) return self.inner(x) * self.scale end
-      for _, name in ipairs { "powersgd", "demo", "dgc", "random_k", "int8_all_to_all" } do
-        local net = ms.ddp(Scaled(), { comm_hook = dofile(("%s/%s.lua"):format(o.folder, name)) { start_step = 0 } })
-        for _ in ms.steps(2) do net(ms.ones { 2, 16 }):sum():backward() end
-        net:unwrap()
+      local Odd = ms.nn.class "Odd"
+      function Odd:init()
+        self.first, self.inner, self.scale = ms.nn.Parameter(ms.zeros { 0 }), ms.nn.Linear(16, 16), ms.nn.Parameter(ms.ones {})
+        self.last = ms.nn.Parameter(ms.zeros { 0, 3 })
+      end
+      function Odd:forward(x) return self.inner(x + self.last:sum()) * self.scale + self.first:sum() end
+      for _, dtype in ipairs { "f32", "bf16", "f16" } do
+        for _, name in ipairs { "powersgd", "demo", "dgc", "random_k", "int8_all_to_all", "onebit_adam" } do
+          for _, bytes in ipairs { 1, 1 << 20 } do
+            local made = dofile(("%s/%s.lua"):format(o.folder, name))(name == "powersgd" and { start_step = 0 } or name == "onebit_adam" and { warmup = 2 } or nil)
+            local net = ms.ddp(Odd():to(dtype), { comm_hook = type(made) == "table" and made.link or made, bucket_bytes = bytes })
+            for _ in ms.steps(4) do
+              net(ms.ones { 2, 16, dtype = dtype }):sum():backward()
+              for _, p in ipairs(net:parameters()) do assert(p:grad():is_finite():all():item() and p:grad():dtype() == dtype, name) end
+            end
+            net:unwrap()
+          end
+        end
       end]], "")
     assert.equal(0, code, err)
   end)
