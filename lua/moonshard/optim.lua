@@ -277,8 +277,9 @@ function Optimizer:_step_alone(p, grad)
   self.steps = self.steps + 1
 end
 
-function Optimizer:_has_early()
-  for _, p in ipairs(self.order) do if self.slots[p].early then return true end end
+-- Whether some of these parameters were stepped in backward, as a part of the step that is not over yet.
+function Optimizer:_has_early(params)
+  for _, p in ipairs(params) do if self.slots[p] and self.slots[p].early then return true end end
   return false
 end
 
@@ -459,8 +460,15 @@ function Optimizer:state()
       behind[#behind + 1] = { step = item.step - self.lost, parameters = names }
     end
   end
-  -- A step of which a part was taken in backward is over for who goes on from here.
-  if self:_has_early() then taken = taken + 1 end
+  -- A step that was taken in backward is over for who goes on from here.
+  if self:_has_early(self.order) then
+    for _, p in ipairs(self.order) do
+      if p:grad() and not self.slots[p].early and overlap.is_planned(p) then
+        core.raise(("optimizer:state: parameter '%s' waits for step(), and others were stepped in backward already: save behind step()"):format(p:name()))
+      end
+    end
+    taken = taken + 1
+  end
   local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}

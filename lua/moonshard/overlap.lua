@@ -31,7 +31,7 @@ function overlap.begin(s, reduces)
     entry.optimizer:_end_released()
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
-      if entry.optimizer:_has_early() then
+      if entry.optimizer:_has_early(s.trained) then
         core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call its step() before, or use no_sync or accumulate for all but the last")
           :format(entry.optimizer.kind.name))
       end
@@ -101,6 +101,7 @@ function overlap.attach(optimizer, model, policy)
         or "overlap: this optimizer is registered with this model already")
     end
   end
+  if owners.linked_in[optimizer] then core.raise "overlap: this optimizer steps in the chain of another model already (then_optimizer): give each model its own" end
   for _, p in ipairs(s.trained) do
     if optimizer.slots[p] then
       if owners.plan_of[p] or owners.own_of[p] then core.raise(("overlap: parameter '%s' is stepped by another overlapped optimizer already"):format(p:name())) end
@@ -118,6 +119,11 @@ end
 --- For optimizers: what a step needs to be known before plans can be made.
 ---@param p ms.Parameter
 function overlap.note_flag(p) if owners.plan_of[p] then owners.plan_of[p].flag = true end end
+
+--- For optimizers: whether a plan says when this parameter is stepped.
+---@param p ms.Parameter
+---@return boolean
+function overlap.is_planned(p) return owners.plan_of[p] ~= nil end
 
 --- For optimizers: the device's flag whether these parameters' gradients are as they should be, where links look for that.
 ---@param params ms.Parameter[]

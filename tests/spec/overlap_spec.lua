@@ -121,6 +121,24 @@ describe("every moment to step gives the same weights:", function()
     assert.equal(run(), run(nil, "in_backward"))
   end)
 
+  it("an optimizer of two models, in both by a policy", function()
+    local function run(first, second)
+      local one, two = make_model(), make_model()
+      local params = { table.unpack(one:parameters()) }
+      for _, p in ipairs(two:parameters()) do params[#params + 1] = p end
+      local nets, opt = { ms.ddp(one, wrap), ms.ddp(two, wrap) }, optim.adam(params, { lr = 0.1, schedule = optim.linear { steps = 10 } })
+      if first then opt:overlap(nets[1], first) end
+      if second then opt:overlap(nets[2], second) end
+      for step in ms.steps(5) do
+        for i, net in ipairs(nets) do pass(net, 10 * step + i) end
+        opt:step()
+      end
+      return values(one) .. values(two)
+    end
+    assert.equal(run(), run("in_backward", "in_backward"))
+    assert.equal(run(), run("in_backward", "deferred"))
+  end)
+
   it("then_optimizer for some parameters, step() for the others", function()
     local function run(linked)
       local model = make_model()
@@ -411,6 +429,21 @@ describe("mistakes are named:", function()
     fails(function() net:clip_grad_norm(1) end, "stepped in backward already")
   end)
 
+  it("saving in the middle of a step", function()
+    local mixed = ms.overlap { name = "mixed", plan = function(view)
+      local plan = {}
+      for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = b.index == 0 and "on_reduced" or "after_backward" } end
+      return plan
+    end }
+    local net, opt = with_policy(mixed)(make_model(), optim.sgd, { lr = 0.1 })
+    for step = 1, 5 do
+      pass(net, step)
+      if step == 5 then fails(function() opt:state() end, "waits for step()", "save behind step()") end
+      opt:step()
+      assert.equal(step, opt:state().steps)
+    end
+  end)
+
   it("a second reducing pass in one step", function()
     local net, opt = with_policy "in_backward"(make_model(), optim.sgd, { lr = 0.1 })
     for step = 1, 2 do
@@ -452,7 +485,10 @@ describe("mistakes are named:", function()
     local opt = optim.sgd({ one:parameters()[1], two:parameters()[1] })
     local first = ms.ddp(one, { comm_hook = hooks.then_optimizer { optimizer = opt } })
     fails(function() ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } }) end, "steps in the chain of another model already")
+    local second = ms.ddp(two)
+    fails(function() opt:overlap(second, "deferred") end, "steps in the chain of another model already")
     first:unwrap()
+    second:unwrap()
     ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } })
   end)
 
