@@ -96,7 +96,11 @@ static ms_status check_presence(ms_group *group, uint32_t channel, const ms_coll
     if ((c->counts && !cuts) || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts)) return refuse(group, c, "counts are given where they mean nothing, or only for one side");
     ms_status status = check_tensor(group, c, "in", c->in);
     if (!status) status = check_tensor(group, c, "out", c->out);
-    if (status || !ms_kind_reduces(c->kind)) return status;
+    if (status) return status;
+    bool rounds = c->travels != MS_F32, may_round = c->kind == MS_ALL_REDUCE && !c->out && ms_tensor_dtype(c->in) == MS_F32;
+    if (rounds && !(may_round && (c->travels == MS_F16 || c->travels == MS_BF16)))
+        return refuse(group, c, "only an all_reduce of f32 in place can round its numbers on their way, to f16 or bf16");
+    if (!ms_kind_reduces(c->kind)) return MS_OK;
     if ((unsigned)c->op >= MS_REDUCE_OPS) return refuse(group, c, "there is no such operation");
     if ((c->op == MS_REDUCE_OP_AVG || c->op == MS_REDUCE_OP_PREMUL_SUM) && !ms_dtype_is_float(ms_tensor_dtype(c->in)))
         return refuse(group, c, "%s of %s: it needs a float dtype; sum, then divide", ms_reduce_op_name(c->op), ms_dtype_name(ms_tensor_dtype(c->in)));
@@ -280,7 +284,8 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->kind = (uint8_t)c->kind;
     args->op = ms_kind_reduces(args->kind) ? (uint8_t)c->op : 0;
     const ms_tensor *any = c->in ? c->in : c->out;
-    args->dtype = any ? (uint8_t)ms_tensor_dtype(any) : 0;
+    args->memory = any ? (uint8_t)ms_tensor_dtype(any) : 0;
+    args->dtype = c->travels != MS_F32 ? (uint8_t)c->travels : args->memory;
     args->rooted = ms_kind_has_root(args->kind) || ms_kind_is_pair(args->kind);
     args->root = args->rooted ? c->root : 0;
     args->bucket = c->bucket;
@@ -292,6 +297,7 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
     if (c->counts) args->counts_hash = c->kind == MS_ALL_TO_ALL ? 1 : ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
     else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
+    else if (args->dtype != args->memory) args->counts_hash = 3;
     for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
         if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
     snprintf(args->label, sizeof args->label, "%s", c->label ? c->label : "");
@@ -322,7 +328,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     args->number = pair ? group->backend->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
-    uint64_t payload = c->in && args->kind != MS_RECV ? ms_tensor_bytes(c->in) : 0;
+    uint64_t payload = c->in && args->kind != MS_RECV ? (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype) : 0;
     ms_status status = comm->backend->check(comm);
     if (!status) status = group->backend->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);

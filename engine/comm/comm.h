@@ -40,7 +40,8 @@ struct ms_group {
 /* Arguments of a collective's task. Addresses are this process'. */
 typedef struct ms_comm_args {
     ms_group *group;
-    uint8_t kind, op, dtype, channel;          /* channel: 0 or 1 */
+    uint8_t kind, op, dtype, channel;          /* dtype: of what travels; channel: 0 or 1 */
+    uint8_t memory;                            /* dtype in memory: dtype, or f32 where numbers are rounded on their way */
     bool rooted, by_counts;                    /* root counts; cut by counts, on every rank */
     bool everywhere_in_place;                  /* all_reduce: out is in; part of counts_hash */
     uint32_t root;

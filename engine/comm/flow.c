@@ -74,7 +74,7 @@ typedef struct reduction { const ms_comm_kernels *kernels; ms_reduce_task task; 
 static void reduce_range(const reduction *work, size_t begin, size_t count)
 {
     const ms_reduce_task *whole = &work->task;
-    size_t item = ms_dtype_bytes(whole->dtype), shift = begin * item;
+    size_t item = ms_dtype_bytes(whole->memory), shift = begin * item;
     if (shift == 0 && count == whole->count) {
         work->kernels->reduce(whole);
         return;
@@ -102,9 +102,9 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
 {
     if (length == 0) return;
     reduction work = { .kernels = ms_comm_kernels_for(ms_run_isa(run)) };
-    work.task = (ms_reduce_task){ .dtype = args->dtype, .op = args->op, .input_count = args->group->size, .output_count = output_count,
+    work.task = (ms_reduce_task){ .dtype = args->dtype, .memory = args->memory, .op = args->op, .input_count = args->group->size, .output_count = output_count,
                                   .inputs = sources->data, .outputs = outputs, .factors = sources->factors, .count = length };
-    work.tile = MS_TILE_BYTES / ms_dtype_bytes(args->dtype);
+    work.tile = MS_TILE_BYTES / ms_dtype_bytes(args->memory);
     uint64_t tiles = (length + work.tile - 1) / work.tile;
     if (tiles < 2 || args->group->size > MS_LOCAL_RANKS_MAX) work.kernels->reduce(&work.task);
     else ms_run_tiles(run, (uint32_t)tiles, reduce_tile, &work);

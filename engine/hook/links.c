@@ -98,7 +98,7 @@ ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket)
 /* In place. A mean is a sum of numbers that are divided as they are read, so that nothing overflows (behaviours B1, V7). */
 static ms_status reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, ms_tensor **out)
 {
-    ms_collective call = { .kind = MS_ALL_REDUCE, .op = op, .in = bucket->buffer };
+    ms_collective call = { .kind = MS_ALL_REDUCE, .op = op, .in = bucket->buffer, .travels = bucket->travels };
     if (op == MS_REDUCE_OP_AVG) {
         call.op = MS_REDUCE_OP_PREMUL_SUM;
         call.factor = ms_link_share(link, bucket);
@@ -223,6 +223,7 @@ ms_dtype ms_chain_begin(ms_bucket *bucket)
     ms_dtype autocast = ms_engine_autocast(bucket->engine);
     ms_engine_set_autocast(bucket->engine, MS_F32);
     bucket->wants_sent = false;
+    bucket->travels = MS_F32;
     return autocast;
 }
 
@@ -258,6 +259,13 @@ static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_stat
     return ms_engine_fail(bucket->engine, status, "comm hook, bucket %u \"%s\": %s%s%s", bucket->index, bucket->label, is_named ? "" : name, is_named ? "" : ": ", message);
 }
 
+/* A cast right before a plain reduction of f32 needs no memory of its own: the reduction rounds in registers, to the same bits. */
+static bool rounds_on_the_way(const ms_link *cast, const ms_link *reduction, const ms_bucket *bucket)
+{
+    bool plain = reduction->kind == &ms_link_reduce || reduction->kind == &ms_link_all_reduce;
+    return plain && cast->kind == &ms_link_cast_kind && cast->options.dtype != MS_F32 && ms_tensor_dtype(bucket->buffer) == MS_F32 && !bucket->wants_sent;
+}
+
 ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, ms_tensor **result)
 {
     const ms_link *at = &links[count - 1];
@@ -265,8 +273,14 @@ ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, 
     ms_status status = MS_OK;
     ms_dtype autocast = ms_chain_begin(bucket);
     uint32_t label = ms_trace_label(bucket->engine, "bucket %u", bucket->index);
-    for (uint32_t i = 0; i + 1 < count && !status; i++) {
+    uint32_t wraps = count - 1;
+    for (uint32_t i = 0; i < wraps && !status; i++) {
         at = &links[i];
+        if (i + 2 == count && rounds_on_the_way(&links[i], &links[i + 1], bucket)) {
+            bucket->travels = links[i].options.dtype;
+            wraps--;
+            break;
+        }
         before[i] = ms_tensor_retain(bucket->buffer);
         ms_trace_label(bucket->engine, "bucket %u: %s", bucket->index, links[i].kind->name);
         status = ms_bucket_account(bucket, i + 1);
@@ -275,9 +289,9 @@ ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, 
     if (!status) at = &links[count - 1];
     if (!status) status = ms_bucket_account(bucket, count);
     if (!status) status = at->kind->reduce(at, bucket, &reduced);
-    for (uint32_t i = count - 1; i-- > 0 && !status;) status = decode(at = &links[i], i + 1, bucket, before[i], &reduced);
+    for (uint32_t i = wraps; i-- > 0 && !status;) status = decode(at = &links[i], i + 1, bucket, before[i], &reduced);
     if (status) status = name_link(at, bucket, status);
-    for (uint32_t i = 0; i + 1 < count; i++) ms_tensor_release(before[i]);
+    for (uint32_t i = 0; i < wraps; i++) ms_tensor_release(before[i]);
     ms_trace_relabel(bucket->engine, label);
     ms_chain_end(bucket, autocast);
     if (status) ms_tensor_release(reduced);

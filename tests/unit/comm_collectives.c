@@ -117,6 +117,39 @@ static double rough_sum(const void *context, int64_t i)
     return (double)sum;
 }
 
+/* As if cast to 16 bits, added and cast back. */
+static double narrow_sum(const void *context, int64_t i)
+{
+    float sum = (float)rough_sum(context, i);
+    return (double)(((const whole *)context)->dtype == MS_BF16 ? ms_float_from_bf16(ms_bf16_from_float(sum)) : ms_float_from_f16(ms_f16_from_float(sum)));
+}
+
+static void rounding_on_the_way(rank *self)
+{
+    static const int64_t sizes[] = { 5, 150007 };
+    for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++)
+        for (int variant = 0; variant < 4; variant++) {
+            whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype };
+            ms_traffic before = ms_group_traffic(self->world, MS_ALL_REDUCE);
+            ms_tensor *t = NULL;
+            int64_t n = sizes[variant / 2];
+            OK(make(self, MS_F32, n, variant % 2 == 0, &t));
+            OK(fill(t, rough_own, &w));
+            ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .travels = dtype, .bucket = -1 };
+            OK(run_one(self, self->world, &c));
+            CHECK(equals(t, narrow_sum, &w));
+            CHECK(ms_group_traffic(self->world, MS_ALL_REDUCE).payload_bytes - before.payload_bytes == 2 * (uint64_t)n);
+            ms_tensor_release(t);
+        }
+}
+
+static void numbers_are_rounded_on_their_way(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 4; ranks++) run_well(THREADS, ranks, rounding_on_the_way, NULL);
+    run_well(PROCESSES, 2, rounding_on_the_way, NULL);
+}
+
 static void rounding(rank *self)
 {
     for (ms_dtype dtype = MS_F32; dtype <= MS_BF16; dtype++)
@@ -461,6 +494,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reductions_of_every_op_and_dtype), cmocka_unit_test(reductions_between_processes), cmocka_unit_test(sums_round_in_rank_order),
+        cmocka_unit_test(numbers_are_rounded_on_their_way),
         cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum), cmocka_unit_test(tensors_arrive_where_they_should),
         cmocka_unit_test(tensors_arrive_between_processes), cmocka_unit_test(ranks_whose_tensors_lie_elsewhere_agree_on_a_way), cmocka_unit_test(a_ring_of_sends_turns),
         cmocka_unit_test(two_channels_run_ahead), cmocka_unit_test(groups_are_split), cmocka_unit_test(a_collective_runs_on_a_given_stream),

@@ -6,18 +6,18 @@
 
 /* What one rank does otherwise than the others in its third call. */
 typedef enum difference {
-    KIND, DTYPE, COUNT, OP, ROOT, BUCKET, COUNTS, OUT, SPLIT_LIST, RECEIVE_COUNTS, SWAPPED, GROUP, CHANNEL, PEER_COUNT, PEER_DTYPE,    /* mismatches */
+    KIND, DTYPE, COUNT, OP, ROOT, BUCKET, COUNTS, OUT, ROUNDED, SPLIT_LIST, RECEIVE_COUNTS, SWAPPED, GROUP, CHANNEL, PEER_COUNT, PEER_DTYPE,    /* mismatches */
     DROPPED, TWICE, EARLY, PEER_MISSING,                                                                                               /* ranks that leave */
     NONE
 } difference;
-static const char *const names[] = { "kind", "dtype", "count", "op", "root", "bucket", "counts", "out", "split list", "receive counts", "swapped", "group", "channel", "peer count",
+static const char *const names[] = { "kind", "dtype", "count", "op", "root", "bucket", "counts", "out", "rounded", "split list", "receive counts", "swapped", "group", "channel", "peer count",
                                      "peer dtype", "dropped", "twice", "early", "peer missing", "none" };
 
 typedef struct plan { difference what; uint32_t who; } plan;
 
 enum { CALLS = 6, THE_CALL = 3 };
 
-typedef struct tensors { ms_tensor *t, *out, *longer, *integers, *gathered, *part; } tensors;
+typedef struct tensors { ms_tensor *t, *out, *longer, *integers, *gathered, *part, *half; } tensors;
 
 /* The third call: what all make, or what the one makes instead. */
 static ms_collective third_call(const rank *self, const tensors *all, difference what, bool differs, int64_t counts[2][4])
@@ -26,6 +26,7 @@ static ms_collective third_call(const rank *self, const tensors *all, difference
     int64_t *send = counts[0], *receive = counts[1];
     for (uint32_t r = 0; r < 4; r++) send[r] = receive[r] = 2;
     if (what == ROOT) c.kind = MS_BROADCAST;
+    if (what == ROUNDED) c.in = all->half;
     if (what == COUNTS || what == RECEIVE_COUNTS) {
         c.kind = what == COUNTS ? MS_ALL_GATHER : MS_ALL_TO_ALL;
         c.in = what == COUNTS ? all->part : all->gathered;
@@ -41,6 +42,10 @@ static ms_collective third_call(const rank *self, const tensors *all, difference
     if (what == ROOT) c.root = 1;
     if (what == BUCKET) c.bucket = 2;
     if (what == OUT) c.out = all->out;
+    if (what == ROUNDED) {                     /* the same numbers travel, but they lie as f32 */
+        c.in = all->t;
+        c.travels = MS_F16;
+    }
     if (what == COUNTS) {                      /* another cut of as many elements, but for this rank's own part */
         send[(self->number + 1) % 3]--;
         send[(self->number + 2) % 3]++;
@@ -98,8 +103,9 @@ static void calls(rank *self)
     OK(make(self, MS_I32, 100, true, &all.integers));
     OK(make(self, MS_F32, 6, true, &all.gathered));
     OK(make(self, MS_F32, 2, true, &all.part));
-    ms_tensor *every[] = { all.t, all.out, all.longer, all.integers, all.gathered, all.part };
-    for (int i = 0; i < 6; i++) {
+    OK(make(self, MS_F16, ms_tensor_count(all.t), true, &all.half));
+    ms_tensor *every[] = { all.t, all.out, all.longer, all.integers, all.gathered, all.part, all.half };
+    for (size_t i = 0; i < sizeof every / sizeof *every; i++) {
         char zeros[512] = { 0 };
         OK(ms_tensor_write(every[i], zeros, ms_tensor_bytes(every[i])));
     }
@@ -115,7 +121,7 @@ static void calls(rank *self)
     }
     self->status = status;
     self->error = *ms_engine_error(self->engine);
-    for (int i = 0; i < 6; i++) ms_tensor_release(every[i]);
+    for (size_t i = 0; i < sizeof every / sizeof *every; i++) ms_tensor_release(every[i]);
 }
 
 static ms_abort_record run_plan(job_kind kind, difference what, uint32_t who, rank ranks[3])

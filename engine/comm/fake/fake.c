@@ -15,7 +15,7 @@ static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
     float *factors = (float *)(void *)(memory + group->size * sizeof *data);
     ms_flow flow = ms_flow_from(args, group->rank);
     for (uint32_t m = 0; m < group->size; m++) {
-        data[m] = args->in + flow.from * ms_dtype_bytes(args->dtype);
+        data[m] = args->in + flow.from * ms_dtype_bytes(args->memory);
         factors[m] = (float)args->factor;
     }
     ms_flow_reduce(run, args, &(ms_sources){ .data = data, .factors = factors }, &out, 1, flow.length);
@@ -27,7 +27,7 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
     const ms_group *group = args->group;
-    size_t item = ms_dtype_bytes(args->dtype);
+    size_t item = ms_dtype_bytes(args->memory);
     if (args->kind >= MS_SEND || args->kind == MS_BROADCAST || !ms_flow_sink(args) || !args->in) return MS_TASK_DONE;
     if (ms_kind_reduces(args->kind)) return reduce_alike(run, args);
     for (uint32_t m = 0; m < group->size; m++) {

@@ -47,7 +47,7 @@ static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach 
     const ms_group *group = args->group;
     const char *sources[MS_LOCAL_RANKS_MAX];
     char *outputs[MS_LOCAL_RANKS_MAX];
-    size_t item = ms_dtype_bytes(args->dtype);
+    size_t item = ms_dtype_bytes(args->memory);
     uint64_t begin, length = slice_of(group, args->count, group->rank, &begin);
     for (uint32_t m = 0; m < group->size; m++) sources[m] = outputs[m] = in->writable[m] + begin * item;
     ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = in->factors }, outputs, group->size, length);
@@ -56,7 +56,7 @@ static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach 
 static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
-    size_t item = ms_dtype_bytes(args->dtype);
+    size_t item = ms_dtype_bytes(args->memory);
     reach in;
     for (uint32_t m = 0; m < group->size; m++) {
         const ms_ledger_slot *slot = ms_ledger_slot_of(local, args, m);
@@ -162,7 +162,7 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
 static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_args *args, uint64_t *phases)
 {
     ms_channel *channel = &args->group->channels[args->channel];
-    ms_pass pass = { .area = args->group->id * MS_CHANNELS + args->channel, .longest = ms_flow_longest(args), .item = ms_dtype_bytes(args->dtype) };
+    ms_pass pass = { .area = args->group->id * MS_CHANNELS + args->channel, .longest = ms_flow_longest(args), .item = ms_dtype_bytes(args->memory) };
     if (!channel->populated) {
         int error = ms_rendezvous_populate_heap(local->rendezvous, local->rank, ms_stage(local->rendezvous, local->rank, pass.area, 0), 2 * MS_STAGE_BYTES);
         if (error) return ms_local_raise(run, local, args, error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO, "no memory for staging a collective");

@@ -189,7 +189,7 @@ MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
  *   barrier         NULL           NULL                         -
  *
  * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out (all_gather, gather); otherwise they do not overlap.
- * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an out; they may differ in
+ * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an out and rounds; they may differ in
  * factor, label, script line, stream, and in where their tensors lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered
  * for each pair and direction, and run on streams of their own, so that a send waits for no collective and no recv. */
 typedef struct ms_collective {
@@ -198,6 +198,7 @@ typedef struct ms_collective {
     uint32_t root;                 /* of the group; the other rank of send and recv */
     double factor;                 /* premul_sum: this rank's */
     ms_tensor *in, *out;
+    ms_dtype travels;              /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit float, as if cast there and back; MS_F32 (0): not at all */
     const int64_t *counts, *receive_counts;
     ms_stream *stream;             /* NULL: the channel's */
     int32_t bucket;                /* index for messages and the ledger, or -1 */

@@ -40,6 +40,7 @@ typedef struct ms_bucket {
     bool wants_sent;               /* a link of this chain wants to know it */
     const ms_storage *told;        /* the buffer's, and its version, when it was this rank's numbers as they are; see ms_bucket_tell */
     uint64_t told_version;
+    ms_dtype travels;              /* a cast stands right before the reduction: it rounds to this dtype as it reads and writes; MS_F32: no cast */
     ms_status (*account)(void *user, uint32_t link);   /* NULL: nobody counts; see ms_bucket_account */
     void *account_user;
     char label[32];                /* for messages: its first parameter */

@@ -25,6 +25,7 @@ MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
 }
 
 #define UNROLL 4
+#define AHEAD (8 * UNROLL)         /* vectors */
 
 /* Two neighbours in bf16 are the halves of a word, so shifts and masks take 32 of them apart and put them together: elements of even place in one
  * vector, of odd place in the next. In a sum of equal places the order does not matter. */
@@ -41,33 +42,43 @@ MS_VECTOR ms_v16u bf16_rounded(ms_v16f v)
 #endif
 }
 
+/* f32 as a cast to dtype and back would leave it. */
+MS_VECTOR ms_v16f rounded_to(ms_dtype dtype, ms_v16f v)
+{
+    if (dtype == MS_BF16) return (ms_v16f)(bf16_rounded(v) & 0xffff0000u);
+    return dtype == MS_F16 ? ms_v_from_f16(ms_v_to_f16(v)) : v;
+}
+
 /* What an input contributes from element i on. */
-MS_VECTOR void get_block(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_v16f block[UNROLL])
+MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_v16f block[UNROLL])
 {
     const char *from = inputs[input];
+    /* Rounding keeps the processor from running ahead as far as it would for a mere sum. */
+    for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) __builtin_prefetch((const float *)(const void *)from + i + (u + AHEAD) * MS_LANES, 1);
     for (uint32_t u = 0; u < UNROLL; u += 2) {
-        if (dtype == MS_BF16) {
+        if (memory == MS_BF16) {
             ms_v16u both = *(const words *)((const uint16_t *)(const void *)from + i + u * MS_LANES);
             block[u] = (ms_v16f)(both << 16);
             block[u + 1] = (ms_v16f)(both & 0xffff0000u);
         } else {
-            block[u] = ms_row_get(dtype, from, i + u * MS_LANES);
-            block[u + 1] = ms_row_get(dtype, from, i + (u + 1) * MS_LANES);
+            block[u] = ms_row_get(memory, from, i + u * MS_LANES);
+            block[u + 1] = ms_row_get(memory, from, i + (u + 1) * MS_LANES);
         }
     }
+    for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) block[u] = rounded_to(dtype, block[u]);
     for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++) block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-MS_VECTOR void put_block(ms_dtype dtype, char *const *to, uint32_t outputs, size_t i, const ms_v16f block[UNROLL])
+MS_VECTOR void put_block(ms_dtype memory, char *const *to, uint32_t outputs, size_t i, const ms_v16f block[UNROLL])
 {
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         ms_v16u both = { 0 };
-        if (dtype == MS_BF16) both = bf16_rounded(block[u]) >> 16 | (bf16_rounded(block[u + 1]) & 0xffff0000u);
+        if (memory == MS_BF16) both = bf16_rounded(block[u]) >> 16 | (bf16_rounded(block[u + 1]) & 0xffff0000u);
         for (uint32_t w = 0; w < outputs; w++) {
-            if (dtype == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
+            if (memory == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
             else {
-                ms_row_put(dtype, to[w], i + u * MS_LANES, block[u]);
-                ms_row_put(dtype, to[w], i + (u + 1) * MS_LANES, block[u + 1]);
+                ms_row_put(memory, to[w], i + u * MS_LANES, block[u]);
+                ms_row_put(memory, to[w], i + (u + 1) * MS_LANES, block[u + 1]);
             }
         }
     }
@@ -75,7 +86,7 @@ MS_VECTOR void put_block(ms_dtype dtype, char *const *to, uint32_t outputs, size
 
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. from and to: the addresses in task, or copies
  * that no store can change. */
-MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to, uint32_t outputs)
+MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to, uint32_t outputs)
 {
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
     bool halves = (inputs & (inputs - 1)) == 0;
@@ -83,30 +94,33 @@ MS_VECTOR void reduce_floats(ms_dtype dtype, ms_reduce_op op, const ms_reduce_ta
     size_t i = 0;
     for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
         ms_v16f sum[UNROLL], v[UNROLL];
-        get_block(dtype, op, task, from, 0, i, sum);
+        get_block(memory, dtype, op, task, from, 0, i, sum);
         for (uint32_t r = 1; r < inputs; r++) {
-            get_block(dtype, op, task, from, r, i, v);
+            get_block(memory, dtype, op, task, from, r, i, v);
             for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], v[u]);
         }
         for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++) sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
-        put_block(dtype, to, outputs, i, sum);
+        for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
+        put_block(memory, to, outputs, i, sum);
     }
     for (; i < task->count; i += MS_LANES) {
         size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
         ms_v16f sum = ms_v_splat(0);
         for (uint32_t r = 0; r < inputs; r++) {
-            ms_v16f v = ms_row_get_part(dtype, from[r], i, end, 0);
+            ms_v16f v = ms_row_get_part(memory, from[r], i, end, 0);
+            if (memory != dtype) v = rounded_to(dtype, v);
             if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
             sum = r ? combine(op, sum, v) : v;
         }
         if (op == MS_REDUCE_OP_AVG) sum = halves ? sum * divisor : sum / divisor;
-        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(dtype, to[w], i, end, sum);
+        if (memory != dtype) sum = rounded_to(dtype, sum);
+        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(memory, to[w], i, end, sum);
     }
 }
 
-#define MANY(op) reduce_floats(dtype, op, task, task->inputs, task->input_count, task->outputs, task->output_count); break
+#define MANY(op) reduce_floats(memory, dtype, op, task, task->inputs, task->input_count, task->outputs, task->output_count); break
 
-MS_VECTOR void reduce_op(ms_dtype dtype, const ms_reduce_task *task)
+MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *task)
 {
     switch (task->op) {
     case MS_REDUCE_OP_SUM: MANY(MS_REDUCE_OP_SUM);
@@ -119,23 +133,27 @@ MS_VECTOR void reduce_op(ms_dtype dtype, const ms_reduce_task *task)
 }
 
 /* Two ranks in place, the most frequent case, with loops of known length. */
-MS_VECTOR void reduce_two(ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task)
+MS_VECTOR void reduce_two(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task)
 {
     const char *from[2] = { task->inputs[0], task->inputs[1] };
     char *to[2] = { task->outputs[0], task->outputs[1] };
-    reduce_floats(dtype, op, task, from, 2, to, 2);
+    reduce_floats(memory, dtype, op, task, from, 2, to, 2);
 }
 
-#define REDUCE_FLOATS(name, dtype) \
+#define REDUCE_FLOATS(name, memory, dtype) \
     static void name(const ms_reduce_task *task) \
     { \
-        if (task->input_count != 2 || task->output_count != 2 || task->op > MS_REDUCE_OP_AVG) reduce_op(dtype, task); \
-        else if (task->op == MS_REDUCE_OP_SUM) reduce_two(dtype, MS_REDUCE_OP_SUM, task); \
-        else reduce_two(dtype, MS_REDUCE_OP_AVG, task); \
+        if (task->input_count != 2 || task->output_count != 2) reduce_op(memory, dtype, task); \
+        else if (task->op == MS_REDUCE_OP_SUM) reduce_two(memory, dtype, MS_REDUCE_OP_SUM, task); \
+        else if (task->op == MS_REDUCE_OP_AVG) reduce_two(memory, dtype, MS_REDUCE_OP_AVG, task); \
+        else if (task->op == MS_REDUCE_OP_PREMUL_SUM) reduce_two(memory, dtype, MS_REDUCE_OP_PREMUL_SUM, task); \
+        else reduce_op(memory, dtype, task); \
     }
-REDUCE_FLOATS(reduce_f32, MS_F32)
-REDUCE_FLOATS(reduce_f16, MS_F16)
-REDUCE_FLOATS(reduce_bf16, MS_BF16)
+REDUCE_FLOATS(reduce_f32, MS_F32, MS_F32)
+REDUCE_FLOATS(reduce_f16, MS_F16, MS_F16)
+REDUCE_FLOATS(reduce_bf16, MS_BF16, MS_BF16)
+REDUCE_FLOATS(reduce_f32_by_f16, MS_F32, MS_F16)
+REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
 
 /* ----------------------------------------------------------------------------------------------------------------------- integers */
 
@@ -172,8 +190,8 @@ static void reduce(const ms_reduce_task *task)
 {
     switch (task->dtype) {
     case MS_F32: reduce_f32(task); break;
-    case MS_F16: reduce_f16(task); break;
-    case MS_BF16: reduce_bf16(task); break;
+    case MS_F16: (task->memory == MS_F32 ? reduce_f32_by_f16 : reduce_f16)(task); break;
+    case MS_BF16: (task->memory == MS_F32 ? reduce_f32_by_bf16 : reduce_bf16)(task); break;
     case MS_I64: reduce_i64(task); break;
     case MS_I32: reduce_i32(task); break;
     case MS_U16: reduce_u16(task); break;
