@@ -206,6 +206,7 @@ describe("moonshard bench hooks", function()
     local plain = seen.all_reduce
     assert.same({ 0, plain, plain }, { seen.noop, 2 * seen.bf16_compress, seen["plan deferred"] })
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)
+    if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end          -- a minute more, for what is printed
     out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --links none")
     assert.matches("over no link", out)
     for hook, bytes in pairs(seen) do assert.truthy(out:find(("\n%s +[%%d.]+ %%( *[%%d.]+%%) +%d\n"):format(hook:gsub("%p", "%%%0"), bytes)), out) end
