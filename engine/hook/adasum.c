@@ -1,9 +1,9 @@
 /* adasum.c: sums that grow where ranks agree on little and stay means where they agree (Maleki et al. 2020; behaviours F9, V10).
  *
- * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b). Ranks go together by pairs, pairs of pairs and so on: in every round a rank and
- * the one whose number differs in one bit hold the same part of two vectors; each sends half of it and goes on with the other half, so that every number is combined
- * by one rank only. Products are added up over the ranks that hold the parts of a vector. In the end the halves go back the way they came. Ranks above the
- * greatest power of two are taken in before and told the result behind.
+ * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b), with products in f32. Ranks go together by pairs, pairs of pairs and so on: in
+ * every round a rank and the one whose number differs in one bit hold the same part of two vectors; each sends half of it and goes on with the other half, so that
+ * every number is combined by one rank only. Products are added up over the ranks that hold the parts of a vector. In the end the halves go back the way they
+ * came. Ranks above the greatest power of two are taken in before and told the result behind.
  */
 #include "hook/work.h"
 
