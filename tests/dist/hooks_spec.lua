@@ -19,6 +19,48 @@ describe("native links", function()
   end
 end)
 
+-- Rounds of halves, an odd number of numbers, ranks above a power of two.
+for _, ranks in ipairs { 5, 8 } do
+  it(("adasum goes by its definition on %d ranks"):format(ranks), function()
+    local script = command.write(folder .. "/adasum.lua", [[
+      local ms = require "moonshard"
+      local rank, size, lengths = ms.rank(), ms.world_size(), { 37, 1, 12 }
+      local Weighted = ms.nn.class "Weighted"
+      function Weighted:init() for i, n in ipairs(lengths) do self[i] = ms.nn.Parameter(ms.zeros { n }) end end
+      function Weighted:forward(list) return (self[1] * list[1]):sum() + (self[2] * list[2]):sum() + (self[3] * list[3]):sum() end
+      local function draw(r, i) return ms.randn { lengths[i], seed = 10 * r + i, per_rank = false } end
+      local function reduced(link)
+        local net = ms.ddp(Weighted(), { comm_hook = link })
+        net { draw(rank, 1), draw(rank, 2), draw(rank, 3) }:backward()
+        local result = ms.pack { net[1]:grad(), net[2]:grad(), net[3]:grad() }:clone()
+        net:unwrap()
+        return result
+      end
+      local function pair(a, b)
+        local ab, aa, bb, result = 0, 0, 0, {}
+        for i = 1, #a do ab, aa, bb = ab + a[i] * b[i], aa + a[i] * a[i], bb + b[i] * b[i] end
+        for i = 1, #a do result[i] = a[i] * (1 - ab / (2 * aa)) + b[i] * (1 - ab / (2 * bb)) end
+        return result
+      end
+      local expected, power = {}, 1
+      while power * 2 <= size do power = power * 2 end
+      for i = 1, 3 do
+        local all, distance = {}, 1
+        for r = 0, size - 1 do all[r] = draw(r, i):to_table() end
+        for r = power, size - 1 do all[r - power] = pair(all[r - power], all[r]) end
+        while distance < power do
+          for r = 0, power - 1, 2 * distance do all[r] = pair(all[r], all[r + distance]) end
+          distance = distance * 2
+        end
+        expected[i] = ms.tensor(all[0])
+      end
+      local native, twin = reduced "adasum", reduced(require "moonshard.hooks.adasum" ())
+      assert(native:eq(twin):all():item() and (native - ms.cat(expected)):abs():max():item() < 1e-5)
+    ]])
+    command.succeed(folder, ("run '%s' -n %d --thread-ranks"):format(script, ranks))
+  end)
+end
+
 describe("what links remember", function()
   for name, way in pairs(ways) do
     it("is saved by each rank and loaded by any number of them, as " .. name, function()

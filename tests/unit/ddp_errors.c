@@ -33,7 +33,9 @@ static void mistakes(rank *self)
     } else if (which == 2) {
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, 0, 0, 3, false));
+        CHECK(!ms_reducer_error(reducer));
         CHECK(ms_reducer_forward(reducer, true) == MS_ERROR_STATE && says(self, "'d', 'e'"));
+        CHECK(ms_reducer_error(reducer) && strstr(ms_reducer_error(reducer), "'d', 'e'"));
     } else if (which == 3) {
         OK(ms_reducer_forward(reducer, true));
         CHECK(pass(self, &m, 0, 0, WEIGHTS, true) == MS_ERROR_STATE && says(self, "twice"));
