@@ -1,5 +1,5 @@
 -- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and averagers against numbers worked out by hand.
--- how=other_group: sharded over other ranks than those of the join.
+-- how=other_group: sharded over other ranks than those of the join; how=more_here: ranks without inputs have another optimizer.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "all" }
@@ -187,6 +187,17 @@ for what, o in ms.sorted_pairs {
   for name, make in ms.sorted_pairs { adamw = optim.adamw, heavy = heavy } do
     same(train_joined(make, false, o), train_joined(make, true, o), ("joined, %s, %s"):format(what, name))
   end
+end
+
+if options.how == "more_here" then
+  local model = make_model()
+  local opt, net = optim.sgd({ model:parameters()[1] }, { shard = world }), plain(model)
+  net:join({}, function()
+    if rank == 0 then return end
+    opt:add_group { params = { model:parameters()[2] } }
+    pass(net, 1)
+    opt:step()
+  end)
 end
 
 if options.how == "other_group" then

@@ -64,7 +64,7 @@ end
 ---@param settings table[] for each group of the optimizer its hyper-parameters, lr as scheduled
 ---@param only_if? ms.Tensor
 function joined.send(optimizer, group, ranks, settings, only_if)
-  local words = { kind = optimizer.kind.name, gradients = core.json_list {}, settings = core.json_list {}, flag = only_if ~= nil }
+  local words = { kind = optimizer.kind.name, count = #optimizer.order, gradients = core.json_list {}, settings = core.json_list {}, flag = only_if ~= nil }
   for position, p in ipairs(optimizer.order) do if p:grad() and not optimizer.slots[p].early then table.insert(words.gradients, position) end end
   for i, own in ipairs(settings) do
     words.settings[i] = {}
@@ -97,8 +97,9 @@ function joined.follow(number, group, from)
     local length = group:recv(core.empty { 1, dtype = "i64" }, from):sync():item()
     local text = core.to_text(group:recv(core.empty { length, dtype = "u8" }, from):sync():to "i64")
     local words = core.json_decode(text)
-    if words.kind ~= optimizer.kind.name then
-      core.raise(("join: rank %d steps an optimizer of the kind %s, which is %s on this rank: make the same ones on all ranks"):format(from, words.kind, optimizer.kind.name))
+    if words.kind ~= optimizer.kind.name or words.count ~= #optimizer.order or #words.settings ~= #optimizer.list then
+      core.raise(("join: rank %d steps %s of %d parameters in %d groups, which is %s of %d in %d on this rank: make the same optimizers on all ranks"):format(
+        from, words.kind, words.count, #words.settings, optimizer.kind.name, #optimizer.order, #optimizer.list))
     end
     local sent = { settings = {}, gradients = {} }
     for i, own in ipairs(words.settings) do
