@@ -201,6 +201,14 @@ static int reducer_rebuild(lua_State *L)
     return 0;
 }
 
+/* reducer:rebuild_due(): what the next forward would do about buckets */
+static int reducer_rebuild_due(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_rebuild_due(check_reducer(L)));
+    return 0;
+}
+
 static int reducer_free(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
@@ -519,7 +527,7 @@ void ms_open_ddp(lua_State *L, int runtime)
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
-        { "rebuild", reducer_rebuild }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
+        { "rebuild", reducer_rebuild }, { "rebuild_due", reducer_rebuild_due }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
         { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "is_used", reducer_is_used }, { "layout", reducer_layout }, { "await_times", reducer_await_times },
         { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
     };

@@ -200,6 +200,12 @@ static void learn(ms_reducer *reducer)
     reducer->told = false;
 }
 
+ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
+{
+    bool due = reducer->logging && !reducer->planned && reducer->phase != MS_REDUCER_REDUCING && reducer->arrived == reducer->count - reducer->delayed;
+    return due ? ms_reducer_rebuild_now(reducer) : MS_OK;
+}
+
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     if (reducer->phase == MS_REDUCER_REDUCING) return ms_reducer_end_job(reducer, missing_gradients(reducer));
@@ -207,10 +213,8 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
         reducer->phase = MS_REDUCER_LOCAL;
         return MS_OK;
     }
-    if (reducer->logging && !reducer->planned && reducer->arrived == reducer->count - reducer->delayed) {
-        ms_status status = ms_reducer_rebuild_now(reducer);
-        if (status) return status;
-    }
+    ms_status status = ms_reducer_rebuild_due(reducer);
+    if (status) return status;
     learn(reducer);
     ms_reducer_reset(reducer);
     reducer->phase = MS_REDUCER_EXPECTING;

@@ -226,6 +226,7 @@ function checkpoint.save(folder, things)
   local step = math.type(things.step) == "integer" and things.step or ms.step()
   local ok, why, kind = core.make_directory(folder)
   if not ok then return nil, why, kind end
+  layouts.settle()
   local values, out, links = collect(things)
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)

@@ -197,6 +197,33 @@ describe("checkpoint", function()
     assert.equal(folder .. "/step-00000002", checkpoint.latest(folder))
   end)
 
+  it("of ddp models have the buckets that training goes on with, for models that are there or wrapped in the step that follows", function()
+    local function train(net, first, last) for step = first, last do net(ms.randn { 2, 4, seed = step }):square():sum():backward() end end
+    local function sizes(net)
+      local list = {}
+      for i, b in ipairs(net:stats().buckets) do list[i] = b.parameters end
+      return table.concat(list, " ")
+    end
+    local function make() return ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)), { bucket_bytes = 3 }) end
+    local net = make()
+    train(net, 1, 1)
+    assert.equal("4", sizes(net))
+    local path = assert(checkpoint.save(folder, { step = 1 }))
+    assert.is_true(checkpoint.wait())
+    assert.equal("1 1 1 1", sizes(net))
+    train(net, 2, 3)
+    assert.equal("1 1 1 1", sizes(net))
+    local other = make()
+    assert(checkpoint.load(path, {}))
+    local next_one
+    for step in ms.steps(1) do
+      next_one = make()
+      train(next_one, step, step)
+    end
+    for _, one in ipairs { other, next_one } do assert.equal("1 1 1 1", sizes(one)) end
+    assert.equal("4", sizes(make()))
+  end)
+
   it("of a ddp model loads into one of other dtypes, whose buckets are its own", function()
     local function make(half)
       local model = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))

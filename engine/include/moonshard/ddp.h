@@ -72,6 +72,9 @@ MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);
 MS_API ms_status ms_reducer_step_end(ms_reducer *reducer);
 /* Inside no_sync a backward that would reduce is an error: its forward ran outside. Returns what it was. */
 MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
+/* Rebuilds the buckets now where the next synchronized forward would: for checkpoints, whose buckets are then those that training goes on with. All ranks, between a
+ * backward and a forward. */
+MS_API ms_status ms_reducer_rebuild_due(ms_reducer *reducer);
 /* Log the order of the next synchronized backward and rebuild by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);
 

@@ -1,11 +1,14 @@
 -- The buckets of ddp models in checkpoints: what was saved is reduced from the first pass on in the buckets that it had, so that links which look at a bucket as
 -- a whole (the greatest of its numbers, one scale for all) go on bit for bit.
 local core = require "moonshard.core"
+local steps = require "moonshard.steps"
 
 local layouts = {}
 
 local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold
-local waiting = {}                                         -- what was loaded for models that are not wrapped yet
+local made = 0                                             -- how many models were wrapped so far
+local waiting = {}                                         -- what was loaded for models that are not wrapped yet; those of a later step have nothing to do with it
+steps.on_end(function() waiting = {} end)
 
 -- Tells models of other parameters, of other dtypes (a bucket has one) or other sizes of buckets apart.
 local function key_of(s)
@@ -23,9 +26,17 @@ end
 --- For ddp: a model that was wrapped. s: its state with names, trained, delayed, options_bytes.
 ---@param s table
 function layouts.add(s)
-  live[s] = true
+  live[s], made = made, made + 1
   local lists = waiting[key_of(s)]
   if lists then apply(s, lists) end
+end
+
+--- Before save, on all ranks: models that are about to change their buckets do it now.
+function layouts.settle()
+  local order = {}
+  for s in pairs(live) do if s.reducer then order[#order + 1] = s end end
+  table.sort(order, function(a, b) return live[a] < live[b] end)
+  for _, s in ipairs(order) do s.reducer:rebuild_due() end
 end
 
 --- Buckets of all models, as values of a checkpoint: lists of positions by key.
