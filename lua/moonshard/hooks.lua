@@ -307,7 +307,10 @@ local function call_link(chain, position, bucket, outer, state)
   if core.tracing then label(bucket, link) end
   local result = link(bucket, next, function() called = false end, position == 1)          -- the last two are for links that begin anew: see watch.lua
   if is_future(result) then return result end
-  if core.is_tensor(result) then return future.new(result, core.stream()) end
+  if core.is_tensor(result) then
+    if position > 1 then return future.new(result, core.stream()) end
+    return future.at(result, core.stream():_point())                   -- nobody else sees this future: the tensor need not outlive its step
+  end
   return error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
 end
 
