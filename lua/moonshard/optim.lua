@@ -448,6 +448,9 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 --- the states of all parameters; it loads at any number of ranks.
 ---@return table
 function Optimizer:state()
+  if self.shard and overlap.joining(self.order) then
+    core.raise "optimizer:state: inside join ranks without inputs left would not take part for a sharded optimizer: save before or behind it"
+  end
   -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
   local taken, behind, missed = self:finished(), {}, {}
   for _, item in ipairs(self.skipped) do

@@ -189,6 +189,18 @@ for what, o in ms.sorted_pairs {
   end
 end
 
+-- What ranks without inputs left would not take part in.
+do
+  local model = make_model()
+  local opt, net = optim.sgd(model, { shard = world }), plain(model)
+  net:join({}, function()
+    for what, f in pairs { ["optimizer:state"] = function() opt:state() end, step_param = function() opt:step_param(model:parameters()[1], ms.ones { 16, 8 }) end } do
+      local ok, message = pcall(f)
+      assert(not ok and message:find(what .. ": inside join ranks without inputs left would not take part", 1, true), message)
+    end
+  end)
+end
+
 if options.how == "more_here" then
   local model = make_model()
   local opt, net = optim.sgd({ model:parameters()[1] }, { shard = world }), plain(model)

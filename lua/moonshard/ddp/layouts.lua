@@ -31,10 +31,10 @@ function layouts.add(s)
   if lists then apply(s, lists) end
 end
 
---- Before save, on all ranks: models that are about to change their buckets do it now.
+--- Before save, on all ranks: models that are about to change their buckets do it now; inside join not all ranks come here.
 function layouts.settle()
   local order = {}
-  for s in pairs(live) do if s.reducer then order[#order + 1] = s end end
+  for s in pairs(live) do if s.reducer and not s.joining then order[#order + 1] = s end end
   table.sort(order, function(a, b) return live[a] < live[b] end)
   for _, s in ipairs(order) do s.reducer:rebuild_due() end
 end
