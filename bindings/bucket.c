@@ -205,7 +205,7 @@ static int bucket_shard(lua_State *L)
  * a chain that Lua runs. */
 static const ms_link *enter_link(lua_State *L, ms_bucket **bucket)
 {
-    ms_lua_enter(L);
+    ms_lua_enter_inside(L);
     *bucket = check_bucket(L);
     return ms_lua_link(L, 2);
 }
@@ -368,8 +368,10 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
         lua_rawget(L, -2);
     }
     ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
-    snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "", luaL_typename(L, -1));
-    if (!handle) return wrong_result(L, callback, bucket, text);
+    if (!handle) {
+        snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "", luaL_typename(L, -1));
+        return wrong_result(L, callback, bucket, text);
+    }
     if (!handle->tensor) return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
     ms_status status = ms_bucket_check_result(bucket, NULL, handle->tensor);
     if (status) return ms_bucket_check_result(bucket, hook_name(L, callback), handle->tensor);
@@ -383,6 +385,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     lua_State *L = callback->L;
     ms_engine *engine = bucket->engine;
     int top = lua_gettop(L);
+    uint32_t script = ms_engine_script(engine);
     if (!lua_checkstack(L, 12)) return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a comm hook");
     bucket_life *life = get_life(L);
     if (!ms_callback_push(callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with its comm hook: call unwrap() before it goes");
@@ -398,6 +401,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     } else status = take_result(L, callback, bucket, result, ready);
     end_life(L, life);
     lua_settop(L, top);
+    ms_engine_set_script(engine, script);
     return status;
 }
 

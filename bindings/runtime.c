@@ -110,7 +110,7 @@ static uint32_t script_of(lua_State *L, ms_runtime *runtime)
     return id;
 }
 
-ms_engine *ms_lua_enter(lua_State *L)
+ms_engine *ms_lua_enter_inside(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     if (in_finalizer(L)) ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use <close>, or call a function");
@@ -120,8 +120,14 @@ ms_engine *ms_lua_enter(lua_State *L)
         atomic_store(&runtime->waiting_line, 0);
     }
     if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
-    ms_engine_set_script(runtime->engine, script_of(L, runtime));
     return runtime->engine;
+}
+
+ms_engine *ms_lua_enter(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter_inside(L);
+    ms_engine_set_script(engine, script_of(L, ms_lua_runtime(L)));
+    return engine;
 }
 
 /* Those of that step (0: of any) that were made after `begin` and up to `end`. */

@@ -82,6 +82,8 @@ struct ms_runtime {
 ms_runtime *ms_lua_runtime(lua_State *L);
 /* Starts the engine if needed, collects under memory pressure, notes the script line. First call of every function that uses the engine. */
 ms_engine *ms_lua_enter(lua_State *L);
+/* The same, but the script line stays what it is: for the library's calls on behalf of a line that was noted already. */
+ms_engine *ms_lua_enter_inside(lua_State *L);
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
 /* The same if live memory is well above `live` bytes. */

@@ -276,46 +276,57 @@ end
 
 local function is_reduction(link) return getmetatable(link) == Native and reductions[link.kind] == true end
 
-local account, is_told, is_future = core.bucket_account, core.bucket_is_told, future.is_future      -- account: whose work is counted from now on
+-- account: whose work is counted from now on
+local account, is_told, is_future = core.bucket_account, core.bucket_is_told, future.is_future
 
--- Calls link `position` of the chain; behind the last own one what follows from outside.
-local function call_link(chain, position, bucket, outer, state)
-  local link = chain[position]
-  if not link then
-    account(position)
-    return outer(bucket)
-  end
-  local called = false
-  local function next(given)
-    if called then error("it called next twice: a bucket is reduced once", 0) end
-    called = true
-    if given ~= nil and not core.is_bucket(given) then
-      error(("next takes the bucket, or nothing, not %s: what is to travel, bucket:set_buffer(t) says"):format(tostring(given)), 0)
+-- What runs a chain: run(bucket, outer), with outer behind the last link; and a table that holds the link that is at work. What links get beside their buckets is
+-- made once, for a chain runs once for each bucket, and one after the other.
+local function runner(chain)
+  local at, called, nexts, agains = {}, {}, {}, {}
+  local function call(position, bucket)
+    local link = chain[position]
+    if not link then
+      account(position)
+      return at.outer(bucket)
     end
-    if not is_told() then
-      error("it has changed the bucket's numbers behind error_feedback, which adds up what is lost: tell with bucket:set_sent(t), where bucket:wants_sent(), what this rank's "
-        .. "numbers still are (the new buffer itself, where it leaves some out; a cast to another float dtype needs no telling)", 0)
-    end
-    local result = call_link(chain, position + 1, given or bucket, outer, state)
-    state.link = link
+    called[position], at.link = false, link
     account(position)
     if core.tracing then label(bucket, link) end
-    return result
+    local result = link(bucket, nexts[position], agains[position], position == 1)          -- the last two are for links that begin anew: see watch.lua
+    if is_future(result) then return result end
+    if core.is_tensor(result) then
+      if position > 1 then return future.new(result, core.stream()) end
+      return future.at(result, core.stream():_point())                   -- nobody else sees this future: the tensor need not outlive its step
+    end
+    return error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
   end
-  state.link = link
-  account(position)
-  if core.tracing then label(bucket, link) end
-  local result = link(bucket, next, function() called = false end, position == 1)          -- the last two are for links that begin anew: see watch.lua
-  if is_future(result) then return result end
-  if core.is_tensor(result) then
-    if position > 1 then return future.new(result, core.stream()) end
-    return future.at(result, core.stream():_point())                   -- nobody else sees this future: the tensor need not outlive its step
+  for position, link in ipairs(chain) do
+    agains[position] = function() called[position] = false end
+    nexts[position] = function(given)
+      if called[position] then error("it called next twice: a bucket is reduced once", 0) end
+      called[position] = true
+      if given ~= nil and not core.is_bucket(given) then
+        error(("next takes the bucket, or nothing, not %s: what is to travel, bucket:set_buffer(t) says"):format(tostring(given)), 0)
+      end
+      if not is_told() then
+        error("it has changed the bucket's numbers behind error_feedback, which adds up what is lost: tell with bucket:set_sent(t), where bucket:wants_sent(), what this rank's "
+          .. "numbers still are (the new buffer itself, where it leaves some out; a cast to another float dtype needs no telling)", 0)
+      end
+      local result = call(position + 1, given or at.bucket)
+      at.link = link
+      account(position)
+      if core.tracing then label(at.bucket, link) end
+      return result
+    end
   end
-  return error(("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result)), 0)
+  return function(bucket, outer)
+    at.bucket, at.outer = bucket, outer
+    return call(1, bucket)
+  end, at
 end
 
 -- A chain inside of another.
-function Chain.__call(self, bucket, next) return call_link(self, 1, bucket, next, {}) end
+function Chain.__call(self, bucket, next) return runner(self)(bucket, next) end
 
 -- Clipping by the norm of all scales what all others made.
 local function is_whole(link) return getmetatable(link) == Native and link.kind == "clip" and link.scope == "global" end
@@ -417,11 +428,11 @@ function hooks.compile(value, what, dtype)
     reduce = reduce or hooks.reduce()
     return reduce(bucket)
   end
-  local state = {}                                    -- link: the one that runs; hooks do not nest
+  local run, at = runner(chain)
   return { chain = chain, name = tostring(chain), whole = whole, guards = guards, hook = function(bucket)
-    local ok, result = pcall(call_link, chain, 1, bucket, outer, state)
+    local ok, result = pcall(run, bucket, outer)
     label()
-    if not ok then error(("%s: %s"):format(hooks.name(state.link), tostring(result)), 0) end
+    if not ok then error(("%s: %s"):format(hooks.name(at.link), tostring(result)), 0) end
     return result
   end }
 end
