@@ -13,10 +13,12 @@ function Net:init()
   ms.seed(1)
   for i, name in ipairs(NAMES) do self[name] = i % 3 == 0 and nn.LayerNorm(8) or nn.Linear(8, 8) end
 end
--- mask: which layers are used.
-function Net:forward(x, mask)
+-- mask: which layers are used; recomputed: which of these run again in backward.
+function Net:forward(x, mask, recomputed)
   for i, name in ipairs(NAMES) do
-    if mask >> (i - 1) & 1 == 1 then x = x + self[name](x):tanh() end
+    local function layer(input) return input + self[name](input):tanh() end
+    if mask & recomputed >> (i - 1) & 1 == 1 then x = ms.recompute(layer, x)
+    elseif mask >> (i - 1) & 1 == 1 then x = layer(x) end
   end
   return x
 end
@@ -62,6 +64,7 @@ local function draw(seed)
   for i = 1, STATIC_ROOM do c.masks[i] = number(63) end
   c.passes, c.clips, c.scales = number(3), once_in(5), once_in(5)
   for step = 1, 5 + number(4) do c.events[step] = one_of { "", "", "", "rebuild", "wrap anew", "save", "two forwards", "evaluate", "local pass", "zero_grad" } end
+  c.recomputed = once_in(4) and number(63) or 0
   c.joins, c.divisor = once_in(2), one_of { "all", "live" }
   if o.force ~= "" then assert(load("local c = ... " .. o.force))(c) end
   return c
@@ -175,7 +178,7 @@ end
 
 local function loss_of(c, t, step, i, mask)
   local x = ms.randn({ 4, 8, seed = 100000 * rank + 100 * step + i }):to(c.dtype)
-  local loss = t.net(x, mask or mask_of(c, step, i)):square():mean()
+  local loss = t.net(x, mask or mask_of(c, step, i), c.recomputed):square():mean()
   if (c.scales or c.link == "nan_check") and step % 4 == 0 and i == 1 and rank == 0 then loss = loss * 3e38 * 1e20 end
   return loss
 end
