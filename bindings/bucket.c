@@ -390,6 +390,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     bucket_life *life = get_life(L);
     if (!ms_callback_push(callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with its comm hook: call unwrap() before it goes");
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
+    if (bucket->index == 0) callback->runtime->live_before_links = ms_engine_memory(engine).live;
     lua_pushlightuserdata(L, bucket);
     ms_dtype autocast = ms_chain_begin(bucket);
     ms_status status = ms_lua_hook(L, callback->runtime, 1, 1);
@@ -402,6 +403,8 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     end_life(L, life);
     lua_settop(L, top);
     ms_engine_set_script(engine, script);
+    /* What links have made and nobody holds goes now where it is much, not at the step's end. */
+    if (ms_lua_collect_above(L, callback->runtime, callback->runtime->live_before_links)) callback->runtime->live_before_links = ms_engine_memory(engine).live;
     return status;
 }
 

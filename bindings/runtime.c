@@ -162,10 +162,12 @@ ms_random ms_lua_own_draw(lua_State *L)
     return random;
 }
 
-void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
+bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 {
     /* Below 16 MiB of growth the collection costs more than what it can give back is worth. */
-    if (ms_engine_memory(runtime->engine).live > live + (16u << 20)) ms_lua_collect(L, runtime);
+    if (ms_engine_memory(runtime->engine).live <= live + (16u << 20)) return false;
+    ms_lua_collect(L, runtime);
+    return true;
 }
 
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)

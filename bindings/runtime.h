@@ -65,6 +65,7 @@ struct ms_runtime {
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
     uint64_t live_after_backward;              /* bytes, behind the last backward: what grows from there on is the next forward's */
+    uint64_t live_before_links;                /* bytes, when this pass' first bucket came to its links, or what they made was collected last */
     int64_t callbacks;                         /* numbers handed out */
     uint64_t callbacks_freed;
     int64_t backwards;                         /* calls of backward that succeeded */
@@ -86,8 +87,8 @@ ms_engine *ms_lua_enter(lua_State *L);
 ms_engine *ms_lua_enter_inside(lua_State *L);
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
-/* The same if live memory is well above `live` bytes. */
-void ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
+/* The same if live memory is well above `live` bytes; whether it was. */
+bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
 /* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is to differ between ranks. */
 ms_random ms_lua_own_draw(lua_State *L);
 /* The seed of rank `rank` that belongs to everyone's. */

@@ -271,6 +271,27 @@ describe("a ddp model", function()
     assert.equal(live, ms.memory().live)
   end)
 
+  it("does not pile up what links make, bucket after bucket", function()
+    local function peak(link)
+      local code, text = support.recipe(([[
+        local ms = require "moonshard"
+        local layers = {}
+        for i = 1, 6 do layers[i] = ms.nn.Linear(1024, 1024, { bias = false }) end
+        local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)), { bucket_bytes = 4 << 20, find_unused = true, comm_hook = %s })
+        for _ in ms.steps(4) do
+          model(ms.ones { 1, 1024 }):sum():backward()
+          for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+        end
+        print(ms.memory().peak >> 20)
+      ]]):format(link), "--device sim")
+      assert.equal(0, code, text)
+      return tonumber(text:match "(%d+)%s*$")
+    end
+    -- 16 MiB a bucket, 96 in all; from 16 on what nobody holds goes.
+    local piled = peak "function(b, next) local t = b:buffer() * 2 return next(b):and_then(function(r) return r * 1 + t * 0 end) end"
+    assert.is_true(piled <= peak "'reduce'" + 32, piled)
+  end)
+
   it("names options that it does not have", function()
     fails(function() ms.ddp(linear(), { comm_hok = "noop" }) end, "'comm_hook'")
     fails(function() ms.ddp(linear(), { find_unused = 1 }) end, "find_unused must be a boolean")
