@@ -363,8 +363,8 @@ local function tell_absent(self, s, only_if)
   joined.send(self, s.group:channel(2), absent, values, only_if)
 end
 
--- is_joined: inside the join of a model. sent: what this rank, which has no inputs left, got for it.
-local function take_step(self, options, is_joined, sent)
+-- sent: what this rank, which has no inputs left in a join, got for it.
+local function take_step(self, options, sent)
   local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
   if options.only_if then refuse_flag(self) end
   for i, group in ipairs(self.list) do
@@ -372,12 +372,11 @@ local function take_step(self, options, is_joined, sent)
     for _, p in ipairs(group.params) do
       local slot, grad = self.slots[p], p:grad()
       if sent then grad = sent.gradients[p] end
-      local is_late = slot.late and not is_joined              -- ranks without inputs left take part in nothing but steps
-      if self.shard and p:requires_grad() and not slot.early and not is_late then now_stepped[#now_stepped + 1] = p end
-      if is_late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
+      if self.shard and p:requires_grad() and not slot.early and not slot.late then now_stepped[#now_stepped + 1] = p end
+      if slot.late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
       elseif grad and not slot.early then step_one(self, p, grad, now, options.only_if) end
       if grad and not self.kind.native then counted[#counted + 1] = slot end
-      if grad and not is_late and not options.keep_grads and not sent then core.consume_grad(p) end
+      if grad and not slot.late and not options.keep_grads and not sent then core.consume_grad(p) end
       slot.early = nil
     end
   end
@@ -390,7 +389,7 @@ end
 -- For joined.lua: the step of a rank without inputs left.
 function Optimizer:_step_joined(sent)
   self:finished()
-  take_step(self, { only_if = sent.only_if }, true, sent)
+  take_step(self, { only_if = sent.only_if }, sent)
 end
 
 --- One step from the gradients, which it consumes. Parameters without gradient are left alone. Inside ddp:join a sharded optimizer steps on all ranks.
@@ -408,7 +407,7 @@ function Optimizer:step(options)
   end
   local s = self.shard and overlap.joining(self.order)
   if s then tell_absent(self, s, options.only_if) end
-  take_step(self, options, s ~= nil and s ~= false)
+  take_step(self, options)
 end
 
 --- Steps one parameter on the current stream; allowed in hooks.
