@@ -589,7 +589,8 @@
 --- This rank's part of a full-length tensor: what a chain must return. For "all_reduce" that is all of it.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
 --- For links that add up what is lost (error_feedback): ask_sent makes wants_sent true for later links until one has told with set_sent what this rank's numbers were
---- behind them; what nobody tells is nil. Reductions tell it by themselves while the buffer has the bucket's length.
+--- behind them; what nobody tells is nil. Reductions tell it by themselves while the buffer has the bucket's length. A link that changes the numbers of the buffer (more
+--- than another float dtype does) and leaves it to them is an error.
 ---@field ask_sent fun(self)
 ---@field wants_sent fun(self): boolean
 ---@field set_sent fun(self, t: ms.Tensor)
@@ -654,6 +655,7 @@
 --- "global": the first link of a chain. "lagged": by the norm of the step before; works with early steps.
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
 --- Steps on what the later links returned; the optimizer's step(), where it is called, finishes the others.
+--- What no rank has used in a pass (find_unused, static_graph) it leaves alone; what this rank cannot tell waits for the end of backward.
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
 --- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
@@ -663,6 +665,7 @@
 
 --- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded and runs classic, without prefetch. Its
 --- answer is checked, must be equal on all ranks, and is replayed without calling it. Times are means over all ranks; the simulator's are modelled.
+--- Of the pass before the last, and means over the ranks; planners are asked from the third pass with the same buckets on.
 ---@class ms.PlanView
 ---@field step integer
 ---@field world_size integer
