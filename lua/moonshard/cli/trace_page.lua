@@ -56,7 +56,7 @@ function draw() {
     if (begin + length < from || begin > to) continue;
     const x = xOf(begin), w = Math.max(xOf(begin + length) - x, 0.6);
     pen.fillStyle = colors[kind] || "#888";
-    pen.fillRect(x, yOf(row), w, height);
+    pen.fillRect(x, yOf(row), w > 4 ? w - 1 : w, height);
     if (w > 40) {
       pen.fillStyle = kind === "wait" || kind === "copy" || kind === "step" ? "#333" : "#fff";
       pen.fillText(name, Math.max(x, left) + 3, yOf(row) + height / 2, w - 6);
