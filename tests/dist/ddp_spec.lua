@@ -16,7 +16,7 @@ describe("ddp", function()
   for ranks = 1, 4 do
     it(("gives the bits of one process on %d ranks, whatever these are"):format(ranks), function()
       local hashes = {}
-      for _, way in ipairs { ways.processes, ways.threads, " --threads 2", " --threads 3" } do
+      for _, way in ipairs(ranks == 2 and { ways.processes, ways.threads, " --threads 2", " --threads 3" } or { ways.processes, ways.threads .. " --threads 3" }) do
         local out = on_ranks("ddp.lua", ranks, way)
         local found = 0
         for hash in out:gmatch "is done, weights (%x+)" do
@@ -31,7 +31,7 @@ describe("ddp", function()
   end
 
   for name, way in pairs(ways) do
-    for ranks = 2, 4 do
+    for ranks = 2, name == "threads" and 2 or 4 do
       it(("agrees with PyTorch on %d ranks as %s"):format(ranks, name), function()
         local out = on_ranks("golden.lua", ranks, ("%s folder='%s/tests/golden/data'"):format(way, command.source))
         for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d agrees"):format(rank), 1, true), out) end
