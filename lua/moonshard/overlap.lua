@@ -162,16 +162,10 @@ end
 ---@param params ms.Parameter[]
 function overlap.note_norm(params)
   for _, p in ipairs(params) do
-    local entry = owners.plan_of[p]
-    local early = owners.own_of[p] ~= nil
-    if entry then
-      entry.norm = true
-      early = entry.optimizer.slots[p].early
-    elseif owners.wrapped_in[p] then
-      for _, other in ipairs(owners.wrapped_in[p].overlaps) do
-        local slot = other.link and other.optimizer.slots[p]
-        early = early or slot and slot.early
-      end
+    local s, early = owners.wrapped_in[p], owners.own_of[p] ~= nil
+    for _, entry in ipairs(s and s.overlaps or {}) do
+      local slot = entry.optimizer.slots[p]
+      if slot then entry.norm, early = true, early or slot.early end
     end
     if early then
       core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = 'lagged' }), or use 'classic'"):format(p:name()))

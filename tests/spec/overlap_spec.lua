@@ -429,6 +429,19 @@ describe("mistakes are named:", function()
     fails(function() net:clip_grad_norm(1) end, "stepped in backward already")
   end)
 
+  it("clipping what was added to an optimizer behind its policy", function()
+    local model = make_model()
+    local p = model:parameters()
+    local opt, net = optim.sgd({ p[1], p[2] }, { lr = 0.1 }), ms.ddp(model, wrap)
+    opt:overlap(net, "in_backward")
+    opt:add_group { params = { p[3], p[4] } }
+    for step = 1, 2 do
+      pass(net, step)
+      if step == 2 then fails(function() optim.clip_grad_norm({ p[3] }, 1) end, "stepped in backward already") end
+      opt:step()
+    end
+  end)
+
   it("saving in the middle of a step", function()
     local mixed = ms.overlap { name = "mixed", plan = function(view)
       local plan = {}
