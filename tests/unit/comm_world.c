@@ -1,5 +1,7 @@
 /* comm_world.c: how a job is made, handed to other programs and refused; fake worlds and their accounts; the link; memory that runs out. */
 #include <errno.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "comm_support.h"
 #include "fault_os.h"
@@ -316,23 +318,25 @@ static void a_fake_world_repeats_this_rank(void **state)
 
 /* -------------------------------------------------------------------------------------------------------------------------- the link */
 
-/* Twelve collectives of 40,000 wire bytes each on two channels that share 4 MB/s, and 5 ms on the way: at least 120 + 5 ms. The host is not held. */
+/* Twelve collectives of 40,000 wire bytes each on two channels that share 4 MB/s, and 5 ms on the way: at least 120 + 5 ms. No host is held: one rank calls all of
+ * them before the other calls the first. */
 static void paced(rank *self)
 {
+    static atomic_bool called;
     ms_tensor *t[12];
-    uint64_t begin = 0, enqueued;
+    uint64_t begin = 0;
     const ms_os *os = ms_os_posix();
     for (int i = 0; i < 12; i++) OK(make(self, MS_F32, 10000, true, &t[i]));
     OK(ms_group_barrier(self->world, 0));
+    while (self->number == 1 && !atomic_load(&called)) sched_yield();
     begin = os->monotonic_ns(NULL);
     for (int i = 0; i < 12; i++) {
         ms_collective c = { .kind = MS_ALL_REDUCE, .in = t[i], .bucket = -1 };
         OK(ms_group_enqueue(self->world, 1 + (uint32_t)i % 2, &c, NULL));
     }
-    enqueued = os->monotonic_ns(NULL) - begin;
+    atomic_store(&called, true);
     OK(ms_engine_sync(self->engine));
     CHECK(os->monotonic_ns(NULL) - begin >= 125000000);
-    CHECK(enqueued < 100000000);
     for (int i = 0; i < 12; i++) ms_tensor_release(t[i]);
 }
 
