@@ -1,6 +1,6 @@
 ---@meta moonshard
 -- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units, errors. Definitions only; nothing here runs.
--- Planners and fsdp join it when they are built.
+-- fsdp and its prefetch strategies join it when they are built.
 --
 -- Eleven rules hold everywhere, and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans, stats) are plain tables with fields.
