@@ -20,7 +20,8 @@ end
 -- Floats by their bits, as JSON has no inf and nan; nil for what cannot travel.
 local function coded(value)
   if math.type(value) == "float" then return { bits = (string.unpack("i8", string.pack("d", value))) } end
-  if type(value) ~= "table" then return (type(value) == "string" or type(value) == "boolean" or math.type(value)) and value or nil end
+  if type(value) == "string" or type(value) == "boolean" or math.type(value) then return value end
+  if type(value) ~= "table" then return nil end
   local list = core.json_list {}
   for i, item in ipairs(value) do list[i] = coded(item) end
   return list
