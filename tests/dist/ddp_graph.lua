@@ -291,16 +291,10 @@ end
 -- Bucket plans: whatever they say, and when, the gradients are the same.
 do
   local plain, views = Branches(), {}
+  local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)ddp_graph%.lua$") .. "changing_plan.lua")
   local function planner(view)
     views[#views + 1] = view
-    local plan, at = {}, 1
-    while at <= #view.parameters do
-      local length = math.min(1 + (at + view.step) % 3, #view.parameters - at + 1)
-      plan[#plan + 1] = {}
-      for i = at, at + length - 1 do table.insert(plan[#plan], 1, i) end
-      at = at + length
-    end
-    return plan
+    return changing_plan(view)
   end
   for _, options in ipairs {
     { buckets = ms.buckets { name = "changing", plan = planner } }, { buckets = "fitted", find_unused = true }, { buckets = "arrival", static_graph = true, delayed = { "b%..*" } },

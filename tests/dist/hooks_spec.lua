@@ -36,28 +36,16 @@ for _, ranks in ipairs { 5, 8 } do
         net:unwrap()
         return result
       end
-      local function pair(a, b)
-        local ab, aa, bb, result = 0, 0, 0, {}
-        for i = 1, #a do ab, aa, bb = ab + a[i] * b[i], aa + a[i] * a[i], bb + b[i] * b[i] end
-        for i = 1, #a do result[i] = a[i] * (1 - ab / (2 * aa)) + b[i] * (1 - ab / (2 * bb)) end
-        return result
-      end
-      local expected, power = {}, 1
-      while power * 2 <= size do power = power * 2 end
+      local expected, by_definition = {}, dofile(ms.config { reference = "" }.reference)
       for i = 1, 3 do
-        local all, distance = {}, 1
+        local all = {}
         for r = 0, size - 1 do all[r] = draw(r, i):to_table() end
-        for r = power, size - 1 do all[r - power] = pair(all[r - power], all[r]) end
-        while distance < power do
-          for r = 0, power - 1, 2 * distance do all[r] = pair(all[r], all[r + distance]) end
-          distance = distance * 2
-        end
-        expected[i] = ms.tensor(all[0])
+        expected[i] = ms.tensor(by_definition(all, size))
       end
       local native, twin = reduced "adasum", reduced(require "moonshard.hooks.adasum" ())
       assert(native:eq(twin):all():item() and (native - ms.cat(expected)):abs():max():item() < 1e-5)
     ]])
-    command.succeed(folder, ("run '%s' -n %d --thread-ranks"):format(script, ranks))
+    command.succeed(folder, ("run '%s' -n %d --thread-ranks reference='%s/tests/dist/adasum_reference.lua'"):format(script, ranks, command.source))
   end)
 end
 

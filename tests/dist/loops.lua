@@ -90,17 +90,10 @@ local function mixed(c)
   end }
 end
 
+local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)loops%.lua$") .. "changing_plan.lua")
+
 local function changing(c)
-  return ms.buckets { name = "changing", every = 1 + c.seed % 2, plan = function(view)
-    local plan, at = {}, 1
-    while at <= #view.parameters do
-      local length = math.min(1 + (at + view.step) % 3, #view.parameters - at + 1)
-      plan[#plan + 1] = {}
-      for i = at, at + length - 1 do table.insert(plan[#plan], 1, i) end
-      at = at + length
-    end
-    return plan
-  end }
+  return ms.buckets { name = "changing", every = 1 + c.seed % 2, plan = changing_plan }
 end
 
 local function link_of(c)
