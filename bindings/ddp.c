@@ -67,7 +67,8 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last, delayed_dtype = ?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
+/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last,
+ * delayed_dtype = what those travel in?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -460,7 +461,6 @@ static int reducer_step_end(lua_State *L)
     return 0;
 }
 
-/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls, payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or nil */
 /* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for each link; empty where they are not told apart. Behind stats(). */
 static int reducer_link_stats(lua_State *L)
 {
@@ -480,6 +480,8 @@ static int reducer_link_stats(lua_State *L)
     return 1;
 }
 
+/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls, payload_bytes, wire_bytes } of the last pass that has ended; error: of
+ * the last that failed, or nil */
 static int reducer_stats(lua_State *L)
 {
     ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
@@ -527,8 +529,10 @@ void ms_open_ddp(lua_State *L, int runtime)
     static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
-        { "rebuild", reducer_rebuild }, { "rebuild_due", reducer_rebuild_due }, { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
-        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake }, { "is_used", reducer_is_used }, { "layout", reducer_layout }, { "await_times", reducer_await_times },
+        { "rebuild", reducer_rebuild }, { "rebuild_due", reducer_rebuild_due },
+        { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
+        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake },
+        { "is_used", reducer_is_used }, { "layout", reducer_layout }, { "await_times", reducer_await_times },
         { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);

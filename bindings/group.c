@@ -311,7 +311,8 @@ static int is_group(lua_State *L)
 
 void ms_open_group(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "world", world }, { "is_group", is_group }, { "comm_record", comm_record }, { "comm_records", comm_records }, { "comm_groups", comm_groups }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "world", world }, { "is_group", is_group }, { "comm_record", comm_record }, { "comm_records", comm_records },
+                                          { "comm_groups", comm_groups }, { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_is_fake", group_is_fake }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
         { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_calls", group_calls }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },

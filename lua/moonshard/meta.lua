@@ -532,7 +532,7 @@
 ---@field find_unused? boolean         parameters that the loss does not depend on are let be
 ---@field static_graph? boolean        every iteration uses the same parameters equally often
 ---@field precision? ms.Precision      compute, reduce and keep buffers in other dtypes than the weights'
----@field ignored? string[]            names or Lua patterns: not synchronized
+---@field ignored? string[]            names or Lua patterns: not synchronized; each must be somebody's
 ---@field delayed? string[]            reduced together after all else, without the hook
 
 ---@class ms
@@ -641,7 +641,7 @@
 --- group: instead of the bucket's.
 ---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link   * all_reduce buckets only: divides first, then sums
 ---@field noop fun(options?: { group?: ms.Group }): ms.Link   *
----@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows
+---@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows; right before a native reduction of f32 that one rounds, and takes all the time
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * low rank

@@ -198,7 +198,8 @@ typedef struct ms_collective {
     uint32_t root;                 /* of the group; the other rank of send and recv */
     double factor;                 /* premul_sum: this rank's */
     ms_tensor *in, *out;
-    ms_dtype travels;              /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit float, as if cast there and back; MS_F32 (0): not at all */
+    ms_dtype travels;              /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit float, as if cast there and
+                                      back, and bytes are counted in it; MS_F32 (0): not at all */
     const int64_t *counts, *receive_counts;
     ms_stream *stream;             /* NULL: the channel's */
     int32_t bucket;                /* index for messages and the ledger, or -1 */

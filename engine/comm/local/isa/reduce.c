@@ -86,7 +86,8 @@ MS_VECTOR void put_block(ms_dtype memory, char *const *to, uint32_t outputs, siz
 
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. from and to: the addresses in task, or copies
  * that no store can change. */
-MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to, uint32_t outputs)
+MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to,
+                             uint32_t outputs)
 {
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
     bool halves = (inputs & (inputs - 1)) == 0;
