@@ -92,6 +92,20 @@ static void test_matmul_parts(void **state)
     MATMUL(MS_F32, SHAPE(3, 100, 64), SHAPE(3, 64, 90), SHAPE(3, 100, 90));
 }
 
+/* The gradient of a weight has one sum over all tokens, whose two operands lie token by token: rows longer in the first one, in the second one, equal;
+ * tokens that are, and are not, a multiple of what is summed at a time. */
+static void test_matmul_long_sums(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = { 255, 256, 300, 640, 1025 };
+    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
+        int64_t k = tokens[t];
+        MATMUL(MS_F32, laid((operand)SHAPE(80, k), SWAPPED), SHAPE(k, 32), SHAPE(80, 32));
+        MATMUL(MS_F32, laid((operand)SHAPE(32, k), SWAPPED), SHAPE(k, 80), SHAPE(32, 80));
+        MATMUL(MS_F32, laid((operand)SHAPE(3, 50, k), SWAPPED), SHAPE(3, k, 50), SHAPE(3, 50, 50));
+    }
+}
+
 static void test_matmul_half(void **state)
 {
     (void)state;
@@ -156,7 +170,7 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_shapes), cmocka_unit_test(test_matmul_layouts), cmocka_unit_test(test_matmul_parts),
+        cmocka_unit_test(test_matmul_shapes), cmocka_unit_test(test_matmul_layouts), cmocka_unit_test(test_matmul_parts), cmocka_unit_test(test_matmul_long_sums),
         cmocka_unit_test(test_matmul_half), cmocka_unit_test(test_matmul_autocast), cmocka_unit_test(test_matmul_empty),
         cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_lack_of_memory),
     };
