@@ -49,6 +49,7 @@ struct ms_storage {
     uint32_t script;                           /* who made it */
     uint32_t cell_count;
     bool used;                                 /* some task has declared it */
+    bool home;                                 /* gradients lie here */
     ms_cell *cells;                            /* &own, or an array */
     size_t *ends;                              /* NULL with one cell: where each cell ends, in bytes */
     ms_cell own;

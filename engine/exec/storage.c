@@ -146,6 +146,8 @@ uint64_t ms_storage_version(const ms_storage *storage) { return storage->version
 void ms_storage_touch(ms_storage *storage) { storage->version++; }
 uint64_t ms_storage_recorded(const ms_storage *storage) { return storage->recorded; }
 void ms_storage_record(ms_storage *storage) { storage->recorded = storage->version; }
+bool ms_storage_is_home(const ms_storage *storage) { return storage->home; }
+void ms_storage_set_home(ms_storage *storage) { storage->home = true; }
 
 uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out)
 {

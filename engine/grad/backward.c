@@ -8,6 +8,7 @@ struct ms_pass {                               /* one backward */
     ms_engine *engine;
     const ms_pass *outer;                      /* the one that this runs inside of, or NULL */
     bool inside;                               /* what it shares with an outer one is left to that */
+    bool reads_homes;                          /* something in it may read where gradients lie, as it was before */
     uint64_t visit;
     bool retain;
     ms_node **stack;                           /* nodes to look at; later all nodes that take part */
@@ -73,6 +74,8 @@ static ms_status see(ms_pass *pass, ms_node *node)
                               name_of(node), line_of(node, node->script));
     }
     ms_status status = check_node(node);
+    pass->reads_homes |= node->function != NULL;
+    for (uint32_t i = 0; i < node->saved_count; i++) pass->reads_homes |= ms_storage_is_home(node->saved[i].tensor->storage);
     if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
     if (!status) status = push(pass, &pass->stack, &pass->stack_count, &pass->stack_capacity, node);
     if (status) return status;
@@ -143,14 +146,23 @@ static bool is_exclusive(const ms_tensor *tensor)
            ms_storage_bytes(tensor->storage) == ms_tensor_bytes(tensor);
 }
 
-/* *slot += gradient; takes over the gradient, also when it fails. */
-static ms_status add_to(ms_engine *engine, ms_tensor **slot, ms_tensor *gradient)
+/* Whether it lies in the home of this node's leaf already, where an operator was let write it. */
+static bool is_at_home(const ms_node *node, const ms_tensor *tensor)
 {
+    const ms_meta *meta = node->leaf ? node->leaf->meta : NULL;
+    return meta && !meta->grad && meta->home == tensor;
+}
+
+/* What has arrived at an edge += gradient; takes over the gradient, also when it fails. */
+static ms_status add_to(ms_edge edge, ms_tensor *gradient)
+{
+    ms_tensor **slot = &edge.node->gradients[edge.output];
     if (!*slot) { *slot = gradient; return MS_OK; }
     ms_tensor *inputs[] = { *slot, gradient }, *sum = NULL;
-    bool swap = !is_exclusive(*slot) && is_exclusive(gradient);       /* a + b is b + a, bit for bit */
+    bool fixed = is_at_home(edge.node, *slot);
+    bool swap = !fixed && !is_exclusive(*slot) && is_exclusive(gradient);       /* a + b is b + a, bit for bit */
     if (swap) { inputs[0] = gradient; inputs[1] = *slot; }
-    ms_status status = ms_op_apply(engine, &ms_op_add, NULL, is_exclusive(inputs[0]), inputs, 2, &sum, 1);
+    ms_status status = ms_op_apply(edge.node->engine, &ms_op_add, NULL, fixed || is_exclusive(inputs[0]), inputs, 2, &sum, 1);
     if (!status) {
         ms_tensor *before = *slot;
         *slot = sum;
@@ -191,11 +203,12 @@ static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t o
     return MS_OK;
 }
 
-/* The first gradient of a leaf, into *slot, which takes over (also when it fails): copied to its home, else kept if nobody else sees it. */
+/* The first gradient of a leaf, into *slot, which takes over (also when it fails): copied to its home unless it lies there, else kept if nobody
+ * else sees it. */
 static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *gradient, ms_tensor **slot)
 {
     ms_tensor *placed = NULL;
-    if (!home && is_exclusive(gradient)) { *slot = gradient; return MS_OK; }
+    if (home ? gradient == home : is_exclusive(gradient)) { *slot = gradient; return MS_OK; }
     ms_status status = home ? ms_copy_into(engine, gradient, home) : ms_op_unary(engine, &ms_op_clone, NULL, gradient, &placed);
     ms_tensor_release(gradient);
     if (!status) *slot = home ? ms_tensor_retain(home) : placed;
@@ -229,14 +242,35 @@ static ms_status run_accumulator(ms_node *node)
 
 /* ------------------------------------------------------------------------------------------------------------------------ running */
 
-static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs, ms_tensor *const *sums, bool last)
+/* Where the operator of this node may write its gradient for input i: the home of a leaf that has none yet. Not where hooks are to see it before, and not
+ * where that memory is read: by the operator itself, or, while other gradients of the leaf are to come, by what runs until then. */
+static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
+{
+    const ms_node *to = node->edges[i].node;
+    if (!to || !to->leaf || to->gradients[0]) return NULL;
+    const ms_meta *meta = to->leaf->meta;
+    if (!meta->home || meta->grad) return NULL;
+    for (uint32_t k = 0; k < i; k++)
+        if (node->edges[k].node == to) return NULL;
+    for (const ms_hook *hook = meta->hooks; hook; hook = hook->next)
+        if (hook->gradient) return NULL;
+    bool alone = to->visit == pass->visit && to->pending == 1;
+    if (!alone && pass->reads_homes) return NULL;
+    for (uint32_t k = 0; k < node->saved_count; k++)
+        if (node->saved[k].tensor->storage == meta->home->storage) return NULL;
+    for (uint32_t k = 0; k < node->output_count; k++)
+        if (node->gradients[k] && node->gradients[k]->storage == meta->home->storage) return NULL;
+    return meta->home;
+}
+
+static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs, ms_tensor *const *sums, ms_tensor *const *homes, bool last)
 {
     if (node->function) return node->function->backward(node->user, node->gradients, results, needs);
     ms_tensor *saved[MS_OP_SAVED_MAX];
     for (uint32_t i = 0; i < node->saved_count; i++) saved[i] = node->saved[i].tensor;
     ms_op_gradient gradient = { .engine = node->engine, .op = node->op, .attributes = node->attributes, .saved = saved, .saved_count = node->saved_count,
                                 .inputs = node->inputs, .input_count = node->input_count, .outputs = node->outputs, .gradients = node->gradients,
-                                .output_count = node->output_count, .results = results, .needs = needs, .sums = sums, .last = last };
+                                .output_count = node->output_count, .results = results, .needs = needs, .sums = sums, .homes = homes, .last = last };
     return node->op->backward(&gradient);
 }
 
@@ -249,7 +283,7 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
         ms_edge edge = node->edges[i];
         if (!edge.node) continue;
         if (status || (sums[i] && results[i] == sums[i])) ms_tensor_release(results[i]);
-        else if (results[i]) status = add_to(pass->engine, &edge.node->gradients[edge.output], results[i]);
+        else if (results[i]) status = add_to(edge, results[i]);
         if (!status && edge.node->visit == pass->visit && --edge.node->pending == 0) status = heap_push(pass, edge.node);
     }
     return status;
@@ -262,7 +296,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (script && node->script) ms_engine_set_script(engine, node->script);
     ms_status status = MS_OK;
     bool any = false;
-    ms_tensor *few[2 * MS_NODE_INPUTS] = { NULL }, **results = few, **sums = few + MS_NODE_INPUTS;
+    ms_tensor *few[3 * MS_NODE_INPUTS] = { NULL }, **results = few, **sums = few + MS_NODE_INPUTS, **homes = few + 2 * MS_NODE_INPUTS;
     bool few_needs[MS_NODE_INPUTS], *needs = few_needs;
     void *memory = NULL;
     if (node->leaf) { status = run_accumulator(node); goto done; }
@@ -271,20 +305,22 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         if (node->gradients[i] && node->hooks) status = call_hooks(engine, &node->hooks, i, &node->gradients[i]);
     }
     if (!status && node->input_count > MS_NODE_INPUTS) {
-        status = ms_allocate(ms_engine_context(engine), node->input_count * (2 * sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
+        status = ms_allocate(ms_engine_context(engine), node->input_count * (3 * sizeof(ms_tensor *) + sizeof(bool)), "backward", &memory);
         results = memory;
         sums = results + node->input_count;
-        needs = (bool *)(sums + node->input_count);
+        homes = sums + node->input_count;
+        needs = (bool *)(homes + node->input_count);
     }
     if (status) goto done;
     for (uint32_t i = 0; i < node->input_count; i++) {
         ms_edge edge = node->edges[i];
         needs[i] = edge.node != NULL;
         ms_tensor *sum = edge.node ? edge.node->gradients[edge.output] : NULL;
-        if (sum && is_exclusive(sum)) sums[i] = sum;
+        if (sum && (is_exclusive(sum) || is_at_home(edge.node, sum))) sums[i] = sum;
+        if (node->op) homes[i] = home_for(pass, node, i);
     }
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
-    if (any) status = run_backward(node, results, needs, sums, !pass->retain);
+    if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);
     for (uint32_t i = 0; i < node->output_count; i++) {
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;
@@ -357,7 +393,7 @@ static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *con
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_tensor *gradient = NULL;
         status = root_gradient(roots[i], gradients ? gradients[i] : NULL, &gradient);
-        if (!status) status = add_to(pass->engine, &nodes[i]->gradients[edges[i].output], gradient);
+        if (!status) status = add_to((ms_edge){ nodes[i], edges[i].output }, gradient);
     }
     for (size_t i = 0; i < pass->seen_count && !status; i++)
         if (pass->seen[i]->pending == 0) status = heap_push(pass, pass->seen[i]);

@@ -291,6 +291,7 @@ ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
     if (status) return status;
     ms_tensor *before = meta->home;
     meta->home = home ? ms_tensor_retain(home) : NULL;
+    if (home) ms_storage_set_home(home->storage);
     ms_tensor_release(before);
     return MS_OK;
 }

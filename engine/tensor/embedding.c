@@ -57,7 +57,7 @@ static ms_status embedding_backward(ms_op_gradient *gradient)
     ms_tensor *sum = gradient->sums && gradient->sums[1] && weight->dtype == MS_F32 ? gradient->sums[1] : NULL;
     ms_status status = ms_op_as_contiguous(gradient->engine, gradient->gradients[0], &g);
     if (!status && sum) table = ms_tensor_retain(sum);
-    else if (!status) status = ms_tensor_new(gradient->engine, weight->dtype, 2, weight->shape, &table);
+    else if (!status) status = ms_op_result(gradient, 1, &table);
     if (!status && table->count > 0) status = enqueue(gradient->engine, MS_KERNEL_embedding_backward, gradient->saved[0], table, g, sum != NULL);
     ms_tensor_release(g);
     if (status) ms_tensor_release(table);

@@ -107,7 +107,7 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
     ms_tensor *turned = NULL, *made = NULL;
     bool stored = gradient->op == &ms_op_linear_t;   /* [in, out] = x^T g, else [out, in] = g^T x */
     ms_status status = ms_matrix_swapped(stored ? rows : g, &turned);
-    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[1].dtype, 2, gradient->inputs[1].shape, &made);
+    if (!status) status = ms_op_result(gradient, 1, &made);
     if (!status) status = ms_matmul_into(gradient->engine, turned, stored ? g : rows, NULL, made);
     ms_tensor_release(turned);
     if (status) ms_tensor_release(made);
@@ -163,7 +163,7 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
     bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
     ms_status status = MS_OK;
     if (wants_h) status = result_place(gradient, rows, compute, &h);
-    if (!status && wants_bias) status = ms_tensor_new(engine, gradient->inputs[2].dtype, 1, &rows->shape[1], &bias);
+    if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
     if (!status && (h || bias) && rows->count > 0) {
         ms_linear_gradient_args args = { .g = ms_tensor_data(rows), .before = before ? ms_tensor_data(before) : NULL, .out = h ? ms_tensor_data(h) : NULL,
                                          .bias = bias ? ms_tensor_data(bias) : NULL, .rows = rows->shape[0], .width = rows->shape[1], .g_row = rows->strides[0],

@@ -141,8 +141,8 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     ms_status status = arrived(gradient, fused ? 1 : 0, true, &p.gradient);
     if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);
     if (!status && needs_x) status = ms_tensor_new(engine, x->dtype, x->dims, x->shape, &p.dx);
-    if (!status && count > at && gradient->needs[at]) status = ms_tensor_new(engine, x->dtype, 1, &x->shape[x->dims - 1], &p.dweight);
-    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1]) status = ms_tensor_new(engine, x->dtype, 1, &x->shape[x->dims - 1], &p.dbias);
+    if (!status && count > at && gradient->needs[at]) status = ms_op_result(gradient, at, &p.dweight);
+    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1]) status = ms_op_result(gradient, at + 1, &p.dbias);
     if (!status) status = enqueue_backward(gradient, weight, &p);
     ms_tensor_release(p.gradient);
     ms_tensor_release(p.sum_gradient);

@@ -199,6 +199,15 @@ ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *
     return ms_op_apply(engine, op, attributes, false, inputs, 2, out, 1);
 }
 
+ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out)
+{
+    const ms_tensor_info *info = &gradient->inputs[index];
+    ms_tensor *home = gradient->homes ? gradient->homes[index] : NULL;
+    if (!home) return ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, out);
+    *out = ms_tensor_retain(home);
+    return MS_OK;
+}
+
 ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out)
 {
     ms_tensor *made = NULL, *filled = NULL;

@@ -43,6 +43,8 @@ typedef struct ms_op_gradient {
     const bool *needs;
     ms_tensor *const *sums;             /* NULL, or for each input NULL or the gradient that others have given it so far: backward may add to it in
                                            place and then has it, retained, as its result */
+    ms_tensor *const *homes;            /* NULL, or for each input NULL or a tensor alike, contiguous, that backward may write and then has, retained, as its
+                                           result: see ms_op_result */
     bool last;                          /* the graph is freed behind this call: memory that only `saved` refers to may be written over */
 } ms_op_gradient;
 
@@ -91,6 +93,8 @@ ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *a
 ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor *b, ms_tensor **out);
 /* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
 ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to, ms_tensor **out);
+/* A tensor like input `index` for its gradient to be written to, whatever it holds: its home, or a new one. The caller releases it, or has it as its result. */
+ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out);
 /* A new tensor filled with value. */
 ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out);
 

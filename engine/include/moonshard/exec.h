@@ -180,6 +180,9 @@ MS_API void ms_storage_touch(ms_storage *storage);
 /* The version behind the last write in place that the tape recorded (0: none), and that there was one now. */
 MS_API uint64_t ms_storage_recorded(const ms_storage *storage);
 MS_API void ms_storage_record(ms_storage *storage);
+/* Whether it holds the home of a gradient (see moonshard/grad.h); once it does, it counts as one for good. */
+MS_API bool ms_storage_is_home(const ms_storage *storage);
+MS_API void ms_storage_set_home(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
 /* Whether a task that was to write some of it has failed or was skipped, and nothing has written there since. */
