@@ -327,15 +327,17 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     ms_tensor *a_swapped = NULL, *whole = NULL, *a_rows = NULL, *g_rows = NULL;
     int64_t shape[MS_DIMS_MAX];
     bool fold = ms_shape_count(b->dims - 2, b->shape) == 1 && ms_shape_equal(a->dims - 2, a->shape, p->dims - 2, p->full);
+    bool direct = fold && gradient->inputs[1].dims == 2;
     uint32_t dims = fold ? 2 : p->dims;
     memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);
     shape[dims - 2] = b->shape[b->dims - 2];
     ms_status status = fold ? ms_matrix_flattened(engine, a, &a_rows) : (a_rows = ms_tensor_retain(a), MS_OK);
     if (!status) status = fold ? ms_matrix_flattened(engine, g, &g_rows) : (g_rows = ms_tensor_retain(g), MS_OK);
     if (!status) status = ms_matrix_swapped(a_rows, &a_swapped);
-    if (!status) status = ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
+    if (!status) status = direct ? ms_op_result(gradient, 1, &whole) : ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
     if (!status) status = ms_matmul_into(engine, a_swapped, g_rows, NULL, whole);
     if (status) ms_tensor_release(whole);
+    else if (direct) gradient->results[1] = whole;
     else if (fold) {
         status = reshaped(whole, gradient->inputs[1].dims, gradient->inputs[1].shape, &gradient->results[1]);
         ms_tensor_release(whole);

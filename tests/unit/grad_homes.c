@@ -61,6 +61,8 @@ static ms_tensor *joined(const scene *s, ms_tensor *a, ms_tensor *b)
 
 static ms_tensor *used_once(const scene *s) { return apply(s->engine, &ms_op_linear, s->x, s->w, NULL); }
 static ms_tensor *turned(const scene *s) { return apply(s->engine, &ms_op_linear_t, s->x, s->w, NULL); }
+static ms_tensor *multiplied(const scene *s) { return apply(s->engine, &ms_op_matmul, s->x, s->w, NULL); }
+static ms_tensor *multiplied_with_itself(const scene *s) { return apply(s->engine, &ms_op_matmul, s->w, s->w, NULL); }
 /* What `early` makes, then what `late` does, which backward comes to first, added up. */
 static ms_tensor *both(const scene *s, ms_tensor *(*early)(const scene *s), ms_tensor *(*late)(const scene *s))
 {
@@ -183,7 +185,7 @@ static void a_home_changes_no_bit(void **state)
 {
     (void)state;
     static const struct { const char *name; ms_tensor *(*play)(const scene *s); } scenes[] = {
-        { "used once", used_once }, { "turned", turned }, { "used twice", used_twice }, { "with itself", with_itself }, { "by another way", by_another_way },
+        { "used once", used_once }, { "turned", turned }, { "used twice", used_twice }, { "with itself", with_itself }, { "multiplied", multiplied }, { "multiplied with itself", multiplied_with_itself }, { "by another way", by_another_way },
         { "of its old gradient", of_its_old_gradient }, { "old gradient later", old_gradient_later }, { "old gradient twice", old_gradient_twice },
         { "tied", tied }, { "looked up", looked_up }, { "normed", normed }, { "recomputed", recomputed }, { "inside and outside", inside_and_outside },
         { "old gradient inside", old_gradient_inside }, { "weight and bias in one", weight_and_bias_in_one }, { "of its bias' old gradient", of_its_bias_old_gradient },
@@ -220,7 +222,7 @@ static void the_first_gradient_may_lie_where_others_go(void **state)
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
 
-enum { ONCE, TABLE_AND_HEAD, ANOTHER_WAY };
+enum { ONCE, MULTIPLIED, TABLE_AND_HEAD, ANOTHER_WAY };
 
 /* MiB that a backward through a weight of 4 MiB with a home has at most beside what was there before. */
 static uint64_t mib_on_the_way(int use)
@@ -244,7 +246,7 @@ static uint64_t mib_on_the_way(int use)
     OK(ms_tensor_set_grad_home(w, home));
     if (use == TABLE_AND_HEAD) rows = apply(engine, &ms_op_embedding, which, w, NULL);
     ms_tensor *other = use == ANOTHER_WAY ? apply(engine, &ms_op_sum, w, NULL, NULL) : NULL;
-    ms_tensor *y = apply(engine, &ms_op_linear, rows ? rows : x, w, NULL), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
+    ms_tensor *y = apply(engine, use == MULTIPLIED ? &ms_op_matmul : &ms_op_linear, rows ? rows : x, w, NULL), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
     if (other) {
         ms_tensor *both = apply(engine, &ms_op_add, loss, other, NULL);
         ms_tensor_release(loss);
@@ -268,6 +270,7 @@ static void a_gradient_at_home_takes_no_memory_on_its_way(void **state)
 {
     (void)state;
     assert_int_equal(mib_on_the_way(ONCE), 0);
+    assert_int_equal(mib_on_the_way(MULTIPLIED), 0);
     assert_int_equal(mib_on_the_way(TABLE_AND_HEAD), 0);
     assert_int_equal(mib_on_the_way(ANOTHER_WAY), 0);
 }
