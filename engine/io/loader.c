@@ -173,8 +173,9 @@ static ms_status count_windows(ms_context *context, const ms_dataset *dataset, c
     bool tokens = ms_dataset_has_tokens(dataset);
     if (!tokens && options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: images have no length; leave it out");
     if (tokens && !options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: give a length, the tokens of a sample");
-    if (options->batch == 0 || options->batch % options->ranks != 0)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u does not divide by %u rank%s", options->batch, options->ranks, options->ranks == 1 ? "" : "s");
+    if (options->batch == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of 0: it takes at least one sample for each rank (%u)", options->ranks);
+    if (options->batch % options->ranks != 0)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u does not divide by %u ranks, which share it: take a multiple of %u", options->batch, options->ranks, options->ranks);
     if (options->rank >= options->ranks) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank, options->ranks);
     uint64_t count = dataset->count;
     if (tokens) {

@@ -398,8 +398,8 @@ static void test_bad_options_are_refused(void **state)
 {
     (void)state;
     static const struct { ms_loader_options options; const char *why; } bad[] = {
-        { { .batch = 4, .length = 5, .ranks = 3 }, "a batch of 4 does not divide by 3 ranks" },
-        { { .batch = 0, .length = 5 }, "a batch of 0" },
+        { { .batch = 4, .length = 5, .ranks = 3 }, "a batch of 4 does not divide by 3 ranks, which share it: take a multiple of 3" },
+        { { .batch = 0, .length = 5 }, "a batch of 0: it takes at least one sample" },
         { { .batch = 1, .length = 52 }, "a length of 52 needs 53 tokens, the data set has 52" },
         { { .batch = 1 }, "give a length" },
         { { .batch = 2, .length = 5, .ranks = 2, .rank = 2 }, "rank 2 of 2" },
