@@ -243,7 +243,8 @@ static ms_status run_accumulator(ms_node *node)
 /* ------------------------------------------------------------------------------------------------------------------------ running */
 
 /* Where the operator of this node may write its gradient for input i: the home of a leaf that has none yet. Not where hooks are to see it before, and not
- * where that memory is read: by the operator itself, or, while other gradients of the leaf are to come, by what runs until then. */
+ * where that memory is read: by the operator itself, or, while other gradients of the leaf are to come, by what runs until then. What an outer
+ * backward still reads is not known here. */
 static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
 {
     const ms_node *to = node->edges[i].node;
@@ -254,8 +255,7 @@ static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
         if (node->edges[k].node == to) return NULL;
     for (const ms_hook *hook = meta->hooks; hook; hook = hook->next)
         if (hook->gradient) return NULL;
-    bool alone = to->visit == pass->visit && to->pending == 1;
-    if (!alone && pass->reads_homes) return NULL;
+    if (to->visit != pass->visit || (to->pending > 1 && pass->reads_homes)) return NULL;
     for (uint32_t k = 0; k < node->saved_count; k++)
         if (node->saved[k].tensor->storage == meta->home->storage) return NULL;
     for (uint32_t k = 0; k < node->output_count; k++)
@@ -393,6 +393,7 @@ static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *con
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_tensor *gradient = NULL;
         status = root_gradient(roots[i], gradients ? gradients[i] : NULL, &gradient);
+        if (!status) pass->reads_homes |= ms_storage_is_home(gradient->storage);
         if (!status) status = add_to((ms_edge){ nodes[i], edges[i].output }, gradient);
     }
     for (size_t i = 0; i < pass->seen_count && !status; i++)

@@ -63,6 +63,7 @@ static ms_tensor *used_once(const scene *s) { return apply(s->engine, &ms_op_lin
 static ms_tensor *turned(const scene *s) { return apply(s->engine, &ms_op_linear_t, s->x, s->w, NULL); }
 static ms_tensor *multiplied(const scene *s) { return apply(s->engine, &ms_op_matmul, s->x, s->w, NULL); }
 static ms_tensor *multiplied_with_itself(const scene *s) { return apply(s->engine, &ms_op_matmul, s->w, s->w, NULL); }
+
 /* What `early` makes, then what `late` does, which backward comes to first, added up. */
 static ms_tensor *both(const scene *s, ms_tensor *(*early)(const scene *s), ms_tensor *(*late)(const scene *s))
 {
@@ -79,27 +80,23 @@ static ms_tensor *of_its_old_gradient(const scene *s) { return apply(s->engine, 
 static ms_tensor *old_gradient_later(const scene *s) { return both(s, times_old, used_once); }
 static ms_tensor *old_gradient_twice(const scene *s) { return both(s, of_its_old_gradient, old_gradient_later); }
 
-/* The table is the head as well, as in many language models. */
-static ms_tensor *tied(const scene *s)
+/* Rows of the table w, one of them twice. */
+static ms_tensor *looked_up(const scene *s)
 {
     const int64_t ids[] = { 3, 1, 3, 7 }, four[] = { 4 };
     ms_tensor *which = NULL;
     OK(ms_tensor_new(s->engine, MS_I64, 1, four, &which));
     OK(ms_tensor_write(which, ids, sizeof ids));
-    ms_tensor *rows = apply(s->engine, &ms_op_embedding, which, s->w, NULL), *out = apply(s->engine, &ms_op_linear, rows, s->w, NULL);
+    ms_tensor *rows = apply(s->engine, &ms_op_embedding, which, s->w, NULL);
     ms_tensor_release(which);
-    ms_tensor_release(rows);
-    return out;
+    return rows;
 }
 
-static ms_tensor *looked_up(const scene *s)
+/* The table is the head as well, as in many language models. */
+static ms_tensor *tied(const scene *s)
 {
-    const int64_t ids[] = { 0, 5, 5 }, three[] = { 3 };
-    ms_tensor *which = NULL;
-    OK(ms_tensor_new(s->engine, MS_I64, 1, three, &which));
-    OK(ms_tensor_write(which, ids, sizeof ids));
-    ms_tensor *out = apply(s->engine, &ms_op_embedding, which, s->w, NULL);
-    ms_tensor_release(which);
+    ms_tensor *rows = looked_up(s), *out = apply(s->engine, &ms_op_linear, rows, s->w, NULL);
+    ms_tensor_release(rows);
     return out;
 }
 
@@ -132,7 +129,7 @@ static ms_tensor *recomputed_with(const scene *s, ms_tensor *x)
 static ms_tensor *recomputed(const scene *s) { return recomputed_with(s, s->x); }
 static ms_tensor *recomputed_old(const scene *s) { return recomputed_with(s, s->old); }
 static ms_tensor *old_gradient_inside(const scene *s) { return both(s, recomputed_old, used_once); }
-
+static ms_tensor *old_gradient_behind_it(const scene *s) { return both(s, times_old, recomputed); }
 static ms_tensor *inside_and_outside(const scene *s) { return both(s, recomputed, by_another_way); }
 
 enum { PASSES = 3 };
@@ -185,10 +182,12 @@ static void a_home_changes_no_bit(void **state)
 {
     (void)state;
     static const struct { const char *name; ms_tensor *(*play)(const scene *s); } scenes[] = {
-        { "used once", used_once }, { "turned", turned }, { "used twice", used_twice }, { "with itself", with_itself }, { "multiplied", multiplied }, { "multiplied with itself", multiplied_with_itself }, { "by another way", by_another_way },
+        { "used once", used_once }, { "turned", turned }, { "used twice", used_twice }, { "with itself", with_itself },
+        { "multiplied", multiplied }, { "multiplied with itself", multiplied_with_itself }, { "by another way", by_another_way },
         { "of its old gradient", of_its_old_gradient }, { "old gradient later", old_gradient_later }, { "old gradient twice", old_gradient_twice },
         { "tied", tied }, { "looked up", looked_up }, { "normed", normed }, { "recomputed", recomputed }, { "inside and outside", inside_and_outside },
-        { "old gradient inside", old_gradient_inside }, { "weight and bias in one", weight_and_bias_in_one }, { "of its bias' old gradient", of_its_bias_old_gradient },
+        { "old gradient inside", old_gradient_inside }, { "old gradient behind what is recomputed", old_gradient_behind_it },
+        { "weight and bias in one", weight_and_bias_in_one }, { "of its bias' old gradient", of_its_bias_old_gradient },
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         outcome anywhere, home;
@@ -216,6 +215,28 @@ static void the_first_gradient_may_lie_where_others_go(void **state)
         OK(ms_backward(engine, &y, &given, 1, false));
         OK(ms_tensor_read(ms_tensor_grad(s.w), got[over], sizeof got[over]));
         ms_tensor *all[] = { s.w, s.v, s.x, gradient, home, given, y };
+        for (int i = 0; i < 7; i++) ms_tensor_release(all[i]);
+        ms_engine_free(engine);
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+}
+
+/* Of two tensors that backward begins with, the later one comes first and has a gradient for w; that of the other still is where w's is to lie. */
+static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
+{
+    (void)state;
+    float got[2][NUMBERS];
+    for (int over = 0; over < 2; over++) {
+        ms_engine *engine = make_engine();
+        scene s = { .engine = engine, .w = square(engine, 1), .x = square(engine, 3) };
+        ms_tensor *home = square(engine, 7), *given[2] = { NULL, square(engine, 8) };
+        OK(ms_tensor_window(home, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &given[0]));
+        OK(ms_tensor_set_requires_grad(s.w, true));
+        if (over) OK(ms_tensor_set_grad_home(s.w, home));
+        ms_tensor *early = used_once(&s), *late = turned(&s);
+        OK(ms_backward(engine, (ms_tensor *[]){ early, late }, given, 2, false));
+        OK(ms_tensor_read(ms_tensor_grad(s.w), got[over], sizeof got[over]));
+        ms_tensor *all[] = { s.w, s.x, home, given[0], given[1], early, late };
         for (int i = 0; i < 7; i++) ms_tensor_release(all[i]);
         ms_engine_free(engine);
     }
@@ -275,12 +296,10 @@ static void a_gradient_at_home_takes_no_memory_on_its_way(void **state)
     assert_int_equal(mib_on_the_way(ANOTHER_WAY), 0);
 }
 
-typedef struct witness { ms_tensor *seen; } witness;
-
 static ms_status keep(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     (void)replacement;
-    ((witness *)user)->seen = ms_tensor_retain(gradient);
+    *(ms_tensor **)user = ms_tensor_retain(gradient);
     return MS_OK;
 }
 
@@ -290,8 +309,7 @@ static void a_hook_sees_a_gradient_of_its_own(void **state)
     (void)state;
     ms_engine *engine = make_engine();
     scene s = { .engine = engine, .w = square(engine, 1), .x = square(engine, 3) };
-    ms_tensor *home = square(engine, 4);
-    witness seen = { NULL };
+    ms_tensor *home = square(engine, 4), *seen = NULL;
     uint64_t id = 0;
     float shown[NUMBERS], later[NUMBERS];
     OK(ms_tensor_set_requires_grad(s.w, true));
@@ -299,14 +317,14 @@ static void a_hook_sees_a_gradient_of_its_own(void **state)
     OK(ms_tensor_on_gradient(s.w, keep, &seen, NULL, &id));
     ms_tensor *y = used_once(&s), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
     OK(ms_backward(engine, &loss, NULL, 1, false));
-    OK(ms_tensor_read(seen.seen, shown, sizeof shown));
+    OK(ms_tensor_read(seen, shown, sizeof shown));
     OK(ms_tensor_read(home, later, sizeof later));
     assert_memory_equal(shown, later, sizeof later);
     memset(later, 0, sizeof later);
     OK(ms_tensor_write(home, later, sizeof later));
-    OK(ms_tensor_read(seen.seen, later, sizeof later));
+    OK(ms_tensor_read(seen, later, sizeof later));
     assert_memory_equal(shown, later, sizeof later);
-    ms_tensor *all[] = { s.w, s.x, home, seen.seen, y, loss };
+    ms_tensor *all[] = { s.w, s.x, home, seen, y, loss };
     for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
     ms_engine_free(engine);
 }
@@ -316,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_home_changes_no_bit),
         cmocka_unit_test(the_first_gradient_may_lie_where_others_go),
+        cmocka_unit_test(a_first_gradient_is_not_written_over_before_its_turn),
         cmocka_unit_test(a_gradient_at_home_takes_no_memory_on_its_way),
         cmocka_unit_test(a_hook_sees_a_gradient_of_its_own),
     };

@@ -39,8 +39,9 @@ MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor);                  /* b
 /* NULL removes it; else it must have the leaf's shape and dtype. Retained. */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
 /* Where backward puts the leaf's gradient when it has none: a contiguous tensor of the leaf's shape and dtype, which is then its gradient, whatever it held.
- * Linear layers, products of matrices, embeddings and norms write it there themselves; the gradients of others, and those that hooks see first, are copied.
- * Retained; NULL: wherever backward made it. Removing the gradient leaves the home. */
+ * Linear layers, products of matrices, embeddings and norms write it there themselves, at any moment of backward, unless hooks see it first, a recomputed
+ * function uses the leaf, or that memory may still be read; other gradients are copied. Retained; NULL: wherever backward made it. Removing the gradient
+ * leaves the home. */
 MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
 /* Moves float leaves into one storage, each behind the one before, and gives it as a 1-D tensor that they are then contiguous views of: what is written there is

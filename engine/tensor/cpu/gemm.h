@@ -37,7 +37,7 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 /* Any thread; shape is the one that the plan was made for. false when there is no memory. bias is NULL unless the shape has one. */
 bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
                  const float *bias, void *c);
-/* f32 without a plan, for blocks of a few hundred rows and columns; the shape has no bias. */
+/* f32 without a plan of its own, for blocks of a few hundred rows and columns and for long sums; k above 0, and the shape has no bias. */
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *shape, const float *a, const float *b, float *c);
 
 /* "oneDNN 2.6.3" or "CBLAS", for messages to the user. */
