@@ -93,17 +93,19 @@ static void test_matmul_parts(void **state)
 }
 
 /* The gradient of a weight has one sum over all tokens, whose two operands lie token by token: rows longer in the first one, in the second one, equal;
- * tokens that are, and are not, a multiple of what is summed at a time. */
+ * tokens that are, and are not, a multiple of what is summed at a time; matrices large and small enough to be copied first, or not (64 and 4096). */
 static void test_matmul_long_sums(void **state)
 {
     (void)state;
-    static const int64_t tokens[] = { 255, 256, 300, 640, 1025 };
+    static const int64_t tokens[] = { 63, 64, 255, 256, 300, 640, 1025 };
     for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
         int64_t k = tokens[t];
         MATMUL(MS_F32, laid((operand)SHAPE(80, k), SWAPPED), SHAPE(k, 32), SHAPE(80, 32));
         MATMUL(MS_F32, laid((operand)SHAPE(32, k), SWAPPED), SHAPE(k, 80), SHAPE(32, 80));
         MATMUL(MS_F32, laid((operand)SHAPE(3, 50, k), SWAPPED), SHAPE(3, k, 50), SHAPE(3, 50, 50));
+        MATMUL(MS_F32, laid((operand)SHAPE(2, 80, k), SWAPPED), SHAPE(2, k, 67), SHAPE(2, 80, 67));
     }
+    MATMUL(MS_F32, laid((operand)SHAPE(64, 64), SWAPPED), SHAPE(64, 4100), SHAPE(64, 4100));
 }
 
 static void test_matmul_half(void **state)

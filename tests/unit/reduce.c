@@ -123,6 +123,36 @@ static void test_the_same_bits_on_any_number_of_threads(void **state)
     }
 }
 
+/* 64 sums side by side, whose totals are added 16, 32, 8, 4, 2 and 1 apart: in this order whatever the width of a register, hence no tolerance. */
+static float sum_in_order(const float *x, size_t n)
+{
+    float sum[64] = { 0 };
+    for (size_t i = 0; i < n; i++) sum[i % 64] += x[i];
+    for (size_t i = 0; i < 16; i++) sum[i] = (sum[i] + sum[i + 16]) + (sum[i + 32] + sum[i + 48]);
+    for (size_t half = 8; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++) sum[i] += sum[i + half];
+    return sum[0];
+}
+
+static void test_the_same_bits_on_every_instruction_set(void **state)
+{
+    (void)state;
+    const int64_t lengths[] = { 1, 5, 16, 40, 64, 77, 127, 1000, 2048 };
+    for (size_t l = 0; l < COUNT(lengths); l++) {
+        float x[2048], got;
+        for (int64_t i = 0; i < lengths[l]; i++) x[i] = ldexpf((float)(i * 7919 % 1009) - 500.0f, (int)(i * 31 % 17));
+        ms_tensor *in = NULL;
+        assert_ok(engine, ms_tensor_new(engine, MS_F32, 1, &lengths[l], &in));
+        assert_ok(engine, ms_tensor_write(in, x, ms_tensor_bytes(in)));
+        ms_tensor *y = apply(engine, &ms_op_sum, &(ms_attributes){ .reduce = { .all = true } }, &in, 1);
+        assert_ok(engine, ms_tensor_read(y, &got, sizeof got));
+        float expected = sum_in_order(x, (size_t)lengths[l]);
+        assert_memory_equal(&got, &expected, sizeof got);
+        ms_tensor_release(in);
+        ms_tensor_release(y);
+    }
+}
+
 static void test_nothing_ties_and_nan(void **state)
 {
     (void)state;
@@ -299,6 +329,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_dimension_stride_and_dtype), cmocka_unit_test(test_long_sums_are_accurate), cmocka_unit_test(test_the_same_bits_on_any_number_of_threads),
+        cmocka_unit_test(test_the_same_bits_on_every_instruction_set),
         cmocka_unit_test(test_nothing_ties_and_nan), cmocka_unit_test(test_truth), cmocka_unit_test(test_cumsum_dot_histogram_quantile), cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradients_at_ties_and_zeros), cmocka_unit_test(test_mistakes_are_named),
     };

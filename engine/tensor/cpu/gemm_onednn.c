@@ -59,6 +59,7 @@ struct ms_gemm {
     void (*set_threads)(int);
     int (*get_threads)(void);
     bool bf16;
+    bool wide;                           /* the library has AVX-512 */
     ms_gemm_plan **plans;
     size_t count, capacity;
     uint32_t *slots;                     /* open addressing by shape; index into plans + 1, or 0 */
@@ -116,7 +117,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
         symbol = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
         memcpy(&gemm->get_threads, &symbol, sizeof symbol);
         int capped = (int)dnnl_get_effective_cpu_isa();
-        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+        gemm->wide = (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && gemm->wide;
         *slot = gemm;
     }
     *out = *slot;
@@ -151,20 +153,26 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
  * shapes of the kind that training repeats get plans of their own. Small f32 products go through dnnl_sgemm, which costs least. */
 typedef enum plan_kind { PLAN_SGEMM, PLAN_EXACT, PLAN_GENERAL } plan_kind;
 
-/* A weight's gradient from inputs whose rows are longer than those of the gradients behind them. The library packs a block of a from all its
- * rows, and rows 4 KiB apart, or a multiple of it, share a few sets of the caches (rows of 1104 numbers do not, and lose nothing). Summed
- * up in stretches of k that fit there, such a product takes 0.7 to 0.87 of the time with rows of 1024 to 3072 numbers, and as long with
- * others (2 cores of a Xeon). With many columns of b packing is little of the work, and sums that go back and forth cost more. */
-enum { STRETCH = 128, STRETCH_COLUMNS = 1024 };
-static bool in_stretches(const ms_gemm_shape *s)
+/* A weight's gradient, the sum over tokens of a's row times b's. The library packs blocks of both operands from all their rows, and rows 4 KiB
+ * apart, or a multiple of it, share a few sets of the caches (rows of 1104 numbers do not, and lose nothing). Summed up in stretches of k:
+ * - With AVX-512, where a's rows are longer than b's, stretches that fit there take 0.7 to 0.87 of the time with rows of 1024 to 3072 numbers,
+ *   and as long with others (2 cores of a Xeon). With many columns of b packing is little of the work, and sums that go back and forth cost more.
+ * - Without it packing loses more than half of the speed from rows of 2 KiB on (33 instead of 78 of 91 GFLOP/s at 1024 numbers, a core of an
+ *   EPYC), and some percent with others. Copied side by side first, which takes a few percent, rows of any length are as good. */
+typedef enum stretches { STRETCHES_NONE, STRETCHES_IN_PLACE, STRETCHES_COPIED } stretches;
+enum { STRETCH = 128, STRETCH_COLUMNS = 1024, COPIED = 256, COPIED_LEAST = 64, COPIED_MOST = 4096 };
+
+static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
-    return s->in == MS_F32 && !s->bias && s->a_transposed && !s->b_transposed && s->a_row > s->b_row && s->n <= STRETCH_COLUMNS
-        && s->k >= 2 * STRETCH;
+    if (s->in != MS_F32 || s->bias || !s->a_transposed || s->b_transposed) return STRETCHES_NONE;
+    if (gemm->wide) return s->a_row > s->b_row && s->n <= STRETCH_COLUMNS && s->k >= 2 * STRETCH ? STRETCHES_IN_PLACE : STRETCHES_NONE;
+    int64_t few = s->m < s->n ? s->m : s->n, many = s->m < s->n ? s->n : s->m;
+    return few >= COPIED_LEAST && many <= COPIED_MOST && s->k >= COPIED_LEAST ? STRETCHES_COPIED : STRETCHES_NONE;
 }
 
-static plan_kind kind_of(const ms_gemm_shape *s)
+static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
-    if (in_stretches(s)) return PLAN_SGEMM;
+    if (stretches_of(gemm, s) != STRETCHES_NONE) return PLAN_SGEMM;
     bool regular = s->m % 16 == 0 && s->n % 16 == 0 && s->k % 16 == 0;
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k;
     if (s->in == MS_F32 && !s->bias && (flops < 2e6 || !regular)) return PLAN_SGEMM;
@@ -284,7 +292,7 @@ static ms_status widen(ms_context *context, ms_gemm *gemm)
 ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out)
 {
     ms_context *context = ms_engine_context(engine);
-    plan_kind kind = kind_of(shape);
+    plan_kind kind = kind_of(gemm, shape);
     ms_gemm_shape key = key_of(shape, kind);
     void *plans = gemm->plans, *made = NULL;
     ms_status status = widen(context, gemm);
@@ -314,14 +322,45 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 
 /* --------------------------------------------------------------------------------------------------------------------------- runs */
 
+/* One call of the library, over k of the products of a sum. Fails only for sizes that an operator has refused before. */
+static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add, float *c)
+{
+    (void)dnnl_sgemm(s->a_transposed ? 'T' : 'N', s->b_transposed ? 'T' : 'N', s->m, s->n, k, 1.0f, a, s->a_row, b, s->b_row, add ? 1.0f : 0.0f, c, s->c_row);
+}
+
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
 {
     if (gemm->set_threads != NULL) gemm->set_threads(1);
-    int64_t stretch = in_stretches(s) ? STRETCH : s->k, a_step = s->a_transposed ? s->a_row : 1, b_step = s->b_transposed ? 1 : s->b_row;
-    /* Fails only for sizes that an operator has refused before. */
+    int64_t stretch = stretches_of(gemm, s) == STRETCHES_IN_PLACE ? STRETCH : s->k, a_step = s->a_transposed ? s->a_row : 1, b_step = s->b_transposed ? 1 : s->b_row;
     for (int64_t k = 0; k < s->k; k += stretch)
-        (void)dnnl_sgemm(s->a_transposed ? 'T' : 'N', s->b_transposed ? 'T' : 'N', s->m, s->n, s->k - k < stretch ? s->k - k : stretch, 1.0f,
-                         a + k * a_step, s->a_row, b + k * b_step, s->b_row, s->accumulate || k > 0 ? 1.0f : 0.0f, c, s->c_row);
+        multiply(s, s->k - k < stretch ? s->k - k : stretch, a + k * a_step, b + k * b_step, s->accumulate || k > 0, c);
+}
+
+/* A distance between rows that keeps them in different sets of the caches. */
+static int64_t copied_row(int64_t n) { return (n + 31) / 32 * 32 + 16; }
+
+static void copy_rows(const float *from, int64_t row, int64_t rows, int64_t columns, float *to)
+{
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * copied_row(columns), from + i * row, (size_t)columns * sizeof *to);
+}
+
+/* In stretches of k, of which both operands are copied first. false when there is no memory. */
+static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thread *thread, const float *a, const float *b, float *c)
+{
+    ms_gemm_shape inner = *s;
+    inner.a_row = copied_row(s->m);
+    inner.b_row = copied_row(s->n);
+    float *a_copy = ms_thread_scratch(thread, MS_GEMM_SCRATCH, (size_t)((inner.a_row + inner.b_row) * COPIED) * sizeof(float));
+    if (a_copy == NULL) return false;
+    float *b_copy = a_copy + inner.a_row * COPIED;
+    if (gemm->set_threads != NULL) gemm->set_threads(1);
+    for (int64_t k = 0; k < s->k; k += COPIED) {
+        int64_t rows = s->k - k < COPIED ? s->k - k : COPIED;
+        copy_rows(a + k * s->a_row, s->a_row, rows, s->m, a_copy);
+        copy_rows(b + k * s->b_row, s->b_row, rows, s->n, b_copy);
+        multiply(&inner, rows, a_copy, b_copy, s->accumulate || k > 0, c);
+    }
+    return true;
 }
 
 /* A memory object; counts in *made, so that what exists can be destroyed. */
@@ -370,6 +409,7 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
                  const float *bias, void *c)
 {
     if (plan->primitive == NULL) {
+        if (stretches_of(plan->gemm, shape) == STRETCHES_COPIED) return multiply_copied(plan->gemm, shape, thread, a, b, c);
         ms_gemm_f32(plan->gemm, shape, a, b, c);
         return true;
     }

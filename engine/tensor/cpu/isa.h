@@ -2,7 +2,9 @@
  *
  * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, avx512bf16. It defines one const table of function
  * pointers named MS_ISA_NAME(table), for example ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)).
- * Use the vector types below (GCC vector extensions): 16 lanes everywhere, so sums add in the same order on every instruction set.
+ * Use the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps wider ones in memory as soon as a
+ * loop carries them, which costs 5 to 10 times the time. So a file whose sums must have the same bits on every instruction set adds in an
+ * order that does not depend on MS_LANES (ms_v_sum64), or asks for 16 lanes by defining MS_LANES before its first #include.
  * Nothing static or inline in a header that isa/ files include may be shared by the linker between variants: mark such functions `static`.
  */
 #ifndef MOONSHARD_TENSOR_CPU_ISA_H
@@ -27,9 +29,20 @@
     static inline const type *name##_for(ms_isa isa) { (void)isa; return &name##_portable; }
 #endif
 
-typedef float ms_v16f __attribute__((vector_size(64)));
-typedef int32_t ms_v16i __attribute__((vector_size(64)));
-typedef uint32_t ms_v16u __attribute__((vector_size(64)));
-typedef float ms_v16f_any __attribute__((vector_size(64), aligned(4), may_alias));   /* for unaligned loads and stores */
+#if defined(__AVX512F__)
+#define MS_PART_LANES 16
+#elif defined(__AVX2__)
+#define MS_PART_LANES 8
+#else
+#define MS_PART_LANES 4
+#endif
+#if !defined(MS_LANES)
+#define MS_LANES MS_PART_LANES
+#endif
+
+typedef float ms_vf __attribute__((vector_size(4 * MS_LANES)));
+typedef int32_t ms_vi __attribute__((vector_size(4 * MS_LANES)));
+typedef uint32_t ms_vu __attribute__((vector_size(4 * MS_LANES)));
+typedef float ms_vf_any __attribute__((vector_size(4 * MS_LANES), aligned(4), may_alias));   /* for unaligned loads and stores */
 
 #endif

@@ -1,4 +1,4 @@
-/* row.h: 16 elements of any float dtype as f32 lanes, and back, for the files of isa/.
+/* row.h: elements of any float dtype as f32 lanes, and back, for the files of isa/.
  *
  * A kernel that reads and writes rows works in f32 only and names the dtype at its edges. Conversions give the same bits on every
  * instruction set: bf16 by integer arithmetic, f16 by the hardware's exact instruction or the same rounding in software.
@@ -12,54 +12,55 @@
 #include <immintrin.h>
 #endif
 
-typedef uint16_t ms_v16h __attribute__((vector_size(32)));
-typedef uint16_t ms_v16h_any __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t ms_vh __attribute__((vector_size(2 * MS_LANES)));
+typedef uint16_t ms_vh_any __attribute__((vector_size(2 * MS_LANES), aligned(2), may_alias));
 
 #if defined(__AVX512F__)
 /* gcc 12 makes two halves of these conversions. */
-MS_VECTOR ms_v16f ms_v_from_bf16(ms_v16h h) { return (ms_v16f)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16); }
-MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
+MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h) { return (ms_vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16); }
+MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
 {
     __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return (ms_v16h)_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    return (ms_vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 #else
-MS_VECTOR ms_v16f ms_v_from_bf16(ms_v16h h) { return (ms_v16f)(__builtin_convertvector(h, ms_v16u) << 16); }
-MS_VECTOR ms_v16h ms_v_to_bf16(ms_v16f v)
+MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h) { return (ms_vf)(__builtin_convertvector(h, ms_vu) << 16); }
+MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
 {
-    ms_v16u bits = (ms_v16u)v;
-    ms_v16u rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    ms_v16u nan = (ms_v16u)(v != v);
+    ms_vu bits = (ms_vu)v;
+    ms_vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    ms_vu nan = (ms_vu)ms_v_is_nan(v);
     bits = (nan & (bits | 0x400000u)) | (~nan & rounded);
-    return __builtin_convertvector(bits >> 16, ms_v16h);
+    return __builtin_convertvector(bits >> 16, ms_vh);
 }
 #endif
-MS_VECTOR ms_v16f ms_v_from_f16(ms_v16h h)
+MS_VECTOR ms_vf ms_v_from_f16(ms_vh h)
 {
-    ms_v16f v;
+    ms_vf v;
 #if defined(__AVX512F__)
-    v = (ms_v16f)_mm512_cvtph_ps((__m256i)h);
+    v = (ms_vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
-    union { ms_v16h h; __m128i part[2]; } x = { .h = h };
-    union { ms_v16f v; __m256 part[2]; } y = { .part = { _mm256_cvtph_ps(x.part[0]), _mm256_cvtph_ps(x.part[1]) } };
+    union { ms_vh h; __m128i part[MS_PARTS]; } x = { .h = h };
+    union { ms_vf v; __m256 part[MS_PARTS]; } y;
+    for (int k = 0; k < MS_PARTS; k++) y.part[k] = _mm256_cvtph_ps(x.part[k]);
     v = y.v;
 #else
     for (int i = 0; i < MS_LANES; i++) v[i] = ms_float_from_f16(h[i]);
 #endif
     return v;
 }
-MS_VECTOR ms_v16h ms_v_to_f16(ms_v16f v)
+MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
 {
-    ms_v16h h;
+    ms_vh h;
 #if defined(__AVX512F__)
-    h = (ms_v16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+    h = (ms_vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
-    union { ms_v16f v; __m256 part[2]; } x = { .v = v };
-    union { ms_v16h h; __m128i part[2]; } y = { .part = { _mm256_cvtps_ph(x.part[0], _MM_FROUND_TO_NEAREST_INT),
-                                                          _mm256_cvtps_ph(x.part[1], _MM_FROUND_TO_NEAREST_INT) } };
+    union { ms_vf v; __m256 part[MS_PARTS]; } x = { .v = v };
+    union { ms_vh h; __m128i part[MS_PARTS]; } y;
+    for (int k = 0; k < MS_PARTS; k++) y.part[k] = _mm256_cvtps_ph(x.part[k], _MM_FROUND_TO_NEAREST_INT);
     h = y.h;
 #else
     for (int i = 0; i < MS_LANES; i++) h[i] = ms_f16_from_float(v[i]);
@@ -67,23 +68,23 @@ MS_VECTOR ms_v16h ms_v_to_f16(ms_v16f v)
     return h;
 }
 
-/* Elements i .. i + 15 of a row. */
-MS_VECTOR ms_v16f ms_row_get(ms_dtype dtype, const void *row, size_t i)
+/* MS_LANES elements of a row, from i on. */
+MS_VECTOR ms_vf ms_row_get(ms_dtype dtype, const void *row, size_t i)
 {
     if (dtype == MS_F32) return ms_v_load((const float *)row + i);
-    ms_v16h h = *(const ms_v16h_any *)((const uint16_t *)row + i);
+    ms_vh h = *(const ms_vh_any *)((const uint16_t *)row + i);
     return dtype == MS_BF16 ? ms_v_from_bf16(h) : ms_v_from_f16(h);
 }
-MS_VECTOR void ms_row_put(ms_dtype dtype, void *row, size_t i, ms_v16f v)
+MS_VECTOR void ms_row_put(ms_dtype dtype, void *row, size_t i, ms_vf v)
 {
     if (dtype == MS_F32) ms_v_store((float *)row + i, v);
-    else *(ms_v16h_any *)((uint16_t *)row + i) = dtype == MS_BF16 ? ms_v_to_bf16(v) : ms_v_to_f16(v);
+    else *(ms_vh_any *)((uint16_t *)row + i) = dtype == MS_BF16 ? ms_v_to_bf16(v) : ms_v_to_f16(v);
 }
 
-/* The last elements i .. n - 1 of a row, fewer than 16; lanes past them get `rest`. */
-MS_VECTOR ms_v16f ms_row_get_part(ms_dtype dtype, const void *row, size_t i, size_t n, float rest)
+/* The last elements i .. n - 1 of a row, fewer than MS_LANES; lanes past them get `rest`. */
+MS_VECTOR ms_vf ms_row_get_part(ms_dtype dtype, const void *row, size_t i, size_t n, float rest)
 {
-    ms_v16f v = ms_v_splat(rest);
+    ms_vf v = ms_v_splat(rest);
     for (size_t j = i; j < n; j++) {
         if (dtype == MS_F32) v[j - i] = ((const float *)row)[j];
         else if (dtype == MS_BF16) v[j - i] = ms_float_from_bf16(((const uint16_t *)row)[j]);
@@ -91,7 +92,7 @@ MS_VECTOR ms_v16f ms_row_get_part(ms_dtype dtype, const void *row, size_t i, siz
     }
     return v;
 }
-MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms_v16f v)
+MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms_vf v)
 {
     for (size_t j = i; j < n; j++) {
         if (dtype == MS_F32) ((float *)row)[j] = v[j - i];

@@ -14,7 +14,7 @@
 /* ------------------------------------------------------------------------------------------------------------------------- floats */
 
 /* A NaN of either side is the result of min and max. */
-MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
+MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
 {
     switch (op) {
     case MS_REDUCE_OP_MIN: return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(b), b, a);
@@ -27,39 +27,39 @@ MS_VECTOR ms_v16f combine(ms_reduce_op op, ms_v16f a, ms_v16f b)
 #define UNROLL 4
 #define AHEAD (8 * UNROLL)         /* vectors */
 
-/* Two neighbours in bf16 are the halves of a word, so shifts and masks take 32 of them apart and put them together: elements of even place in one
+/* Two neighbours in bf16 are the halves of a word, so shifts and masks take two vectors of them apart and put them together: elements of even place in one
  * vector, of odd place in the next. In a sum of equal places the order does not matter. */
-typedef uint32_t words __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * MS_LANES), aligned(2), may_alias));
 
-MS_VECTOR ms_v16u bf16_rounded(ms_v16f v)
+MS_VECTOR ms_vu bf16_rounded(ms_vf v)
 {
-    ms_v16u bits = (ms_v16u)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    ms_vu bits = (ms_vu)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
 #if defined(__AVX512F__)
-    return (ms_v16u)_mm512_mask_or_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), (__m512i)bits, _mm512_set1_epi32(0x400000));
+    return (ms_vu)_mm512_mask_or_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), (__m512i)bits, _mm512_set1_epi32(0x400000));
 #else
-    ms_v16u nan = (ms_v16u)(v != v);
+    ms_vu nan = (ms_vu)ms_v_is_nan(v);
     return (nan & (bits | 0x400000u)) | (~nan & rounded);
 #endif
 }
 
 /* f32 as a cast to dtype and back would leave it. */
-MS_VECTOR ms_v16f rounded_to(ms_dtype dtype, ms_v16f v)
+MS_VECTOR ms_vf rounded_to(ms_dtype dtype, ms_vf v)
 {
-    if (dtype == MS_BF16) return (ms_v16f)(bf16_rounded(v) & 0xffff0000u);
+    if (dtype == MS_BF16) return (ms_vf)(bf16_rounded(v) & 0xffff0000u);
     return dtype == MS_F16 ? ms_v_from_f16(ms_v_to_f16(v)) : v;
 }
 
 /* What an input contributes from element i on. */
-MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_v16f block[UNROLL])
+MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_vf block[UNROLL])
 {
     const char *from = inputs[input];
     /* Rounding keeps the processor from running ahead as far as it would for a mere sum. */
     for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) __builtin_prefetch((const float *)(const void *)from + i + (u + AHEAD) * MS_LANES, 1);
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         if (memory == MS_BF16) {
-            ms_v16u both = *(const words *)((const uint16_t *)(const void *)from + i + u * MS_LANES);
-            block[u] = (ms_v16f)(both << 16);
-            block[u + 1] = (ms_v16f)(both & 0xffff0000u);
+            ms_vu both = *(const words *)((const uint16_t *)(const void *)from + i + u * MS_LANES);
+            block[u] = (ms_vf)(both << 16);
+            block[u + 1] = (ms_vf)(both & 0xffff0000u);
         } else {
             block[u] = ms_row_get(memory, from, i + u * MS_LANES);
             block[u + 1] = ms_row_get(memory, from, i + (u + 1) * MS_LANES);
@@ -69,10 +69,10 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const
     for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++) block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-MS_VECTOR void put_block(ms_dtype memory, char *const *to, uint32_t outputs, size_t i, const ms_v16f block[UNROLL])
+MS_VECTOR void put_block(ms_dtype memory, char *const *to, uint32_t outputs, size_t i, const ms_vf block[UNROLL])
 {
     for (uint32_t u = 0; u < UNROLL; u += 2) {
-        ms_v16u both = { 0 };
+        ms_vu both = { 0 };
         if (memory == MS_BF16) both = bf16_rounded(block[u]) >> 16 | (bf16_rounded(block[u + 1]) & 0xffff0000u);
         for (uint32_t w = 0; w < outputs; w++) {
             if (memory == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
@@ -91,10 +91,10 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, c
 {
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
     bool halves = (inputs & (inputs - 1)) == 0;
-    ms_v16f divisor = ms_v_splat(halves ? 1 / (float)inputs : (float)inputs);
+    ms_vf divisor = ms_v_splat(halves ? 1 / (float)inputs : (float)inputs);
     size_t i = 0;
     for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
-        ms_v16f sum[UNROLL], v[UNROLL];
+        ms_vf sum[UNROLL], v[UNROLL];
         get_block(memory, dtype, op, task, from, 0, i, sum);
         for (uint32_t r = 1; r < inputs; r++) {
             get_block(memory, dtype, op, task, from, r, i, v);
@@ -106,9 +106,9 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, c
     }
     for (; i < task->count; i += MS_LANES) {
         size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
-        ms_v16f sum = ms_v_splat(0);
+        ms_vf sum = ms_v_splat(0);
         for (uint32_t r = 0; r < inputs; r++) {
-            ms_v16f v = ms_row_get_part(memory, from[r], i, end, 0);
+            ms_vf v = ms_row_get_part(memory, from[r], i, end, 0);
             if (memory != dtype) v = rounded_to(dtype, v);
             if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
             sum = r ? combine(op, sum, v) : v;

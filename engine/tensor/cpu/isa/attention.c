@@ -4,16 +4,22 @@
 
 #define LEAST (-__builtin_inff())
 #define FETCH_ROWS 16
+/* Sums of a tile are [rows, TILE_VECTORS]: as many as there are registers for. */
+#if defined(__AVX512F__)
+enum { TILE_VECTORS = 4 };
+#else
+enum { TILE_VECTORS = 2 };
+#endif
 #define UNROLL _Pragma("GCC unroll 16")
 
-MS_VECTOR int64_t padded(int64_t n) { return (n + MS_LANES - 1) / MS_LANES * MS_LANES; }
+MS_VECTOR int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 /* ----------------------------------------------------------------------------------------------------------------------- products */
 
-MS_VECTOR ms_v16f add_product(const bool pairs, ms_v16f sum, ms_v16f a, ms_v16f b)
+MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 {
 #if defined(__AVX512BF16__)
-    if (pairs) return (ms_v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    if (pairs) return (ms_vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)ms_v_splat(a), (__m512bh)b);
 #endif
     (void)pairs;
     return sum + a * b;
@@ -25,16 +31,14 @@ MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const m
     const float *a = p->a + row * p->a_row, *b = p->b + column;
     float *c = p->c + row * p->c_row + column;
     const int64_t a_row = p->a_row, a_step = p->a_step, b_step = p->b_step, c_row = p->c_row;
-    ms_v16f sum[8][4];
+    ms_vf sum[8][TILE_VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : ms_v_splat(0.0f);
+        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : (ms_vf){ 0 };
     for (int64_t u = 0; u < p->depth; u++, a += a_step, b += b_step) {
-        ms_v16f right[4];
+        ms_vf right[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) right[v] = ms_v_load(b + v * MS_LANES);
-        UNROLL for (int i = 0; i < rows; i++) {
-            ms_v16f left = ms_v_splat(a[i * a_row]);
-            UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = add_product(pairs, sum[i][v], left, right[v]);
-        }
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = add_product(pairs, sum[i][v], a[i * a_row], right[v]);
     }
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++) ms_v_store(c + i * c_row + v * MS_LANES, sum[i][v]);
@@ -45,7 +49,8 @@ MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors, c
 {
     int64_t row = 0;
     for (; row + rows <= p->rows; row += rows) tile(pairs, rows, vectors, p, row, column);
-    for (; row < p->rows; row += 4) tile(pairs, 4, vectors, p, row, column);
+    for (; row + 4 <= p->rows; row += 4) tile(pairs, 4, vectors, p, row, column);
+    if (row < p->rows) tile(pairs, 2, vectors, p, row, column);
 }
 
 MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
@@ -57,7 +62,7 @@ MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
     if (column + 32 <= p->columns) { columns_of(pairs, 8, 2, p, column); column += 32; }
     if (column + 16 <= p->columns) columns_of(pairs, 8, 1, p, column);
 #else
-    for (; column < p->columns; column += 16) columns_of(pairs, 4, 1, p, column);
+    for (; column < p->columns; column += TILE_VECTORS * MS_LANES) columns_of(pairs, 6, TILE_VECTORS, p, column);
 #endif
 }
 
@@ -71,19 +76,19 @@ static void multiply(bool pairs, const ms_unit_product *p)
 
 #if defined(__AVX512BF16__)
 /* 16 numbers as 8 units. */
-MS_VECTOR void store_pairs(float *to, ms_v16f v) { _mm256_storeu_si256((__m256i_u *)(void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+MS_VECTOR void store_pairs(float *to, ms_vf v) { _mm256_storeu_si256((__m256i_u *)(void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
 /* 16 units: lane i holds (first[i], second[i]). */
-MS_VECTOR ms_v16f join_pairs(ms_v16f first, ms_v16f second)
+MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return (ms_v16f)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+    return (ms_vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 #else
-MS_VECTOR void store_pairs(float *to, ms_v16f v) { ms_v_store(to, v); }
-MS_VECTOR ms_v16f join_pairs(ms_v16f first, ms_v16f second) { return first + second; }
+MS_VECTOR void store_pairs(float *to, ms_vf v) { ms_v_store(to, v); }
+MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second) { return first + second; }
 #endif
 
-MS_VECTOR ms_v16f row_part(const ms_dtype D, const void *row, int64_t i, int64_t n)
+MS_VECTOR ms_vf row_part(const ms_dtype D, const void *row, int64_t i, int64_t n)
 {
     return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i) : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
 }
@@ -100,8 +105,8 @@ MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from
     int64_t units = pairs ? padded(width) / 2 : padded(width), bytes = row * (D == MS_F32 ? 4 : 2);
     for (int64_t i = 0; i < count; i++, from += bytes, to += units) {
         fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
-        for (int64_t k = 0; k < width; k += MS_LANES) {
-            ms_v16f v = row_part(D, from, k, width);
+        for (int64_t k = 0; k < padded(width); k += MS_LANES) {
+            ms_vf v = row_part(D, from, k, width);
             if (pairs) store_pairs(to + k / 2, v);
             else ms_v_store(to + k, v);
         }
@@ -121,9 +126,9 @@ MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, in
     for (int64_t i = 0; i < all; i += 2, from += 2 * bytes, to += wide) {
         fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
         fetch(from + (FETCH_ROWS + 1) * bytes, width * (D == MS_F32 ? 4 : 2));
-        for (int64_t k = 0; k < width; k += MS_LANES) {
-            ms_v16f first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
-            ms_v16f second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
+        for (int64_t k = 0; k < wide; k += MS_LANES) {
+            ms_vf first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
+            ms_vf second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
             ms_v_store(to + k, join_pairs(first, second));
         }
     }
@@ -138,7 +143,7 @@ MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, 
 {
     for (int64_t i = 0; i < count; i++, from += from_row, to += row * (D == MS_F32 ? 4 : 2)) {
         for (int64_t k = 0; k < width; k += 64 / (D == MS_F32 ? 4 : 2)) __builtin_prefetch(to + FETCH_ROWS * row * (D == MS_F32 ? 4 : 2) + k * (D == MS_F32 ? 4 : 2), 1);
-        ms_v16f times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
+        ms_vf times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
         int64_t k = 0;
         for (; k + MS_LANES <= width; k += MS_LANES) ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
         if (k < width) ms_row_put_part(D, to, (size_t)k, (size_t)width, ms_v_load_part(from + k, (size_t)(width - k)) * times);
@@ -173,12 +178,11 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
 
 MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row) { return b->scores + row * MS_QUERY_LANES; }
 
-/* Lanes q .. q + 15 that do not see this key: all ones. */
-MS_VECTOR ms_v16i hidden(const ms_score_block *b, int64_t row, int64_t q)
+/* Lanes from q on that do not see this key: all ones. */
+MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
 {
-    const ms_v16f lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     float step = (float)b->step;
-    return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (lane + (float)q) * step);
+    return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
 }
 
 /* The first key that some lane from q on does not see. */
@@ -190,16 +194,16 @@ MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
 
 static void mask(const ms_score_block *b, float *most)
 {
-    const ms_v16f least = ms_v_splat(LEAST);
+    const ms_vf least = ms_v_splat(LEAST);
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
-        ms_v16f greatest = least, other = least;
+        ms_vf greatest = least, other = least;
         int64_t clear = clear_rows(b, q), row = 0;
         for (; row + 2 <= clear; row += 2) {
             greatest = ms_v_greater(ms_v_load(row_at(b, row) + q), greatest);
             other = ms_v_greater(ms_v_load(row_at(b, row + 1) + q), other);
         }
         for (; row < b->rows; row++) {
-            ms_v16f x = ms_v_select(hidden(b, row, q), least, ms_v_load(row_at(b, row) + q));
+            ms_vf x = ms_v_select(hidden(b, row, q), least, ms_v_load(row_at(b, row) + q));
             ms_v_store(b->scores + row * MS_QUERY_LANES + q, x);
             greatest = ms_v_greater(x, greatest);
         }
@@ -211,11 +215,11 @@ static void mask(const ms_score_block *b, float *most)
 static void shrink(const float *before, const float *now, float *total, float *out, int64_t width)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
-        ms_v16f old = ms_v_load(before + q), new = ms_v_load(now + q);
+        ms_vf old = ms_v_load(before + q), new = ms_v_load(now + q);
         int differ = 0;
         for (int i = 0; i < MS_LANES; i++) differ |= before[q + i] != now[q + i];
         if (!differ) continue;
-        ms_v16f factor = ms_v_exp_normal(old - new);
+        ms_vf factor = ms_v_exp_normal(old - new);
         ms_v_store(total + q, ms_v_load(total + q) * factor);
         for (int64_t i = 0; i < width; i++) ms_v_store(out + i * MS_QUERY_LANES + q, ms_v_load(out + i * MS_QUERY_LANES + q) * factor);
     }
@@ -224,10 +228,10 @@ static void shrink(const float *before, const float *now, float *total, float *o
 MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most, float *total, float *steps)
 {
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
-        ms_v16f shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
+        ms_vf shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
         float *x = b->scores + q, *to = steps + q;
         for (int64_t row = 0; row < b->rows; row += 2, x += 2 * MS_QUERY_LANES) {
-            ms_v16f first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift), second = ms_v_exp_normal(ms_v_load(x + MS_QUERY_LANES) * b->scale - shift);
+            ms_vf first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift), second = ms_v_exp_normal(ms_v_load(x + MS_QUERY_LANES) * b->scale - shift);
             sum += first;
             other += second;
             if (pairs) {
@@ -251,7 +255,7 @@ static void exponentials(bool pairs, const ms_score_block *b, const float *most,
 static void finish(const float *most, float *total, float *log_sum)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
-        ms_v16f sum = ms_v_load(total + q);
+        ms_vf sum = ms_v_load(total + q);
         ms_v_store(log_sum + q, ms_v_load(most + q) + ms_v_log(sum));
         ms_v_store(total + q, 1.0f / sum);
     }
@@ -264,10 +268,10 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
 {
     const int64_t lanes = pairs ? MS_QUERY_LANES / 2 : MS_QUERY_LANES;
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
-        ms_v16f shift = ms_v_load(log_sum + q), less = ms_v_load(offset + q);
+        ms_vf shift = ms_v_load(log_sum + q), less = ms_v_load(offset + q);
         int64_t clear = clear_rows(b, q), lane = pairs ? q / 2 : q;
         for (int64_t row = 0; row < b->rows; row += 2) {
-            ms_v16f p[2], d[2];
+            ms_vf p[2], d[2];
             UNROLL for (int i = 0; i < 2; i++) {
                 p[i] = ms_v_exp_normal(ms_v_load(row_at(b, row + i) + q) * b->scale - shift);
                 if (row + i >= clear) p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
@@ -296,7 +300,7 @@ MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const 
 {
     const int64_t item = D == MS_F32 ? 4 : 2;
     for (int64_t row = 0; row < rows; row++, a += a_row * item, b += b_row * item) {
-        ms_v16f total = ms_v_splat(0.0f);
+        ms_vf total = ms_v_splat(0.0f);
         for (int64_t k = 0; k < width; k += MS_LANES) total += row_part(D, a, k, width) * row_part(D, b, k, width);
         offset[row] = ms_v_sum(total);
     }
@@ -315,14 +319,14 @@ MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float 
     const char *x_high = x + half * item;
     char *y_high = y + half * item;
     for (; i + MS_LANES <= half; i += MS_LANES) {
-        ms_v16f a = ms_row_get(D, x, i), b = ms_row_get(D, x_high, i), c = ms_v_load(cosine + i), s = ms_v_load(sine + i);
+        ms_vf a = ms_row_get(D, x, i), b = ms_row_get(D, x_high, i), c = ms_v_load(cosine + i), s = ms_v_load(sine + i);
         if (back) s = -s;
         ms_row_put(D, y, i, a * c - b * s);
         ms_row_put(D, y_high, i, b * c + a * s);
     }
     if (i < half) {
-        ms_v16f a = ms_row_get_part(D, x, i, half, 0.0f), b = ms_row_get_part(D, x_high, i, half, 0.0f);
-        ms_v16f c = ms_v_load_part(cosine + i, half - i), s = ms_v_load_part(sine + i, half - i);
+        ms_vf a = ms_row_get_part(D, x, i, half, 0.0f), b = ms_row_get_part(D, x_high, i, half, 0.0f);
+        ms_vf c = ms_v_load_part(cosine + i, half - i), s = ms_v_load_part(sine + i, half - i);
         if (back) s = -s;
         ms_row_put_part(D, y, i, half, a * c - b * s);
         ms_row_put_part(D, y_high, i, half, b * c + a * s);

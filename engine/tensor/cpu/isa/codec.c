@@ -5,6 +5,9 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+/* 16 codes fill whole bytes, and sums over a block have the same order on every instruction set. */
+#define MS_LANES 16
+
 #include <string.h>
 
 #include "tensor/cpu/codec.h"
@@ -24,57 +27,57 @@ MS_VECTOR float greatest_code(ms_codec_kind kind) { return kind == MS_CODEC_INT8
 /* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that number. For |x| < 2^22. */
 #define WHOLE 12582912.0f
 
-MS_VECTOR ms_v16f round_lanes(ms_v16f x, const float *u)
+MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
 {
     if (u == NULL) return (x + WHOLE) - WHOLE;
-    ms_v16f up = x + ms_v_load(u), whole = (up + WHOLE) - WHOLE;
-    return whole - (ms_v16f)(ms_v_less(up, whole) & (ms_v16i)ms_v_splat(1.0f));          /* floor */
+    ms_vf up = x + ms_v_load(u), whole = (up + WHOLE) - WHOLE;
+    return whole - (ms_vf)(ms_v_less(up, whole) & (ms_vi)ms_v_splat(1.0f));          /* floor */
 }
 
-MS_VECTOR ms_v16f keep_within(ms_v16f x, float most) { return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most)); }
-MS_VECTOR ms_v16u whole_bits(ms_v16f whole) { return (ms_v16u)(whole + WHOLE); }
+MS_VECTOR ms_vf keep_within(ms_vf x, float most) { return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most)); }
+MS_VECTOR ms_vu whole_bits(ms_vf whole) { return (ms_vu)(whole + WHOLE); }
 
 /* Codes of numbers that were divided by their scale. */
-MS_VECTOR ms_v16u encode_float(ms_v16f x, const float *u, const small_float f)
+MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
 {
-    ms_v16u sign = (ms_v16u)x >> 31;
-    ms_v16f size = ms_v_lesser(ms_v_abs(x), ms_v_splat((float)f.greatest));
-    ms_v16i exponent = (ms_v16i)((ms_v16u)size >> 23), least = ms_v_splat_int(f.least);
-    exponent = (ms_v16i)ms_v_select((ms_v16i)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)), (ms_v16f)least, (ms_v16f)exponent);
-    ms_v16f step = (ms_v16f)((ms_v16u)(exponent - f.mantissa) << 23), inverse = (ms_v16f)((ms_v16u)(254 - (exponent - f.mantissa)) << 23);
-    ms_v16f value = round_lanes(size * inverse, u) * step;
+    ms_vu sign = (ms_vu)x >> 31;
+    ms_vf size = ms_v_lesser(ms_v_abs(x), ms_v_splat((float)f.greatest));
+    ms_vi exponent = (ms_vi)((ms_vu)size >> 23), least = ms_v_splat_int(f.least);
+    exponent = (ms_vi)ms_v_select((ms_vi)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)), (ms_vf)least, (ms_vf)exponent);
+    ms_vf step = (ms_vf)((ms_vu)(exponent - f.mantissa) << 23), inverse = (ms_vf)((ms_vu)(254 - (exponent - f.mantissa)) << 23);
+    ms_vf value = round_lanes(size * inverse, u) * step;
     value = ms_v_lesser(value, ms_v_splat((float)f.greatest));
-    ms_v16u normal = ((ms_v16u)value >> (23 - f.mantissa)) - (((ms_v16u)ms_v_splat_int(f.least) - 1) << f.mantissa);
-    ms_v16f smallest = (ms_v16f)((ms_v16u)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
-    ms_v16u subnormal = whole_bits(value * smallest) & 0xffu;
-    ms_v16u code = (ms_v16u)ms_v_select(ms_v_less(value, (ms_v16f)((ms_v16u)least << 23)), (ms_v16f)subnormal, (ms_v16f)normal);
+    ms_vu normal = ((ms_vu)value >> (23 - f.mantissa)) - (((ms_vu)ms_v_splat_int(f.least) - 1) << f.mantissa);
+    ms_vf smallest = (ms_vf)((ms_vu)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
+    ms_vu subnormal = whole_bits(value * smallest) & 0xffu;
+    ms_vu code = (ms_vu)ms_v_select(ms_v_less(value, (ms_vf)((ms_vu)least << 23)), (ms_vf)subnormal, (ms_vf)normal);
     return code | sign << (f.mantissa == 3 ? 7 : 3);
 }
 
-MS_VECTOR ms_v16f decode_float(ms_v16u code, const small_float f)
+MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
 {
     int width = f.mantissa == 3 ? 7 : 3;
-    ms_v16u sign = (code >> width) << 31, size = code & ((1u << width) - 1);
-    ms_v16u normal = (size << (23 - f.mantissa)) + (((ms_v16u)ms_v_splat_int(f.least) - 1) << 23);
-    ms_v16f quantum = (ms_v16f)((ms_v16u)ms_v_splat_int(f.least - f.mantissa) << 23);
-    ms_v16f subnormal = ms_v_from_int((ms_v16i)size) * quantum;
-    ms_v16f value = ms_v_select(ms_v_less(ms_v_from_int((ms_v16i)size), ms_v_splat((float)(1 << f.mantissa))), subnormal, (ms_v16f)normal);
-    return (ms_v16f)((ms_v16u)value | sign);
+    ms_vu sign = (code >> width) << 31, size = code & ((1u << width) - 1);
+    ms_vu normal = (size << (23 - f.mantissa)) + (((ms_vu)ms_v_splat_int(f.least) - 1) << 23);
+    ms_vf quantum = (ms_vf)((ms_vu)ms_v_splat_int(f.least - f.mantissa) << 23);
+    ms_vf subnormal = ms_v_from_int((ms_vi)size) * quantum;
+    ms_vf value = ms_v_select(ms_v_less(ms_v_from_int((ms_vi)size), ms_v_splat((float)(1 << f.mantissa))), subnormal, (ms_vf)normal);
+    return (ms_vf)((ms_vu)value | sign);
 }
 
-MS_VECTOR ms_v16u encode_lanes(const ms_codec_kind K, ms_v16f x, const float *u)
+MS_VECTOR ms_vu encode_lanes(const ms_codec_kind K, ms_vf x, const float *u)
 {
     if (K == MS_CODEC_INT8) return whole_bits(keep_within(round_lanes(x, u), 127.0f)) & 0xffu;
     if (K == MS_CODEC_INT4) return (whole_bits(keep_within(round_lanes(x, u), 7.0f)) + 8u) & 0xfu;
-    if (K == MS_CODEC_SIGN) return ~(ms_v16u)x >> 31;
+    if (K == MS_CODEC_SIGN) return ~(ms_vu)x >> 31;
     return encode_float(x, u, K == MS_CODEC_FP8 ? fp8 : fp4);
 }
 
-MS_VECTOR ms_v16f decode_lanes(const ms_codec_kind K, ms_v16u code)
+MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
 {
-    if (K == MS_CODEC_INT8) return ms_v_from_int((ms_v16i)(code << 24) >> 24);
-    if (K == MS_CODEC_INT4) return ms_v_from_int((ms_v16i)code - 8);
-    if (K == MS_CODEC_SIGN) return ms_v_from_int((ms_v16i)(code << 1) - 1);
+    if (K == MS_CODEC_INT8) return ms_v_from_int((ms_vi)(code << 24) >> 24);
+    if (K == MS_CODEC_INT4) return ms_v_from_int((ms_vi)code - 8);
+    if (K == MS_CODEC_SIGN) return ms_v_from_int((ms_vi)(code << 1) - 1);
     return decode_float(code, K == MS_CODEC_FP8 ? fp8 : fp4);
 }
 
@@ -83,7 +86,7 @@ MS_VECTOR ms_v16f decode_lanes(const ms_codec_kind K, ms_v16u code)
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
 /* count codes, 16 or the last few, from the lowest bit on; bits past them are 0. */
-MS_VECTOR void pack(const ms_codec_kind K, ms_v16u code, size_t count, uint8_t *to)
+MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to)
 {
     union { v16b whole; uint8_t lane[MS_LANES]; } c = { .whole = __builtin_convertvector(code, v16b) };
     for (size_t i = count; i < MS_LANES; i++) c.lane[i] = 0;
@@ -100,7 +103,7 @@ MS_VECTOR void pack(const ms_codec_kind K, ms_v16u code, size_t count, uint8_t *
     }
 }
 
-MS_VECTOR ms_v16u unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
+MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
 {
     union { v16b whole; uint8_t lane[MS_LANES]; } c = { .lane = { 0 } };
     if (K == MS_CODEC_INT8 || K == MS_CODEC_FP8) {
@@ -115,7 +118,7 @@ MS_VECTOR ms_v16u unpack(const ms_codec_kind K, const uint8_t *from, size_t coun
             c.lane[2 * i] = c.lane[i] & 15;
         }
     }
-    return __builtin_convertvector(c.whole, ms_v16u);
+    return __builtin_convertvector(c.whole, ms_vu);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------- blocks */
@@ -123,12 +126,12 @@ MS_VECTOR ms_v16u unpack(const ms_codec_kind K, const uint8_t *from, size_t coun
 /* The greatest |x| of a block, or NaN if one is not finite: bits of sizes order as the sizes do. */
 MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
 {
-    ms_v16f most = ms_v_splat(0.0f);
-    ms_v16i bad = ms_v_splat_int(0);
+    ms_vf most = ms_v_splat(0.0f);
+    ms_vi bad = ms_v_splat_int(0);
     size_t i = 0;
     for (; i < n; i += MS_LANES) {
-        ms_v16f size = ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
-        bad |= (ms_v16i)(size - size);           /* 0, or NaN */
+        ms_vf size = ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
+        bad |= (ms_vi)(size - size);           /* 0, or NaN */
         most = ms_v_greater(size, most);
     }
     for (int l = 0; l < MS_LANES; l++)
@@ -138,7 +141,7 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
 
 MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
 {
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (size_t i = 0; i < n; i += MS_LANES) total += ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f)) * factor;
     return ms_v_sum(total) / (float)n;
 }
@@ -169,9 +172,9 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     }
     for (size_t i = 0; i < n; i += MS_LANES) {
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
-        ms_v16f v = count == MS_LANES ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f);
-        ms_v16f scaled = K == MS_CODEC_SIGN ? v : inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
-        ms_v16u code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
+        ms_vf v = count == MS_LANES ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f);
+        ms_vf scaled = K == MS_CODEC_SIGN ? v : inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
+        ms_vu code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
         pack(K, code, count, codes + i * (size_t)ms_codec_bits(K) / 8);
         if (error == NULL) continue;
         v -= decode_lanes(K, code) * size;
@@ -184,7 +187,7 @@ MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t 
 {
     for (size_t i = 0; i < n; i += MS_LANES) {
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
-        ms_v16f v = decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
+        ms_vf v = decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
         if (add) v += count == MS_LANES ? ms_v_load(out + i) : ms_v_load_part(out + i, count);
         if (count == MS_LANES) ms_v_store(out + i, v);
         else ms_v_store_part(out + i, v, count);

@@ -4,19 +4,19 @@
 
 #include <math.h>
 
-/* A kernel is its formula in a, b, c (16 lanes each), v = value and h = high. A last part of fewer than 16 elements runs through
+/* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer elements runs through
  * the same formula, so that a result does not depend on where its element lies. */
 #define LOOP(load_b, load_c, formula) \
-    const ms_v16f v = ms_v_splat(s->value), h = ms_v_splat(s->high); \
+    const ms_vf v = ms_v_splat(s->value), h = ms_v_splat(s->high); \
     (void)v, (void)h, (void)pb, (void)pc; \
     size_t i = 0; \
     for (; i + MS_LANES <= n; i += MS_LANES) { \
-        ms_v16f a = ms_v_load(pa + i), b = load_b(pb, i, MS_LANES), c = load_c(pc, i, MS_LANES); \
+        ms_vf a = ms_v_load(pa + i), b = load_b(pb, i, MS_LANES), c = load_c(pc, i, MS_LANES); \
         (void)b, (void)c; \
         ms_v_store(out + i, formula); \
     } \
     if (i < n) { \
-        ms_v16f a = ms_v_load_part(pa + i, n - i), b = load_b(pb, i, n - i), c = load_c(pc, i, n - i); \
+        ms_vf a = ms_v_load_part(pa + i, n - i), b = load_b(pb, i, n - i), c = load_c(pc, i, n - i); \
         (void)b, (void)c; \
         ms_v_store_part(out + i, formula, n - i); \
     }
@@ -32,36 +32,36 @@
 #define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
 #define THREE(name, formula) KERNEL(name, FETCH, FETCH, formula)
 
-MS_VECTOR ms_v16f truth(ms_v16i mask) { return (ms_v16f)(mask & (ms_v16i)ms_v_splat(1.0f)); }
-MS_VECTOR ms_v16f keep(ms_v16i mask, ms_v16f x) { return (ms_v16f)(mask & (ms_v16i)x); }
-MS_VECTOR ms_v16f sign(ms_v16f x)
+MS_VECTOR ms_vf truth(ms_vi mask) { return (ms_vf)(mask & (ms_vi)ms_v_splat(1.0f)); }
+MS_VECTOR ms_vf keep(ms_vi mask, ms_vf x) { return (ms_vf)(mask & (ms_vi)x); }
+MS_VECTOR ms_vf sign(ms_vf x)
 {
-    const ms_v16f zero = ms_v_splat(0.0f);
+    const ms_vf zero = ms_v_splat(0.0f);
     return truth(ms_v_less(zero, x)) - truth(ms_v_less(x, zero));
 }
 
-MS_VECTOR ms_v16f gelu_erf_gate(ms_v16f x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
-MS_VECTOR ms_v16f gelu_erf_slope(ms_v16f x)
+MS_VECTOR ms_vf gelu_erf_gate(ms_vf x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
+MS_VECTOR ms_vf gelu_erf_slope(ms_vf x)
 {
     x = ms_v_lesser(ms_v_splat(16.0f), ms_v_greater(ms_v_splat(-16.0f), x));
     return gelu_erf_gate(x) + x * 0.3989422804f * ms_v_exp(-0.5f * x * x);
 }
-MS_VECTOR ms_v16f silu_slope(ms_v16f x)
+MS_VECTOR ms_vf silu_slope(ms_vf x)
 {
-    ms_v16f gate = ms_v_sigmoid(x);
+    ms_vf gate = ms_v_sigmoid(x);
     return gate * (1.0f + x * (1.0f - gate));
 }
 /* Lane by lane through the C library: powers of any base and exponent are rare, and hard to get right. */
-MS_VECTOR ms_v16f power(ms_v16f x, float y)
+MS_VECTOR ms_vf power(ms_vf x, float y)
 {
-    ms_v16f z;
+    ms_vf z;
     for (int i = 0; i < MS_LANES; i++) z[i] = powf(x[i], y);
     return z;
 }
 /* Gradient of (sum |x|^p)^(1/p) = y; 0 where x or y is 0. p = 2 needs no power. */
-MS_VECTOR ms_v16f p_norm_slope(ms_v16f x, ms_v16f y, float p)
+MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
 {
-    ms_v16f z = p == 2.0f ? x / y : ms_v_copysign(ms_v_pow_positive(ms_v_abs(x) / y, p - 1.0f), x);
+    ms_vf z = p == 2.0f ? x / y : ms_v_copysign(ms_v_pow_positive(ms_v_abs(x) / y, p - 1.0f), x);
     return keep(ms_v_differ(x, ms_v_splat(0.0f)) & ms_v_differ(y, ms_v_splat(0.0f)), z);
 }
 

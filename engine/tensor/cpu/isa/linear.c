@@ -18,13 +18,13 @@ MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C
 {
     size_t i = 0;
     for (; i + MS_LANES <= n; i += MS_LANES) {
-        ms_v16f v = ms_row_get(X, x, i);
+        ms_vf v = ms_row_get(X, x, i);
         v = v * ms_v_gelu_gate(v);
         ms_row_put(Y, y, i, v);
         if (C != NO_TENSOR) ms_row_put(C, cast, i, v);
     }
     if (i < n) {
-        ms_v16f v = ms_row_get_part(X, x, i, n, 0.0f);
+        ms_vf v = ms_row_get_part(X, x, i, n, 0.0f);
         v = v * ms_v_gelu_gate(v);
         ms_row_put_part(Y, y, i, n, v);
         if (C != NO_TENSOR) ms_row_put_part(C, cast, i, n, v);
@@ -52,9 +52,9 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
 {
     size_t i = 0;
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f sum = b->sums != NULL ? ms_v_load(b->sums + i) : ms_v_splat(0.0f);
+        ms_vf sum = b->sums != NULL ? ms_v_load(b->sums + i) : ms_v_splat(0.0f);
         for (size_t r = 0; r < b->rows; r++) {
-            ms_v16f v = ms_row_get(G, b->g + r * b->g_step, i);
+            ms_vf v = ms_row_get(G, b->g + r * b->g_step, i);
             if (B != NO_TENSOR) v *= ms_v_gelu_slope(ms_row_get(B, b->before + r * b->before_step, i));
             if (O != NO_TENSOR) ms_row_put(O, b->out + r * b->out_step, i, v);
             sum += v;
@@ -62,7 +62,7 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
         if (b->sums != NULL) ms_v_store(b->sums + i, sum);
     }
     for (size_t r = 0; r < b->rows && i < width; r++) {
-        ms_v16f v = ms_row_get_part(G, b->g + r * b->g_step, i, width, 0.0f);
+        ms_vf v = ms_row_get_part(G, b->g + r * b->g_step, i, width, 0.0f);
         if (B != NO_TENSOR) v *= ms_v_gelu_slope(ms_row_get_part(B, b->before + r * b->before_step, i, width, 0.0f));
         if (O != NO_TENSOR) ms_row_put_part(O, b->out + r * b->out_step, i, width, v);
         if (b->sums != NULL) ms_v_store_part(b->sums + i, ms_v_load_part(b->sums + i, width - i) + v, width - i);

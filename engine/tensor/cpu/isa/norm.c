@@ -3,7 +3,7 @@
 #include "tensor/cpu/row.h"
 
 /* Lane i of a part of `width`: whether it is inside. */
-MS_VECTOR ms_v16f inside(ms_v16f v, size_t lanes)
+MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 {
     for (size_t i = lanes; i < MS_LANES; i++) v[i] = 0.0f;
     return v;
@@ -15,9 +15,9 @@ MS_VECTOR ms_v16f inside(ms_v16f v, size_t lanes)
 MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, const char *residual, char *sum)
 {
     size_t width = (size_t)a->width, i = 0;
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f v = ms_row_get(D, x, i);
+        ms_vf v = ms_row_get(D, x, i);
         if (residual != NULL) {
             ms_row_put(D, sum, i, v + ms_row_get(D, residual, i));
             v = ms_row_get(D, sum, i);
@@ -25,7 +25,7 @@ MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, 
         total += v;
     }
     if (i < width) {
-        ms_v16f v = ms_row_get_part(D, x, i, width, 0.0f);
+        ms_vf v = ms_row_get_part(D, x, i, width, 0.0f);
         if (residual != NULL) {
             ms_row_put_part(D, sum, i, width, v + ms_row_get_part(D, residual, i, width, 0.0f));
             v = ms_row_get_part(D, sum, i, width, 0.0f);
@@ -38,13 +38,13 @@ MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, 
 MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float mean)
 {
     size_t i = 0;
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f v = ms_row_get(D, s, i) - mean;
+        ms_vf v = ms_row_get(D, s, i) - mean;
         total += v * v;
     }
     if (i < width) {
-        ms_v16f v = inside(ms_row_get_part(D, s, i, width, 0.0f) - mean, width - i);
+        ms_vf v = inside(ms_row_get_part(D, s, i, width, 0.0f) - mean, width - i);
         total += v * v;
     }
     return ms_v_sum(total);
@@ -55,14 +55,14 @@ MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s,
     size_t width = (size_t)a->width, i = 0;
     ms_dtype C = (ms_dtype)a->cast_dtype;
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f v = (ms_row_get(D, s, i) - mean) * scale;
+        ms_vf v = (ms_row_get(D, s, i) - mean) * scale;
         if (a->weight != NULL) v *= ms_row_get(D, a->weight, i);
         if (a->bias != NULL) v += ms_row_get(D, a->bias, i);
         ms_row_put(D, y, i, v);
         if (cast != NULL) ms_row_put(C, cast, i, v);
     }
     if (i < width) {
-        ms_v16f v = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        ms_vf v = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
         if (a->weight != NULL) v *= ms_row_get_part(D, a->weight, i, width, 0.0f);
         if (a->bias != NULL) v += ms_row_get_part(D, a->bias, i, width, 0.0f);
         ms_row_put_part(D, y, i, width, v);
@@ -101,11 +101,11 @@ static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
 
 /* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row, and what the row adds to the
  * gradients of weight and bias. */
-typedef struct row_sums { ms_v16f g, gh; } row_sums;
+typedef struct row_sums { ms_vf g, gh; } row_sums;
 
-MS_VECTOR void add_sums(row_sums *sums, ms_v16f gradient, ms_v16f h, ms_v16f weight)
+MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
 {
-    ms_v16f g = gradient * weight;
+    ms_vf g = gradient * weight;
     sums->g += g;
     sums->gh += g * h;
 }
@@ -116,13 +116,13 @@ MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, con
     size_t width = (size_t)a->width, i = 0;
     row_sums sums = { ms_v_splat(0.0f), ms_v_splat(0.0f) };
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f d = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
+        ms_vf d = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
         if (dweight != NULL) ms_v_store(dweight + i, ms_v_load(dweight + i) + d * h);
         if (dbias != NULL) ms_v_store(dbias + i, ms_v_load(dbias + i) + d);
         add_sums(&sums, d, h, a->weight != NULL ? ms_row_get(D, a->weight, i) : ms_v_splat(1.0f));
     }
     if (i < width) {
-        ms_v16f d = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        ms_vf d = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
         if (dweight != NULL) ms_v_store_part(dweight + i, ms_v_load_part(dweight + i, width - i) + d * h, width - i);
         if (dbias != NULL) ms_v_store_part(dbias + i, ms_v_load_part(dbias + i, width - i) + d, width - i);
         add_sums(&sums, d, h, a->weight != NULL ? ms_row_get_part(D, a->weight, i, width, 0.0f) : ms_v_splat(1.0f));
@@ -136,16 +136,16 @@ MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const
 {
     size_t width = (size_t)a->width, i = 0;
     for (; i + MS_LANES <= width; i += MS_LANES) {
-        ms_v16f g = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
+        ms_vf g = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
         if (a->weight != NULL) g *= ms_row_get(D, a->weight, i);
-        ms_v16f v = (g - g_mean - h * gh_mean) * scale;
+        ms_vf v = (g - g_mean - h * gh_mean) * scale;
         if (add != NULL) v += ms_row_get(D, add, i);
         ms_row_put(D, dx, i, v);
     }
     if (i < width) {
-        ms_v16f g = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        ms_vf g = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
         if (a->weight != NULL) g *= ms_row_get_part(D, a->weight, i, width, 0.0f);
-        ms_v16f v = (g - g_mean - h * gh_mean) * scale;
+        ms_vf v = (g - g_mean - h * gh_mean) * scale;
         if (add != NULL) v += ms_row_get_part(D, add, i, width, 0.0f);
         ms_row_put_part(D, dx, i, width, v);
     }

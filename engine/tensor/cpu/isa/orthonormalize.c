@@ -4,13 +4,15 @@
 
 MS_VECTOR float dot(const float *a, const float *b, size_t n)
 {
-    ms_v16f total[4] = { ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f) };
+    ms_sum64 total = { { { 0 } } };
     size_t i = 0;
-    for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)
-        for (size_t k = 0; k < 4; k++) total[k] += ms_v_load(a + i + k * MS_LANES) * ms_v_load(b + i + k * MS_LANES);
-    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_load(a + i) * ms_v_load(b + i);
-    if (i < n) total[1] += ms_v_load_part(a + i, n - i) * ms_v_load_part(b + i, n - i);
-    return ms_v_sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES)
+        for (size_t k = 0; k < MS_SUMS; k++) total.of[k] += ms_v_load(a + i + k * MS_LANES) * ms_v_load(b + i + k * MS_LANES);
+    ms_sum64 all = total;      /* of a copy, so that `total` stays in registers */
+    size_t k = 0;
+    for (; i + MS_LANES <= n; i += MS_LANES, k++) all.of[k] += ms_v_load(a + i) * ms_v_load(b + i);
+    if (i < n) all.of[k] += ms_v_load_part(a + i, n - i) * ms_v_load_part(b + i, n - i);
+    return ms_v_sum64(all);
 }
 
 static void columns(float *columns, int64_t n, int64_t r, float eps)

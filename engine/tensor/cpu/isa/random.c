@@ -9,6 +9,9 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+/* Numbers are drawn in groups of 64, from 16 blocks: on every instruction set. */
+#define MS_LANES 16
+
 #include "tensor/cpu/random.h"
 #include "tensor/cpu/vector_math.h"
 
@@ -28,7 +31,7 @@
 #define PRODUCT(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
 #endif
 typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
-typedef union words16 { uint32_t lane[MS_LANES]; ms_v16u whole; ms_part_l part[MS_PARTS]; } words16;
+typedef union words16 { uint32_t lane[MS_LANES]; ms_vu whole; ms_part_l part[MS_PARTS]; } words16;
 
 MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 {
@@ -42,7 +45,7 @@ MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 
 /* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has block 4 p + g, so that deal() below only
  * moves numbers within four lanes, for which every instruction set has an instruction. */
-MS_VECTOR void draw(ms_random random, uint64_t block, ms_v16u words[4])
+MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
     uint64_t high = ms_random_high(random);
@@ -83,7 +86,7 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_v16u words[4])
 #endif
 
 /* Words 0 .. 3 of 16 blocks, in the order of the blocks: 64 elements, of which the first n are wanted. */
-MS_VECTOR void deal(float *out, size_t n, const ms_v16f v[4])
+MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
 {
     float all[MS_RANDOM_GROUP], *to = n >= MS_RANDOM_GROUP ? out : all;
     ms_parts_f in[4] = { { .whole = v[0] }, { .whole = v[1] }, { .whole = v[2] }, { .whole = v[3] } }, turned[4];
@@ -105,22 +108,22 @@ MS_VECTOR void deal(float *out, size_t n, const ms_v16f v[4])
 }
 
 /* In [0, 1), with 24 bits. */
-MS_VECTOR ms_v16f unit(ms_v16u bits) { return ms_v_from_int((ms_v16i)(bits >> 8)) * 5.9604644775390625e-08f; }
+MS_VECTOR ms_vf unit(ms_vu bits) { return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f; }
 /* In (0, 1], down to 2^-33: the upper and the lower half are exact, so their sum is rounded once. */
-MS_VECTOR ms_v16f positive_unit(ms_v16u bits)
+MS_VECTOR ms_vf positive_unit(ms_vu bits)
 {
-    ms_v16f upper = ms_v_from_int((ms_v16i)(bits >> 16)) * 1.52587890625e-05f;
-    ms_v16f lower = (ms_v_from_int((ms_v16i)(bits & 0xffffu)) + 0.5f) * 2.3283064365386963e-10f;
+    ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)) * 1.52587890625e-05f;
+    ms_vf lower = (ms_v_from_int((ms_vi)(bits & 0xffffu)) + 0.5f) * 2.3283064365386963e-10f;
     return upper + lower;
 }
 
 static void uniform(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
-    const ms_v16f least = ms_v_splat(args->least), greatest = ms_v_splat(args->greatest);
+    const ms_vf least = ms_v_splat(args->least), greatest = ms_v_splat(args->greatest);
     const float width = args->b - args->a;
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        ms_v16u words[4];
-        ms_v16f v[4];
+        ms_vu words[4];
+        ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
         for (int w = 0; w < 4; w++) v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
         deal(out + i, n - i, v);
@@ -131,11 +134,11 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        ms_v16u words[4];
-        ms_v16f v[4];
+        ms_vu words[4];
+        ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
         for (int pair = 0; pair < 4; pair += 2) {
-            ms_v16f radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(words[pair]))), cosine, sine;
+            ms_vf radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(words[pair]))), cosine, sine;
             ms_v_cos_sin_turns(unit(words[pair + 1]), &cosine, &sine);
             v[pair] = radius * cosine * args->b + args->a;
             v[pair + 1] = radius * sine * args->b + args->a;
@@ -146,14 +149,14 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
 
 static void dropout(float *out, const float *in, size_t n, uint64_t position, const ms_dropout_args *args)
 {
-    const ms_v16f threshold = ms_v_splat((float)args->threshold), scale = ms_v_splat(args->scale);
+    const ms_vf threshold = ms_v_splat((float)args->threshold), scale = ms_v_splat(args->scale);
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
-        ms_v16u words[4];
-        ms_v16f v[4];
+        ms_vu words[4];
+        ms_vf v[4];
         float factor[MS_RANDOM_GROUP];
         draw(args->random, (position + i) / 4, words);
         /* Below 2^24 both sides are exact as f32. */
-        for (int w = 0; w < 4; w++) v[w] = (ms_v16f)(ms_v_less_equal(threshold, ms_v_from_int((ms_v16i)(words[w] >> 8))) & (ms_v16i)scale);
+        for (int w = 0; w < 4; w++) v[w] = (ms_vf)(ms_v_less_equal(threshold, ms_v_from_int((ms_vi)(words[w] >> 8))) & (ms_vi)scale);
         deal(factor, MS_RANDOM_GROUP, v);
         size_t m = n - i < MS_RANDOM_GROUP ? n - i : MS_RANDOM_GROUP;
         /* Not a product: infinity times 0 would be NaN. */

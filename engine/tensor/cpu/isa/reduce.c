@@ -2,9 +2,9 @@
 #include "tensor/cpu/reduce.h"
 #include "tensor/cpu/vector_math.h"
 
-/* What a lane takes in, from x and y (16 lanes each) and the power p. Terms of sums are 0 for 0, so a last part may be padded. */
+/* What a lane takes in, from x and y (MS_LANES each) and the power p. Terms of sums are 0 for 0, so a last part may be padded. */
 #define TERM(name, formula) \
-    MS_VECTOR ms_v16f term_##name(ms_v16f x, ms_v16f y, float p) \
+    MS_VECTOR ms_vf term_##name(ms_vf x, ms_vf y, float p) \
     { \
         (void)y, (void)p; \
         return formula; \
@@ -18,7 +18,7 @@ TERM(greatest, x)
 TERM(least, x)
 TERM(greatest_abs, ms_v_abs(x))
 
-MS_VECTOR ms_v16f plus(ms_v16f a, ms_v16f b) { return a + b; }
+MS_VECTOR ms_vf plus(ms_vf a, ms_vf b) { return a + b; }
 
 #define NOTHING(p, i, n) ms_v_splat(0)
 #define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
@@ -26,17 +26,18 @@ MS_VECTOR ms_v16f plus(ms_v16f a, ms_v16f b) { return a + b; }
 #define ROW_SUM(name, load_y) \
     static float row_##name(const float *px, const float *py, size_t n, float p) \
     { \
-        ms_v16f total[4] = { ms_v_splat(0), ms_v_splat(0), ms_v_splat(0), ms_v_splat(0) }; \
+        ms_sum64 total = { { { 0 } } }; \
         size_t i = 0; \
         (void)py; \
-        for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES) \
-            for (size_t k = 0; k < 4; k++) \
-                total[k] += term_##name(ms_v_load(px + i + k * MS_LANES), load_y(py, i + k * MS_LANES, MS_LANES), p); \
+        for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES) \
+            for (size_t k = 0; k < MS_SUMS; k++) \
+                total.of[k] += term_##name(ms_v_load(px + i + k * MS_LANES), load_y(py, i + k * MS_LANES, MS_LANES), p); \
+        ms_sum64 all = total;      /* of a copy, so that `total` stays in registers */ \
         for (size_t k = 0; i < n; i += MS_LANES, k++) { \
             size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-            total[k] += term_##name(ms_v_load_part(px + i, m), load_y(py, i, m), p); \
+            all.of[k] += term_##name(ms_v_load_part(px + i, m), load_y(py, i, m), p); \
         } \
-        return ms_v_sum((total[0] + total[1]) + (total[2] + total[3])); \
+        return ms_v_sum64(all); \
     }
 ROW_SUM(add, NOTHING)
 ROW_SUM(abs, NOTHING)
@@ -48,16 +49,16 @@ ROW_SUM(products, FETCH)
 #define ROW_EXTREME(name, pick) \
     static float row_##name(const float *px, const float *py, size_t n, float p) \
     { \
-        ms_v16f first = term_##name(ms_v_splat(px[0]), ms_v_splat(0), p), best[4] = { first, first, first, first }; \
+        ms_vf first = term_##name(ms_v_splat(px[0]), ms_v_splat(0), p), best[4] = { first, first, first, first }; \
         size_t i = 0; \
         (void)py; \
         for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES) \
             for (size_t k = 0; k < 4; k++) best[k] = pick(best[k], term_##name(ms_v_load(px + i + k * MS_LANES), first, p)); \
         for (; i + MS_LANES <= n; i += MS_LANES) best[0] = pick(best[0], term_##name(ms_v_load(px + i), first, p)); \
         for (; i < n; i++) best[0] = pick(best[0], term_##name(ms_v_splat(px[i]), first, p)); \
-        ms_v16f all = pick(pick(best[0], best[1]), pick(best[2], best[3])); \
+        ms_vf all = pick(pick(best[0], best[1]), pick(best[2], best[3])); \
         for (int half = MS_LANES / 2; half > 0; half /= 2) { \
-            ms_v16f other = all; \
+            ms_vf other = all; \
             for (int k = 0; k < half; k++) other[k] = all[k + half]; \
             all = pick(all, other); \
         } \
@@ -71,20 +72,20 @@ ROW_EXTREME(greatest_abs, ms_v_max)
 #define COLUMNS(name, join) \
     static void column_##name(float *totals, const float *px, int64_t stride, size_t rows, size_t n, float p) \
     { \
-        const ms_v16f none = ms_v_splat(0); \
+        const ms_vf none = ms_v_splat(0); \
         for (; rows >= 4; rows -= 4, px += 4 * stride) \
             for (size_t i = 0; i < n; i += MS_LANES) { \
                 size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-                ms_v16f a = term_##name(FETCH(px, i, m), none, p), b = term_##name(FETCH(px + stride, i, m), none, p); \
-                ms_v16f c = term_##name(FETCH(px + 2 * stride, i, m), none, p), d = term_##name(FETCH(px + 3 * stride, i, m), none, p); \
-                ms_v16f total = join(FETCH(totals, i, m), join(join(a, b), join(c, d))); \
+                ms_vf a = term_##name(FETCH(px, i, m), none, p), b = term_##name(FETCH(px + stride, i, m), none, p); \
+                ms_vf c = term_##name(FETCH(px + 2 * stride, i, m), none, p), d = term_##name(FETCH(px + 3 * stride, i, m), none, p); \
+                ms_vf total = join(FETCH(totals, i, m), join(join(a, b), join(c, d))); \
                 if (m == MS_LANES) ms_v_store(totals + i, total); \
                 else ms_v_store_part(totals + i, total, m); \
             } \
         for (; rows > 0; rows--, px += stride) \
             for (size_t i = 0; i < n; i += MS_LANES) { \
                 size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-                ms_v16f total = join(FETCH(totals, i, m), term_##name(FETCH(px, i, m), none, p)); \
+                ms_vf total = join(FETCH(totals, i, m), term_##name(FETCH(px, i, m), none, p)); \
                 if (m == MS_LANES) ms_v_store(totals + i, total); \
                 else ms_v_store_part(totals + i, total, m); \
             } \

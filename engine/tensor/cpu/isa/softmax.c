@@ -10,28 +10,27 @@
 MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
 {
     size_t i = 0;
-    ms_v16f most = ms_v_splat(LEAST);
+    ms_vf most = ms_v_splat(LEAST);
     for (; i + MS_LANES <= n; i += MS_LANES) most = ms_v_greater(ms_row_get(D, row, i), most);
     if (i < n) most = ms_v_greater(ms_row_get_part(D, row, i, n, LEAST), most);
     return ms_v_reduce_max(most);
 }
 
-/* Four sums side by side, so that one addition need not wait for the one before. */
 MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
 {
     size_t i = 0;
-    ms_v16f total[4] = { ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f), ms_v_splat(0.0f) };
-    for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)
-        for (size_t k = 0; k < 4; k++) total[k] += ms_v_exp_normal(ms_row_get(D, row, i + k * MS_LANES) - most);
-    for (; i + MS_LANES <= n; i += MS_LANES) total[0] += ms_v_exp_normal(ms_row_get(D, row, i) - most);
-    if (i < n) total[1] += ms_v_exp_normal(ms_row_get_part(D, row, i, n, LEAST) - most);
-    return ms_v_sum((total[0] + total[1]) + (total[2] + total[3]));
+    ms_sum64 total = { { { 0 } } };
+    for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES)
+        for (size_t k = 0; k < MS_SUMS; k++) total.of[k] += ms_v_exp_normal(ms_row_get(D, row, i + k * MS_LANES) - most);
+    for (; i + MS_LANES <= n; i += MS_LANES) total.of[0] += ms_v_exp_normal(ms_row_get(D, row, i) - most);
+    if (i < n) total.of[1] += ms_v_exp_normal(ms_row_get_part(D, row, i, n, LEAST) - most);
+    return ms_v_sum64(total);
 }
 
 MS_VECTOR float one_log(float x) { return ms_v_log(ms_v_splat(x))[0]; }
 
 /* out = exp(row - shift) * factor, or row - shift */
-MS_VECTOR ms_v16f spread_lanes(ms_v16f v, float shift, float factor, bool logarithm)
+MS_VECTOR ms_vf spread_lanes(ms_vf v, float shift, float factor, bool logarithm)
 {
     return logarithm ? v - shift : ms_v_exp_normal(v - shift) * factor;
 }
@@ -58,17 +57,17 @@ MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const voi
 MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n, bool logarithm)
 {
     size_t i = 0;
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (; i + MS_LANES <= n; i += MS_LANES) total += logarithm ? ms_row_get(D, g, i) : ms_row_get(D, g, i) * ms_row_get(D, y, i);
     if (i < n) {
-        ms_v16f v = ms_row_get_part(D, g, i, n, 0.0f);
+        ms_vf v = ms_row_get_part(D, g, i, n, 0.0f);
         total += logarithm ? v : v * ms_row_get_part(D, y, i, n, 0.0f);
     }
     return ms_v_sum(total);
 }
 
 /* softmax: y (g - sum); log-softmax: g - exp(y) sum */
-MS_VECTOR ms_v16f backward_lanes(ms_v16f y, ms_v16f g, ms_v16f total, bool logarithm)
+MS_VECTOR ms_vf backward_lanes(ms_vf y, ms_vf g, ms_vf total, bool logarithm)
 {
     return logarithm ? g - ms_v_exp_normal(y) * total : y * (g - total);
 }
@@ -76,20 +75,20 @@ MS_VECTOR ms_v16f backward_lanes(ms_v16f y, ms_v16f g, ms_v16f total, bool logar
 MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx)
 {
     size_t n = (size_t)a->n, i = 0;
-    ms_v16f total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
+    ms_vf total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
     for (; i + MS_LANES <= n; i += MS_LANES) ms_row_put(D, dx, i, backward_lanes(ms_row_get(D, y, i), ms_row_get(D, g, i), total, a->logarithm));
     if (i < n) ms_row_put_part(D, dx, i, n, backward_lanes(ms_row_get_part(D, y, i, n, 0.0f), ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
 }
 
 /* ------------------------------------------------------------------------------------------------------- softmax, other dimensions */
 
-/* 16 neighbouring columns at once, each a softmax of its own; fewer at the end of a row. */
-MS_VECTOR ms_v16f column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
+/* Neighbouring columns at once, each a softmax of its own; fewer at the end of a row. */
+MS_VECTOR ms_vf column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
 {
     size_t i = row * inner + lane;
     return lane + MS_LANES <= inner ? ms_row_get(D, at, i) : ms_row_get_part(D, at, i, row * inner + inner, 0.0f);
 }
-MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, size_t inner, ms_v16f v)
+MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, size_t inner, ms_vf v)
 {
     size_t i = row * inner + lane;
     if (lane + MS_LANES <= inner) ms_row_put(D, at, i, v);
@@ -99,12 +98,12 @@ MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, s
 MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y, size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
-    ms_v16f most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
+    ms_vf most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
     for (size_t i = 0; i < n; i++) most = ms_v_greater(column_get(D, x, i, lane, inner), most);
     for (size_t i = 0; i < n; i++) total += ms_v_exp_normal(column_get(D, x, i, lane, inner) - most);
-    ms_v16f shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
+    ms_vf shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
     for (size_t i = 0; i < n; i++) {
-        ms_v16f v = column_get(D, x, i, lane, inner) - shift;
+        ms_vf v = column_get(D, x, i, lane, inner) - shift;
         column_put(D, y, i, lane, inner, a->logarithm ? v : ms_v_exp_normal(v) * factor);
     }
 }
@@ -112,9 +111,9 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
 MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx, size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (size_t i = 0; i < n; i++) {
-        ms_v16f v = column_get(D, g, i, lane, inner);
+        ms_vf v = column_get(D, g, i, lane, inner);
         total += a->logarithm ? v : v * column_get(D, y, i, lane, inner);
     }
     for (size_t i = 0; i < n; i++)
@@ -179,13 +178,13 @@ static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, floa
 MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size_t n)
 {
     size_t i = 0;
-    ms_v16f total = ms_v_splat(0.0f);
+    ms_vf total = ms_v_splat(0.0f);
     for (; i + MS_LANES <= n; i += MS_LANES) {
-        ms_v16f v = ms_row_get(D, a, i) - ms_row_get(D, b, i);
+        ms_vf v = ms_row_get(D, a, i) - ms_row_get(D, b, i);
         total += v * v;
     }
     if (i < n) {
-        ms_v16f v = ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f);
+        ms_vf v = ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f);
         total += v * v;
     }
     return ms_v_sum(total);
@@ -202,12 +201,12 @@ MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, si
 {
     size_t i = 0;
     for (; i + MS_LANES <= n; i += MS_LANES) {
-        ms_v16f v = (ms_row_get(D, a, i) - ms_row_get(D, b, i)) * factor;
+        ms_vf v = (ms_row_get(D, a, i) - ms_row_get(D, b, i)) * factor;
         if (da != NULL) ms_row_put(D, da, i, v);
         if (db != NULL) ms_row_put(D, db, i, -v);
     }
     if (i < n) {
-        ms_v16f v = (ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f)) * factor;
+        ms_vf v = (ms_row_get_part(D, a, i, n, 0.0f) - ms_row_get_part(D, b, i, n, 0.0f)) * factor;
         if (da != NULL) ms_row_put_part(D, da, i, n, v);
         if (db != NULL) ms_row_put_part(D, db, i, n, -v);
     }
