@@ -200,10 +200,40 @@ static void not_numbers(rank *self)
     }
 }
 
+/* Every NaN in bf16, quiet or not, goes through all that is computed with it, and so does one of a factor. */
+static void nans_of_16_bits(rank *self)
+{
+    for (ms_reduce_op op = MS_REDUCE_OP_SUM; op <= MS_REDUCE_OP_PREMUL_SUM; op++)
+        for (int how = 0; how < 2; how++) {              /* a NaN of this rank against numbers; numbers, with a NaN as rank 0's factor */
+            if (how == 1 && op != MS_REDUCE_OP_PREMUL_SUM) continue;
+            uint16_t bits[2 * 254];
+            int64_t n = (int64_t)(sizeof bits / sizeof *bits);
+            for (int i = 0; i < (int)n; i++) {
+                uint16_t nan = (uint16_t)((i % 2 ? 0xff81 : 0x7f81) + i / 2 % 127);
+                bits[i] = how == 0 && i / 254 == (int)self->number ? nan : 0x3f80;
+            }
+            ms_tensor *t = NULL;
+            OK(make(self, MS_BF16, n, true, &t));
+            OK(ms_tensor_write(t, bits, sizeof bits));
+            ms_collective c = { .kind = MS_ALL_REDUCE, .op = op, .in = t, .bucket = -1 };
+            c.factor = how == 1 && self->number == 0 ? (double)ms_float_from_bits(0x7fffffff) : 2;
+            OK(run_one(self, self->world, &c));
+            OK(ms_tensor_read(t, bits, sizeof bits));
+            for (int i = 0; i < (int)n; i++) CHECK((bits[i] & 0x7fff) > 0x7f80);
+            ms_tensor_release(t);
+        }
+}
+
 static void a_nan_of_one_rank_is_the_minimum_and_the_maximum(void **state)
 {
     (void)state;
     run_well(THREADS, 2, not_numbers, NULL);
+}
+
+static void nans_of_16_bits_stay_nans(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, nans_of_16_bits, NULL);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ movement */
@@ -495,7 +525,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reductions_of_every_op_and_dtype), cmocka_unit_test(reductions_between_processes), cmocka_unit_test(sums_round_in_rank_order),
         cmocka_unit_test(numbers_are_rounded_on_their_way),
-        cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum), cmocka_unit_test(tensors_arrive_where_they_should),
+        cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum), cmocka_unit_test(nans_of_16_bits_stay_nans),
+        cmocka_unit_test(tensors_arrive_where_they_should),
         cmocka_unit_test(tensors_arrive_between_processes), cmocka_unit_test(ranks_whose_tensors_lie_elsewhere_agree_on_a_way), cmocka_unit_test(a_ring_of_sends_turns),
         cmocka_unit_test(two_channels_run_ahead), cmocka_unit_test(groups_are_split), cmocka_unit_test(a_collective_runs_on_a_given_stream),
     };

@@ -31,9 +31,11 @@ MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
  * vector, of odd place in the next. In a sum of equal places the order does not matter. */
 typedef uint32_t words __attribute__((vector_size(4 * MS_LANES), aligned(2), may_alias));
 
-MS_VECTOR ms_vu bf16_rounded(ms_vf v)
+/* Rounded, in the upper halves. From bf16 numbers (from_bf16) comes no NaN but with a lower half of 0, and rounding leaves that as it is. */
+MS_VECTOR ms_vu bf16_rounded(bool from_bf16, ms_vf v)
 {
     ms_vu bits = (ms_vu)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    if (from_bf16) return rounded;
 #if defined(__AVX512F__)
     return (ms_vu)_mm512_mask_or_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), (__m512i)bits, _mm512_set1_epi32(0x400000));
 #else
@@ -45,7 +47,7 @@ MS_VECTOR ms_vu bf16_rounded(ms_vf v)
 /* f32 as a cast to dtype and back would leave it. */
 MS_VECTOR ms_vf rounded_to(ms_dtype dtype, ms_vf v)
 {
-    if (dtype == MS_BF16) return (ms_vf)(bf16_rounded(v) & 0xffff0000u);
+    if (dtype == MS_BF16) return (ms_vf)(bf16_rounded(false, v) & 0xffff0000u);
     return dtype == MS_F16 ? ms_v_from_f16(ms_v_to_f16(v)) : v;
 }
 
@@ -69,11 +71,12 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const
     for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++) block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-MS_VECTOR void put_block(ms_dtype memory, char *const *to, uint32_t outputs, size_t i, const ms_vf block[UNROLL])
+MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs, size_t i, const ms_vf block[UNROLL])
 {
+    bool from_bf16 = op != MS_REDUCE_OP_PREMUL_SUM;      /* a factor may be any NaN */
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         ms_vu both = { 0 };
-        if (memory == MS_BF16) both = bf16_rounded(block[u]) >> 16 | (bf16_rounded(block[u + 1]) & 0xffff0000u);
+        if (memory == MS_BF16) both = bf16_rounded(from_bf16, block[u]) >> 16 | (bf16_rounded(from_bf16, block[u + 1]) & 0xffff0000u);
         for (uint32_t w = 0; w < outputs; w++) {
             if (memory == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
             else {
@@ -102,7 +105,7 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, c
         }
         for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++) sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
         for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
-        put_block(memory, to, outputs, i, sum);
+        put_block(memory, op, to, outputs, i, sum);
     }
     for (; i < task->count; i += MS_LANES) {
         size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
