@@ -3,7 +3,7 @@
  * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, avx512bf16. It defines one const table of function
  * pointers named MS_ISA_NAME(table), for example ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)).
  * Use the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps wider ones in memory as soon as a
- * loop carries them, which costs 5 to 10 times the time. So a file whose sums must have the same bits on every instruction set adds in an
+ * loop carries them, which takes 2 to 10 times as long. So a file whose sums must have the same bits on every instruction set adds in an
  * order that does not depend on MS_LANES (ms_v_sum64), or asks for 16 lanes by defining MS_LANES before its first #include.
  * Nothing static or inline in a header that isa/ files include may be shared by the linker between variants: mark such functions `static`.
  */
