@@ -1,4 +1,4 @@
-/* vector_math.c: exp, log, tanh, sigmoid and the error function on 16 lanes, in units in the last place, over all of f32.
+/* vector_math.c: exp, log, tanh, sigmoid and the error function on vectors, in units in the last place, over all of f32.
  * ctest: each-isa */
 #include "gradcheck.h"
 

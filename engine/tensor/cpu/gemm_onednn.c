@@ -160,7 +160,8 @@ typedef enum plan_kind { PLAN_SGEMM, PLAN_EXACT, PLAN_GENERAL } plan_kind;
  * - Without it packing loses more than half of the speed from rows of 2 KiB on (33 instead of 78 of 91 GFLOP/s at 1024 numbers, a core of an
  *   EPYC), and some percent with others. Copied side by side first, which takes a few percent, rows of any length are as good. */
 typedef enum stretches { STRETCHES_NONE, STRETCHES_IN_PLACE, STRETCHES_COPIED } stretches;
-enum { STRETCH = 128, STRETCH_COLUMNS = 1024, COPIED = 256, COPIED_LEAST = 64, COPIED_MOST = 4096 };
+/* Rows of a stretch, in place and copied; columns of b up to which the first pays; sizes between which copies pay and stay small. */
+enum { STRETCH = 128, COPIED = 256, STRETCH_COLUMNS = 1024, COPIED_LEAST = 64, COPIED_MOST = 4096 };
 
 static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {

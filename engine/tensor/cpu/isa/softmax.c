@@ -16,6 +16,7 @@ MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
     return ms_v_reduce_max(most);
 }
 
+/* The end of a row goes to the first two sums, so that all stay in registers; bits may differ between instruction sets. */
 MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
 {
     size_t i = 0;
