@@ -1,7 +1,7 @@
 /* engine.h: the inside of the engine, its streams, storages and pool. For exec/ only.
  *
  * Who touches what
- * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine but the atomics below.
+ * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine but its atomics.
  * - Worker threads: the slots between done and head of their stream, their stream's `done`, `failed` and error, their own scratch.
  * - A slot is written by the host before head passes it, read by the worker until done passes it, and then free again.
  */
@@ -94,6 +94,7 @@ struct ms_stream {
     alignas(128) _Atomic uint64_t done;        /* finished by the worker */
     alignas(128) _Atomic uint64_t wake_at;     /* lowest number that a sleeper waits for */
     ms_word done_bell;
+    _Atomic uint64_t host_awaits;              /* the number that the host blocks for; 0: it does not */
     alignas(128) ms_word failed;               /* set once, after `error` is complete */
     uint64_t failed_seq;
     uint32_t failed_script;
@@ -157,7 +158,7 @@ struct ms_engine {
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];
-    uint16_t stream_count;
+    _Atomic uint16_t stream_count;             /* grows behind its stream: workers may look at those below it */
     ms_stream *current;
     ms_word failed;                            /* some stream has failed */
     void (*on_failure)(ms_engine *, const ms_error *);         /* set before the first task that can fail */

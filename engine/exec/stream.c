@@ -31,7 +31,8 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
         ms_release(&engine->context, memory);
         return status;
     }
-    engine->streams[engine->stream_count++] = stream;
+    engine->streams[stream->index] = stream;
+    engine->stream_count++;
     *out = stream;
     return MS_OK;
 }
@@ -50,6 +51,25 @@ const char *ms_stream_name(const ms_stream *stream) { return stream->name; }
 uint16_t ms_stream_index(const ms_stream *stream) { return stream->index; }
 ms_engine *ms_stream_engine(const ms_stream *stream) { return stream->engine; }
 ms_point ms_stream_last(const ms_stream *stream) { return (ms_point){ .stream = stream->index, .seq = stream->enqueued }; }
+
+/* A slot above done is not written again before its stream has moved, and then the answer is of no use: *moves tells. */
+bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
+{
+    bool blocked = false;
+    uint32_t running = 0;
+    if (!engine->executor->data) return false;
+    for (uint16_t i = 0; i < atomic_load(&engine->stream_count); i++) {
+        const ms_stream *stream = engine->streams[i];
+        uint64_t done = atomic_load(&stream->done), head = atomic_load(&stream->head);
+        *moves += done + head;
+        blocked |= atomic_load(&stream->host_awaits) > done;
+        if (done >= head) continue;
+        const ms_slot *slot = &stream->ring[done % MS_RING_SLOTS];
+        if (slot->task) running++;
+        else if (atomic_load(&engine->streams[slot->wait.stream]->done) >= slot->wait.seq) return false;
+    }
+    return blocked && running == waiting;
+}
 
 /* --------------------------------------------------------------------------------------------------------------------- enqueueing */
 

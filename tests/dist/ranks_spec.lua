@@ -27,6 +27,7 @@ local ways = {
   dtype = function() world:all_reduce(ms.ones { 1024, dtype = "bf16" }, "avg") end,
   operation = function() world:broadcast(t, 0) end,
   extra = function() world:all_reduce(ms.ones { 1024 }, "max") end,
+  cross = function() world:recv(ms.ones { 8 }, 0):sync() end,
   hook = function()
     local x = ms.ones { 3 }:requires_grad_()
     x:on_grad(function() error "in a hook" end)
@@ -90,6 +91,7 @@ describe("a job of several ranks", function()
       dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
       operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
       extra = { 5, "rank 1: [^\n]*max" },
+      cross = { 5, "the ranks wait for each other, and none can go on:\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, at [^\n]*\n  rank 2: all_reduce #6" },
     }
     for how, expected in pairs(ends) do
       it(("%s: %s ends it with %d"):format(name, how, expected[1]), function()
@@ -144,7 +146,7 @@ describe("a job of several ranks", function()
       if not (SANITIZED and how == "segv") then
         local code, _, err = job(("-n 3 how=%s who=2 at=7"):format(how))
         assert.equal(7, code)
-        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:30%%] at step 7\n"):format(signal), err)
+        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:31%%] at step 7\n"):format(signal), err)
         -- One that has not come to the next collective when it hears of the death is still behind the last one.
         assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 %a+ all_reduce #[78]", err)
       end

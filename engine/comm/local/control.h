@@ -62,6 +62,7 @@ typedef struct ms_rank_line {
     _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
     _Atomic int64_t step;                               /* its number, plus 1 */
     _Atomic uint64_t told;                              /* its progress, plus 1, when somebody last told that others wait for it */
+    _Atomic uint64_t still;                             /* standstill.c: which time that nothing goes on here << 32 | rounds of looking; 0: something does */
     ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
@@ -101,6 +102,18 @@ typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 
 #define MS_STEPS_TIMED 15
 
+/* How a rank looks whether it stands still: standstill.c. */
+typedef struct ms_standstill {
+    ms_word lock;
+    uint32_t waiting, looked;                           /* tasks that wait for a peer; of them, those that have looked in this round */
+    uint64_t round, begun;                              /* rounds that are over; waits so far */
+    uint64_t moves, times;                              /* at the end of the last round; times that it came to a standstill */
+    uint64_t since_ns;                                  /* when it did last */
+    uint32_t tells;                                     /* since then, the others were told to look */
+    bool watching;                                      /* seen is filled */
+    uint64_t seen[MS_LOCAL_RANKS_MAX];                  /* still of each rank, once all stood still */
+} ms_standstill;
+
 /* A rank's side: ms_comm.state. */
 typedef struct ms_local {
     ms_comm *comm;
@@ -115,7 +128,10 @@ typedef struct ms_local {
     uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];   /* host: calls so far with each rank */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;       /* host: how long the last steps took */
     _Atomic uint64_t patience_ns;                       /* a wait longer than this is told about */
+    ms_standstill standstill;
 } ms_local;
+
+static inline uint64_t ms_local_now(const ms_local *local) { return local->rendezvous->os->monotonic_ns(local->rendezvous->os->user); }
 
 static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
 {
@@ -152,6 +168,7 @@ struct ms_wait {
     const ms_comm_args *args;
     uint64_t target;
     uint32_t cursor;
+    uint64_t looked;                           /* the last round of standstill.c in which it has */
 };
 /* false: the job has ended. */
 bool ms_local_wait(ms_wait *wait);
@@ -202,6 +219,11 @@ void ms_death_look(ms_local *local, uint32_t rank);
 /* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands still. */
 void ms_straggler_step(ms_local *local, uint64_t now);
 void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing, uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
+
+/* standstill.c: around a wait that sleeps, and each time that it has looked in vain: ends the job where all ranks wait for each other. */
+void ms_standstill_begin(ms_local *local, ms_wait *wait);
+void ms_standstill_look(ms_local *local, ms_wait *wait);
+void ms_standstill_end(ms_local *local, ms_wait *wait);
 
 /* pair.c */
 ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);

@@ -8,12 +8,6 @@
 #define MS_YIELD_NS 100000
 #define MS_LOOK_NS 50000000        /* a sleeper looks around this often, whatever happens */
 
-static uint64_t now_of(const ms_local *local)
-{
-    const ms_os *os = local->rendezvous->os;
-    return os->monotonic_ns(os->user);
-}
-
 void ms_local_wake(ms_local *local, uint32_t rank)
 {
     ms_rank_line *line = &local->control->lines[rank];
@@ -50,8 +44,8 @@ static bool spin(ms_wait *wait, bool *result)
             ms_pause();
         }
         if (shared) ms_yield();
-        if (!limit) limit = now_of(local) + (shared ? MS_YIELD_NS : MS_SPIN_NS);
-    } while (now_of(local) < limit);
+        if (!limit) limit = ms_local_now(local) + (shared ? MS_YIELD_NS : MS_SPIN_NS);
+    } while (ms_local_now(local) < limit);
     return false;
 }
 
@@ -68,21 +62,20 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t waited_ns)
 }
 
 /* Sleeps and looks around in turns. A missing rank that is slow but moves gets its time again. */
-bool ms_local_wait(ms_wait *wait)
+static bool sleep_until_reached(ms_wait *wait)
 {
     ms_local *local = wait->local;
-    bool result = false;
-    if (spin(wait, &result)) return result;
     uint64_t limit = wait->args->timeout_ns ? wait->args->timeout_ns : local->control->timeout_ns;
-    uint64_t since = now_of(local), progress = UINT64_MAX;
+    uint64_t since = ms_local_now(local), progress = UINT64_MAX;
     uint32_t missing = UINT32_MAX;
     for (;;) {
         if (wait->reached(wait)) return true;
         if (ms_local_aborted(local)) return false;
         wait->hopeless(wait);
+        ms_standstill_look(local, wait);
         uint32_t now_missing = wait->missing(wait);
         ms_death_look(local, now_missing);
-        uint64_t moved = atomic_load(&local->control->lines[now_missing].progress), now = now_of(local);
+        uint64_t moved = atomic_load(&local->control->lines[now_missing].progress), now = ms_local_now(local);
         if (now_missing != missing || moved != progress) {
             since = missing == UINT32_MAX ? since : now;
             missing = now_missing;
@@ -98,10 +91,20 @@ bool ms_local_wait(ms_wait *wait)
     }
 }
 
+bool ms_local_wait(ms_wait *wait)
+{
+    bool result = false;
+    if (spin(wait, &result)) return result;
+    ms_standstill_begin(wait->local, wait);
+    result = sleep_until_reached(wait);
+    ms_standstill_end(wait->local, wait);
+    return result;
+}
+
 bool ms_local_sleep_until(ms_local *local, uint64_t until_ns)
 {
     while (!ms_local_aborted(local)) {
-        uint64_t now = now_of(local);
+        uint64_t now = ms_local_now(local);
         if (now >= until_ns) return true;
         sleep_on_bell(local, NULL, until_ns - now);
     }

@@ -237,7 +237,11 @@ static void cpu_await(ms_stream *stream, uint64_t seq)
     const ms_engine *engine = stream->engine;
     if (atomic_load_explicit(&stream->done, memory_order_acquire) >= seq) return;
     if (engine->context.os->process_id(engine->context.os->user) != engine->process) fail_forked(stream);
-    else await_done(stream, seq, (ms_spin){ .nanoseconds = 2000 });
+    else {
+        atomic_store(&stream->host_awaits, seq);
+        await_done(stream, seq, (ms_spin){ .nanoseconds = 2000 });
+        atomic_store(&stream->host_awaits, 0);
+    }
 }
 
 const ms_executor ms_executor_cpu = {

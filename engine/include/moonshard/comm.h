@@ -42,7 +42,7 @@ typedef struct ms_rendezvous_options {
     uint64_t heap_bytes;           /* address space of each rank's heap; 0: the machine's memory, at most 64 GiB. Pages come as it grows. */
     uint64_t link_bytes_per_second;   /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
     uint64_t link_latency_ns;
-    uint64_t timeout_ns;           /* a wait for a peer that shows no progress ends the job after this long; 0: 300 s */
+    uint64_t timeout_ns;           /* a wait for a peer that shows no progress ends the job after this long; 0: 300 s. Ranks that all wait for each other do not wait so long. */
 } ms_rendezvous_options;
 
 /* Creates the memory files of a job: one for control, one heap a rank. They have no names and vanish with their last user.

@@ -108,6 +108,10 @@ MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* b
 MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
 /* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them. Set while nothing is enqueued; NULL: nobody. */
 MS_API void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error));
+/* For a task that waits for something outside the engine, on any thread: whether nothing else goes on here. It does not where the host blocks, and each
+ * stream is empty, stands at another one, or runs one of the `waiting` tasks that wait as this one. False where in doubt. *moves (added to) only grows, with all that
+ * is enqueued or done: the same number in two calls means that nothing was in between. */
+MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
