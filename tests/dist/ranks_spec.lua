@@ -91,7 +91,8 @@ describe("a job of several ranks", function()
       dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
       operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
       extra = { 5, "rank 1: [^\n]*max" },
-      cross = { 5, "the ranks wait for each other, and none can go on:\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, at [^\n]*\n  rank 2: all_reduce #6" },
+      cross = { 5, "the ranks wait for each other, and none can go on",
+                "\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, at [^\n]*\n  rank 2: all_reduce #6" },
     }
     for how, expected in pairs(ends) do
       it(("%s: %s ends it with %d"):format(name, how, expected[1]), function()

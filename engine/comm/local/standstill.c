@@ -55,7 +55,7 @@ static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t 
 static void end_job(const ms_local *local)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
-    size_t used = (size_t)snprintf(text, sizeof text, "the ranks wait for each other, and none can go on:");
+    size_t used = (size_t)snprintf(text, sizeof text, "the ranks wait for each other, and none can go on; a call that others wait for is missing, or comes behind a wait:");
     for (uint32_t r = 0; r < local->control->ranks && used < sizeof text; r++) used += describe(local, r, text + used, sizeof text - used);
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, -1, text);
 }
