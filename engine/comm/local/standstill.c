@@ -1,14 +1,15 @@
-/* standstill.c: how ranks find out that all of them wait for each other, so that nothing will ever go on: which calls stand in the way needs no rule.
+/* standstill.c: how ranks find out that all of them wait for each other, so that nothing will ever go on, whatever calls they wait in.
  *
- * A rank stands still while its host blocks, and each of its streams is empty, stands at another one or runs a task that waits for a peer in vain. Its tasks that
- * wait look around in rounds, in each of which all of them have looked; a rank that was still at the end of two rounds, with nothing enqueued, done or waited
- * for anew in between (moves), did nothing in between. What is waited for never goes away once it is there.
+ * A rank is still while its host blocks, and each of its streams is empty, stands at another one or runs a task that waits for a peer in vain. Its tasks that
+ * wait look around in rounds, in each of which all of them look once. Whether it is still is read piece by piece, but two rounds with the same moves (nothing
+ * enqueued, done or waited for anew) show that it did nothing in between. A task whose wait is over says that the rank moves before it does anything.
  *
- * So, when all ranks were still at a moment (seen), and each of them stays still, without a move, for rounds that begin behind it, then at that moment nobody did anything
- * and nobody had anything to do: what they wait for could only come from each other. Three rounds: at the moment, a task may have looked for the next
- * round already, and may be about to for the one behind it.
+ * A rank that is still watches the others: it finds all of them still, and then (seen) notes how many rounds each of them has had. Let T lie between the two. If each
+ * of them goes on being still, without a move, for MS_STILL_ROUNDS rounds, then nobody did anything at T, and nobody could: what each waits for was not there at T, for it
+ * was looked for later, and never goes away once it is there. Three rounds: the looks of the first may lie before T; those of the second
+ * not, but a task looks for what it waits for a little before it counts as having looked.
  *
- * A rank whose host is busy with something else, whose link paces it, who is stopped or has not joined makes no rounds, and is waited for as ever.
+ * A rank whose host is busy with something else, whose link paces it, who is stopped or has not joined has no rounds, and is waited for as ever.
  */
 #include <stdio.h>
 
@@ -60,27 +61,39 @@ static void end_job(const ms_local *local)
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, -1, text);
 }
 
-/* Ranks that have left will not move either. */
-static bool all_still(const ms_local *local, uint64_t *still)
+/* A rank that has left will not move either: 0 in seen. One that leaves while it is watched has moved. */
+static bool all_still(const ms_local *local, uint64_t *seen)
 {
     for (uint32_t r = 0; r < local->control->ranks; r++) {
-        still[r] = atomic_load(&local->control->lines[r].still);
-        if (!still[r] && !has_left(local->control, r)) return false;
+        seen[r] = has_left(local->control, r) ? 0 : atomic_load(&local->control->lines[r].still);
+        if (!seen[r] && !has_left(local->control, r)) return false;
     }
     return true;
 }
 
-/* Whether each rank is still as it was when seen was taken, since MS_STILL_ROUNDS rounds. */
-static bool judge(const ms_local *local, const uint64_t *seen, bool *same)
+/* Whether each rank is in the same standstill as in seen; the fewest rounds that one of them has had since. */
+static bool stay_still(const ms_local *local, const uint64_t *seen, uint32_t *rounds)
 {
-    bool over = *same = true;
-    for (uint32_t r = 0; r < local->control->ranks && *same; r++) {
-        if (has_left(local->control, r)) continue;
+    *rounds = UINT32_MAX;
+    for (uint32_t r = 0; r < local->control->ranks; r++) {
+        if (!seen[r]) continue;
         uint64_t still = atomic_load(&local->control->lines[r].still);
-        *same = seen[r] >> 32 == still >> 32 && still;
-        over &= rounds_of(still) >= rounds_of(seen[r]) + MS_STILL_ROUNDS;
+        if (!still || still >> 32 != seen[r] >> 32 || has_left(local->control, r)) return false;
+        if (rounds_of(still) - rounds_of(seen[r]) < *rounds) *rounds = rounds_of(still) - rounds_of(seen[r]);
     }
-    return over && *same;
+    return true;
+}
+
+/* seen is taken when all have been found still. */
+static void watch(ms_local *local)
+{
+    ms_standstill *s = &local->standstill;
+    uint64_t found[MS_LOCAL_RANKS_MAX];
+    uint32_t rounds;
+    if (s->watching) {
+        s->watching = stay_still(local, s->seen, &rounds);
+        if (s->watching && rounds >= MS_STILL_ROUNDS) end_job(local);
+    } else s->watching = all_still(local, found) && all_still(local, s->seen) && stay_still(local, found, &rounds);
 }
 
 /* -------------------------------------------------------------------------------------------------------------------------- rounds */
@@ -121,10 +134,7 @@ static void end_round(ms_local *local)
         s->tells++;
         tell_others(local);
     }
-    bool same = true;
-    if (!s->watching) s->watching = all_still(local, s->seen);
-    else if (judge(local, s->seen, &same)) end_job(local);
-    s->watching &= same;
+    watch(local);
 }
 
 void ms_standstill_begin(ms_local *local, ms_wait *wait)
