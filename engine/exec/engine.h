@@ -95,6 +95,7 @@ struct ms_stream {
     alignas(128) _Atomic uint64_t wake_at;     /* lowest number that a sleeper waits for */
     ms_word done_bell;
     _Atomic uint64_t host_awaits;              /* the number that the host blocks for; 0: it does not */
+    _Atomic uint64_t stands_at;                /* by the worker: stream << 48 | number that its slot waits for; 0: it does not */
     alignas(128) ms_word failed;               /* set once, after `error` is complete */
     uint64_t failed_seq;
     uint32_t failed_script;

@@ -52,7 +52,6 @@ uint16_t ms_stream_index(const ms_stream *stream) { return stream->index; }
 ms_engine *ms_stream_engine(const ms_stream *stream) { return stream->engine; }
 ms_point ms_stream_last(const ms_stream *stream) { return (ms_point){ .stream = stream->index, .seq = stream->enqueued }; }
 
-/* A slot above done is not written again before its stream has moved, and then the answer is of no use: *moves tells. */
 bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     bool blocked = false;
@@ -64,9 +63,9 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
         *moves += done + head;
         blocked |= atomic_load(&stream->host_awaits) > done;
         if (done >= head) continue;
-        const ms_slot *slot = &stream->ring[done % MS_RING_SLOTS];
-        if (slot->task) running++;
-        else if (atomic_load(&engine->streams[slot->wait.stream]->done) >= slot->wait.seq) return false;
+        uint64_t at = atomic_load(&stream->stands_at), seq = at & 0xffffffffffffu;
+        if (!at) running++;
+        else if (atomic_load(&engine->streams[at >> 48]->done) >= seq) return false;
     }
     return blocked && running == waiting;
 }

@@ -132,7 +132,11 @@ static void run_task(ms_worker *worker, ms_slot *slot, uint64_t seq)
 static void run_wait(ms_worker *worker, const ms_slot *slot, uint64_t seq)
 {
     ms_stream *stream = worker->stream, *of = stream->engine->streams[slot->wait.stream];
-    await_done(of, slot->wait.seq, ((ms_cpu *)stream->engine->executor_state)->spin);
+    if (atomic_load_explicit(&of->done, memory_order_acquire) < slot->wait.seq) {
+        atomic_store(&stream->stands_at, (uint64_t)slot->wait.stream << 48 | slot->wait.seq);
+        await_done(of, slot->wait.seq, ((ms_cpu *)stream->engine->executor_state)->spin);
+        atomic_store(&stream->stands_at, 0);
+    }
     if (atomic_load(&stream->failed) || !atomic_load(&of->failed) || of->failed_seq > slot->wait.seq) return;
     stream->error = of->error;
     stream->failed_script = of->failed_script;
