@@ -1,5 +1,6 @@
 /* comm_standstill.c: ranks that all wait for each other are found, whatever they wait in; ranks of which one still does something are left alone. */
-#include <time.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "comm_support.h"
 
@@ -27,12 +28,6 @@ static void release_two(ms_tensor *tensors[2])
     for (int i = 0; i < 2; i++) ms_tensor_release(tensors[i]);
 }
 
-static void expect_end(rank *self)
-{
-    self->status = ms_engine_sync(self->engine);
-    self->error = *ms_engine_error(self->engine);
-}
-
 static void expect_cause(const rank *ranks, uint32_t count, const ms_abort_record *cause, const char *const *parts)
 {
     for (uint32_t r = 0; r < count; r++)
@@ -43,12 +38,22 @@ static void expect_cause(const rank *ranks, uint32_t count, const ms_abort_recor
         if (!strstr(cause->error.message, *parts)) fail_msg("no '%s' in: %s", *parts, cause->error.message);
 }
 
+static atomic_uint reads;
+
+static uint64_t read_clock(void *user)
+{
+    atomic_fetch_add(&reads, 1);
+    return ms_os_posix()->monotonic_ns(user);
+}
+
 static const job_kind kinds[] = { THREADS, PROCESSES };
 
 /* The timeout is long: this is not what ends the job. */
 static ms_abort_record run_ranks(job_kind kind, uint32_t count, void (*run)(rank *), uint64_t latency_ns, rank *ranks)
 {
-    job work = { .kind = kind, .loose = true, .run = run,
+    ms_os os = *ms_os_posix();
+    os.monotonic_ns = read_clock;
+    job work = { .kind = kind, .loose = true, .os = &os, .run = run,
                  .options = { .ranks = count, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 300000000000u, .link_latency_ns = latency_ns } };
     return run_job(&work, ranks);
 }
@@ -60,8 +65,7 @@ static void one_reduces_the_other_receives(rank *self)
     ms_tensor *t[2] = { NULL };
     OK(make_two(self, t));
     OK(start(self, self->number ? MS_RECV : MS_ALL_REDUCE, 0, t[0]));
-    expect_end(self);
-    CHECK(self->status == MS_ERROR_MISMATCH);
+    CHECK(ms_engine_sync(self->engine) == MS_ERROR_MISMATCH);
     release_two(t);
 }
 
@@ -82,8 +86,7 @@ static void receive_in_a_ring(rank *self)
     if (self->number == 3) return;
     OK(make_two(self, t));
     OK(start(self, MS_RECV, (self->number + 1) % 3, t[0]));
-    expect_end(self);
-    CHECK(self->status == MS_ERROR_MISMATCH);
+    CHECK(ms_engine_sync(self->engine) == MS_ERROR_MISMATCH);
     CHECK(start(self, MS_SEND, (self->number + 2) % 3, t[1]));       /* the job has ended */
     release_two(t);
 }
@@ -105,8 +108,7 @@ static void wait_twice(rank *self)
     OK(make_two(self, t));
     OK(start(self, MS_RECV, 1 - self->number, t[0]));
     if (self->number == 0) OK(start(self, MS_ALL_REDUCE, 0, t[1]));
-    expect_end(self);
-    CHECK(self->status == MS_ERROR_MISMATCH);
+    CHECK(ms_engine_sync(self->engine) == MS_ERROR_MISMATCH);
     release_two(t);
 }
 
@@ -122,18 +124,26 @@ static void a_rank_with_two_waits_shows_both(void **state)
 
 /* ----------------------------------------------------------------------------------------------------------------------- going on */
 
-/* Long enough for many rounds of looking, in which only rank 1 does anything, unseen. */
-enum { MOMENT_MS = 400 };
+/* Ranks that look around read the clock, so its reads tell how often they have: a moment is long enough for many rounds, in which only rank 1 does anything, unseen. */
+enum { MOMENT_READS = 100, LATENCY_NS = 400000000 };
 
-static ms_task_result nap_run(ms_run *run, void *arguments)
+/* Or until the job has ended, which is what must not happen. */
+static void let_a_moment_pass(const ms_rendezvous *rendezvous)
+{
+    ms_abort_record cause;
+    for (unsigned begin = atomic_load(&reads); atomic_load(&reads) - begin < MOMENT_READS && !ms_rendezvous_cause(rendezvous, &cause);) sched_yield();
+}
+
+typedef struct moment_args { const ms_rendezvous *rendezvous; } moment_args;
+
+static ms_task_result moment_run(ms_run *run, void *arguments)
 {
     (void)run;
-    (void)arguments;
-    nanosleep(&(struct timespec){ .tv_nsec = MOMENT_MS * 1000000 }, NULL);
+    let_a_moment_pass(((moment_args *)arguments)->rendezvous);
     return MS_TASK_DONE;
 }
 
-static const ms_task nap_task = { .name = "nap", .function = nap_run, .args_bytes = sizeof(int) };
+static const ms_task moment_task = { .name = "moment", .function = moment_run, .args_bytes = sizeof(moment_args) };
 
 /* Rank 1 sends when its moment is over, and rank 0 when it has got that. */
 static void exchange(rank *self, bool on_stream)
@@ -147,9 +157,9 @@ static void exchange(rank *self, bool on_stream)
     else if (on_stream) {
         OK(ms_engine_stream(self->engine, "side", &side));
         OK(ms_engine_stream(self->engine, "send", &send));
-        OK(ms_stream_enqueue(side, &nap_task, &(int){ 0 }, NULL, 0, (ms_task_cost){ 0 }, &over));
+        OK(ms_stream_enqueue(side, &moment_task, &(moment_args){ self->rendezvous }, NULL, 0, (ms_task_cost){ 0 }, &over));
         OK(ms_stream_wait(send, over));
-    } else nap_run(NULL, NULL);
+    } else let_a_moment_pass(self->rendezvous);
     OK(start(self, MS_SEND, 1 - self->number, t[1]));
     OK(ms_engine_sync(self->engine));
     release_two(t);
@@ -170,7 +180,7 @@ static void send_over_link(rank *self)
 static void ranks_of_which_one_does_something_go_on(void **state)
 {
     (void)state;
-    static const struct { void (*run)(rank *); uint64_t latency_ns; } cases[] = { { host_is_busy, 0 }, { stream_is_busy, 0 }, { send_over_link, MOMENT_MS * 1000000 } };
+    static const struct { void (*run)(rank *); uint64_t latency_ns; } cases[] = { { host_is_busy, 0 }, { stream_is_busy, 0 }, { send_over_link, LATENCY_NS } };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         rank ranks[2];
         ms_abort_record cause = run_ranks(THREADS, 2, cases[c].run, cases[c].latency_ns, ranks);
