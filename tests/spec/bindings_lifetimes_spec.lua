@@ -120,7 +120,7 @@ local function alone(text, expected)
   local interpreter = arg and arg[-1] or "lua5.4"
   for i = -1, -20, -1 do if arg and arg[i] then interpreter = arg[i] end end
   -- Who leaves in the middle of a hook leaves the engine's frames behind; all else must free what it has.
-  local quiet = text:find("os.exit(0, true) end) x:sum", 1, true) and "ASAN_OPTIONS=detect_leaks=0 " or ""
+  local quiet = text:find("os.exit(0, true) end) x:sum", 1, true) and "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " or ""
   local code, output = shell(("%s'%s' '%s'"):format(quiet, interpreter, path))
   os.remove(path)
   assert.equal(expected or 0, code, output)
