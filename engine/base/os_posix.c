@@ -129,6 +129,15 @@ static int os_size(void *user, ms_file *file, uint64_t *bytes)
     return 0;
 }
 
+static int os_resize(void *user, ms_file *file, uint64_t bytes)
+{
+    (void)user;
+    int result;
+    do result = ftruncate(file->descriptor, (off_t)bytes);
+    while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : -errno;
+}
+
 static void os_close(void *user, ms_file *file)
 {
     (void)user;
@@ -375,7 +384,7 @@ const ms_os *ms_os_posix(void)
     static const ms_os table = {
         .allocate = os_allocate, .reallocate = os_reallocate, .release = os_release,
         .reserve = os_reserve, .commit = os_commit, .unreserve = os_unreserve,
-        .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .close = os_close,
+        .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .resize = os_resize, .close = os_close,
         .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
         .shared_create = os_shared_create, .shared_share = os_shared_share, .shared_adopt = os_shared_adopt, .shared_map = os_shared_map,
         .shared_populate = os_shared_populate, .shared_claim = os_shared_claim, .shared_is_claimed = os_shared_is_claimed,

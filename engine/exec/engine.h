@@ -34,6 +34,16 @@ typedef struct ms_cell {
     uint32_t readers;                          /* bit per stream with reads != 0 since the last write */
 } ms_cell;
 
+/* A part of a storage whose writes are counted together: a parameter, or the whole storage. */
+typedef struct ms_part {
+    uint64_t version;                          /* number of the storage's write that was the last here */
+    uint64_t recorded;                         /* number of the last write here that the tape recorded */
+    const char *task;                          /* the name of the last write's task, and its script line */
+    uint32_t script;
+    uint32_t reads;                            /* see ms_storage_expect_reads */
+    bool parameter;                            /* see ms_storage_mark_parameter */
+} ms_part;
+
 typedef struct ms_block ms_block;              /* a piece of an arena: pool.c */
 typedef struct ms_pool ms_pool;
 
@@ -44,15 +54,18 @@ struct ms_storage {
     ms_block *block;
     char *data;
     size_t bytes;
-    uint64_t version, recorded;                /* recorded: the version behind the last recorded write in place */
+    uint64_t writes;                           /* how many there were */
     uint32_t references;
     uint32_t script;                           /* who made it */
-    uint32_t cell_count;
+    uint32_t cell_count, part_count;
     bool used;                                 /* some task has declared it */
     bool home;                                 /* gradients lie here */
     ms_cell *cells;                            /* &own, or an array */
     size_t *ends;                              /* NULL with one cell: where each cell ends, in bytes */
+    ms_part *parts;                            /* &whole, or an array */
+    size_t *part_ends;                         /* NULL with one part: where each part ends, in bytes */
     ms_cell own;
+    ms_part whole;
 };
 
 /* ------------------------------------------------------------------------------------------------------------------------ streams */
@@ -199,6 +212,7 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
 
 /* stream.c */
 void ms_streams_report(ms_engine *engine);                     /* drains all, puts the first failure into the context, clears, marks spoiled */
+void ms_engine_await(ms_stream *stream, uint64_t seq);         /* the host blocks until the stream has come so far, and says so in its activity */
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 
 /* storage.c */

@@ -19,7 +19,7 @@ static bool declares(const ms_access *accesses, uint32_t count, const ms_storage
 
 static void await_all(ms_engine *engine)
 {
-    for (uint16_t i = 0; i < engine->stream_count; i++) engine->executor->await(engine->streams[i], engine->streams[i]->enqueued);
+    for (uint16_t i = 0; i < engine->stream_count; i++) ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
 }
 
 void ms_engine_set_poison(ms_engine *engine, bool on) { engine->poison = on && engine->executor->data; }

@@ -58,7 +58,8 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
             return MS_OK;
         }
     }
-    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v", (unsigned long long)limit);
+    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v, or ask for less (--memory BYTES, or memory_bytes of ms.init)",
+                          (unsigned long long)limit);
 }
 
 static void pool_close(ms_pool *pool)

@@ -27,13 +27,17 @@ static ms_status struct_take(ms_engine *engine, ms_storage **out)
     return MS_OK;
 }
 
+/* Cells share an allocation with their ends, parts with theirs. */
+static void free_split(ms_storage *storage)
+{
+    ms_context *context = &storage->engine->context;
+    if (storage->cells != &storage->own) ms_release(context, storage->cells);
+    if (storage->parts != &storage->whole) ms_release(context, storage->parts);
+}
+
 void ms_storages_close(ms_engine *engine)
 {
-    for (ms_storage *storage = engine->storages; storage; storage = storage->next)
-        if (storage->cells != &storage->own) {
-            ms_release(&engine->context, storage->cells);
-            ms_release(&engine->context, storage->ends);
-        }
+    for (ms_storage *storage = engine->storages; storage; storage = storage->next) free_split(storage);
     for (size_t i = 0; i < engine->storage_chunk_count; i++) ms_release(&engine->context, engine->storage_chunks[i]);
     ms_release(&engine->context, engine->storage_chunks);
     engine->storages = NULL;
@@ -58,8 +62,9 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     storage->bytes = bytes;
     storage->references = 1;
     storage->script = engine->script;
-    storage->cell_count = 1;
+    storage->cell_count = storage->part_count = 1;
     storage->cells = &storage->own;
+    storage->parts = &storage->whole;
     /* What was here before counts as read, so that a first write on another stream waits for it. */
     for (uint32_t i = 0; i < MS_STREAMS_MAX; i++)
         if (storage->own.reads[i]) storage->own.readers |= 1u << i;
@@ -89,39 +94,52 @@ void ms_storage_release(ms_storage *storage)
     if (storage->previous) storage->previous->next = storage->next;
     else engine->storages = storage->next;
     if (storage->next) storage->next->previous = storage->previous;
-    if (storage->cells != &storage->own) {
-        ms_release(&engine->context, storage->cells);
-        ms_release(&engine->context, storage->ends);
-    }
+    free_split(storage);
     storage->next = engine->unused_storages;
     engine->unused_storages = storage;
 }
 
-ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t cells)
+/* Where the cells of these parts end; returns how many there are. */
+static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_ends[MS_CELLS_MAX])
+{
+    size_t total = ends[parts - 1], begin = 0, least = parts > MS_CELLS_MAX ? total / MS_CELLS_MAX + 1 : 1;
+    uint32_t cells = 0;
+    for (uint32_t i = 0; i < parts; i++)
+        if (ends[i] - begin >= least) cell_ends[cells++] = begin = ends[i];
+    if (begin < total) cell_ends[cells++] = total;
+    return cells;
+}
+
+ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts)
 {
     ms_engine *engine = storage->engine;
-    if (cells == 0 || cells > MS_CELLS_MAX)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a storage is split into 1 to %d cells, not %u: join small neighbours", MS_CELLS_MAX, cells);
-    if (storage->ends || storage->used)
+    if (parts == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a storage is split into 1 part or more, not 0");
+    if (storage->part_ends || storage->used)
         return ms_engine_fail(engine, MS_ERROR_STATE, "a storage is split once, before its first use");
-    for (uint32_t i = 0; i < cells; i++)
-        if ((i > 0 && ends[i] <= ends[i - 1]) || (i + 1 == cells) != (ends[i] == storage->bytes))
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "cell %u ends at byte %zu: ends must ascend and the last must be the storage's %zu bytes", i, ends[i], storage->bytes);
-    void *made = NULL, *limits = NULL;
-    ms_status status = ms_allocate(&engine->context, cells * sizeof(ms_cell), "cells", &made);
+    for (uint32_t i = 0; i < parts; i++)
+        if ((i > 0 && ends[i] <= ends[i - 1]) || (i + 1 == parts) != (ends[i] == storage->bytes))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "part %u ends at byte %zu: ends must ascend and the last must be the storage's %zu bytes", i, ends[i], storage->bytes);
+    if (parts == 1) return MS_OK;
+    size_t cell_ends[MS_CELLS_MAX];
+    uint32_t cells = cells_of_parts(ends, parts, cell_ends);
+    void *cell_memory = NULL, *part_memory = NULL;
+    ms_status status = ms_allocate(&engine->context, cells * (sizeof(ms_cell) + sizeof(size_t)), "cells", &cell_memory);
     if (status) return status;
-    status = ms_allocate(&engine->context, cells * sizeof(size_t), "cells", &limits);
+    status = ms_allocate(&engine->context, parts * (sizeof(ms_part) + sizeof(size_t)), "parts", &part_memory);
     if (status) {
-        ms_release(&engine->context, made);
+        ms_release(&engine->context, cell_memory);
         return status;
     }
-    storage->cells = made;
-    storage->ends = limits;
+    storage->cells = cell_memory;
+    storage->ends = (size_t *)(void *)(storage->cells + cells);
     storage->cell_count = cells;
-    for (uint32_t i = 0; i < cells; i++) {
-        storage->ends[i] = ends[i];
-        storage->cells[i] = storage->own;
-    }
+    for (uint32_t i = 0; i < cells; i++) storage->cells[i] = storage->own;
+    memcpy(storage->ends, cell_ends, cells * sizeof *cell_ends);
+    storage->parts = part_memory;
+    storage->part_ends = (size_t *)(void *)(storage->parts + parts);
+    storage->part_count = parts;
+    for (uint32_t i = 0; i < parts; i++) storage->parts[i] = storage->whole;
+    memcpy(storage->part_ends, ends, parts * sizeof *ends);
     return MS_OK;
 }
 
@@ -142,10 +160,99 @@ void *ms_storage_data(const ms_storage *storage) { return storage->data; }
 size_t ms_storage_bytes(const ms_storage *storage) { return storage->bytes; }
 uint32_t ms_storage_references(const ms_storage *storage) { return storage->references; }
 ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine; }
-uint64_t ms_storage_version(const ms_storage *storage) { return storage->version; }
-void ms_storage_touch(ms_storage *storage) { storage->version++; }
-uint64_t ms_storage_recorded(const ms_storage *storage) { return storage->recorded; }
-void ms_storage_record(ms_storage *storage) { storage->recorded = storage->version; }
+
+/* ------------------------------------------------------------------------------------------------------------------------- parts */
+
+typedef struct { ms_part *first, *end; } ms_part_range;
+
+/* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing is compared then. */
+static ms_part_range parts_of(const ms_storage *storage, size_t begin, size_t end)
+{
+    if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
+    uint32_t low = 0, high = storage->part_count;
+    while (low < high) {                       /* the first that ends after `begin` */
+        uint32_t middle = low + (high - low) / 2;
+        if (storage->part_ends[middle] <= begin) low = middle + 1;
+        else high = middle;
+    }
+    uint32_t last = low;
+    while (last < storage->part_count && (last == 0 ? 0 : storage->part_ends[last - 1]) < end) last++;
+    return (ms_part_range){ storage->parts + low, storage->parts + (last > low ? last : low) };
+}
+
+uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end)
+{
+    uint64_t version = 0;
+    ms_part_range range = parts_of(storage, begin, end);
+    for (const ms_part *part = range.first; part < range.end; part++)
+        if (part->version > version) version = part->version;
+    return version;
+}
+
+void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    storage->writes++;
+    for (ms_part *part = range.first; part < range.end; part++) {
+        part->version = storage->writes;
+        part->task = task;
+        part->script = storage->engine->script;
+    }
+}
+
+const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end, uint32_t *script)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    const ms_part *last = NULL;
+    for (const ms_part *part = range.first; part < range.end; part++)
+        if (!last || part->version > last->version) last = part;
+    *script = last ? last->script : 0;
+    return last ? last->task : NULL;
+}
+
+uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end)
+{
+    uint64_t recorded = 0;
+    ms_part_range range = parts_of(storage, begin, end);
+    for (const ms_part *part = range.first; part < range.end; part++)
+        if (part->recorded > recorded) recorded = part->recorded;
+    return recorded;
+}
+
+void ms_storage_record(ms_storage *storage, size_t begin, size_t end)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    for (ms_part *part = range.first; part < range.end; part++) part->recorded = storage->writes;
+}
+
+void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    for (ms_part *part = range.first; part < range.end; part++) part->reads += (uint32_t)change;
+}
+
+bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    for (const ms_part *part = range.first; part < range.end; part++)
+        if (part->reads) return true;
+    return false;
+}
+
+void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    for (ms_part *part = range.first; part < range.end; part++) part->parameter = true;
+}
+
+bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end)
+{
+    ms_part_range range = parts_of(storage, begin, end);
+    for (const ms_part *part = range.first; part < range.end; part++)
+        if (part->parameter) return true;
+    return false;
+}
+
 bool ms_storage_is_home(const ms_storage *storage) { return storage->home; }
 void ms_storage_set_home(ms_storage *storage) { storage->home = true; }
 

@@ -78,7 +78,7 @@ static ms_slot *reserve(ms_stream *stream)
     if (!stream->ring) return NULL;
     uint64_t seq = stream->enqueued + 1;
     if (seq > MS_RING_SLOTS && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
-        stream->engine->executor->await(stream, seq - MS_RING_SLOTS);
+        ms_engine_await(stream, seq - MS_RING_SLOTS);
     return &stream->ring[(seq - 1) % MS_RING_SLOTS];
 }
 
@@ -194,7 +194,7 @@ static void mark_spoiled(ms_stream *stream)
 
 void ms_streams_report(ms_engine *engine)
 {
-    for (uint16_t i = 0; i < engine->stream_count; i++) engine->executor->await(engine->streams[i], engine->streams[i]->enqueued);
+    for (uint16_t i = 0; i < engine->stream_count; i++) ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
     const ms_stream *first = NULL;
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         ms_stream *stream = engine->streams[i];
@@ -225,11 +225,25 @@ ms_status ms_engine_check(ms_engine *engine)
 
 void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
 
+void ms_engine_await(ms_stream *stream, uint64_t seq)
+{
+    ms_engine *engine = stream->engine;
+    ms_activity_begin(engine->context.activity);
+    engine->executor->await(stream, seq);
+    ms_activity_end(engine->context.activity);
+}
+
+ms_status ms_engine_check_sync(ms_engine *engine)
+{
+    if (engine->sync_forbidden == 0) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_STATE, "this call waits for the device, which hooks and plans may not do: use a metric and lag(), or a future");
+}
+
 static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
 {
-    if (engine->sync_forbidden > 0)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "this call waits for the device, which hooks and plans may not do: use a metric and lag(), or a future");
-    engine->executor->await(stream, seq);
+    ms_status status = ms_engine_check_sync(engine);
+    if (status) return status;
+    ms_engine_await(stream, seq);
     return ms_engine_check(engine);
 }
 

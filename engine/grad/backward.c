@@ -32,21 +32,33 @@ static const char *line_of(const ms_node *node, uint32_t script)
 
 /* ----------------------------------------------------------------------------------------------------------------------- checking */
 
+/* A tensor that the node reads and that was written after it was saved. */
+static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
+{
+    char shape[160];
+    size_t begin, end;
+    uint32_t script = 0;
+    ms_tensor_span(tensor, &begin, &end);
+    const char *task = ms_storage_written_by(tensor->storage, begin, end, &script);
+    return ms_engine_fail(node->engine, MS_ERROR_STATE,
+                          "backward: %s (at %s) saved a tensor %s that was written in place since, by %s (at %s): use the form without _ there, or write it after backward",
+                          name_of(node), line_of(node, node->script), ms_tensor_describe(tensor, shape, sizeof shape), task ? task : "a task", line_of(node, script));
+}
+
+static ms_status check_versions(const ms_node *node)
+{
+    ms_saved saved;
+    for (uint32_t i = 0; ms_node_reads(node, i, &saved); i++)
+        if (ms_tensor_version(saved.tensor) != saved.version) return refuse_written(node, saved.tensor);
+    return MS_OK;
+}
+
 static ms_status check_node(const ms_node *node)
 {
     if (node->used)
         return ms_engine_fail(node->engine, MS_ERROR_STATE, "backward: the graph of %s (made at %s) was freed by the backward at %s: pass retain_graph = true there to go through it again",
                               name_of(node), line_of(node, node->script), line_of(node, node->freed_script));
-    for (uint32_t i = 0; i < node->saved_count; i++) {
-        const ms_saved *saved = &node->saved[i];
-        uint64_t now = ms_storage_version(saved->tensor->storage);
-        char shape[160];
-        if (now != saved->version)
-            return ms_engine_fail(node->engine, MS_ERROR_STATE, "backward: %s (at %s) saved a tensor %s that was written in place since (version %llu, now %llu): use the form without _ there",
-                                  name_of(node), line_of(node, node->script), ms_tensor_describe(saved->tensor, shape, sizeof shape),
-                                  (unsigned long long)saved->version, (unsigned long long)now);
-    }
-    return node->function && node->function->check ? node->function->check(node->user) : MS_OK;
+    return check_versions(node);
 }
 
 static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity, ms_node *node)
@@ -82,6 +94,7 @@ static ms_status see(ms_pass *pass, ms_node *node)
     node->visit = pass->visit;
     node->pending = 0;
     node->references++;                        /* hooks may drop tensors while this runs */
+    ms_node_expect(node);
     return MS_OK;
 }
 
@@ -319,12 +332,16 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         if (sum && (is_exclusive(sum) || is_at_home(edge.node, sum))) sums[i] = sum;
         if (node->op) homes[i] = home_for(pass, node, i);
     }
+    /* Hooks of this node and of those before it may have written what it saved. */
+    if (any) status = check_versions(node);
+    if (status) goto done;
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
     if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);
     for (uint32_t i = 0; i < node->output_count; i++) {
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;
     }
+    ms_node_unexpect(node);
     if (!pass->retain) {
         ms_node_drop_saved(node);
         ms_hooks_free(ms_engine_context(engine), node->hooks);
@@ -368,6 +385,7 @@ static void pass_close(ms_pass *pass)
             ms_tensor_release(node->gradients[o]);
             node->gradients[o] = NULL;
         }
+        ms_node_unexpect(node);
         ms_node_release(node);
     }
     ms_release(context, pass->stack);
@@ -385,7 +403,7 @@ static ms_status check_delivered(const ms_node *node)
     return MS_OK;
 }
 
-static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
+static ms_status run_pass(ms_tape *tape, ms_pass *pass, ms_tensor *const *roots, ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
 {
     ms_node *nodes[MS_RECOMPUTE_OUTPUTS];
     for (uint32_t i = 0; i < count; i++) nodes[i] = edges[i].node;
@@ -398,7 +416,10 @@ static ms_status run_pass(ms_pass *pass, ms_tensor *const *roots, ms_tensor *con
     }
     for (size_t i = 0; i < pass->seen_count && !status; i++)
         if (pass->seen[i]->pending == 0) status = heap_push(pass, pass->seen[i]);
-    while (!status && pass->ready_count > 0) status = run_node(pass, heap_pop(pass));
+    while (!status && pass->ready_count > 0) {
+        status = run_node(pass, heap_pop(pass));
+        if (!status && tape->unread_count > 0) status = ms_unread_run(tape);
+    }
     for (size_t i = 0; i < pass->seen_count && !status; i++) status = check_delivered(pass->seen[i]);
     return status;
 }
@@ -427,11 +448,12 @@ static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor 
     ms_pass pass = { .engine = engine, .outer = tape->pass, .inside = inside, .visit = ++tape->visits, .retain = retain_graph };
     bool recording = ms_engine_set_recording(engine, false);
     tape->pass = &pass;
-    if (!status) status = run_pass(&pass, roots, gradients, edges, count);
+    if (!status) status = run_pass(tape, &pass, roots, gradients, edges, count);
     if (!pass.outer) status = run_ends(tape, status);
     tape->pass = pass.outer;
     ms_engine_set_recording(engine, recording);
     pass_close(&pass);
+    if (!pass.outer) ms_unread_drop(tape, engine);
     for (uint32_t i = 0; i < count; i++) ms_node_release(edges[i].node);
     return status;
 }

@@ -32,17 +32,23 @@ static bool are_in_place(ms_tensor *const *leaves, uint32_t count)
     return true;
 }
 
-/* A cell for each leaf, so that tasks on different ones need not wait for each other; where these are too many, neighbours share one. */
-static ms_status split_into_cells(ms_tensor *flat, ms_tensor *const *leaves, uint32_t count)
+/* A part for each leaf that has elements: tasks on different leaves need not wait for each other, and each leaf has a version of its own. */
+static ms_status split_into_leaves(ms_tensor *flat, ms_tensor *const *leaves, uint32_t count)
 {
-    size_t ends[MS_CELLS_MAX], item = ms_dtype_bytes(flat->dtype), total = ms_tensor_bytes(flat), end = 0, begin = 0, least = count > MS_CELLS_MAX ? total / MS_CELLS_MAX + 1 : 1;
-    uint32_t cells = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    ms_context *context = ms_engine_context(flat->engine);
+    size_t item = ms_dtype_bytes(flat->dtype), end = 0;
+    uint32_t parts = 0;
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, count * sizeof(size_t), "flat", &memory);
+    size_t *ends = memory;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (leaves[i]->count == 0) continue;
         end += (size_t)leaves[i]->count * item;
-        if (end - begin >= least) ends[cells++] = begin = end;
+        ends[parts++] = end;
     }
-    if (begin < total) ends[cells++] = total;
-    return cells > 1 ? ms_storage_split(flat->storage, ends, cells) : MS_OK;
+    if (!status) status = ms_storage_split(flat->storage, ends, parts);
+    ms_release(context, memory);
+    return status;
 }
 
 /* Values first: a leaf moves only once nothing can fail any more. */
@@ -66,6 +72,7 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
     for (uint32_t i = 0; i < count; i++) {
         int64_t length = leaves[i]->count;
         ms_tensor_rebase(leaves[i], flat, length ? at : 0);
+        if (ms_tensor_requires_grad(leaves[i])) ms_leaf_mark_parameter(leaves[i]);
         at += length;
     }
     return MS_OK;
@@ -79,9 +86,82 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     if (status) return status;
     if (are_in_place(leaves, count)) return ms_tensor_window(leaves[0], 1, &total, &one, 0, flat);
     status = ms_tensor_new(engine, leaves[0]->dtype, 1, &total, &made);
-    if (!status && total) status = split_into_cells(made, leaves, count);
+    if (!status && total) status = split_into_leaves(made, leaves, count);
     if (!status) status = move(engine, leaves, count, made);
     if (status) ms_tensor_release(made);
     else *flat = made;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------ packing */
+
+static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, int64_t *total)
+{
+    *total = 0;
+    if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: the list is empty");
+    for (uint32_t i = 0; i < count; i++) {
+        if (tensors[i]->dtype != tensors[0]->dtype)
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype",
+                                  ms_dtype_name(tensors[0]->dtype), i + 1, ms_dtype_name(tensors[i]->dtype));
+        if (tensors[i]->count > INT64_MAX - *total)
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: the tensors have more elements than 63 bits can count");
+        *total += tensors[i]->count;
+    }
+    return MS_OK;
+}
+
+/* The tensor in one dimension. */
+static ms_status in_line(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+{
+    ms_attributes line = { .shape = { .dims = 1, .sizes = { tensor->count } } };
+    return ms_apply(engine, &ms_op_reshape, &line, false, &tensor, 1, out, 1);
+}
+
+static ms_status join(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(engine), count * sizeof *tensors, "pack", &memory);
+    if (status) return status;
+    ms_tensor **lines = memory;
+    ms_attributes first = { 0 };
+    for (uint32_t i = 0; i < count && !status; i++) status = in_line(engine, tensors[i], &lines[i]);
+    if (!status) status = ms_apply(engine, &ms_op_cat, &first, false, lines, count, whole, 1);
+    for (uint32_t i = 0; i < count; i++) ms_tensor_release(lines[i]);
+    ms_release(ms_engine_context(engine), memory);
+    return status;
+}
+
+/* The elements of `whole` from `at` on, in the shape of `like`. */
+static ms_status part_of(ms_engine *engine, ms_tensor *whole, int64_t at, const ms_tensor *like, ms_tensor **out)
+{
+    ms_attributes piece = { .dim = { .start = at, .length = like->count } }, shape = { .shape = { .dims = like->dims } };
+    ms_tensor *line = NULL;
+    for (uint32_t d = 0; d < like->dims; d++) shape.shape.sizes[d] = like->shape[d];
+    ms_status status = ms_apply(engine, &ms_op_narrow, &piece, false, &whole, 1, &line, 1);
+    if (!status) status = ms_apply(engine, &ms_op_view, &shape, false, &line, 1, out, 1);
+    ms_tensor_release(line);
+    return status;
+}
+
+ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole, ms_tensor **parts)
+{
+    int64_t total = 0, at = 0;
+    ms_tensor *made = NULL;
+    ms_status status = check_pack(engine, tensors, count, &total);
+    if (!status) status = join(engine, tensors, count, &made);
+    for (uint32_t i = 0; i < count; i++) parts[i] = NULL;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        status = part_of(engine, made, at, tensors[i], &parts[i]);
+        at += tensors[i]->count;
+    }
+    if (!status) {
+        *whole = made;
+        return MS_OK;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        ms_tensor_release(parts[i]);
+        parts[i] = NULL;
+    }
+    ms_tensor_release(made);
     return status;
 }

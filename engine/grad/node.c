@@ -12,6 +12,7 @@ static void tape_free(ms_engine *engine, void *object)
     for (size_t i = 0; i < tape->chunk_count; i++) ms_release(context, tape->chunks[i]);
     ms_release(context, tape->chunks);
     ms_release(context, tape->ends);
+    ms_release(context, tape->unread);
     ms_release(context, tape);
 }
 
@@ -109,6 +110,36 @@ void ms_node_drop_saved(ms_node *node)
         node->function->free(node->user);
         node->user = NULL;
     }
+}
+
+bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
+{
+    if (node->function) return node->function->reads && node->user && node->function->reads(node->user, index, &out->tensor, &out->version);
+    if (index >= node->saved_count) return false;
+    *out = node->saved[index];
+    return true;
+}
+
+static void change_expected(const ms_node *node, int change)
+{
+    ms_saved saved;
+    for (uint32_t i = 0; ms_node_reads(node, i, &saved); i++) {
+        size_t begin, end;
+        ms_tensor_span(saved.tensor, &begin, &end);
+        ms_storage_expect_reads(saved.tensor->storage, begin, end, change);
+    }
+}
+
+void ms_node_expect(ms_node *node)
+{
+    if (!node->expected) change_expected(node, 1);
+    node->expected = true;
+}
+
+void ms_node_unexpect(ms_node *node)
+{
+    if (node->expected) change_expected(node, -1);
+    node->expected = false;
 }
 
 void ms_hooks_free(ms_context *context, ms_hook *hooks)
@@ -256,8 +287,17 @@ ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
     if (!yes && !tensor->meta) return MS_OK;
     ms_meta *meta = NULL;
     ms_status status = ms_meta_of(tensor, &meta);
-    if (!status) meta->requires_grad = yes;
-    return status;
+    if (status) return status;
+    meta->requires_grad = yes;
+    if (yes) ms_leaf_mark_parameter(tensor);
+    return MS_OK;
+}
+
+void ms_leaf_mark_parameter(const ms_tensor *leaf)
+{
+    size_t begin, end;
+    ms_tensor_span(leaf, &begin, &end);
+    ms_storage_mark_parameter(leaf->storage, begin, end);
 }
 
 ms_tensor *ms_tensor_grad(const ms_tensor *tensor) { return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL; }
@@ -274,6 +314,7 @@ ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
     if (status) return status;
     ms_tensor *before = meta->grad;
     meta->grad = gradient ? ms_tensor_retain(gradient) : NULL;
+    if (!gradient) meta->marked = false;
     ms_tensor_release(before);
     return MS_OK;
 }

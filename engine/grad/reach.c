@@ -1,4 +1,4 @@
-/* reach.c: which leaves a graph goes back to. */
+/* reach.c: which leaves a graph goes back to, and marks on their gradients. */
 #include "grad/tape.h"
 
 /* A node that was met, and the backward that had seen it before: put back at the end, as a backward may be running. */
@@ -15,6 +15,24 @@ static ms_status meet(walk *w, ms_node *node)
     return MS_OK;
 }
 
+/* Meets all that backward may come to from the nodes that were met. */
+static ms_status go_on(walk *w)
+{
+    ms_status status = MS_OK;
+    for (size_t i = 0; i < w->count && !status; i++) {
+        const ms_node *node = w->nodes[i].node;
+        for (uint32_t e = 0; e < node->input_count && !status; e++)
+            status = meet(w, node->edges[e].node);
+    }
+    return status;
+}
+
+static void end(walk *w)
+{
+    for (size_t i = 0; i < w->count; i++) w->nodes[i].node->visit = w->nodes[i].visit;
+    ms_release(w->context, w->nodes);
+}
+
 ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count, ms_tensor *const *leaves, uint32_t leaf_count, bool *reached)
 {
     ms_tape *tape = NULL;
@@ -25,13 +43,52 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
         const ms_meta *meta = roots[i]->meta;
         if (meta) status = meet(&w, meta->node ? meta->node : meta->accumulator);
     }
-    for (size_t i = 0; i < w.count && !status; i++)
-        for (uint32_t e = 0; e < w.nodes[i].node->input_count && !status; e++) status = meet(&w, w.nodes[i].node->edges[e].node);
+    if (!status) status = go_on(&w);
     for (uint32_t i = 0; i < leaf_count && !status; i++) {
         const ms_meta *meta = leaves[i]->meta;
         reached[i] = meta && meta->accumulator && meta->accumulator->visit == w.visit;
     }
-    for (size_t i = 0; i < w.count; i++) w.nodes[i].node->visit = w.nodes[i].visit;
-    ms_release(w.context, w.nodes);
+    end(&w);
     return status;
+}
+
+/* ----------------------------------------------------------------------------- marked gradients */
+
+/* A gradient hook; user: the node of the tensor that marks. Backward has not come further yet. */
+static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    (void)gradient, (void)replacement;
+    ms_node *root = user;
+    ms_tape *tape = NULL;
+    ms_status status = ms_tape_of(root->engine, &tape);
+    if (status) return status;
+    walk w = { .context = ms_engine_context(root->engine), .visit = ++tape->visits };
+    status = meet(&w, root);
+    if (!status) status = go_on(&w);
+    for (size_t i = 0; i < w.count && !status; i++) {
+        const ms_tensor *leaf = w.nodes[i].node->leaf;
+        if (leaf) ((ms_meta *)leaf->meta)->marked = true;
+    }
+    end(&w);
+    return status;
+}
+
+ms_status ms_tensor_mark_gradients(ms_tensor *tensor)
+{
+    const ms_meta *meta = tensor->meta;
+    uint64_t id = 0;
+    if (!meta || !meta->node) return MS_OK;
+    return ms_tensor_on_gradient(tensor, mark_leaves, meta->node, NULL, &id);
+}
+
+bool ms_tensor_grad_is_marked(const ms_tensor *leaf)
+{
+    const ms_meta *meta = leaf->meta;
+    return meta && meta->marked;
+}
+
+void ms_tensor_grad_unmark(ms_tensor *leaf)
+{
+    ms_meta *meta = leaf->meta;
+    if (meta) meta->marked = false;
 }

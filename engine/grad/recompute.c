@@ -50,6 +50,15 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     return status;
 }
 
+/* Not ms_tensor_set_requires_grad: the memory of an input is not a parameter's for that. */
+static ms_status require_gradient(ms_tensor *input)
+{
+    ms_meta *meta = NULL;
+    ms_status status = ms_meta_of(input, &meta);
+    if (!status) meta->requires_grad = true;
+    return status;
+}
+
 static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, ms_tensor **results, const bool *needs)
 {
     ms_recomputed *kept = object;
@@ -57,7 +66,7 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     uint32_t count = 0, used = 0;
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < kept->input_count && !status; i++)
-        if (needs[i]) status = ms_tensor_set_requires_grad(kept->inputs[i], true);
+        if (needs[i]) status = require_gradient(kept->inputs[i]);
     if (!status) status = run_again(kept, outputs, &count);
     for (uint32_t i = 0; i < count; i++)
         if (!status && gradients[i] && ms_tensor_requires_grad(outputs[i])) {
@@ -75,25 +84,17 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     return status;
 }
 
-static ms_status check_version(const ms_recomputed *kept, const ms_tensor *tensor, uint64_t version)
-{
-    char shape[160];
-    if (ms_storage_version(tensor->storage) == version) return MS_OK;
-    const char *line = ms_strings_get(ms_engine_strings(kept->engine), kept->script);
-    return ms_engine_fail(kept->engine, MS_ERROR_STATE, "backward: recompute (at %s) is to run again with a tensor %s that was written in place since: use the form without _ there",
-                          *line ? line : "the engine", ms_tensor_describe(tensor, shape, sizeof shape));
-}
-
-static ms_status recomputed_check(void *object)
+static bool recomputed_reads(void *object, uint32_t index, ms_tensor **tensor, uint64_t *version)
 {
     const ms_recomputed *kept = object;
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < kept->input_count && !status; i++) status = check_version(kept, kept->inputs[i], kept->versions[i]);
-    for (size_t i = 0; i < kept->captures.count && !status; i++) status = check_version(kept, kept->captures.items[i].saved.tensor, kept->captures.items[i].saved.version);
-    return status;
+    if (index >= kept->input_count + kept->captures.count) return false;
+    const ms_saved *captured = index < kept->input_count ? NULL : &kept->captures.items[index - kept->input_count].saved;
+    *tensor = captured ? captured->tensor : kept->inputs[index];
+    *version = captured ? captured->version : kept->versions[index];
+    return true;
 }
 
-static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free, .check = recomputed_check };
+static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free, .reads = recomputed_reads };
 
 /* What f returned may be what it got, or a parameter: the history that is to come belongs to a tensor of its own. */
 static ms_status own_window(ms_tensor **tensor)
@@ -114,7 +115,7 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
     *kept = (ms_recomputed){ .engine = engine, .random = ms_engine_random(engine), .autocast = ms_engine_autocast(engine), .script = ms_engine_script(engine),
                              .versions = (uint64_t *)(void *)(kept->inputs + count) };
     for (; kept->input_count < count && !status; kept->input_count += !status) {
-        kept->versions[kept->input_count] = ms_storage_version(inputs[kept->input_count]->storage);
+        kept->versions[kept->input_count] = ms_tensor_version(inputs[kept->input_count]);
         status = ms_tensor_alias(inputs[kept->input_count], &kept->inputs[kept->input_count]);
     }
     if (status) recomputed_free(kept);
@@ -134,7 +135,7 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     if (recording) tape->captures = &kept->captures;
     status = kept->f(user, kept->inputs, kept->input_count, made, count);
     if (status) *count = 0;
-    else status = ms_capture(engine, made, *count);
+    else status = ms_capture(engine, made, *count, true);
     if (done) done(user);
     tape->captures = outer;
     ms_engine_set_recording(engine, recording);

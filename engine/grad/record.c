@@ -26,7 +26,10 @@ static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
 ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor)
 {
     char shape[160];
-    if (!tensor || tensor->made_version >= ms_storage_recorded(tensor->storage)) return MS_OK;
+    size_t begin, end;
+    if (!tensor) return MS_OK;
+    ms_tensor_span(tensor, &begin, &end);
+    if (tensor->made_version >= ms_storage_recorded(tensor->storage, begin, end)) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_STATE, "%s: the tensor %s shares memory with one that was written in place after this was made, and its gradient knows nothing of that write: "
                           "take the view (or detach) behind the write, or use the form without _ there", what, ms_tensor_describe(tensor, shape, sizeof shape));
 }
@@ -97,9 +100,11 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     /* A target that is written without a record need not have a true history: it is not used. */
     uint32_t used = in_place && !needed && input_count > 0 ? 1 : 0;
     ms_status status = MS_OK;
+    if (recording && needed && (op->flags & MS_OP_LOSES_GRAD))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: it has no gradient, and its input requires one, which would be lost: detach the input, or call it inside no_grad", op->name);
     if (op->flags & MS_OP_NO_GRAD) recording = false;
     else if (recording) status = check_histories(engine, op->name, inputs + used, input_count - used);
-    else if (needed) status = ms_capture(engine, inputs, input_count);
+    if (!status && !recording) status = ms_capture(engine, inputs, input_count, !(op->flags & MS_OP_NO_GRAD));
     if (status) return status;
     if (!recording || !needed)
         return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
@@ -121,10 +126,12 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     node->attributes = call.attributes;
     node->saved_count = call.saved_count;
     for (uint32_t i = 0; i < call.saved_count; i++)
-        node->saved[i] = (ms_saved){ .tensor = call.saved[i], .version = ms_storage_version(call.saved[i]->storage) };
+        node->saved[i] = (ms_saved){ .tensor = call.saved[i], .version = ms_tensor_version(call.saved[i]) };
     if (target) {
-        ms_storage_record(target->storage);
-        target->made_version = ms_storage_version(target->storage);
+        size_t begin, end;
+        ms_tensor_span(target, &begin, &end);
+        ms_storage_record(target->storage, begin, end);
+        target->made_version = ms_tensor_version(target);
     }
     status = attach_all(node, outputs, output_count);
     if (status)
@@ -143,36 +150,55 @@ static const ms_node *node_of(const ms_tensor *tensor)
     return meta->node ? meta->node : meta->accumulator;
 }
 
-static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor)
+static bool is_captured(const ms_captures *captures, const ms_tensor *tensor, const ms_node *node)
 {
-    if (!tensor || !ms_tensor_requires_grad(tensor)) return MS_OK;
-    for (size_t i = 0; i < captures->count; i++)
-        if (captures->items[i].saved.tensor->storage == tensor->storage && captures->items[i].node == node_of(tensor)) return MS_OK;
+    for (size_t i = 0; i < captures->count; i++) {
+        const ms_tensor *other = captures->items[i].saved.tensor;
+        if (other->storage == tensor->storage && captures->items[i].node == node && (node || (other->offset == tensor->offset && other->extent == tensor->extent))) return true;
+    }
+    return false;
+}
+
+static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor, bool differentiable)
+{
+    size_t begin, end;
+    if (!tensor) return MS_OK;
+    ms_tensor_span(tensor, &begin, &end);
+    bool needed = differentiable && ms_tensor_requires_grad(tensor);
+    if (!needed && !ms_storage_is_parameter(tensor->storage, begin, end)) return MS_OK;
+    if (is_captured(captures, tensor, needed ? node_of(tensor) : NULL)) return MS_OK;
     ms_edge edge = { 0 };
-    ms_saved saved = { .version = ms_storage_version(tensor->storage) };
+    ms_saved saved = { .version = ms_tensor_version(tensor) };
     ms_status status = ms_grow(ms_engine_context(engine), (void **)&captures->items, &captures->capacity, captures->count + 1, sizeof *captures->items);
     if (!status) status = ms_tensor_alias(tensor, &saved.tensor);
-    if (!status) status = ms_edge_of(tensor, &edge);
+    if (!status && needed) status = ms_edge_of(tensor, &edge);
     if (status) ms_tensor_release(saved.tensor);
     else captures->items[captures->count++] = (ms_capture_item){ .saved = saved, .node = edge.node };
     return status;
 }
 
-ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count)
+ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, bool differentiable)
 {
     const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
     ms_status status = MS_OK;
-    for (uint32_t i = 0; tape && tape->captures && i < count && !status; i++) status = capture(engine, tape->captures, tensors[i]);
+    for (uint32_t i = 0; tape && tape->captures && i < count && !status; i++) status = capture(engine, tape->captures, tensors[i], differentiable);
     return status;
+}
+
+static bool any_node(const ms_captures *captures)
+{
+    for (size_t i = 0; captures && i < captures->count; i++)
+        if (captures->items[i].node) return true;
+    return false;
 }
 
 ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count)
 {
     ms_node *node = NULL;
-    ms_status status = ms_engine_is_recording(engine) ? check_histories(engine, f->name, inputs, input_count) : ms_capture(engine, inputs, input_count);
+    ms_status status = ms_engine_is_recording(engine) ? check_histories(engine, f->name, inputs, input_count) : ms_capture(engine, inputs, input_count, true);
     if (status) return status;
-    if (!ms_engine_is_recording(engine) || (!(captures && captures->count) && !any_requires_grad(inputs, input_count))) {
+    if (!ms_engine_is_recording(engine) || (!any_node(captures) && !any_requires_grad(inputs, input_count))) {
         f->free(user);
         return MS_OK;
     }

@@ -77,7 +77,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
         ms_tensor *writes[] = { made, factor, first_bad };
         status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 3, (ms_task_cost){ .bytes = 8u * count });
     }
-    if (!status) status = scale(engine, gradients, count, factor, NULL);
+    if (!status && max < INFINITY) status = scale(engine, gradients, count, factor, NULL);
     ms_tensor_release(partial);
     ms_tensor_release(factor);
     if (status || !bad) ms_tensor_release(first_bad);

@@ -176,8 +176,10 @@ static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_ten
     ms_status status = with_rows(engine, x, &rows);
     if (!status) status = make_heads(engine, x->dtype, x->shape, &made);
     if (!status && x->count > 0) {
-        ms_rotary_args args = { .x = heads_of(rows), .y = heads_of(made), .batches = x->shape[0], .heads = x->shape[1], .times = x->shape[2],
-                                .width = x->shape[3], .first = attributes->rotary.first, .base = attributes->rotary.base, .dtype = (uint8_t)x->dtype, .back = back };
+        ms_rotary_args args = { .x = heads_of(rows), .y = heads_of(made), .batches = x->shape[0], .heads = x->shape[1],
+                                .times = x->shape[2], .width = x->shape[3], .first = attributes->rotary.first,
+                                .base = attributes->rotary.base, .scaling = attributes->rotary.scaling, .dtype = (uint8_t)x->dtype,
+                                .back = back };
         ms_task_cost cost = { .flops = 3.0 * (double)x->count, .bytes = 2 * ms_tensor_bytes(x) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_rotary), &args, &rows, 1, &made, 1, cost);
     }
@@ -187,12 +189,27 @@ static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_ten
     return status;
 }
 
+/* What is wrong with a scaling, or NULL. Written so that NaN is refused, too. */
+static const char *scaling_fault(const ms_rotary_scaling *scaling)
+{
+    if (scaling->kind == MS_ROTARY_PLAIN) return NULL;
+    if (!(scaling->factor > 0.0 && isfinite(scaling->factor))) return "the factor of its scaling must be a finite number above 0";
+    if (scaling->kind == MS_ROTARY_LINEAR) return NULL;
+    if (!(scaling->low >= 0.0 && scaling->high > scaling->low && isfinite(scaling->high)))
+        return "low_freq_factor must be 0 or more and below high_freq_factor";
+    if (!(scaling->original_context > 0.0 && isfinite(scaling->original_context)))
+        return "the original context of its scaling must be above 0";
+    return NULL;
+}
+
 static ms_status rotary_forward(ms_op_call *call)
 {
+    const char *fault = scaling_fault(&call->attributes.rotary.scaling);
     const ms_tensor *x = call->inputs[0];
     if (!ms_dtype_is_float(x->dtype) || x->dims != 4) return ms_op_refuse(call, "it takes floats of shape [batch, heads, time, width]");
     if (x->shape[3] % 2 != 0) return ms_op_refuse(call, "the width must be even: pairs of numbers are turned");
     if (!(call->attributes.rotary.base > 0.0)) return ms_op_refuse(call, "the base must be above 0");
+    if (fault) return ms_op_refuse(call, "%s", fault);
     return turn(call->engine, &call->attributes, call->inputs[0], false, &call->outputs[0]);
 }
 

@@ -22,11 +22,12 @@ typedef struct ms_attention_args {
     bool causal;
 } ms_attention_args;
 
-/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width); backward turns back. */
+/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width), its frequency scaled; backward turns back. */
 typedef struct ms_rotary_args {
     ms_heads x, y;
     int64_t batches, heads, times, width, first;
     double base;
+    ms_rotary_scaling scaling;
     uint8_t dtype;
     bool back;
 } ms_rotary_args;

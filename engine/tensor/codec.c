@@ -76,6 +76,6 @@ static ms_status decode(ms_op_call *call, bool sum)
 static ms_status decode_forward(ms_op_call *call) { return decode(call, false); }
 static ms_status decode_sum_forward(ms_op_call *call) { return decode(call, true); }
 
-const ms_op ms_op_codec_encode = { "codec_encode", encode_forward, NULL, 1, 1, MS_OP_NO_GRAD };
+const ms_op ms_op_codec_encode = { "codec_encode", encode_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };
 const ms_op ms_op_codec_decode = { "codec_decode", decode_forward, NULL, 1, 1, MS_OP_NO_GRAD };
 const ms_op ms_op_codec_decode_sum = { "codec_decode_sum", decode_sum_forward, NULL, 1, 1, MS_OP_NO_GRAD };

@@ -226,7 +226,7 @@ static ms_status cat_forward(ms_op_call *call)
     const ms_tensor *first = call->inputs[0];
     uint32_t dims = ms_tensor_dims(first), dim = 0;
     int64_t shape[MS_DIMS_MAX];
-    if (!ms_shape_dim(dims, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.dim.a);
+    if (!ms_shape_dim(dims, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
     memcpy(shape, ms_tensor_shape(first), dims * sizeof *shape);
     for (uint32_t i = 1; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
@@ -244,7 +244,7 @@ static ms_status stack_forward(ms_op_call *call)
     uint32_t dims = ms_tensor_dims(first), dim = 0;
     int64_t shape[MS_DIMS_MAX];
     if (dims == MS_DIMS_MAX) return ms_op_refuse(call, "the result would have more than %d dimensions", MS_DIMS_MAX);
-    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "the result has no dimension %d", call->attributes.dim.a);
+    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "the result has no dimension %d", ms_dim_named(call->attributes.dim.a));
     for (uint32_t i = 1; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
         if (ms_tensor_dtype(input) != ms_tensor_dtype(first) || !ms_shape_equal(ms_tensor_dims(input), ms_tensor_shape(input), dims, ms_tensor_shape(first)))

@@ -138,7 +138,7 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
     if (target->dtype != dtype) return ms_op_refuse(call, "the result is %s, which does not fit in place", ms_dtype_name(dtype));
     if (!ms_shape_equal(target->dims, target->shape, dims, shape)) return ms_op_refuse(call, "the result has another shape than the tensor that it is to be written into");
     for (uint32_t d = 0; d < target->dims; d++)
-        if (target->strides[d] == 0 && target->shape[d] > 1) return ms_op_refuse(call, "an expanded tensor cannot be written in place: clone it first");
+        if (target->strides[d] == 0 && target->shape[d] > 1 && target->count > 0) return ms_op_refuse(call, "an expanded tensor cannot be written in place: clone it first");
     call->outputs[0] = ms_tensor_retain(target);
     *borrowed = target;
     return MS_OK;
@@ -163,8 +163,9 @@ ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **
 static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
 {
     ms_access access = { .storage = tensor->storage, .mode = mode };
-    size_t item = ms_dtype_bytes(tensor->dtype), begin = (size_t)tensor->offset * item;
-    ms_storage_cells(tensor->storage, begin, begin + (size_t)tensor->extent * item, &access.first_cell, &access.cells);
+    size_t begin, end;
+    ms_tensor_span(tensor, &begin, &end);
+    ms_storage_cells(tensor->storage, begin, end, &access.first_cell, &access.cells);
     return access;
 }
 
@@ -181,8 +182,12 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
         if (writes[i]) accesses[count++] = access_to(writes[i], MS_WRITE);
     ms_status status = ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
     if (status) return status;
-    for (uint32_t i = 0; i < write_count; i++)
-        if (writes[i]) ms_storage_touch(writes[i]->storage);
+    for (uint32_t i = 0; i < write_count; i++) {
+        size_t begin, end;
+        if (!writes[i]) continue;
+        ms_tensor_span(writes[i], &begin, &end);
+        ms_storage_touch(writes[i]->storage, begin, end, task->name);
+    }
     return MS_OK;
 }
 

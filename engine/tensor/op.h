@@ -51,7 +51,8 @@ typedef struct ms_op_gradient {
 enum { MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
        MS_OP_IN_PLACE = 2,   /* has an in-place twin */
        MS_OP_NO_GRAD = 4,    /* the result never needs a gradient (comparisons, argmax) */
-       MS_OP_VARIADIC = 8 }; /* any number of inputs from inputs_min on */
+       MS_OP_VARIADIC = 8, /* any number of inputs from inputs_min on */
+       MS_OP_LOSES_GRAD = 16 }; /* with MS_OP_NO_GRAD: the result depends smoothly on the inputs, so that the tape refuses an input that requires a gradient */
 
 struct ms_op {
     const char *name;
@@ -78,6 +79,9 @@ ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **
 /* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages' versions. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,
                             ms_tensor *const *writes, uint32_t write_count, ms_task_cost cost);
+
+/* A dimension as messages name it: counted from 1, as scripts do, or from the end. */
+static inline int ms_dim_named(int64_t dim) { return (int)(dim < 0 ? dim : dim + 1); }
 
 /* The shape that a and b broadcast to, or false. */
 bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b, uint32_t *dims, int64_t *shape);

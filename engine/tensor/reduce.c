@@ -60,7 +60,7 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
     uint32_t dim = 0;
     bool all = call->attributes.reduce.all;
     if (!all && !ms_shape_dim(ms_tensor_dims(in), call->attributes.reduce.dim, &dim))
-        return ms_op_refuse(call, "there is no dimension %d (they count from 0 here, negative ones from the end)", call->attributes.reduce.dim);
+        return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.reduce.dim));
     reduction_shape(ms_tensor_dims(in), ms_tensor_shape(in), all, dim, call->attributes.reduce.keep, out);
     return MS_OK;
 }
@@ -344,7 +344,7 @@ static ms_status cumsum_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *out = NULL;
     ms_dtype dtype = ms_tensor_dtype(in);
     uint32_t dim = 0;
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.dim.a);
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
     ms_status status = ms_op_output(call, 0, ms_dtype_is_float(dtype) ? dtype : MS_I64, ms_tensor_dims(in), ms_tensor_shape(in), &out);
     return status == MS_OK ? cumsum_into(call->engine, in, dim, false, out) : status;
 }
@@ -460,4 +460,4 @@ const ms_op ms_op_argmax = { "argmax", argmax_forward, NULL, 1, 1, MS_OP_NO_GRAD
 const ms_op ms_op_cumsum = { "cumsum", cumsum_forward, cumsum_backward, 1, 1, 0 };
 const ms_op ms_op_dot = { "dot", dot_forward, dot_backward, 2, 2, 0 };
 const ms_op ms_op_histogram = { "histogram", histogram_forward, NULL, 1, 1, MS_OP_NO_GRAD };
-const ms_op ms_op_quantile = { "quantile", quantile_forward, NULL, 1, 1, MS_OP_NO_GRAD };
+const ms_op ms_op_quantile = { "quantile", quantile_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };

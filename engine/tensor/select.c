@@ -81,11 +81,11 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
 static ms_status check_index(const ms_op_call *call, uint32_t *dim)
 {
     const ms_tensor *in = call->inputs[0], *index = call->inputs[1];
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.index.dim);
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.index.dim));
     if (!is_index(ms_tensor_dtype(index))) return ms_op_refuse(call, "an index must be i64, i32 or u16");
     bool fits = ms_tensor_dims(index) == ms_tensor_dims(in);
     for (uint32_t d = 0; d < ms_tensor_dims(in) && fits; d++) fits = d == *dim || ms_tensor_shape(index)[d] == ms_tensor_shape(in)[d];
-    return fits ? MS_OK : ms_op_refuse(call, "the index must have the sizes of the first tensor in all dimensions but %u", *dim);
+    return fits ? MS_OK : ms_op_refuse(call, "the index must have the sizes of the first tensor in all dimensions but %d", ms_dim_named(*dim));
 }
 
 static ms_status gather_forward(ms_op_call *call)
@@ -103,7 +103,7 @@ static ms_status index_select_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
     uint32_t dim = 0;
     int64_t shape[MS_DIMS_MAX];
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.index.dim);
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.index.dim));
     if (!is_index(ms_tensor_dtype(index)) || ms_tensor_dims(index) != 1) return ms_op_refuse(call, "the index must be 1-D, and i64, i32 or u16");
     memcpy(shape, ms_tensor_shape(in), ms_tensor_dims(in) * sizeof *shape);
     shape[dim] = ms_tensor_count(index);
@@ -283,8 +283,8 @@ static ms_status topk_forward(ms_op_call *call)
     uint32_t dim = 0, dims = ms_tensor_dims(in);
     int64_t shape[MS_DIMS_MAX], k = call->attributes.top.k;
     if (dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
-    if (!ms_shape_dim(dims, call->attributes.top.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.top.dim);
-    if (k < 0 || k > ms_tensor_shape(in)[dim]) return ms_op_refuse(call, "k is %lld: dimension %u has size %lld", (long long)k, dim, (long long)ms_tensor_shape(in)[dim]);
+    if (!ms_shape_dim(dims, call->attributes.top.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.top.dim));
+    if (k < 0 || k > ms_tensor_shape(in)[dim]) return ms_op_refuse(call, "k is %lld: dimension %d has size %lld", (long long)k, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     memcpy(shape, ms_tensor_shape(in), dims * sizeof *shape);
     shape[dim] = k;
     ms_topk_args args = { .k = k, .dtype = (uint8_t)dtype, .largest = call->attributes.top.largest };
@@ -344,4 +344,4 @@ const ms_op ms_op_index_select = { "index_select", index_select_forward, index_s
 const ms_op ms_op_scatter = { "scatter", scatter_forward, scatter_backward, 3, 3, MS_OP_IN_PLACE };
 const ms_op ms_op_scatter_add = { "scatter_add", scatter_add_forward, scatter_add_backward, 3, 3, MS_OP_IN_PLACE };
 const ms_op ms_op_topk = { "topk", topk_forward, topk_backward, 1, 1, 0 };
-const ms_op ms_op_above = { "above", above_forward, NULL, 2, 2, MS_OP_NO_GRAD };
+const ms_op ms_op_above = { "above", above_forward, NULL, 2, 2, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };

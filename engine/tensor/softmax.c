@@ -21,7 +21,7 @@ static ms_status softmax_forward(ms_op_call *call)
     ms_tensor *x = call->inputs[0], *whole = NULL, *y = NULL;
     uint32_t dim;
     if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
-    if (!ms_shape_dim(x->dims, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", call->attributes.dim.a + (call->attributes.dim.a >= 0));
+    if (!ms_shape_dim(x->dims, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
     ms_status status = ms_op_as_contiguous(call->engine, x, &whole);
     if (!status) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &y);
     if (!status && x->count > 0) {

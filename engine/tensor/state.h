@@ -17,13 +17,21 @@ struct ms_tensor {
     int64_t count, offset;              /* elements */
     int64_t extent;                     /* elements of the storage from the first to the last, both included; 0 if there are none */
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
-    uint64_t made_version;              /* of the storage when this window, or its history, was made */
+    uint64_t made_version;              /* of its memory when this window, or its history, was made */
     void *meta;                         /* the tape's, or NULL */
     void (*free_meta)(void *meta);
     ms_tensor *cast;                    /* this weight in the autocast dtype, kept for the step */
-    uint64_t cast_version;              /* of the storage when it was cast */
+    uint64_t cast_version;              /* of its memory when it was cast */
     ms_tensor *next_cast;               /* list of tensors that hold a cast; or the free list */
 };
+
+/* The bytes [begin, end) of the storage from the tensor's first element to its last; begin == end if it has none. */
+static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t *end)
+{
+    size_t item = ms_dtype_bytes(tensor->dtype);
+    *begin = (size_t)tensor->offset * item;
+    *end = *begin + (size_t)tensor->extent * item;
+}
 
 /* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends or the tensor changes). Caller releases. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out);

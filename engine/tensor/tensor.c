@@ -195,7 +195,7 @@ void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
     if (tensor->cast) drop_cast(tensor);
     tensor->cast = ms_tensor_retain(cast);
-    tensor->cast_version = ms_storage_version(tensor->storage);
+    tensor->cast_version = ms_tensor_version(tensor);
     tensor->next_cast = state->casts;
     state->casts = tensor;
 }
@@ -204,7 +204,7 @@ void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
-    if (!cast || base->cast_version != ms_storage_version(base->storage) || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0) return MS_OK;
+    if (!cast || base->cast_version != ms_tensor_version(base) || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0) return MS_OK;
     ms_status status = ms_tensor_window(cast, window->dims, window->shape, window->strides, window->count == 0 ? 0 : offset, &part);
     if (status) return status;
     ms_tensor_keep_cast(window, part);
@@ -216,29 +216,32 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
 {
     ms_engine *engine = base->engine;
     if (dims > MS_DIMS_MAX) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
+    /* Strides of 0 let a small memory have more elements than can be counted. */
+    size_t bytes = 0;
+    ms_status status = shape_bytes(engine, base->dtype, dims, shape, &bytes);
+    if (status) return status;
     int64_t last = 0, room = (int64_t)(ms_storage_bytes(base->storage) / ms_dtype_bytes(base->dtype));
-    bool inside = offset >= 0, empty = false;
+    bool inside = offset >= 0, empty = bytes == 0;
     for (uint32_t d = 0; d < dims && inside; d++) {
         int64_t reach = 0;
-        inside = shape[d] >= 0 && strides[d] >= 0;
-        empty |= shape[d] == 0;
+        inside = strides[d] >= 0;
         if (inside && shape[d] > 1) inside = !__builtin_mul_overflow(shape[d] - 1, strides[d], &reach) && !__builtin_add_overflow(last, reach, &last);
     }
     inside = inside && (empty ? offset <= INT64_MAX - base->offset : (last < room && offset < room && base->offset + offset + last < room));
     if (!inside) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a view reaches outside its tensor's memory");
     ms_tensor *tensor = NULL;
-    ms_status status = struct_take(engine, &tensor);
+    status = struct_take(engine, &tensor);
     if (status) return status;
     tensor->storage = ms_storage_retain(base->storage);
     tensor->dtype = base->dtype;
     tensor->dims = dims;
     tensor->offset = base->offset + (empty ? 0 : offset);
-    tensor->made_version = ms_storage_version(base->storage);
     if (dims) {
         memcpy(tensor->shape, shape, dims * sizeof *shape);
         memcpy(tensor->strides, strides, dims * sizeof *strides);
     }
     derive(tensor);
+    tensor->made_version = ms_tensor_version(tensor);
     status = inherit_cast(base, offset, tensor);
     if (status) ms_tensor_release(tensor);
     else *out = tensor;
@@ -251,9 +254,9 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
     if (tensor->cast) drop_cast(tensor);
     tensor->storage = ms_storage_retain(base->storage);
     tensor->offset = base->offset + offset;
-    tensor->made_version = ms_storage_version(base->storage);
     natural_strides(tensor->dims, tensor->shape, tensor->strides);
     derive(tensor);
+    tensor->made_version = ms_tensor_version(tensor);
     ms_storage_release(before);
 }
 
@@ -293,6 +296,13 @@ int64_t ms_tensor_offset(const ms_tensor *tensor) { return tensor->offset; }
 void *ms_tensor_data(const ms_tensor *tensor)
 {
     return (char *)ms_storage_data(tensor->storage) + (size_t)tensor->offset * ms_dtype_bytes(tensor->dtype);
+}
+
+uint64_t ms_tensor_version(const ms_tensor *tensor)
+{
+    size_t begin, end;
+    ms_tensor_span(tensor, &begin, &end);
+    return ms_storage_version(tensor->storage, begin, end);
 }
 
 const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes)
@@ -479,7 +489,7 @@ void ms_engine_drop_casts(ms_engine *engine)
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out)
 {
     if (tensor->dtype == dtype) { *out = ms_tensor_retain(tensor); return MS_OK; }
-    uint64_t version = ms_storage_version(tensor->storage);
+    uint64_t version = ms_tensor_version(tensor);
     if (tensor->cast && (tensor->cast->dtype != dtype || tensor->cast_version != version || ms_storage_spoiled(tensor->cast->storage))) drop_cast(tensor);
     if (tensor->cast) { *out = ms_tensor_retain(tensor->cast); return MS_OK; }
     ms_attributes attributes = { .cast = { .dtype = dtype } };

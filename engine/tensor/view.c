@@ -16,7 +16,7 @@ static bool find_dim(const ms_op_call *call, int32_t dim, uint32_t *out) { retur
 
 static ms_status no_dim(const ms_op_call *call, int32_t dim)
 {
-    return ms_op_refuse(call, "there is no dimension %d (they count from 0 here, negative ones from the end)", dim);
+    return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(dim));
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- view, reshape */
@@ -111,7 +111,7 @@ static ms_status narrow_forward(ms_op_call *call)
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
     int64_t size = ms_tensor_shape(in)[dim];
     if (start < 0 || length < 0 || start > size || length > size - start)
-        return ms_op_refuse(call, "%lld elements from %lld on do not lie in dimension %u of size %lld", (long long)length, (long long)start, dim, (long long)size);
+        return ms_op_refuse(call, "%lld elements from number %lld on do not lie in dimension %d of size %lld", (long long)length, (long long)start + 1, ms_dim_named(dim), (long long)size);
     return ms_tensor_slice(call->inputs[0], dim, start, length, false, &call->outputs[0]);
 }
 
@@ -122,7 +122,7 @@ static ms_status select_forward(ms_op_call *call)
     uint32_t dim = 0;
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
     if (start < 0 || start >= ms_tensor_shape(in)[dim])
-        return ms_op_refuse(call, "index %lld is outside dimension %u of size %lld", (long long)start, dim, (long long)ms_tensor_shape(in)[dim]);
+        return ms_op_refuse(call, "element number %lld is outside dimension %d of size %lld", (long long)start + 1, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     return ms_tensor_slice(call->inputs[0], dim, start, 1, true, &call->outputs[0]);
 }
 
@@ -163,7 +163,7 @@ static ms_status split_forward(ms_op_call *call)
         sum += sizes[i];
     }
     if (sum != ms_tensor_shape(in)[dim])
-        return ms_op_refuse(call, "the parts add up to %lld, dimension %u has size %lld", (long long)sum, dim, (long long)ms_tensor_shape(in)[dim]);
+        return ms_op_refuse(call, "the parts add up to %lld, dimension %d has size %lld", (long long)sum, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && status == MS_OK; i++) {
         status = ms_tensor_slice(in, dim, at, sizes[i], false, &call->outputs[i]);
@@ -239,7 +239,7 @@ static ms_status transpose_forward(ms_op_call *call)
 {
     uint32_t order[MS_DIMS_MAX];
     if (!swap_order(ms_tensor_dims(call->inputs[0]), &call->attributes, order))
-        return ms_op_refuse(call, "there are no dimensions %d and %d", call->attributes.dim.a, call->attributes.dim.b);
+        return ms_op_refuse(call, "there are no dimensions %d and %d", ms_dim_named(call->attributes.dim.a), ms_dim_named(call->attributes.dim.b));
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
@@ -290,7 +290,7 @@ static ms_status expand_forward(ms_op_call *call)
         bool leading = d < dims - had;
         int64_t old = leading ? 1 : ms_tensor_shape(in)[d - (dims - had)], size = call->attributes.shape.sizes[d];
         if (size == -1 && !leading) size = old;
-        if (size < 0 || (size != old && old != 1)) return ms_op_refuse(call, "dimension %u of size %lld cannot become %lld", d, (long long)old, (long long)size);
+        if (size < 0 || (size != old && old != 1)) return ms_op_refuse(call, "dimension %d of size %lld cannot become %lld", ms_dim_named(d), (long long)old, (long long)size);
         shape[d] = size;
         strides[d] = leading || (old == 1 && size != 1) ? 0 : ms_tensor_strides(in)[d - (dims - had)];
     }
@@ -310,7 +310,7 @@ static ms_status squeeze_forward(ms_op_call *call)
     const ms_tensor *in = call->inputs[0];
     uint32_t dim = 0;
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
-    if (ms_tensor_shape(in)[dim] != 1) return ms_op_refuse(call, "dimension %u has size %lld: only a size of 1 can be dropped", dim, (long long)ms_tensor_shape(in)[dim]);
+    if (ms_tensor_shape(in)[dim] != 1) return ms_op_refuse(call, "dimension %d has size %lld: only a size of 1 can be dropped", ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     return ms_tensor_slice(call->inputs[0], dim, 0, 1, true, &call->outputs[0]);
 }
 
@@ -320,7 +320,7 @@ static ms_status unsqueeze_forward(ms_op_call *call)
     uint32_t dim = 0, dims = ms_tensor_dims(in);
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     if (dims == MS_DIMS_MAX) return ms_op_refuse(call, "a tensor has at most %d dimensions", MS_DIMS_MAX);
-    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "the result has no dimension %d", call->attributes.dim.a);
+    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "the result has no dimension %d", ms_dim_named(call->attributes.dim.a));
     for (uint32_t d = 0; d <= dims; d++) {
         shape[d] = d == dim ? 1 : ms_tensor_shape(in)[d - (d > dim)];
         strides[d] = d == dim ? 1 : ms_tensor_strides(in)[d - (d > dim)];

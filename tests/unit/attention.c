@@ -247,13 +247,27 @@ static void test_attention_refusals(void **state)
 
 /* ------------------------------------------------------------------------------------------------------------------------ rotary */
 
+/* The frequency of a pair as the peer's code says it, by wavelengths. */
+static double frequency_of(const ms_attributes *attributes, int64_t j, int64_t width)
+{
+    const ms_rotary_scaling *s = &attributes->rotary.scaling;
+    double plain = 1.0 / pow(attributes->rotary.base, 2.0 * (double)j / (double)width);
+    if (s->kind == MS_ROTARY_LINEAR) return plain / s->factor;
+    if (s->kind == MS_ROTARY_PLAIN) return plain;
+    double wavelength = 2.0 * acos(-1.0) / plain, longest = s->original_context / s->low, shortest = s->original_context / s->high;
+    if (wavelength > longest) return plain / s->factor;
+    if (wavelength < shortest) return plain;
+    double smooth = (s->original_context / wavelength - s->low) / (s->high - s->low);
+    return (1.0 - smooth) * plain / s->factor + smooth * plain;
+}
+
 static void rotary_reference(const check *c)
 {
     const operand *x = &c->in[0];
     int64_t times = x->shape[2], width = x->shape[3], half = width / 2;
     for (int64_t row = 0; row < x->shape[0] * x->shape[1] * times; row++)
         for (int64_t j = 0; j < half; j++) {
-            double angle = (double)(c->attributes.rotary.first + row % times) * pow(c->attributes.rotary.base, -2.0 * (double)j / (double)width);
+            double angle = (double)(c->attributes.rotary.first + row % times) * frequency_of(&c->attributes, j, width);
             double a = x->values[row * width + j], b = x->values[row * width + j + half];
             c->out[0].values[row * width + j] = a * cos(angle) - b * sin(angle);
             c->out[0].values[row * width + j + half] = b * cos(angle) + a * sin(angle);
@@ -282,6 +296,36 @@ static void test_rotary(void **state)
     ms_engine_free(engine);
 }
 
+static void test_rotary_scaled(void **state)
+{
+    (void)state;
+    /* Llama 3.1's own numbers: of 32 pairs some are above, some below and some between the two wavelengths. */
+    const ms_rotary_scaling scalings[] = {
+        { .kind = MS_ROTARY_LINEAR, .factor = 4 }, { .kind = MS_ROTARY_LINEAR, .factor = 0.5 },
+        { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 1, .high = 4, .original_context = 8192 },
+        { .kind = MS_ROTARY_LLAMA3, .factor = 32, .low = 0, .high = 2, .original_context = 16 },
+    };
+    for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++) {
+        operand x = { .dtype = MS_F32, .dims = 4, .shape = { 2, 2, 300, 64 } }, y = x;
+        check c = { .op = &ms_op_rotary, .in = { x }, .ins = 1, .out = { y }, .outs = 1, .reference = rotary_reference,
+                    .attributes.rotary = { .first = 20000, .base = 500000, .scaling = scalings[i] } };
+        run_check(&c);
+    }
+    const struct { ms_rotary_scaling scaling; const char *fault; } refused[] = {
+        { { .kind = MS_ROTARY_LINEAR }, "factor" }, { { .kind = MS_ROTARY_LINEAR, .factor = NAN }, "factor" },
+        { { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 4, .high = 4, .original_context = 8 }, "low_freq_factor" },
+        { { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 1, .high = 4 }, "original context" },
+    };
+    ms_engine *engine = engine_with(1, NULL);
+    ms_tensor *x = TENSOR(engine, MS_F32, 1, 1, 2, 8);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        ms_attributes attributes = { .rotary = { .base = 10000, .scaling = refused[i].scaling } };
+        check_refused(engine, &ms_op_rotary, &attributes, &x, 1, refused[i].fault);
+    }
+    ms_tensor_release(x);
+    ms_engine_free(engine);
+}
+
 static void test_lack_of_memory(void **state)
 {
     (void)state;
@@ -297,7 +341,7 @@ int main(void)
         cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half), cmocka_unit_test(test_attention_autocast),
        
         cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_side_by_side), cmocka_unit_test(test_attention_memory),
-        cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary), cmocka_unit_test(test_rotary_scaled),
         cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

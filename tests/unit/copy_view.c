@@ -246,8 +246,8 @@ static void test_slices_and_turns(void **state)
     check_gradients(engine, (gradcheck){ .op = &ms_op_squeeze, .attributes = { .dim = { .a = 1 } }, .inputs = 1 }, &row);
     ms_tensor *out = NULL;
     ms_attributes far = { .dim = { .a = 1, .start = 2, .length = 2 } }, no = { .dim = { .a = 3 } }, twice = shape_of(3, SHAPE(0, 0, 1)), wide = shape_of(3, SHAPE(2, 3, 5));
-    assert_refused(engine, ms_op_apply(engine, &ms_op_narrow, &far, false, &x, 1, &out, 1), "2 elements from 2 on do not lie in dimension 1 of size 3");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_select, &no, false, &x, 1, &out, 1), "there is no dimension 3");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_narrow, &far, false, &x, 1, &out, 1), "2 elements from number 3 on do not lie in dimension 2 of size 3");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_select, &no, false, &x, 1, &out, 1), "there is no dimension 4");
     assert_refused(engine, ms_op_apply(engine, &ms_op_permute, &twice, false, &x, 1, &out, 1), "each of its dimensions once");
     assert_refused(engine, ms_op_apply(engine, &ms_op_expand, &wide, false, &x, 1, &out, 1), "cannot become 5");
     far.dim.a = 0;

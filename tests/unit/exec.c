@@ -186,6 +186,34 @@ static void strict_mode_names_a_missing_wait(void **state)
     ms_engine_free(engine);
 }
 
+static void parts_of_one_storage_count_their_own_writes(void **state)
+{
+    (void)state;
+    enum { PARTS = 3 * MS_CELLS_MAX };
+    ms_engine *engine = make_engine("cpu", true, 1);
+    ms_storage *cell = cell_of(ms_engine_current(engine), PARTS * 8);
+    size_t ends[PARTS];
+    uint32_t script = 1;
+    for (uint32_t i = 0; i < PARTS; i++) ends[i] = (i + 1) * 8;
+    assert_int_equal(ms_storage_split(cell, ends, PARTS), MS_OK);
+    assert_null(ms_storage_written_by(cell, 0, PARTS * 8, &script));
+    ms_storage_touch(cell, 80, 88, "one");
+    ms_storage_touch(cell, 84, 90, "two");                     /* a bit of parts 10 and 11 */
+    ms_storage_record(cell, 88, 96);
+    assert_int_equal(ms_storage_version(cell, 0, 80), 0);
+    assert_int_equal(ms_storage_version(cell, 96, PARTS * 8), 0);
+    assert_int_equal(ms_storage_version(cell, 80, 88), 2);
+    assert_int_equal(ms_storage_version(cell, 0, PARTS * 8), 2);
+    assert_int_equal(ms_storage_recorded(cell, 80, 88), 0);
+    assert_int_equal(ms_storage_recorded(cell, 80, 96), 2);
+    assert_string_equal(ms_storage_written_by(cell, 0, PARTS * 8, &script), "two");
+    uint16_t first, cells;
+    ms_storage_cells(cell, 0, PARTS * 8, &first, &cells);
+    assert_true(first == 0 && cells > MS_CELLS_MAX / 2 && cells <= MS_CELLS_MAX);
+    ms_storage_release(cell);
+    ms_engine_free(engine);
+}
+
 static void cells_of_one_storage_do_not_wait_for_each_other(void **state)
 {
     (void)state;
@@ -607,6 +635,7 @@ int main(void)
         cmocka_unit_test(streams_run_side_by_side),
         cmocka_unit_test(hazards_order_streams),
         cmocka_unit_test(strict_mode_names_a_missing_wait),
+        cmocka_unit_test(parts_of_one_storage_count_their_own_writes),
         cmocka_unit_test(cells_of_one_storage_do_not_wait_for_each_other),
         cmocka_unit_test(a_failed_task_is_reported_with_its_reason),
         cmocka_unit_test(many_failures_spoil_their_own_values_only),

@@ -1,53 +1,5 @@
 /* grad.c: the tape: order and sums of gradients, hooks, freed and changed graphs, depth, recomputation, and every failed allocation. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "fault_os.h"
-#include "moonshard/grad.h"
-
-static ms_engine *make_engine(const ms_os *os)
-{
-    ms_engine_options options = { .os = os, .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3 };
-    ms_engine *engine = NULL;
-    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
-    return engine;
-}
-
-static ms_status vector(ms_engine *engine, float first, float second, bool leaf, ms_tensor **out)
-{
-    const int64_t shape[] = { 2 };
-    const float values[] = { first, second };
-    ms_status status = ms_tensor_new(engine, MS_F32, 1, shape, out);
-    if (!status) status = ms_tensor_write(*out, values, sizeof values);
-    if (!status && leaf) status = ms_tensor_set_requires_grad(*out, true);
-    if (status && *out) { ms_tensor_release(*out); *out = NULL; }
-    return status;
-}
-
-static ms_status apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor **out)
-{
-    ms_tensor *inputs[] = { a, b };
-    return ms_apply(engine, op, NULL, false, inputs, b ? 2 : 1, out, 1);
-}
-
-static ms_status total(ms_engine *engine, ms_tensor *a, ms_tensor **out)
-{
-    ms_attributes attributes = { .reduce = { .all = true } };
-    return ms_apply(engine, &ms_op_sum, &attributes, false, &a, 1, out, 1);
-}
-
-static void assert_gradient(const ms_tensor *leaf, float first, float second)
-{
-    float got[2];
-    assert_non_null(ms_tensor_grad(leaf));
-    assert_int_equal(ms_tensor_read(ms_tensor_grad(leaf), got, sizeof got), MS_OK);
-    assert_true(got[0] == first && got[1] == second);
-}
-
-#define OK(call) assert_int_equal(call, MS_OK)
+#include "grad_support.h"
 
 /* ------------------------------------------------------------------------------------------------------------------ sums and order */
 
@@ -253,14 +205,6 @@ static ms_status view_of(ms_engine *engine, ms_tensor *a, ms_tensor **out)
 {
     ms_attributes whole = { .shape = { .dims = 1, .sizes = { 2 } } };
     return ms_apply(engine, &ms_op_view, &whole, false, &a, 1, out, 1);
-}
-
-static ms_status multiply_in_place(ms_engine *engine, ms_tensor *a, ms_tensor *by)
-{
-    ms_tensor *inputs[] = { a, by }, *same = NULL;
-    ms_status status = ms_apply(engine, &ms_op_mul, NULL, true, inputs, 2, &same, 1);
-    ms_tensor_release(same);
-    return status;
 }
 
 static void assert_stale(ms_engine *engine, ms_tensor *tensor)
@@ -609,6 +553,26 @@ static void a_hook_may_go_back_through_a_graph_of_its_own_only(void **state)
 
 /* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
 
+static ms_status nothing(void *user) { (void)user; return MS_OK; }
+static ms_status wait_for_reads(void *user, ms_tensor *leaf) { return ms_backward_when_unread(user, &leaf, 1, nothing, NULL, NULL); }
+
+/* (x * detached w) * w: w's gradient is there while the first product still reads w. */
+static ms_status step_in_backward(ms_engine *engine, ms_tensor *x, ms_tensor *w)
+{
+    ms_tensor *detached = NULL, *y = NULL, *z = NULL, *loss = NULL;
+    uint64_t id = 0;
+    ms_status status = ms_tensor_on_accumulated(w, wait_for_reads, engine, NULL, &id);
+    if (!status) status = ms_tensor_alias(w, &detached);
+    if (!status) status = apply(engine, &ms_op_mul, x, detached, &y);
+    if (!status) status = apply(engine, &ms_op_mul, y, w, &z);
+    if (!status) status = total(engine, z, &loss);
+    if (!status) status = ms_backward(engine, &loss, NULL, 1, false);
+    ms_tensor_remove_hook(w, id);
+    ms_tensor *all[] = { detached, y, z, loss };
+    for (int i = 0; i < 4; i++) ms_tensor_release(all[i]);
+    return status;
+}
+
 /* Every call of grad.h that can fail. */
 static ms_status program(ms_engine *engine)
 {
@@ -633,6 +597,7 @@ static ms_status program(ms_engine *engine)
     if (!status) status = vector(engine, 1, 1, false, &given);
     if (!status) status = ms_tensor_set_grad(w, given);
     ms_tensor_release(given);
+    if (!status) status = step_in_backward(engine, x, w);
     if (!status) {
         ms_tensor *leaves[] = { x, w }, *flat = NULL;
         status = ms_flatten(engine, leaves, 2, &flat);
@@ -728,6 +693,41 @@ static void a_graph_tells_which_leaves_it_reaches(void **state)
     ms_engine_free(engine);
 }
 
+/* Only the gradients that the marking tensor's graph goes back to, once backward goes there, and
+ * until they are removed. */
+static void a_tensor_marks_the_gradients_that_it_reaches(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *leaves[3] = { NULL }, *marking = NULL, *other = NULL, *root = NULL;
+    for (int i = 0; i < 3; i++) OK(vector(engine, 1, 2, i < 2, &leaves[i]));
+    OK(ms_tensor_mark_gradients(leaves[0]));                              /* a leaf marks nothing */
+    OK(ms_tensor_mark_gradients(leaves[2]));
+    OK(apply(engine, &ms_op_mul, leaves[0], leaves[2], &marking));
+    OK(ms_tensor_mark_gradients(marking));
+    OK(apply(engine, &ms_op_mul, leaves[1], leaves[2], &other));
+    OK(apply(engine, &ms_op_add, marking, other, &root));
+    assert_false(ms_tensor_grad_is_marked(leaves[0]));
+    OK(ms_backward(engine, &other, &leaves[2], 1, true));
+    assert_false(ms_tensor_grad_is_marked(leaves[0]) || ms_tensor_grad_is_marked(leaves[1]));
+    OK(ms_backward(engine, &root, &leaves[2], 1, true));
+    assert_true(ms_tensor_grad_is_marked(leaves[0]));
+    assert_false(ms_tensor_grad_is_marked(leaves[1]) || ms_tensor_grad_is_marked(leaves[2]));
+    ms_tensor_grad_unmark(leaves[0]);
+    assert_false(ms_tensor_grad_is_marked(leaves[0]));
+    OK(ms_backward(engine, &marking, &leaves[2], 1, false));
+    assert_true(ms_tensor_grad_is_marked(leaves[0]));
+    OK(ms_tensor_set_grad(leaves[0], ms_tensor_grad(leaves[0])));         /* the same gradient */
+    assert_true(ms_tensor_grad_is_marked(leaves[0]));
+    OK(ms_tensor_set_grad(leaves[0], NULL));
+    assert_false(ms_tensor_grad_is_marked(leaves[0]));
+    ms_tensor_release(marking);
+    ms_tensor_release(other);
+    ms_tensor_release(root);
+    for (int i = 0; i < 3; i++) ms_tensor_release(leaves[i]);
+    ms_engine_free(engine);
+}
+
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
@@ -774,6 +774,7 @@ int main(void)
         cmocka_unit_test(a_hook_may_go_back_through_a_graph_of_its_own_only),
         cmocka_unit_test(the_end_of_the_outermost_backward_is_told_once),
         cmocka_unit_test(a_graph_tells_which_leaves_it_reaches),
+        cmocka_unit_test(a_tensor_marks_the_gradients_that_it_reaches),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,6 +124,8 @@ static ms_status go_back(ms_engine *engine, ms_tensor **outputs, uint32_t count,
     return status;
 }
 
+static bool loses_gradient(const char *op) { return (ms_op_find(op)->flags & MS_OP_LOSES_GRAD) != 0; }
+
 /* One row, forward and backward; *hash of all results. Whatever happens, nothing is left behind. */
 static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
 {
@@ -134,8 +136,8 @@ static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
     for (const char *kind = r->inputs; *kind && !status; kind++) {
         if (*kind == 'I') { in_place = true; continue; }
         status = input(engine, *kind, &inputs[count]);
-        /* In place the first operand is no leaf that needs a gradient; the others may. */
-        if (!status && ms_dtype_is_float(ms_tensor_dtype(inputs[count])) && !(count == 0 && strchr(r->inputs, 'I')))
+        /* In place the first operand is no leaf that needs a gradient; the others may, unless the operator would lose it. */
+        if (!status && ms_dtype_is_float(ms_tensor_dtype(inputs[count])) && !(count == 0 && strchr(r->inputs, 'I')) && !loses_gradient(r->op))
             status = ms_tensor_set_requires_grad(inputs[count], true);
         count++;
     }

@@ -313,7 +313,7 @@ static void test_mistakes_are_named(void **state)
     (void)state;
     ms_tensor *i = tensor_of(engine, MS_I64, DIMS(2, 3), NULL), *f = tensor_of(engine, MS_F32, DIMS(2, 3), NULL), *out = NULL;
     ms_attributes far = { .reduce = { .dim = 2, .p = 2 } }, first = { .reduce = { .dim = 0, .p = -1 } };
-    assert_refused(engine, ms_op_apply(engine, &ms_op_sum, &far, false, &f, 1, &out, 1), "sum: [2, 3] f32: there is no dimension 2");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_sum, &far, false, &f, 1, &out, 1), "sum: [2, 3] f32: there is no dimension 3");
     assert_refused(engine, ms_op_apply(engine, &ms_op_mean, &first, false, &i, 1, &out, 1), "cast first");
     assert_refused(engine, ms_op_apply(engine, &ms_op_norm, &first, false, &f, 1, &out, 1), "p is -1");
     assert_refused(engine, ms_op_apply(engine, &ms_op_any, NULL, false, &f, 1, &out, 1), "needs bool");

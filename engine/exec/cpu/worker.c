@@ -156,6 +156,7 @@ static void worker_run(void *argument)
         if (!slot->task) run_wait(worker, slot, seq);
         else if (!atomic_load_explicit(&stream->failed, memory_order_relaxed)) run_task(worker, slot, seq);
         if (record) record->finished_ns = ms_now(stream->engine);
+        ms_activity_done(stream->engine->context.activity);
         finish(stream, seq);
     }
 }

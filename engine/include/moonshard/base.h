@@ -95,6 +95,7 @@ typedef struct ms_os {
     int (*sync)(void *user, ms_file *file);
     int (*lock)(void *user, ms_file *file);                                 /* exclusive, not waiting; -EWOULDBLOCK if another has it */
     int (*size)(void *user, ms_file *file, uint64_t *bytes);
+    int (*resize)(void *user, ms_file *file, uint64_t bytes);               /* cuts the file, or fills it up with zeros */
     void (*close)(void *user, ms_file *file);
     int (*info)(void *user, const char *path, ms_file_info *out);
     int (*rename)(void *user, const char *from, const char *to);
@@ -141,12 +142,15 @@ MS_API const ms_os *ms_os_posix(void);
 typedef enum ms_log_level { MS_LOG_DEBUG, MS_LOG_INFO, MS_LOG_WARN, MS_LOG_OFF } ms_log_level;
 typedef void (*ms_log_function)(void *user, ms_log_level level, const char *message);
 
+typedef struct ms_activity ms_activity;
+
 typedef struct ms_context {
     const ms_os *os;
     ms_log_function log;             /* NULL: nothing is logged. The engine never prints by itself. */
     void *log_user;
     ms_log_level log_level;
     ms_error error;
+    ms_activity *activity;           /* borrowed; NULL: progress is not recorded */
 } ms_context;
 
 /* os NULL: ms_os_posix(). */
@@ -156,6 +160,35 @@ MS_API ms_status ms_fail(ms_context *context, ms_status status, const char *form
 /* The status for an errno of a call of the table (ENOENT: MS_ERROR_NOT_FOUND ...), with "what 'path': reason". errno_negative: -errno. */
 MS_API ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, const char *path);
 MS_API void ms_log(ms_context *context, ms_log_level level, const char *format, ...) MS_PRINTF(3, 4);
+
+/* ----------------------------------------------------------------------------------------------------------------------- activity */
+
+/* What a host thread and its workers get done, and where its script is: hints for those who wait for them. The record may lie in memory that other
+ * processes see. Nothing here blocks or fails, and NULL is allowed wherever the rank itself writes. */
+#define MS_LINE_BYTES 160
+typedef enum ms_whereabouts { MS_WHERE_UNKNOWN, MS_WHERE_SCRIPT, MS_WHERE_FINALIZER } ms_whereabouts;
+typedef struct ms_activity_state {
+    uint64_t progress;               /* grows with every call of the host, task run, bytes moved, long call left */
+    bool busy;                       /* the host is inside a call that may take long */
+    uint32_t heard, answered;        /* the last questions that its thread has heard, and has answered */
+    ms_whereabouts place;                  /* at the last question heard */
+    int32_t thread;                  /* of the host, as the system numbers it; 0: not known */
+    char line[MS_LINE_BYTES];        /* where its script was seen last: "file.lua:12", or "" */
+} ms_activity_state;
+/* By the host: its thread; a call into the engine, from this script line (NULL: the same as before). */
+MS_API void ms_activity_host(ms_activity *activity, int32_t thread);
+MS_API void ms_activity_call(ms_activity *activity, const char *line);
+/* From any thread: something got done. */
+MS_API void ms_activity_done(ms_activity *activity);
+/* By the host, around what may take long: waits for the device, files. */
+MS_API void ms_activity_begin(ms_activity *activity);
+MS_API void ms_activity_end(ms_activity *activity);
+/* Others ask where the script is, and learn the question's number; the thread that is asked has heard it (also from a signal handler); and answers it. false: it is
+ * answered already. */
+MS_API uint32_t ms_activity_ask(ms_activity *activity);
+MS_API void ms_activity_hear(ms_activity *activity, ms_whereabouts place);
+MS_API bool ms_activity_answer(ms_activity *activity, const char *line);
+MS_API void ms_activity_read(const ms_activity *activity, ms_activity_state *out);
 
 /* ------------------------------------------------------------------------------------------------------------------------- memory */
 

@@ -116,6 +116,8 @@ MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
 MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
+/* MS_ERROR_STATE while that is above 0: for calls that enqueue work and then wait for it, before they enqueue anything. */
+MS_API ms_status ms_engine_check_sync(ms_engine *engine);
 
 /* -------------------------------------------------------------------------------------------------------------------------- tasks */
 
@@ -170,20 +172,30 @@ MS_API ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **ou
 MS_API ms_storage *ms_storage_retain(ms_storage *storage);
 /* At the last reference the memory is free for whatever is enqueued from now on. NULL is allowed. */
 MS_API void ms_storage_release(ms_storage *storage);
-/* Splits into cells, once, before first use; ends are ascending byte offsets, the last is the size. */
-MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t cells);
+/* Splits into parts (parameters), once, before first use; ends are ascending byte offsets, the last is the size. Each part has a version of its own. Each
+ * has a hazard cell of its own, too, up to MS_CELLS_MAX of them; of more parts, neighbours share a cell, each cell with about its share of the bytes. */
+MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts);
 /* The cells that bytes [begin, end) lie in. */
 MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first, uint16_t *count);
 MS_API void *ms_storage_data(const ms_storage *storage);                    /* for tasks; in sim an address that must not be used */
 MS_API size_t ms_storage_bytes(const ms_storage *storage);
 MS_API uint32_t ms_storage_references(const ms_storage *storage);
 MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
-/* Counts writes; the tape compares it with what it saved. */
-MS_API uint64_t ms_storage_version(const ms_storage *storage);
-MS_API void ms_storage_touch(ms_storage *storage);
-/* The version behind the last write in place that the tape recorded (0: none), and that there was one now. */
-MS_API uint64_t ms_storage_recorded(const ms_storage *storage);
-MS_API void ms_storage_record(ms_storage *storage);
+/* The version of bytes [begin, end) grows with each write of a part that they lie in; the tape compares it with what it was when a tensor was saved. */
+MS_API uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end);
+/* Counts a write of these bytes by a task of this name, which the storage does not copy, at the current script line. */
+MS_API void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task);
+/* Which task wrote last in the parts of these bytes (NULL: none yet), and the id of its script line. */
+MS_API const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end, uint32_t *script);
+/* The version after the last write in place that the tape recorded (0: none), and that the last write was one. */
+MS_API uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end);
+MS_API void ms_storage_record(ms_storage *storage, size_t begin, size_t end);
+/* Adds `change` to the number of reads of these bytes that running backwards still have to do; whether there is any such read. */
+MS_API void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change);
+MS_API bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end);
+/* Marks the parts of these bytes as values of a parameter, for good; whether some of them are. Optimizers write parameters. */
+MS_API void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end);
+MS_API bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end);
 /* Whether it holds the home of a gradient (see moonshard/grad.h); once it does, it counts as one for good. */
 MS_API bool ms_storage_is_home(const ms_storage *storage);
 MS_API void ms_storage_set_home(ms_storage *storage);

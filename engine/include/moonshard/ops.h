@@ -86,7 +86,7 @@ extern "C" {
     O(mse_loss)        /* mean of (a - b)^2 over all elements; gradients to both */ \
     /* attention.c */ \
     O(attention)       /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; attention; query i sees keys 0 .. s - t + i if causal */ \
-    O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2) */ \
+    O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2), see ms_rotary_scaling */ \
     /* embedding.c */ \
     O(embedding)       /* ids index [...], weight [rows, width]: [..., width]; repeated ids add up in the gradient in order of position */ \
     /* random.c */ \

@@ -54,6 +54,9 @@ MS_API ms_storage *ms_tensor_storage(const ms_tensor *tensor);              /* b
 MS_API int64_t ms_tensor_offset(const ms_tensor *tensor);                   /* elements from the storage's beginning */
 MS_API void *ms_tensor_data(const ms_tensor *tensor);                       /* address of the first element: for tasks only */
 
+/* Grows with each write of memory that the tensor may read: see ms_storage_version. */
+MS_API uint64_t ms_tensor_version(const ms_tensor *tensor);
+
 /* "[2, 3] f32" into text; returns text. */
 MS_API const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes);
 
@@ -88,6 +91,19 @@ typedef struct ms_codec {
 } ms_codec;
 MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n);            /* of a row of n numbers */
 
+/* How rotary positions are stretched beyond the context that a model was trained with; zero-filled: not at all. With f the frequency
+ * base^(-2j/width) of pair j in radians a position:
+ *   linear  f / factor
+ *   llama3  with turns = original_context * f / (2 pi), the turns of this pair over the original context: f / factor up to low turns, f
+ *           from high turns on, and (1 - s) * f / factor + s * f between, s = (turns - low) / (high - low)
+ * Both as in Hugging Face transformers, modeling_rope_utils.py: _compute_linear_scaling_rope_parameters, _compute_llama3_parameters. */
+typedef enum ms_rotary_kind { MS_ROTARY_PLAIN, MS_ROTARY_LINEAR, MS_ROTARY_LLAMA3 } ms_rotary_kind;
+typedef struct ms_rotary_scaling {
+    ms_rotary_kind kind;
+    double factor;                      /* above 0 */
+    double low, high, original_context; /* llama3: low_freq_factor < high_freq_factor, both 0 or more; positions, above 0 */
+} ms_rotary_scaling;
+
 /* ---------------------------------------------------------------------------------------------------------------------- operators */
 
 /* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
@@ -100,7 +116,7 @@ typedef union ms_attributes {
     struct { double eps; } norm;
     struct { int64_t ignore_index; int32_t reduction; } loss;               /* reduction: ms_reduction */
     struct { double scale; bool causal; ms_dtype compute; } attention;      /* scale 0: 1/sqrt(width); compute is the operator's own */
-    struct { int64_t first; double base; } rotary;
+    struct { int64_t first; double base; ms_rotary_scaling scaling; } rotary;
     struct { int64_t k; int32_t dim; bool largest; } top;
     struct { ms_random random; double a, b; } random;                       /* uniform [a, b); normal mean a, deviation b; dropout: p = a */
     struct { int32_t kind; ms_dtype dtype; } cast;

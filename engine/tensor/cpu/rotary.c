@@ -16,10 +16,23 @@ typedef struct job {
  * 1e-16 a step, far below what f32 shows. */
 typedef struct angles { double *cosine, *sine, *step_cosine, *step_sine; float *cosine_f32, *sine_f32; } angles;
 
+/* The angle of pair k from one position to the next; formulas and their source: ms_rotary_scaling in moonshard/tensor.h. */
+static double frequency(const ms_rotary_args *args, int64_t k)
+{
+    const ms_rotary_scaling *scaling = &args->scaling;
+    double plain = pow(args->base, -2.0 * (double)k / (double)args->width);
+    if (scaling->kind == MS_ROTARY_PLAIN) return plain;
+    double stretched = plain / scaling->factor;
+    if (scaling->kind == MS_ROTARY_LINEAR) return stretched;
+    double turns = scaling->original_context * plain / (2.0 * acos(-1.0));
+    double smooth = (turns - scaling->low) / (scaling->high - scaling->low);
+    return smooth <= 0.0 ? stretched : smooth >= 1.0 ? plain : (1.0 - smooth) * stretched + smooth * plain;
+}
+
 static void start(const ms_rotary_args *args, const angles *a, int64_t time)
 {
     for (int64_t k = 0; k < args->width / 2; k++) {
-        double step = pow(args->base, -2.0 * (double)k / (double)args->width), angle = (double)(args->first + time) * step;
+        double step = frequency(args, k), angle = (double)(args->first + time) * step;
         a->cosine[k] = cos(angle);
         a->sine[k] = sin(angle);
         a->step_cosine[k] = cos(step);
