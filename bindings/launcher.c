@@ -27,8 +27,7 @@ uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *fi
 
 /* --------------------------------------------------------------------------------------------------------------------- the job ends */
 
-/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by themselves. */
-static void end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
+void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
 {
     if (reason != MS_ABORT_NONE) ms_rendezvous_abort(job->rendezvous, reason, rank, message);
     if (job->ending) return;
@@ -37,6 +36,12 @@ static void end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const cha
     ms_abort_record cause;
     if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT || cause.error.rank < 0) return;
     if (job->locate && !job->outcomes[cause.error.rank].ended) job->locate(job, (uint32_t)cause.error.rank);
+}
+
+static void warn(ms_job *job, const char *text)
+{
+    (void)job;
+    fprintf(stderr, "%smoonshard: warning: %s\n", ms_fresh_row(), text);
 }
 
 /* "rank 2 (pid 4711) killed by SIGKILL during all_reduce #17 of world [...] at step 57" */
@@ -75,7 +80,7 @@ static void rank_ended(ms_job *job, uint32_t rank)
     }
     char text[512];
     describe_death(job, rank, text, sizeof text);
-    end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
+    ms_end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
 }
 
 /* The deadline has passed: those who still run are killed; ranks that cannot be are left to the caller. false: nothing more to wait for. */
@@ -84,7 +89,7 @@ static bool time_is_over(ms_job *job)
     if (!job->ending) {
         char text[128];
         snprintf(text, sizeof text, "the ranks did not stop within %.0f s after SIG%s (--grace)", (double)job->grace_ns / 1e9, sigabbrev_np(job->stop_signal));
-        end_job(job, MS_ABORT_STOPPED, -1, text);
+        ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return true;
     }
     if (!job->kill) return false;
@@ -105,7 +110,7 @@ static void stop_requested(ms_job *job, int number)
     if (job->stop_signal) {
         char text[96];
         snprintf(text, sizeof text, "stopped at once by a second request, SIG%s", sigabbrev_np(number));
-        end_job(job, MS_ABORT_STOPPED, -1, text);
+        ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return;
     }
     job->stop_signal = number;
@@ -149,8 +154,11 @@ static void supervise(lua_State *L, ms_job *job)
         }
         waits[0] = (struct pollfd){ .fd = job->signals, .events = POLLIN };
         for (uint32_t r = 0; r < job->ranks; r++) waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
-        int64_t rest_ms = job->deadline_ns ? (int64_t)((job->deadline_ns - now) / 1000000) + 1 : -1;
-        if (poll(waits, job->ranks + 1, rest_ms > 1 << 30 ? 1 << 30 : (int)rest_ms) < 0) continue;
+        uint64_t rest_ns = ms_watch_tick(job);
+        if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
+        int changed = poll(waits, job->ranks + 1, (int)(rest_ns / 1000000) + 1);
+        if (!job->ending) ms_watch(job, now_of(job));
+        if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);
         for (uint32_t r = 0; r < job->ranks; r++)
             if (job->ended[r] >= 0 && waits[r + 1].revents) rank_ended(job, r);
@@ -304,7 +312,7 @@ static int refused(lua_State *L, const ms_job *job)
     return 2;
 }
 
-/* process.launch({ ranks=, threads=, thread_ranks=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message
+/* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message
  * where ranks could not be started. The program's own arguments are upvalues: count, values. on_start(flights, folder) returns what is called for SIGUSR2. */
 int ms_launch(lua_State *L)
 {
@@ -314,13 +322,16 @@ int ms_launch(lua_State *L)
     ms_job *job = new_job(L);
     lua_getfield(L, 1, "thread_ranks");
     bool threads = lua_toboolean(L, -1);
-    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"), .threads = (uint32_t)field(L, "threads"), .link_bytes_per_second = (uint64_t)field(L, "link_bytes_per_second"),
+    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"), .threads = (uint32_t)field(L, "threads"), .heap_bytes = (uint64_t)field(L, "memory_bytes"), .link_bytes_per_second = (uint64_t)field(L, "link_bytes_per_second"),
                                       .link_latency_ns = (uint64_t)field(L, "link_latency_ns"), .timeout_ns = (uint64_t)field(L, "timeout_ns") };
     job->ranks = options.ranks;
     job->grace_ns = (uint64_t)field(L, "grace_ns");
+    job->timeout_ns = options.timeout_ns;
+    job->warn = warn;
     job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
     job->arguments = lua_touserdata(L, lua_upvalueindex(2));
     if (ms_rendezvous_new(&job->context, &options, &job->rendezvous)) return refused(L, job);
+    ms_rendezvous_judge(job->rendezvous);
     lua_pushvalue(L, 2);
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, flights, 1);

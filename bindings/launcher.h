@@ -2,7 +2,8 @@
  *
  * Invariants
  * - The supervisor never waits for a rank without a limit once the job is ending: ranks that do not leave by themselves are killed.
- * - It sleeps until a rank ends or a signal comes; nothing is looked at in intervals.
+ * - It sleeps until a rank ends or a signal comes, and looks at the ranks' progress from time to time: often enough for the timeout, once a second at most.
+ * - No rank gives up waiting for another by itself: it says so, and the supervisor judges whether the other does something after all.
  * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has gone) it writes there like a rank.
  */
 #ifndef MOONSHARD_BINDINGS_LAUNCHER_H
@@ -21,11 +22,24 @@ typedef struct ms_outcome {
     char state;                    /* of its process when others gave up waiting for it: R, S, D, T as ps shows it; 0 otherwise */
 } ms_outcome;
 
+/* What the supervisor knows of a rank that runs. */
+typedef struct ms_watched {
+    uint64_t progress, changed_ns; /* when the rank's progress was seen to change last */
+    uint64_t awaited_ns;           /* since when another has finished; 0: none has */
+    uint64_t told_ns, asked_ns;    /* when there was a warning last; when it was asked where it is */
+    uint32_t question;             /* that it has been asked and is to answer; 0: none */
+} ms_watched;
+
+/* The signals at which a rank says where its script is. A process-wide one would reach any thread. */
+#define MS_LOCATE_PROCESS SIGUSR2
+#define MS_LOCATE_THREAD (SIGRTMIN + 3)
+
 typedef struct ms_job ms_job;
 struct ms_job {
     ms_context context;
     ms_rendezvous *rendezvous;
     uint32_t ranks, running;
+    uint64_t timeout_ns;           /* without progress */
     uint64_t grace_ns;             /* from a request to stop until ranks are stopped without a checkpoint */
     int count;                     /* of the program's arguments */
     char **arguments;
@@ -36,7 +50,10 @@ struct ms_job {
     void *ranks_data;              /* of processes or threads */
     void (*reap)(ms_job *job, uint32_t rank);      /* fills the outcome */
     void (*kill)(ms_job *job, uint32_t rank);      /* NULL: ranks cannot be killed one by one */
-    void (*locate)(ms_job *job, uint32_t rank);    /* asks a rank that others wait for to tell where it is; NULL: impossible */
+    void (*locate)(ms_job *job, uint32_t rank);    /* asks a rank to tell where it is */
+    void (*warn)(ms_job *job, const char *text);
+    ms_watched watched[MS_LOCAL_RANKS_MAX];
+    uint64_t watched_ns;           /* when ms_watch looked last */
     int stop_signal;               /* the first request to stop, or 0 */
     bool ending;                   /* there is a cause, and ranks that stay are killed at the deadline */
     uint64_t deadline_ns;          /* 0: none */
@@ -45,6 +62,22 @@ struct ms_job {
 /* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
 ms_status ms_start_processes(ms_job *job);
 ms_status ms_start_threads(ms_job *job);
+
+/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by themselves. */
+void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message);
+
+/* launcher_watch.c: looks at all ranks; how long it may be until the next look. */
+void ms_watch(ms_job *job, uint64_t now);
+uint64_t ms_watch_tick(const ms_job *job);
+
+/* launcher_locate.c, for a rank: its host thread answers from now on where the script of L is; and no more. The second changes coroutine.resume and coroutine.wrap of
+ * L's libraries, which do what they did, so that scripts in coroutines are found. */
+void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
+void ms_locate_close(void);
+void ms_locate_coroutines(lua_State *L);
+
+/* What a line on stderr begins with: on a terminal, rank 0 may show a line there that is written in place. */
+const char *ms_fresh_row(void);
 
 /* The program in a Lua state of its own: as all of it (rendezvous NULL), or as one rank. Returns the exit code. */
 int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);

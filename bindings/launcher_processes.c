@@ -26,19 +26,7 @@ static void reap(ms_job *job, uint32_t rank)
 
 static void kill_rank(ms_job *job, uint32_t rank) { pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0); }
 
-/* Its state as ps shows it, and a signal at which it says where its script is. */
-static void locate(ms_job *job, uint32_t rank)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)job->outcomes[rank].process);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0) close(file);
-    text[bytes > 0 ? bytes : 0] = '\0';
-    const char *end_of_name = strrchr(text, ')');
-    if (end_of_name && end_of_name[1] == ' ') job->outcomes[rank].state = end_of_name[2];
-    pidfd_send_signal(job->ended[rank], SIGUSR2, NULL, 0);
-}
+static void locate(ms_job *job, uint32_t rank) { pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0); }
 
 /* The environment of one rank: this one's, and the two variables. Filled before fork: between fork and exec nothing may allocate. */
 static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -28,11 +29,15 @@ static void reap(ms_job *job, uint32_t rank)
     job->outcomes[rank].code = thread->code;
 }
 
+static void locate(ms_job *job, uint32_t rank) { pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD); }
+
 /* The records live until all threads have ended. */
 ms_status ms_start_threads(ms_job *job)
 {
     void *memory = NULL;
     job->reap = reap;
+    job->locate = locate;
+    signal(MS_LOCATE_THREAD, SIG_IGN);         /* until a rank's thread has its handler */
     ms_status status = ms_allocate(&job->context, job->ranks * sizeof(rank_thread), "threads of the ranks", &memory);
     if (status) return status;
     job->ranks_data = memory;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "moonshard/moonshard_lua.h"
@@ -19,24 +20,6 @@ static void request_stop(int number)
 {
     if (stop_signal && !is_rank) _exit(128 + number);
     if (!stop_signal) stop_signal = number;
-}
-
-/* A rank for which others gave up waiting says where its script is, by an error there. A hook may be set from a signal handler. */
-static lua_State *volatile rank_state;
-
-static void raise_here(lua_State *L, lua_Debug *where)
-{
-    lua_sethook(L, NULL, 0, 0);
-    lua_getinfo(L, "Sl", where);
-    lua_pushfstring(L, "%s:%d: the other ranks gave up waiting for this one, which was here", where->short_src, where->currentline);
-    lua_error(L);
-}
-
-static void locate(int number)
-{
-    (void)number;
-    lua_State *L = rank_state;
-    if (L) lua_sethook(L, raise_here, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
 static void request_save(int number) { save_signal = number; }
@@ -86,6 +69,14 @@ static int is_terminal(lua_State *L)
     return 1;
 }
 
+/* columns() -> of the terminal, as wide as it is now; 80 where it does not say */
+static int columns(lua_State *L)
+{
+    struct winsize size = { 0 };
+    lua_pushinteger(L, ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80);
+    return 1;
+}
+
 /* quit(code): ends the process at once, with threads that do not leave. */
 static int quit(lua_State *L)
 {
@@ -94,6 +85,8 @@ static int quit(lua_State *L)
 }
 
 typedef struct arguments { int count; char **values; ms_rendezvous *rendezvous; uint32_t rank; bool is_thread; int code; size_t warned; char warning[4096]; } arguments;
+
+const char *ms_fresh_row(void) { return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : ""; }
 
 /* Adds text to the warning that is being collected; what does not fit is left out. */
 static void add_text(arguments *args, const char *text)
@@ -112,7 +105,7 @@ static void warning(void *user, const char *message, int more)
     if (args->warned == 0) {
         char head[48];
         if (!more && *message == '@') return;                           /* a control message */
-        snprintf(head, sizeof head, "moonshard: rank %u: ", args->rank);
+        snprintf(head, sizeof head, "%smoonshard: rank %u: ", ms_fresh_row(), args->rank);
         add_text(args, head);
     }
     add_text(args, message);
@@ -128,7 +121,7 @@ static void log_line(void *user, ms_log_level level, const char *message)
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
     const arguments *args = user;
     char line[MS_ERROR_MESSAGE_BYTES + 64];
-    int bytes = snprintf(line, sizeof line, "moonshard: rank %u: %s%s\n", args->rank, names[level], message);
+    int bytes = snprintf(line, sizeof line, "%smoonshard: rank %u: %s%s\n", ms_fresh_row(), args->rank, names[level], message);
     fwrite(line, 1, (size_t)bytes, stderr);
 }
 
@@ -142,7 +135,7 @@ static int traceback(lua_State *L)
 /* What only the program has, as moonshard.process; hosts have none of it. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
-    static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "quit", quit }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "columns", columns }, { "quit", quit }, { NULL, NULL } };
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     lua_pushboolean(L, args->is_thread);                   /* in a thread that is a rank, signals are the supervisor's */
@@ -175,6 +168,7 @@ static int run(lua_State *L)
     char *slash = strrchr(library, '/');
     snprintf(slash + 1, 200, "%s", MS_LUA_FROM_BIN);
     luaL_openlibs(L);
+    if (args->rendezvous) ms_locate_coroutines(L);
     ms_lua_open(L, library);
     ms_lua_log(L, log_line, args);
     if (args->rendezvous) ms_lua_join(L, args->rendezvous, args->rank);
@@ -207,13 +201,13 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     lua_pushcfunction(L, traceback);
     lua_pushcfunction(L, run);
     lua_pushlightuserdata(L, &args);
-    if (rendezvous && !is_thread) rank_state = L;
+    if (rendezvous) ms_locate_open(L, rendezvous, rank, is_thread);
     if (lua_pcall(L, 1, 0, 1)) {
         fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
         if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
     }
-    if (!is_thread) rank_state = NULL;
     lua_close(L);
+    ms_locate_close();
     return args.code;
 }
 
@@ -238,7 +232,6 @@ static int rank_process(int argc, char **argv, const char *text)
     unsetenv(MS_RENDEZVOUS_VARIABLE);
     unsetenv("MOONSHARD_RANK");
     is_rank = 1;
-    signal(SIGUSR2, locate);
     int code = ms_program(argc, argv, rendezvous, (uint32_t)rank, false);
     ms_rendezvous_release(rendezvous);
     return code;

@@ -222,7 +222,7 @@ static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args
     return MS_OK;
 }
 
-static void keep_tail(char *to, size_t bytes, const char *text)
+void ms_copy_tail(char *to, size_t bytes, const char *text)
 {
     size_t length = strlen(text);
     snprintf(to, bytes, "%s", length < bytes ? text : text + length - (bytes - 1));
@@ -301,7 +301,7 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
         if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
     snprintf(args->label, sizeof args->label, "%s", c->label ? c->label : "");
-    keep_tail(args->script, sizeof args->script, ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
+    ms_copy_tail(args->script, sizeof args->script, ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
 }
 
 /* A group made later on one rank than on another would be a difference too, but splits are collectives themselves. */
@@ -363,6 +363,7 @@ ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns)
 {
     ms_collective barrier = { .kind = MS_BARRIER, .bucket = -1, .timeout_ns = timeout_ns };
     ms_point ready;
-    ms_status status = ms_group_enqueue(group, 1, &barrier, &ready);
+    ms_status status = ms_engine_check_sync(group->comm->engine);
+    if (!status) status = ms_group_enqueue(group, 1, &barrier, &ready);
     return status ? status : ms_point_sync(group->comm->engine, ready);
 }

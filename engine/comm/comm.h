@@ -28,10 +28,11 @@ typedef struct ms_comm_backend ms_comm_backend;
 struct ms_group {
     ms_comm *comm;
     const ms_comm_backend *backend;            /* the membership's; of a group that has only this rank the fake one, in which nobody waits */
-    char name[32];
+    char *name;                    /* owned; no other group of this rank has it */
     uint32_t id, rank, size;
     uint32_t *members;             /* world ranks */
     uint32_t splits;               /* made from this one, for names */
+    uint64_t split_id;             /* tasks: where the last split's result is written, which may be after its caller has given up */
     uint64_t around[MS_GROUPS_MAX / 64];       /* bit for each group of the membership that has all members of this one, itself too */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
@@ -110,6 +111,8 @@ ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *s
 /* members: world ranks; NULL for 0 .. size-1. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size, const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
+/* The text, or its end where it is too long. */
+void ms_copy_tail(char *to, size_t bytes, const char *text);
 /* The collective of a backend's own (split), past the public checks. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective, ms_point *ready);
 

@@ -17,6 +17,7 @@ static void comm_free(ms_engine *engine, void *object)
     ms_context *context = ms_engine_context(engine);
     if (context->os->process_id(context->os->user) == comm->process) comm->backend->close(comm);
     for (uint32_t i = 0; i < atomic_load(&comm->group_count); i++) {
+        ms_release(context, comm->groups[i]->name);
         ms_release(context, comm->groups[i]->members);
         ms_release(context, comm->groups[i]);
     }
@@ -39,12 +40,14 @@ static bool contains(const ms_group *outer, const ms_group *inner)
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size, const uint32_t *members, ms_group **out)
 {
     ms_context *context = ms_engine_context(comm->engine);
-    void *memory = NULL, *list = NULL;
+    void *memory = NULL, *list = NULL, *text = NULL;
     uint32_t count = atomic_load(&comm->group_count);
     if (count == MS_GROUPS_MAX) return ms_fail(context, MS_ERROR_STATE, "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
     ms_status status = ms_allocate(context, sizeof(ms_group), "group", &memory);
     if (!status) status = ms_allocate(context, size * sizeof(uint32_t), "group", &list);
+    if (!status) status = ms_allocate(context, strlen(name) + 1, "group", &text);
     if (status) {
+        ms_release(context, list);
         ms_release(context, memory);
         return status;
     }
@@ -56,7 +59,7 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     group->size = size;
     group->members = list;
     for (uint32_t m = 0; m < size; m++) group->members[m] = members ? members[m] : m;
-    snprintf(group->name, sizeof group->name, "%s", name);
+    group->name = strcpy(text, name);
     for (uint32_t g = 0; g < count; g++) {
         if (contains(comm->groups[g], group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
         if (contains(group, comm->groups[g])) comm->groups[g]->around[count / 64] |= (uint64_t)1 << count % 64;
@@ -210,14 +213,16 @@ static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts, c
         uint32_t at = 0;
         while (at < sizes[p] && ranks[at] != group->rank) at++;
         if (at == sizes[p]) continue;
-        char name[96];
-        void *members = NULL;
-        snprintf(name, sizeof name, "%s/%u.%u", group->name, group->splits, p);
+        void *members = NULL, *name = NULL;
+        size_t bytes = strlen(group->name) + sizeof "/4294967295.4294967295";
         ms_status status = ms_allocate(context, sizes[p] * sizeof(uint32_t), "group", &members);
+        if (!status) status = ms_allocate(context, bytes, "group", &name);
+        if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, p);
         for (uint32_t m = 0; m < sizes[p] && !status; m++) ((uint32_t *)members)[m] = group->members[ranks[m]];
         if (!status) status = comm->backend->join(comm, first_id + p);
         if (!status) status = ms_group_new(comm, first_id + p, name, at, sizes[p], members, out);
         ms_release(context, members);
+        ms_release(context, name);
         return status;
     }
     *out = NULL;
@@ -233,6 +238,8 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
         *out = group;
         return MS_OK;
     }
+    status = ms_engine_check_sync(group->comm->engine);
+    if (status) return status;
     uint64_t hash = ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
     status = group->comm->backend->split(group, hash, parts, &first_id);
     if (status) return status;

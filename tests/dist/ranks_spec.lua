@@ -94,11 +94,17 @@ describe("a job of several ranks", function()
       cross = { 5, "the ranks wait for each other, and none can go on",
                 "\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, at [^\n]*\n  rank 2: all_reduce #6" },
     }
+    -- What is printed once: by the supervisor, with the lines that lead there, and not by the rank as well.
+    local once = {
+      raise = "boom", table = "not a string", exit = "the recipe called os.exit", memory = "no memory for", file = "nowhere",
+      hook = "in a hook",
+    }
     for how, expected in pairs(ends) do
       it(("%s: %s ends it with %d"):format(name, how, expected[1]), function()
         local code, _, err = job(("-n 3 %s how=%s"):format(kind, how))
         assert.equal(expected[1], code, err)
         for i = 2, #expected do assert.matches(expected[i], err) end
+        if once[how] then assert.equal(1, select(2, err:gsub(once[how], "")), err) end
         -- One report, and nobody else's traceback.
         assert.equal(0, select(2, err:gsub("moonshard: rank [02]: ", "")), err)
       end)
@@ -108,10 +114,37 @@ describe("a job of several ranks", function()
       command.write(folder .. "/bad.lua", [[require "moonshard".config { steps = 1 } error "everywhere"]])
       local code, _, err = command.run(folder, ("run bad.lua -n 3 %s"):format(kind))
       assert.equal(1, code)
-      assert.equal(1, select(2, err:gsub("moonshard: rank %d: bad.lua:1: everywhere", "")), err)
+      assert.matches("^moonshard: ranks %d, %d stopped because rank %d: bad.lua:1: everywhere\n$", err)
       code, _, err = command.run(folder, ("run bad.lua -n 3 %s stepz=3"):format(kind))
       assert.equal(2, code)
-      assert.matches("did you mean 'steps'", err)
+      assert.equal(1, select(2, err:gsub("did you mean 'steps'", "")), err)
+      command.write(folder .. "/bad.lua", 'require "moonshard".world():barrier() os.exit(3)')
+      code, _, err = command.run(folder, ("run bad.lua -n 3 %s"):format(kind))
+      assert.equal(3, code)
+      assert.matches("^moonshard: ranks %d, %d stopped because rank %d: the recipe called os.exit%(3%)\n$", err)
+    end)
+
+    it(name .. ": the last line says where the hook of another rank failed", function()
+      command.write(folder .. "/hook.lua", [[
+        local ms = require "moonshard"
+        local cfg = ms.config { level = 1 }
+        local model = ms.ddp(ms.nn.Linear(4, 2), { comm_hook = function(bucket, next)
+          if ms.rank() == 1 then error("mine", cfg.level) end
+          return next(bucket)
+        end })
+        local function pass() model(ms.ones { 2, 4 }):sum():backward() end
+        for _ in ms.steps(2) do pass() end
+      ]])
+      for level, place in pairs { "link 'hook.lua:3': hook.lua:4: mine", "link 'hook.lua:3': mine" } do
+        local code, _, err = command.run(folder, ("run hook.lua -n 2 level=%d %s"):format(level, kind))
+        assert.equal(1, code)
+        local last = err:match "([^\n]*)\n$"
+        assert.is_truthy(last:match "^moonshard: rank 0 stopped because rank 1: " and last:find(place, 1, true), err)
+        assert.equal(1, select(2, err:gsub(": mine", "")), err)
+        -- What led to it stands before it, without our own files.
+        assert.matches("moonshard: rank 1 was at:\n\t[^\n]*hook.lua:7: ", err)
+        assert.is_nil(err:match "share/lua")
+      end
     end)
 
     it(name .. ": a rank that others wait for too long is told where it is", function()
@@ -125,6 +158,35 @@ describe("a job of several ranks", function()
       end
     end)
   end
+
+  -- As an early return is; whether the collective had begun on that rank or not.
+  it("ends at once when a rank exits with collectives enqueued", function()
+    command.write(folder .. "/exits.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { begun = true }
+local t = ms.ones { 1024 }
+local shell = io.popen "echo $PPID"
+local other = ms.world():all_gather(ms.tensor({ shell:read "n" }, "i64")):sync():to_table()[2]
+shell:close()
+if ms.rank() == 1 then
+  local x = ms.randn { 1000, 1000 }
+  for _ = 1, cfg.begun and 0 or 20 do x = x:matmul(x) end
+  t:add_(x:mean())
+  ms.world():all_reduce(t)
+  os.exit(0)
+end
+-- Until that process is gone, it may still do its part.
+os.execute(("while kill -0 %d 2>/dev/null; do sleep 0.01; done"):format(other))
+ms.world():all_reduce(t):sync()
+print "done"]])
+    for _, begun in ipairs { "true", "false" } do
+      local clock = core.clock_ms()
+      local code, _, err = command.run(folder, "run exits.lua -n 2 --timeout 100 begun=" .. begun)
+      assert.equal(5, code, err)
+      assert.matches("rank 1 ended [^\n]*all_reduce #2 of world[^\n]*, which it had enqueued, while rank 0 waits for it there: call ms.synchronize", err)
+      assert.is_true(core.clock_ms() - clock < 50000)
+    end
+  end)
 
   it("waits for a rank that stands still for a while", function()
     for _ = 1, command.full and 20 or 1 do
@@ -270,6 +332,18 @@ warn("part ", "by part")
     local code, _, refusal = command.run(folder, "run warn.lua -n 100", "ulimit -n 40;")
     assert.equal(2, code)
     assert.matches("cannot make the memory files that ranks share", refusal)
+  end)
+
+  it("names the switch that helps where address space is rationed", function()
+    if SANITIZED then return end                            -- a sanitizer reserves terabytes for itself
+    command.write(folder .. "/sum.lua", [[
+local ms = require "moonshard"
+print(ms.world():all_reduce(ms.ones { 3 }):value():to_table()[1])
+]])
+    local code, _, refusal = command.run(folder, "run sum.lua -n 4", "ulimit -v 4000000;")
+    assert.equal(2, code)
+    assert.matches("no address space for the memory of 4 ranks .* %(%-%-memory BYTES", refusal)
+    assert.equal("4.0\n4.0\n4.0\n4.0\n", (command.succeed(folder, "run sum.lua -n 4 --memory 50000000", "ulimit -v 4000000;")))
   end)
 
   it("whose rank starts another job is not disturbed by it", function()

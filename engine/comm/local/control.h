@@ -13,6 +13,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
+#include "base/activity.h"
 #include "base/thread.h"
 #include "comm/comm.h"
 
@@ -21,7 +22,7 @@
 #define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)   /* in each heap's beginning; the last is for sends */
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
-#define MS_CALLS_AHEAD 1024        /* no host is further ahead: a stream holds as many tasks */
+#define MS_CALLS_AHEAD 1024        /* calls of a channel whose hashes are kept; a host may be further ahead, as the calls may stand on several streams */
 
 /* A collective as its rank entered it: what must agree (call), and what the others use. */
 typedef struct ms_ledger_slot {
@@ -37,8 +38,11 @@ typedef struct ms_ledger_slot {
 typedef struct ms_member_line {
     alignas(128) ms_ledger_slot slots[2];               /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
-    alignas(128) _Atomic uint64_t issued;               /* by the host: calls enqueued */
-    _Atomic uint64_t calls[MS_CALLS_AHEAD];             /* by the host: what must agree of call n, hashed, at n % MS_CALLS_AHEAD; written before issued */
+    /* By the host, in this order: the number of the call that is being enqueued; what must agree of call n, hashed, at n % MS_CALLS_AHEAD; the calls enqueued.
+     * Who has read a hash and then finds `issuing` less than MS_CALLS_AHEAD after its call has read the hash of that call. */
+    alignas(128) _Atomic uint64_t issuing;
+    _Atomic uint64_t calls[MS_CALLS_AHEAD];
+    _Atomic uint64_t issued;
 } ms_member_line;
 
 /* One for each ordered pair of ranks. */
@@ -51,6 +55,13 @@ typedef struct ms_pair_line {
     _Atomic uint64_t receives;
 } ms_pair_line;
 
+/* A rank whose peer has waited too long for it, where a supervisor judges: see ms_rendezvous_suspect. */
+typedef struct ms_suspicion {
+    ms_word state;                                      /* 0: none; 1: being written; 2: complete */
+    uint64_t progress;                                  /* of the suspect, while its peer waited */
+    char text[MS_SUSPICION_BYTES];
+} ms_suspicion;
+
 typedef struct ms_rank_line {
     alignas(128) ms_word bell;
     ms_word asleep;                                     /* threads of this rank */
@@ -58,12 +69,15 @@ typedef struct ms_rank_line {
     ms_word finished;                                   /* its host will issue nothing more */
     ms_word claimed;                                    /* its process holds the place of its number in the control file as long as it lives */
     _Atomic int64_t process;
-    _Atomic uint64_t progress, flights;
+    _Atomic uint64_t flights;
     _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
     _Atomic int64_t step;                               /* its number, plus 1 */
     _Atomic uint64_t told;                              /* its progress, plus 1, when somebody last told that others wait for it */
     _Atomic uint64_t still;                             /* standstill.c: which time that nothing goes on here << 32 | rounds of looking; 0: something does */
     ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
+    ms_word gone;                                       /* its process has ended: what it had enqueued never runs */
+    ms_activity activity;
+    ms_suspicion suspicion;
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
 
@@ -78,6 +92,7 @@ typedef struct ms_control {
     uint32_t ranks, threads;
     bool crowded;                                       /* more threads of ranks than cores */
     bool unsupervised;                                  /* nobody started the ranks: they look after each other */
+    ms_word judged;                                     /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
@@ -202,6 +217,8 @@ void ms_ledger_landed(ms_local *local, uint64_t flight);
 /* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
 uint64_t ms_ledger_hash(const ms_comm_args *args);
+/* Ends the job, since the process of `other` has ended before its part of this collective began, or in the middle of it. */
+void ms_ledger_ended(ms_local *local, const ms_comm_args *args, uint32_t other, bool begun);
 /* Ends the job, since `other`, a world rank, will never come to what args waits for: it has finished, `calls` calls into this group or pair. */
 void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls, const ms_ledger_slot *last);
 
@@ -211,6 +228,11 @@ bool ms_local_pace(ms_local *local, uint64_t bytes);
 /* request.c: slots of ms_comm_local. */
 void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
 void ms_local_set_folder(ms_comm *comm, const char *folder);
+
+/* suspicion.c: a rank's progress: what it has got done so far. */
+uint64_t ms_rank_progress(const ms_rank_line *line);
+/* Whether a supervisor judges in this job; then it is told that `missing` has not come, and the caller goes on waiting. */
+bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text);
 
 /* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether it does. */
 void ms_death_watch(ms_local *local);

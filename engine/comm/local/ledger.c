@@ -37,7 +37,7 @@ void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *
     slot->call = (ms_flight){ .number = args->number, .count = args->count, .entered_ns = os->monotonic_ns(os->user), .group = group->id,
                               .root = args->rooted ? (int32_t)args->root : -1, .bucket = args->bucket, .kind = args->kind, .op = args->op, .dtype = args->dtype,
                               .channel = args->channel };
-    memcpy(slot->call.group_name, group->name, sizeof slot->call.group_name);
+    ms_copy_tail(slot->call.group_name, sizeof slot->call.group_name, group->name);
     memcpy(slot->call.label, args->label, sizeof slot->call.label);
     memcpy(slot->call.script, args->script, sizeof slot->call.script);
 }
@@ -47,7 +47,7 @@ uint64_t ms_ledger_flight(ms_local *local, const ms_flight *call)
     ms_rank_line *line = &local->control->lines[local->rank];
     uint64_t place = atomic_fetch_add(&line->flights, 1);
     line->flight[place % MS_FLIGHTS] = *call;
-    atomic_fetch_add_explicit(&line->progress, 1, memory_order_relaxed);
+    ms_activity_done(&line->activity);
     return place;
 }
 
@@ -56,7 +56,7 @@ void ms_ledger_landed(ms_local *local, uint64_t flight)
     const ms_os *os = local->rendezvous->os;
     ms_rank_line *line = &local->control->lines[local->rank];
     line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
-    atomic_fetch_add_explicit(&line->progress, 1, memory_order_relaxed);
+    ms_activity_done(&line->activity);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------------ verdicts */
@@ -172,6 +172,16 @@ void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, u
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
+void ms_ledger_ended(ms_local *local, const ms_comm_args *args, uint32_t other, bool begun)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    ms_ledger_slot mine;
+    ms_ledger_write(local, args, &mine);
+    snprintf(text, sizeof text, "rank %u ended %s %s, which it had enqueued, while rank %u waits for it there: call ms.synchronize() before os.exit, or return from the script", other,
+             begun ? "in the middle of" : "before its part of", ms_flight_describe(&mine.call, what, sizeof what), local->rank);
+    ms_rendezvous_abort(local->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+}
+
 /* number: the first call there that this rank has not made. The other's task waits in it, or soon will, if what comes before goes well. */
 static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t other, const ms_group *group, uint32_t channel, uint64_t number, uint32_t other_member)
 {
@@ -228,7 +238,7 @@ static void compare_unbegun(ms_local *local, const ms_comm_args *args, uint32_t 
 {
     const ms_os *os = local->rendezvous->os;
     uint64_t theirs = atomic_load(&line->calls[args->number % MS_CALLS_AHEAD]);
-    if (theirs == ms_ledger_hash(args) || atomic_load(&line->issued) - args->number >= MS_CALLS_AHEAD) return;
+    if (theirs == ms_ledger_hash(args) || atomic_load(&line->issuing) - args->number >= MS_CALLS_AHEAD) return;
     /* If it does begin, it can be shown. */
     if (await_entry(local, other, line, args->number, os->monotonic_ns(os->user)) || ms_local_aborted(local)) return;
     const ms_ledger_slot *waiting = waits_in(local, other);
@@ -247,10 +257,11 @@ static void look_for_the_missing(ms_wait *wait)
     if (wait->cursor >= args->group->size) return;
     uint32_t other = args->group->members[wait->cursor];
     ms_member_line *line = line_of(local, args, wait->cursor);
-    bool finished = atomic_load(&local->control->lines[other].finished) != 0;
-    uint64_t issued = atomic_load(&line->issued);
+    bool finished = atomic_load(&local->control->lines[other].finished) != 0, gone = atomic_load(&local->control->lines[other].gone) != 0;
+    uint64_t issued = atomic_load(&line->issued), entered = atomic_load(&line->slots[args->number & 1].seq);
     if (issued >= args->number) {
-        compare_unbegun(local, args, other, line);
+        if (!gone) compare_unbegun(local, args, other, line);
+        else if (entered < args->number) ms_ledger_ended(local, args, other, false);
         return;
     }
     const ms_ledger_slot *last = &line->slots[issued & 1];
@@ -285,8 +296,16 @@ static bool all_in_phase(ms_wait *wait)
     return true;
 }
 
-/* A rank inside the collective comes, or its end ends the job. */
-static void nothing_to_look_for(ms_wait *wait) { (void)wait; }
+/* A rank inside the collective comes, unless its process has ended. */
+static void look_for_ended(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    if (wait->cursor >= group->size) return;
+    uint32_t other = group->members[wait->cursor];
+    /* After its end nothing of it changes: so that is read first. */
+    bool gone = atomic_load(&wait->local->control->lines[other].gone) != 0;
+    if (gone && atomic_load(&line_of(wait->local, wait->args, wait->cursor)->phase) < wait->target) ms_ledger_ended(wait->local, wait->args, other, true);
+}
 
 bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases)
 {
@@ -294,7 +313,7 @@ bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases)
     uint64_t target = group->channels[args->channel].phase + phases;
     atomic_store(&line_of(local, args, group->rank)->phase, target);
     wake_members(local, group);
-    ms_wait wait = { .reached = all_in_phase, .hopeless = nothing_to_look_for, .missing = missing_member, .local = local, .args = args, .target = target };
+    ms_wait wait = { .reached = all_in_phase, .hopeless = look_for_ended, .missing = missing_member, .local = local, .args = args, .target = target };
     return ms_local_wait(&wait);
 }
 

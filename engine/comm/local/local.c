@@ -224,14 +224,14 @@ static ms_status split(ms_group *group, uint64_t list_hash, uint32_t parts, uint
 {
     ms_comm *comm = group->comm;
     ms_local *local = comm->state;
-    uint64_t id = 0;
-    ms_comm_args args = { .counts_hash = list_hash, .result = &id };
+    ms_comm_args args = { .counts_hash = list_hash, .result = &group->split_id };
     if (group->rank == 0) args.value = atomic_fetch_add(&local->control->groups, parts);
     ms_collective collective = { .kind = MS_SPLIT, .bucket = -1 };
     ms_point ready;
     ms_status status = ms_group_issue(group, &args, &collective, &ready);
     if (!status) status = ms_point_sync(comm->engine, ready);
     if (status) return status;
+    uint64_t id = group->split_id;
     if (id + parts > MS_GROUPS_MAX) return ms_engine_fail(comm->engine, MS_ERROR_STATE, "%u more groups: a job may have %d", parts, MS_GROUPS_MAX);
     *first_id = (uint32_t)id;
     return MS_OK;
@@ -276,6 +276,7 @@ static void issued(ms_comm *comm, const ms_comm_args *args)
     else if (args->kind == MS_RECV) atomic_store(&ms_pair(local->rendezvous, other, local->rank)->receives, local->receives[other] = args->number);
     else {
         ms_member_line *line = ms_member(local->rendezvous, args->group->id, args->channel, args->group->rank);
+        atomic_store(&line->issuing, args->number);
         atomic_store(&line->calls[args->number % MS_CALLS_AHEAD], ms_ledger_hash(args));
         atomic_store(&line->issued, args->number);
     }
@@ -307,7 +308,7 @@ static void raise(ms_comm *comm, const ms_error *error)
 static void progress(ms_comm *comm)
 {
     ms_local *local = comm->state;
-    atomic_fetch_add_explicit(&local->control->lines[local->rank].progress, 1, memory_order_relaxed);
+    ms_activity_done(&local->control->lines[local->rank].activity);
 }
 
 static void close_local(ms_comm *comm)
@@ -315,9 +316,11 @@ static void close_local(ms_comm *comm)
     ms_local *local = comm->state;
     leave(comm, NULL);
     atomic_store(&local->control->lines[local->rank].phase, MS_RANK_LEFT);
+    ms_context *context = ms_engine_context(comm->engine);
+    context->activity = NULL;                  /* the streams have come to their end */
     ms_arena_free(local->arena);
     ms_rendezvous_release(local->rendezvous);
-    ms_release(ms_engine_context(comm->engine), local);
+    ms_release(context, local);
 }
 
 const ms_comm_backend ms_comm_local = {
@@ -386,6 +389,7 @@ ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t ra
     ms_engine_on_failure(engine, tell_peers);
     const ms_os *os = ms_engine_context(engine)->os;
     atomic_store(&line->process, os->process_id(os->user));
+    ms_engine_context(engine)->activity = &line->activity;
     ms_death_watch(local);
     return MS_OK;
 }

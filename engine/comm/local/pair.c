@@ -25,19 +25,31 @@ static bool other_entered(ms_wait *wait) { return atomic_load(&slot_of(wait->loc
 static bool all_read(ms_wait *wait) { return atomic_load(&line_of(wait->local, wait->args)->read) >= wait->target; }
 static bool all_written(ms_wait *wait) { return atomic_load(&line_of(wait->local, wait->args)->written) >= wait->target; }
 static uint32_t missing(ms_wait *wait) { return other_of(wait->args); }
-static void nothing_to_look_for(ms_wait *wait) { (void)wait; }
+
+/* Whether the other's process ended before this wait, which had begun, could come to its end. */
+static bool has_ended(ms_wait *wait)
+{
+    bool gone = atomic_load(&wait->local->control->lines[other_of(wait->args)].gone) != 0;
+    return gone && !wait->reached(wait);
+}
+
+static void look_inside(ms_wait *wait)
+{
+    if (has_ended(wait)) ms_ledger_ended(wait->local, wait->args, other_of(wait->args), true);
+}
 
 static void look_for_the_other(ms_wait *wait)
 {
     ms_pair_line *line = line_of(wait->local, wait->args);
-    bool finished = atomic_load(&wait->local->control->lines[other_of(wait->args)].finished) != 0;
+    bool finished = atomic_load(&wait->local->control->lines[other_of(wait->args)].finished) != 0, ended = has_ended(wait);
     uint64_t calls = atomic_load(wait->args->kind == MS_SEND ? &line->receives : &line->sends);
     if (finished && calls < wait->args->number) ms_ledger_gone(wait->local, wait->args, other_of(wait->args), calls, NULL);
+    else if (ended) ms_ledger_ended(wait->local, wait->args, other_of(wait->args), false);
 }
 
 static bool await(ms_local *local, const ms_comm_args *args, bool (*reached)(ms_wait *), uint64_t target)
 {
-    ms_wait wait = { .reached = reached, .hopeless = reached == other_entered ? look_for_the_other : nothing_to_look_for, .missing = missing, .local = local, .args = args, .target = target };
+    ms_wait wait = { .reached = reached, .hopeless = reached == other_entered ? look_for_the_other : look_inside, .missing = missing, .local = local, .args = args, .target = target };
     return ms_local_wait(&wait);
 }
 

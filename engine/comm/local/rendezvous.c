@@ -67,8 +67,10 @@ static ms_status map_all(ms_context *context, ms_rendezvous *made, bool control_
         mapped = made->heaps[r].memory != NULL;
     }
     if (mapped) return MS_OK;
-    return ms_fail(context, MS_ERROR_MEMORY, "no address space for the memory of %u ranks (%llu MiB each): raise the limit of ulimit -v, or ask for a smaller heap", made->ranks,
-                   (unsigned long long)(made->heap_bytes >> 20));
+    return ms_fail(context, MS_ERROR_MEMORY,
+                   "no address space for the memory of %u ranks (%llu MiB each): raise the limit of ulimit -v, or give each rank less "
+                   "memory (--memory BYTES, or memory_bytes of ms.init)",
+                   made->ranks, (unsigned long long)(made->heap_bytes >> 20));
 }
 
 static ms_status create_files(ms_context *context, ms_rendezvous *made)
@@ -87,7 +89,8 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
     ms_machine machine;
     int error = context->os->machine(context->os->user, &machine);
     if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
-    uint64_t heap = options->heap_bytes ? options->heap_bytes : machine.memory_bytes < MS_HEAP_MOST ? machine.memory_bytes : MS_HEAP_MOST;
+    uint64_t most = machine.memory_bytes < MS_HEAP_MOST ? machine.memory_bytes : MS_HEAP_MOST;
+    uint64_t heap = options->heap_bytes && options->heap_bytes < most ? options->heap_bytes : most;
     ms_rendezvous *made = NULL;
     ms_status status = new_record(context, options->ranks, &made);
     if (status) return status;
@@ -272,8 +275,10 @@ bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
 void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
 {
     ms_rank_line *line = &rendezvous->control->lines[rank];
-    *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase), .process = atomic_load(&line->process), .progress = atomic_load(&line->progress),
-                            .collectives = atomic_load(&line->flights), .step = atomic_load(&line->step) - 1 };
+    *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase), .process = atomic_load(&line->process), .progress = ms_rank_progress(line),
+                            .collectives = atomic_load(&line->flights), .step = atomic_load(&line->step) - 1,
+                            .finished = atomic_load(&line->finished) != 0, .waits = atomic_load(&line->still) != 0 };
+    ms_activity_read(&line->activity, &out->activity);
 }
 
 bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)

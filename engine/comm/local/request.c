@@ -55,7 +55,7 @@ void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[
     ms_straggler_step(local, os->monotonic_ns(os->user));
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
-    atomic_fetch_add_explicit(&own->progress, 1, memory_order_relaxed);
+    ms_activity_done(&own->activity);
     for (int kind = 0; kind < MS_REQUESTS; kind++) values[kind] = meet(local->control, own, (ms_request)kind, serial);
 }
 
@@ -63,6 +63,7 @@ void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
 {
     ms_control *control = rendezvous->control;
     atomic_store(&control->lines[rank].finished, 1);
+    atomic_store(&control->lines[rank].gone, 1);
     for (uint32_t r = 0; r < control->ranks; r++) {
         atomic_fetch_add(&control->lines[r].bell, 1);
         ms_futex_wake_shared(&control->lines[r].bell, UINT32_MAX);

@@ -49,7 +49,8 @@ static bool spin(ms_wait *wait, bool *result)
     return false;
 }
 
-static void give_up(ms_wait *wait, uint32_t missing, uint64_t waited_ns)
+/* Ends the job, or leaves it to the supervisor whether it is to end. */
+static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
 {
     char call[256], text[512];
     ms_local *local = wait->local;
@@ -58,6 +59,7 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t waited_ns)
     ms_ledger_write(local, args, &mine);
     snprintf(text, sizeof text, "rank %u has not come to %s in %.1f s, and shows no progress; rank %u waits for it", missing, ms_flight_describe(&mine.call, call, sizeof call),
              (double)waited_ns / 1e9, local->rank);
+    if (!args->timeout_ns && ms_suspect(local, missing, progress, text)) return;
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_TIMEOUT, (int32_t)missing, text);
 }
 
@@ -75,14 +77,15 @@ static bool sleep_until_reached(ms_wait *wait)
         ms_standstill_look(local, wait);
         uint32_t now_missing = wait->missing(wait);
         ms_death_look(local, now_missing);
-        uint64_t moved = atomic_load(&local->control->lines[now_missing].progress), now = ms_local_now(local);
+        uint64_t moved = ms_rank_progress(&local->control->lines[now_missing]), now = ms_local_now(local);
         if (now_missing != missing || moved != progress) {
             since = missing == UINT32_MAX ? since : now;
             missing = now_missing;
             progress = moved;
         }
         if (now - since >= limit) {
-            if (!wait->reached(wait)) give_up(wait, missing, now - since);
+            if (!wait->reached(wait)) give_up(wait, missing, progress, now - since);
+            since = now;
             continue;
         }
         uint64_t rest = limit - (now - since), patience = atomic_load_explicit(&local->patience_ns, memory_order_relaxed);

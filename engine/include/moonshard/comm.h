@@ -39,7 +39,7 @@ typedef struct ms_group ms_group;
 typedef struct ms_rendezvous_options {
     uint32_t ranks;
     uint32_t threads;              /* of each rank, for the choice between spinning and sleeping; 0: cores / ranks */
-    uint64_t heap_bytes;           /* address space of each rank's heap; 0: the machine's memory, at most 64 GiB. Pages come as it grows. */
+    uint64_t heap_bytes;           /* at most this much address space for each rank's heap; 0: the machine's memory. Never more than 64 GiB. Pages come as it grows. */
     uint64_t link_bytes_per_second;   /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
     uint64_t link_latency_ns;
     uint64_t timeout_ns;           /* a wait for a peer that shows no progress ends the job after this long; 0: 300 s. Ranks that all wait for each other do not wait so long. */
@@ -80,13 +80,26 @@ typedef enum ms_rank_phase { MS_RANK_ABSENT, MS_RANK_PRESENT, MS_RANK_LEFT } ms_
 typedef struct ms_rank_state {
     ms_rank_phase phase;
     int64_t process;
-    uint64_t progress;             /* grows with every collective that is entered or left and with every call of ms_comm_progress */
+    uint64_t progress;             /* grows with everything that the rank gets done: see ms_activity_state */
     uint64_t collectives;          /* entered since the start: the length of the flight record */
     int64_t step;                  /* that it is in or has begun last; -1: none */
+    bool finished, waits;          /* finished: its host issues no more collectives; waits: all that it could do waits for peers */
+    ms_activity_state activity;
 } ms_rank_state;
 MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
 /* For a supervisor whose rank has ended without an engine, or without freeing it: peers that wait for it fail at once. */
 MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
+
+/* The record of what a rank gets done, for the context of its host (and asking: ms_activity_ask); it lives as long as the rendezvous. */
+MS_API ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank);
+/* From now on the caller, a supervisor, judges about ranks that show no progress: a rank that has waited for another longer than the timeout says so, and goes on waiting
+ * until that one comes or the supervisor ends the job. (A barrier's own timeout still ends it at once.) */
+MS_API void ms_rendezvous_judge(ms_rendezvous *rendezvous);
+/* Whether a peer has waited too long for this rank, and the rank has shown no progress since; text: who waits where. */
+#define MS_SUSPICION_BYTES 512
+MS_API bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES]);
+/* The suspicion is settled: peers may raise another. */
+MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
 
 /* What a supervisor may ask of all ranks. They learn of it between the same two steps (ms_comm_step), without a collective. One request of each
  * kind at a time: while one is under way, another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal handler. */
@@ -103,7 +116,7 @@ typedef struct ms_flight {
     uint32_t group;                /* 0: the world */
     int32_t root, bucket;          /* -1: none */
     uint8_t kind, op, dtype, channel;
-    char group_name[32], label[32];
+    char group_name[32], label[32];           /* group_name: its end, where it is longer */
     char script[64];               /* the end of "file.lua:12" */
 } ms_flight;
 #define MS_FLIGHTS 128             /* that a rank's record keeps */

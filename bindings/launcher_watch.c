@@ -1,0 +1,143 @@
+/* launcher_watch.c: the supervisor looks after ranks that show no progress: it asks where they are, warns, and ends the job where others wait for one in vain. */
+#include "bindings/launcher.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MS_ANSWER_NS 500000000u    /* a script that runs answers a question much sooner */
+#define MS_TICK_MOST_NS 1000000000u
+#define MS_TICK_LEAST_NS 10000000u
+
+uint64_t ms_watch_tick(const ms_job *job)
+{
+    uint64_t tick = job->timeout_ns / 8;
+    return tick < MS_TICK_LEAST_NS ? MS_TICK_LEAST_NS : tick > MS_TICK_MOST_NS ? MS_TICK_MOST_NS : tick;
+}
+
+/* The beginning of a file of the system; "" if it cannot be read. */
+static void read_text(const ms_job *job, const char *path, char *text, size_t bytes)
+{
+    const ms_os *os = job->context.os;
+    ms_file *file = NULL;
+    int64_t count = 0;
+    if (os->open(os->user, path, MS_FILE_READ, &file) == 0) {
+        count = os->read(os->user, file, text, bytes - 1, 0);
+        os->close(os->user, file);
+    }
+    text[count > 0 ? count : 0] = '\0';
+}
+
+/* The state of the rank's host thread as ps shows it (R S D T ...); 0: not known. */
+static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
+{
+    char path[96], text[512];
+    long long process = (long long)job->outcomes[rank].process;
+    if (thread) snprintf(path, sizeof path, "/proc/%lld/task/%d/stat", process, thread);
+    else snprintf(path, sizeof path, "/proc/%lld/stat", process);
+    read_text(job, path, text, sizeof text);
+    const char *end_of_name = strrchr(text, ')');
+    return end_of_name && end_of_name[1] == ' ' ? end_of_name[2] : '\0';
+}
+
+/* Whether the thread sleeps and has started a process that has not ended. */
+static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, char state)
+{
+    char path[96], text[32];
+    if (state != 'S' || !thread) return false;
+    snprintf(path, sizeof path, "/proc/%lld/task/%d/children", (long long)job->outcomes[rank].process, thread);
+    read_text(job, path, text, sizeof text);
+    return text[0] != '\0';
+}
+
+/* What the rank does, as far as that can be told; whether it may be work that has to be waited for. */
+static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered, bool heard, char *text, size_t bytes)
+{
+    char state = job->outcomes[rank].state = state_of(job, rank, activity->thread);
+    char last[MS_LINE_BYTES + 32] = "";
+    if (*activity->line) snprintf(last, sizeof last, ", its last known line is %s", activity->line);
+    if (state == 'T' || state == 't') snprintf(text, bytes, "its process is stopped (%c)%s", state, last);
+    else if (answered) snprintf(text, bytes, "it runs its script at %s", *activity->line ? activity->line : "a line that is not known");
+    else if (heard && activity->place == MS_WHERE_FINALIZER) snprintf(text, bytes, "it runs a finalizer (__gc)%s", last);
+    else if (activity->busy) {
+        snprintf(text, bytes, "it is inside a call of the engine%s", last);
+        return true;
+    } else if (waits_for_child(job, rank, activity->thread, state)) {
+        snprintf(text, bytes, "it waits for a process that it has started%s", last);
+        return true;
+    } else snprintf(text, bytes, "it runs code that is neither its script nor the engine (a library function, say)%s", last);
+    return false;
+}
+
+/* Another rank that has finished, and so waits for this one; job->ranks if there is none. */
+static uint32_t finished_other(const ms_job *job, uint32_t rank)
+{
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        ms_rank_state state;
+        ms_rendezvous_rank(job->rendezvous, r, &state);
+        if (r != rank && (job->outcomes[r].ended || state.finished)) return r;
+    }
+    return job->ranks;
+}
+
+/* Since when the rank has shown no progress while a finished one waits for it. */
+static uint64_t awaited_since(const ms_watched *w) { return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns; }
+
+/* The rank has been asked, and has had time to answer. */
+static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
+{
+    ms_watched *w = &job->watched[rank];
+    char place[MS_LINE_BYTES + 128], text[MS_SUSPICION_BYTES + sizeof place + 64], suspicion[MS_SUSPICION_BYTES];
+    bool excused = describe(job, rank, &state->activity, state->activity.answered == w->question, state->activity.heard == w->question, place, sizeof place);
+    bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
+    uint32_t finished = finished_other(job, rank);
+    double quiet = (double)(now - w->changed_ns) / 1e9;
+    w->question = 0;
+    w->told_ns = now;
+    if (!excused && (suspected || (finished < job->ranks && now - awaited_since(w) >= job->timeout_ns))) {
+        if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
+        else snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s, and rank %u has finished and waits for it; %s", rank, quiet, finished, place);
+        ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
+        return;
+    }
+    ms_rendezvous_acquit(job->rendezvous, rank);
+    snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s: %s", rank, quiet, place);
+    job->warn(job, text);
+}
+
+static void look_at(ms_job *job, uint32_t rank, uint64_t now)
+{
+    ms_watched *w = &job->watched[rank];
+    char suspicion[MS_SUSPICION_BYTES];
+    ms_rank_state state;
+    ms_rendezvous_rank(job->rendezvous, rank, &state);
+    bool awaited = finished_other(job, rank) < job->ranks;
+    if (awaited && !w->awaited_ns) w->awaited_ns = now;
+    if (state.progress != w->progress || w->changed_ns == 0) {
+        *w = (ms_watched){ .progress = state.progress, .changed_ns = now, .told_ns = now, .awaited_ns = w->awaited_ns };
+        ms_rendezvous_acquit(job->rendezvous, rank);
+        return;
+    }
+    bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
+    /* A rank that waits for others in a collective is no riddle: they are looked at. */
+    if (state.waits && !suspected && !awaited) return;
+    /* A warning each timeout; and a look at the moment from which on the job may be ended. */
+    uint64_t deadline = awaited ? awaited_since(w) + job->timeout_ns : UINT64_MAX;
+    bool due = now - w->told_ns >= job->timeout_ns || (now >= deadline && w->told_ns < deadline);
+    if (!suspected && (now - w->changed_ns < job->timeout_ns || !due)) return;
+    if (!w->question) {
+        w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));
+        w->asked_ns = now;
+        if (job->locate) job->locate(job, rank);
+    } else if (state.activity.answered == w->question || now - w->asked_ns >= MS_ANSWER_NS) judge(job, rank, &state, now);
+}
+
+void ms_watch(ms_job *job, uint64_t now)
+{
+    /* If this process was stopped itself, its ranks were stopped, too: that time does not count against them. */
+    bool was_stopped = job->watched_ns && now - job->watched_ns > 2 * MS_TICK_MOST_NS + 2 * ms_watch_tick(job);
+    job->watched_ns = now;
+    for (uint32_t r = 0; r < job->ranks && !job->ending; r++) {
+        if (was_stopped) job->watched[r].changed_ns = 0;
+        if (!job->outcomes[r].ended) look_at(job, r, now);
+    }
+}

@@ -1,0 +1,38 @@
+/* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it does something after all. */
+#include <string.h>
+
+#include "comm/local/control.h"
+
+uint64_t ms_rank_progress(const ms_rank_line *line) { return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done); }
+
+/* The first one writes; the others wait for the same rank, and for the same verdict. */
+bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text)
+{
+    if (!atomic_load(&local->control->judged)) return false;
+    ms_suspicion *suspicion = &local->control->lines[missing].suspicion;
+    uint32_t none = 0;
+    if (!atomic_compare_exchange_strong(&suspicion->state, &none, 1)) return true;
+    suspicion->progress = progress;
+    strncpy(suspicion->text, text, sizeof suspicion->text - 1);
+    atomic_store(&suspicion->state, 2);
+    return true;
+}
+
+void ms_rendezvous_judge(ms_rendezvous *rendezvous) { atomic_store(&rendezvous->control->judged, 1); }
+
+ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank) { return &rendezvous->control->lines[rank].activity; }
+
+bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
+{
+    ms_rank_line *line = &rendezvous->control->lines[rank];
+    if (atomic_load(&line->suspicion.state) != 2) return false;
+    memcpy(text, line->suspicion.text, MS_SUSPICION_BYTES);
+    text[MS_SUSPICION_BYTES - 1] = '\0';
+    return line->suspicion.progress == ms_rank_progress(line);
+}
+
+void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank)
+{
+    uint32_t complete = 2;
+    atomic_compare_exchange_strong(&rendezvous->control->lines[rank].suspicion.state, &complete, 0);
+}

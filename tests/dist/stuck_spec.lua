@@ -1,0 +1,190 @@
+-- Ranks that show no progress: which of them end the job, which are only warned about, and what is said of where they are. ctest: serial
+local command = require "command"
+
+local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
+
+-- After one collective rank 1 does something, and rank 0 ends (or, with waits=true, waits for rank 1 in another collective).
+local RECIPE = [[
+local ms = require "moonshard"
+local cfg = ms.config { how = "loop", waits = false }
+local t = ms.ones { 1024 }
+ms.world():all_reduce(t):sync()
+local ways = {
+  loop = function() while true do end end,
+  finalizer = function()
+    setmetatable({}, { __gc = function() while true do end end })
+    collectgarbage()
+  end,
+  at_close = function() X = setmetatable({}, { __gc = function() while true do end end }) end,
+  stop = function() os.execute "kill -STOP $PPID" end,
+  library = function() (("a"):rep(40)):find((".-"):rep(30) .. "b") end,
+  child = function() os.execute "sleep 2" end,
+  coroutine = function()
+    local inner = coroutine.create(function() while true do end end)
+    coroutine.wrap(function() coroutine.resume(inner) end)()
+  end,
+  call = function()
+    local x = ms.randn { 6000, 6000 }         -- one task of some seconds: the supervisor asks, and waits half a second for an answer
+    x:matmul(x):sum():item()
+  end,
+  works = function()
+    local x = ms.randn { 700, 700 }
+    for _ = 1, 100 do x = x:matmul(x):tanh() end
+    x:sum():item()
+  end,
+}
+if ms.rank() == 1 then ways[cfg.how]() end
+if cfg.waits then ms.world():all_reduce(t):sync() end
+print(("rank %d done"):format(ms.rank()))
+]]
+
+describe("a rank that shows no progress", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/r.lua", RECIPE)
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function job(arguments) return command.run(folder, "run r.lua " .. arguments) end
+
+  -- What is said of rank 1, by what it does.
+  local PLACES = {
+    loop = "it runs its script at r.lua:6", finalizer = "it runs a finalizer %(__gc%), its last known line is r.lua:4",
+    at_close = "it runs a finalizer %(__gc%)", stop = "its process is stopped %(T%), its last known line is r.lua:4",
+    library = "it runs code that is neither its script nor the engine %(a library function, say%), its last known line is r.lua:4",
+    coroutine = "it runs its script at r.lua:16",
+  }
+
+  for how, place in pairs(PLACES) do
+    for _, waits in ipairs { false, true } do
+      -- Who waits makes no difference to what is found: two ways are enough. Sanitizers hold signals back from loops that call nothing.
+      if (not waits or how == "loop" or how == "stop") and not SANITIZED then
+        it(("(%s) ends the job when %s"):format(how, waits and "others wait for it" or "the others have finished"), function()
+          local code, _, err = job(("-n 2 --timeout 0.5 how=%s waits=%s"):format(how, waits))
+          assert.equal(6, code, err)
+          assert.matches("moonshard: rank 1 has [^\n]*" .. place, err)
+          assert.matches(waits and "rank 0 waits for it" or "rank 0 has finished and waits for it", err)
+        end)
+      end
+    end
+  end
+
+  if not SANITIZED then
+    it("is found among threads, too", function()
+      for _, how in ipairs { "loop", "coroutine" } do
+        local code, _, err = job("-n 2 --thread-ranks --timeout 0.5 how=" .. how)
+        assert.equal(6, code, err)
+        assert.matches("rank 1 has shown no progress for [%d.]+ s, and rank 0 has finished and waits for it; " .. PLACES[how], err)
+      end
+    end)
+
+    it("is found in a planner, and in a link", function()
+      command.write(folder .. "/p.lua", [[
+        local ms = require "moonshard"
+        local cfg = ms.config { place = "planner" }
+        local stuck = ms.rank() == 1
+        local function plan(view)
+          while stuck and cfg.place == "planner" do end
+          local moments = {}
+          for i, b in ipairs(view.buckets) do moments[i] = { bucket = b.index, step = "after_backward" } end
+          return moments
+        end
+        local function link(bucket, next)
+          while stuck and cfg.place == "link" do end
+          return next(bucket)
+        end
+        local net = ms.ddp(ms.nn.Linear(4, 4), { comm_hook = ms.hooks.chain { link } })
+        local opt = ms.optim.sgd(net, { lr = 0.1 })
+        opt:overlap(net, ms.overlap { name = "slow", plan = plan })
+        for step in ms.steps(5) do
+          net(ms.ones { 2, 4 }):sum():backward()
+          opt:step()
+        end]])
+      for place, line in pairs { planner = 5, link = 11 } do
+        local code, _, err = command.run(folder, "run p.lua -n 2 --timeout 0.5 place=" .. place)
+        assert.equal(6, code, err)
+        assert.matches("moonshard: rank 1 has not come to [^\n]*it runs its script at p.lua:" .. line, err)
+      end
+    end)
+  end
+
+  it("is only warned about while it waits for a process that it has started", function()
+    for _, waits in ipairs { false, true } do
+      local code, out, err = job(("-n 2 --timeout 0.3 how=child waits=%s"):format(waits))
+      assert.equal(0, code, err)
+      assert.matches("rank 1 done", out)
+      assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it waits for a process that it has started, its last known line is r.lua:4", err)
+    end
+  end)
+
+  it("is only warned about while it is inside a call of the engine", function()
+    local code, out, err = job "-n 2 --timeout 0.05 how=call waits=true"
+    assert.equal(0, code, err)
+    assert.matches("rank 1 done", out)
+    assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it is inside a call of the engine, its last known line is r.lua:%d+", err)
+  end)
+
+  it("shows some as long as its device works, however long the others wait", function()
+    local code, out, err = job "-n 2 --timeout 0.2 how=works waits=true"
+    assert.equal(0, code, err)
+    assert.matches("rank 1 done", out)
+  end)
+
+  it("is a warning, not an end, where all ranks run Lua", function()
+    command.write(folder .. "/lua.lua", [[
+      local ms = require "moonshard"
+      ms.world():barrier()
+      local stop = os.time() + 2
+      while os.time() < stop do end
+      ms.world():barrier()
+      print(("rank %d done"):format(ms.rank()))]])
+    local code, out, err = command.run(folder, "run lua.lua -n 2 --timeout 0.4")
+    assert.equal(0, code, err)
+    for rank = 0, 1 do
+      assert.matches(("rank %d done"):format(rank), out)
+      if not SANITIZED then assert.matches(("warning: rank %d has shown no progress for [%%d.]+ s: it runs its script at lua.lua:4"):format(rank), err) end
+    end
+  end)
+end)
+
+describe("coroutines of a rank", function()
+  it("do what Lua's do", function()
+    local folder = command.folder()
+    command.write(folder .. "/r.lua", [[
+      require "moonshard"
+      local function lines()
+        local made = coroutine.wrap(function(a, ...)
+          local b = coroutine.yield(a + 1, select("#", ...))
+          return b * 2
+        end)
+        print(made(1, nil, nil), made(21))
+        print(select("#", coroutine.resume(coroutine.create(function() return nil, nil end))))
+        print(pcall(coroutine.wrap(function() error "text" end)))
+        print(pcall(coroutine.wrap(function() error({}) end)) == false)
+        print(coroutine.resume(coroutine.create(function() error("no position", 0) end)))
+        local closed
+        local failing = coroutine.wrap(function()
+          local _ <close> = setmetatable({}, { __close = function() closed = true end })
+          coroutine.yield()
+          error "late"
+        end)
+        failing()
+        print(pcall(failing), closed)
+        print(pcall(failing))
+        print(pcall(coroutine.resume, 1))
+        print(pcall(coroutine.wrap, 1))
+        print(coroutine.isyieldable(coroutine.create(print)), coroutine.wrap(function() return coroutine.isyieldable() end)())
+        local deep = 0
+        local function nest(n) if n > 0 then coroutine.wrap(nest)(n - 1) end deep = deep + 1 end
+        nest(50)
+        print(deep)
+      end
+      if require "moonshard".rank() == 0 then lines() end]])
+    local code, ranked, err = command.run(folder, "run r.lua -n 2 --thread-ranks")
+    assert.equal(0, code, err)
+    local plain = select(2, command.run(folder, "run r.lua"))
+    assert.equal(plain, ranked)
+    command.remove(folder)
+  end)
+end)
