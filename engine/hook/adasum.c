@@ -168,8 +168,8 @@ static void reduce_all(ms_work *w, ms_tensor *mine)
 
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
-    ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
-    if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
+    ms_work w = { .link = link, .bucket = bucket, .status = ms_link_refuse_feedback(link, bucket) };
+    if (!w.status) w.status = ms_link_check_length(link, bucket);
     ms_tensor *mine = ms_work_cast(&w, bucket->buffer, MS_F32);
     reduce_all(&w, mine);
     if (mine != bucket->buffer) return ms_work_give(&w, mine, out);

@@ -42,13 +42,13 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
 void ms_bucket_tell(ms_bucket *bucket)
 {
     bucket->told = ms_tensor_storage(bucket->buffer);
-    bucket->told_version = ms_storage_version(bucket->told);
+    bucket->told_version = ms_tensor_version(bucket->buffer);
 }
 
 bool ms_bucket_is_told(const ms_bucket *bucket)
 {
     if (!bucket->wants_sent || bucket->sent || ms_tensor_count(bucket->buffer) != ms_tensor_count(bucket->flat)) return true;
-    return ms_tensor_storage(bucket->buffer) == bucket->told && ms_storage_version(bucket->told) == bucket->told_version;
+    return ms_tensor_storage(bucket->buffer) == bucket->told && ms_tensor_version(bucket->buffer) == bucket->told_version;
 }
 
 ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)

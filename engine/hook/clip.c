@@ -4,6 +4,7 @@
  * memory, and scales it there: results before the last bucket's are no results yet.
  */
 #include "hook/work.h"
+#include "moonshard/grad.h"
 
 /* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. */
 static void scale(ms_work *w, ms_tensor *t, ms_tensor *squares)
@@ -67,8 +68,14 @@ static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
 
 static ms_status encode(const ms_link *link, ms_bucket *bucket)
 {
-    (void)link, (void)bucket;
-    return MS_OK;
+    ms_status status = ms_link_refuse_feedback(link, bucket);
+    for (uint32_t i = 0; i < bucket->count && !status; i++)
+        if (ms_tensor_grad_is_marked(bucket->parameters[i]))
+            status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
+                                    "clip: the gradient of '%s' is multiplied by a loss scale, and "
+                                    "only scaler:unscale divides it: clip by hand after it",
+                                    bucket->names[i]);
+    return status;
 }
 
 static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)

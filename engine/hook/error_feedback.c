@@ -1,14 +1,18 @@
 /* error_feedback.c: what later links lose of this rank's numbers is added to its numbers of the next iteration.
  *
- * The error is what went in, less what was sent: what a lossy link has told (ms_bucket_set_sent), else the reduced result; the mean of these over all ranks
- * is the same. Between encode and decode the state's tensor holds what went in.
+ * The error is what went in, less what was sent, which each reduction tells (ms_bucket_set_sent):
+ * one with a memory of its own would otherwise see every error twice. Between encode and decode the
+ * state's tensor holds what went in.
+ *
+ * A second one in a chain would add every error twice, and is refused.
  */
 #include "hook/links.h"
 
 static ms_status encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *error = NULL, *wide = NULL;
-    ms_status status = ms_link_check_length(link, bucket);
+    ms_status status = ms_link_refuse_feedback(link, bucket);
+    if (!status) status = ms_link_check_length(link, bucket);
     if (!status) status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
     if (!status && link->options.decay != 1) status = ms_link_change(&ms_op_mul_scalar, link->options.decay, error, NULL);
     if (!status) status = ms_link_cast(bucket->buffer, MS_F32, &wide);
@@ -25,8 +29,14 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
 {
     (void)before;
     ms_tensor *error = NULL, *sent = NULL;
+    if (!bucket->sent)
+        return ms_engine_fail(bucket->engine, MS_ERROR_STATE,
+                              "error_feedback: the link that reduced bucket %u has not told what "
+                              "this rank sent: it calls bucket:set_sent(t), with the buffer if it "
+                              "loses nothing or keeps the rest itself",
+                              bucket->index);
     ms_status status = ms_link_state_tensor(link->state, bucket, "error", NULL, NULL, &error);
-    if (!status) status = ms_link_cast(bucket->sent ? bucket->sent : reduced, MS_F32, &sent);
+    if (!status) status = ms_link_cast(bucket->sent, MS_F32, &sent);
     if (!status) status = ms_link_change(&ms_op_sub, 1, error, sent);
     if (!status) status = ms_link_keep_finite(error);
     ms_tensor_release(sent);

@@ -72,14 +72,29 @@ static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t 
     return sum;
 }
 
+/* own [rows, n]: what the codes stand for that this rank sends. */
+static void tell(ms_work *w, ms_tensor *own)
+{
+    own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
+    if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
+}
+
+/* exact, rounded: this rank's part of the mean, and what its codes stand for. */
+static void tell_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
+{
+    if (w->status) return;
+    int64_t part = ms_tensor_count(exact);
+    int64_t offset = ms_group_rank(ms_link_group(w->link, w->bucket)) * part;
+    exact = ms_work_view(w, exact, 0, part, 0);
+    rounded = ms_work_view(w, rounded, 0, part, 0);
+    ms_work_tell_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
+}
+
 static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
 {
     ms_tensor *scales, *codes = quantize(w, x, &scales);
-    if (w->bucket->wants_sent && !w->bucket->sent && !w->status) {
-        ms_tensor *own = numbers(w, codes, scales);
-        own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
-        if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
-    }
+    bool tells = w->bucket->wants_sent && !w->bucket->sent;
+    if (tells) tell(w, numbers(w, codes, scales));
     ms_tensor *all, *all_scales;
     if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
         all = ms_work_all_gather(w, codes);
@@ -89,7 +104,9 @@ static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t r
     ms_tensor *parts = ms_work_new(w, MS_U8, rows, n), *their = ms_work_new(w, MS_F32, rows, 2);
     ms_work_collective(w, MS_ALL_TO_ALL, codes, parts);
     ms_work_collective(w, MS_ALL_TO_ALL, scales, their);
-    codes = quantize(w, mean(w, parts, their, ranks, rows / ranks, n), &scales);
+    ms_tensor *sum = mean(w, parts, their, ranks, rows / ranks, n);
+    codes = quantize(w, sum, &scales);
+    if (tells) tell_part(w, sum, numbers(w, codes, scales));
     all = ms_work_all_gather(w, codes);
     all_scales = ms_work_all_gather(w, scales);
     return numbers(w, ms_work_view(w, all, 0, rows, n), ms_work_view(w, all_scales, 0, rows, 2));
@@ -107,11 +124,8 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     const ms_attributes how = { .codec = { .codec = blocks } };
     ms_tensor *payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &x, 1, NULL);
     double share = ms_link_share(w->link, w->bucket);
-    if (w->bucket->wants_sent && !w->bucket->sent && !w->status) {
-        ms_tensor *own = decode(w, &ms_op_codec_decode, blocks, payload, n);
-        own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
-        if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
-    }
+    bool tells = w->bucket->wants_sent && !w->bucket->sent;
+    if (tells) tell(w, decode(w, &ms_op_codec_decode, blocks, payload, n));
     ms_tensor *sum;
     if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
         sum = decode(w, &ms_op_codec_decode_sum, blocks, ms_work_all_gather(w, payload), n);
@@ -123,6 +137,7 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     sum = decode(w, &ms_op_codec_decode_sum, blocks, parts, n);
     ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
     payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &sum, 1, NULL);
+    if (tells) tell_part(w, sum, decode(w, &ms_op_codec_decode, blocks, payload, n));
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
@@ -133,10 +148,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
     int64_t count = ms_tensor_count(bucket->buffer), ranks = ms_group_size(ms_link_group(link, bucket)), block = link->options.int8.block, rows, n;
     bool split = link->options.int8.form == MS_INT8_ALL_TO_ALL;
-    if (count == 0 && !w.status) {
-        *out = ms_tensor_retain(bucket->buffer);
-        return MS_OK;
-    }
+    if (count == 0 && !w.status) return ms_link_stay_local(bucket, out);
     if (link->options.int8.per == MS_INT8_CHANNEL) {
         n = block;
         rows = up(count, block) / block;

@@ -95,15 +95,30 @@ ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket)
 
 /* ------------------------------------------------------------------------------------------------------------------------ reductions */
 
+ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket)
+{
+    if (!bucket->wants_sent) return MS_OK;
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
+                          "%s: error_feedback stands before it, but its result is not the mean of "
+                          "what ranks send: errors that are added later make nothing up",
+                          link->kind->name);
+}
+
 /* In place. A mean is a sum of numbers that are divided as they are read, so that nothing overflows (behaviours B1, V7). */
 static ms_status reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, ms_tensor **out)
 {
     ms_collective call = { .kind = MS_ALL_REDUCE, .op = op, .in = bucket->buffer, .travels = bucket->travels };
+    bool adds = op == MS_REDUCE_OP_AVG || op == MS_REDUCE_OP_SUM;
+    bool tells = bucket->wants_sent && !bucket->sent;
+    bool is_narrow = ms_dtype_bytes(ms_tensor_dtype(bucket->buffer)) == 2;
+    double factor = op == MS_REDUCE_OP_AVG ? ms_link_share(link, bucket) : 1;
     if (op == MS_REDUCE_OP_AVG) {
         call.op = MS_REDUCE_OP_PREMUL_SUM;
-        call.factor = ms_link_share(link, bucket);
+        call.factor = factor;
     }
-    ms_status status = bucket->wants_sent && !bucket->sent ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
+    ms_status status = adds ? MS_OK : ms_link_refuse_feedback(link, bucket);
+    if (!status && tells) status = ms_bucket_set_sent(bucket, bucket->buffer);
+    if (!status && tells && is_narrow) return ms_link_sum_by_parts(link, bucket, factor, out);
     if (!status) status = ms_link_collective(link, bucket, call);
     if (!status) *out = ms_tensor_retain(bucket->buffer);
     return status;
@@ -120,10 +135,17 @@ static ms_status all_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **
     return reduce(link, bucket, out);
 }
 
+ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out)
+{
+    bool tells = bucket->wants_sent && !bucket->sent;
+    ms_status status = tells ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
+    return status ? status : ms_bucket_shard(bucket, bucket->buffer, out);
+}
+
 static ms_status noop(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     (void)link;
-    return ms_bucket_shard(bucket, bucket->buffer, out);
+    return ms_link_stay_local(bucket, out);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------------------- cast */

@@ -36,6 +36,16 @@ double ms_link_share(const ms_link *link, const ms_bucket *bucket);
 ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype, ms_tensor **out);
 /* The plain mean, in place. */
 ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
+/* This rank's own numbers as the result. */
+ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out);
+/* The sum of all ranks' 16-bit buffers, each number times factor, for chains with error_feedback:
+ * the rank that adds up a part tells what rounding its sum to 16 bits has lost. The buffer has been
+ * told as what this rank sends. */
+ms_status ms_link_sum_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
+                               ms_tensor **out);
+/* MS_ERROR_ARGUMENT if error_feedback, native or in Lua, stands before this link: for links whose
+ * result is not the mean of what ranks send. */
+ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket);
 /* MS_ERROR_ARGUMENT if the buffer has another length than the gradients, for links that tell parameters apart. */
 ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket);
 /* A collective of this bucket on the current stream. */

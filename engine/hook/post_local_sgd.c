@@ -9,7 +9,7 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
         if (!status && bucket->is_last) ms_link_state_set_iteration(link->state, iteration + 1);
         return status;
     }
-    if (!link->options.post_local_sgd.reduce_after) return ms_bucket_shard(bucket, bucket->buffer, out);
+    if (!link->options.post_local_sgd.reduce_after) return ms_link_stay_local(bucket, out);
     ms_link within = *link;
     within.options.group = link->options.post_local_sgd.subgroup;
     return ms_link_mean(&within, bucket, out);

@@ -176,11 +176,14 @@ static ms_status take_q(work *w)
     return ms_tensor_new(w->engine, MS_F32, 1, &total, &w->q);
 }
 
-static ms_status multiply_into(ms_tensor *a, ms_tensor *b, ms_tensor *out)
+/* Rounded to dtype on the way. */
+static ms_status multiply_into(ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_tensor *out)
 {
-    ms_tensor *product = NULL;
+    ms_tensor *product = NULL, *rounded = NULL;
     ms_status status = ms_link_apply(&ms_op_matmul, 0, a, b, &product);
-    if (!status) status = ms_copy_into(ms_tensor_engine(a), product, out);
+    if (!status) status = ms_link_cast(product, dtype, &rounded);
+    if (!status) status = ms_copy_into(ms_tensor_engine(a), rounded, out);
+    ms_tensor_release(rounded);
     ms_tensor_release(product);
     return status;
 }
@@ -220,14 +223,15 @@ static ms_status multiply(const work *w, uint32_t i, part what, ms_tensor *m, ms
     if (what == TO_P) {
         if (w->fresh[w->link->options.powersgd.batched ? 0 : i]) status = draw(w, i, q);
         if (!status) status = orthonormalize(q, eps);
-        if (!status) status = multiply_into(m, q, p);
+        if (!status) status = multiply_into(m, q, MS_F32, p);
     } else if (what == TO_Q) {
         status = orthonormalize(p, eps);
         if (!status) status = view(w->wide, x->offset, x->m, x->n, 1, x->m, &t);
-        if (!status) status = multiply_into(t, p, q);
+        if (!status) status = multiply_into(t, p, MS_F32, q);
     } else {
         status = view(w->q, ms_tensor_offset(q) - ms_tensor_offset(w->q), x->r, x->m, 1, x->r, &t);
-        if (!status) status = multiply_into(p, t, m);
+        /* As the bucket's dtype will have it, so that the error knows of this rounding too. */
+        if (!status) status = multiply_into(p, t, ms_tensor_dtype(w->bucket->buffer), m);
         if (!status && w->error) status = view(w->error, error_at, x->n, x->m, x->m, 1, &e);
         if (!status && w->error) status = ms_link_change(&ms_op_sub, 1, e, m);
         if (!status && w->error) status = ms_link_keep_finite(e);
@@ -260,6 +264,29 @@ static ms_status multiply_all(const work *w, part what)
     return status;
 }
 
+/* For error_feedback, where this link keeps no error itself: what the products P Q' lack of the
+ * matrices is left. */
+static ms_status tell_products(const work *w)
+{
+    ms_tensor *sent = w->bucket->sent, *wide = w->wide;
+    int64_t stride = 1, all = ms_tensor_count(sent);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < w->count && !status; i++) {
+        const matrix *x = &w->matrices[i];
+        int64_t count = x->n * x->m < all - x->offset ? x->n * x->m : all - x->offset;
+        ms_tensor *from = NULL, *to = NULL;
+        if (!x->small) continue;
+        int64_t at = ms_tensor_offset(wide) + x->offset;
+        int64_t sent_at = ms_tensor_offset(sent) + x->offset;
+        status = ms_tensor_window(wide, 1, &count, &stride, at, &from);
+        if (!status) status = ms_tensor_window(sent, 1, &count, &stride, sent_at, &to);
+        if (!status) status = ms_copy_into(w->engine, from, to);
+        ms_tensor_release(from);
+        ms_tensor_release(to);
+    }
+    return status;
+}
+
 static ms_status compress(work *w)
 {
     int64_t total = 0;
@@ -283,13 +310,16 @@ static ms_status run(work *w)
     ms_tensor *buffer = w->bucket->buffer, *front = NULL;
     int64_t count = ms_tensor_count(buffer);
     const int64_t stride = 1;
-    ms_status status = MS_OK;
-    if (w->link->options.powersgd.batched) status = choose_square(w, buffer);
-    else {
+    bool tells = w->bucket->wants_sent && !w->bucket->sent;
+    /* What stays in this link's own error is not lost. */
+    ms_status status = tells ? ms_bucket_set_sent(w->bucket, buffer) : MS_OK;
+    if (!status && w->link->options.powersgd.batched) status = choose_square(w, buffer);
+    else if (!status) {
         choose(w);
         status = ms_link_cast(buffer, MS_F32, &w->wide);
     }
     if (!status) status = compress(w);
+    if (!status && tells && !w->link->options.powersgd.error_feedback) status = tell_products(w);
     if (!status && w->wide != buffer) {
         status = ms_tensor_window(w->wide, 1, &count, &stride, ms_tensor_offset(w->wide), &front);
         if (!status) status = ms_copy_into(w->engine, front, buffer);

@@ -4,10 +4,18 @@
 
 #include "hook/work.h"
 
+/* How many of count numbers are sent: ceil(fraction * count). A decimal fraction may be stored a little too high, and the
+ * product is rounded: 0.07 of 100 would be 8. */
+static int64_t sent_of(double fraction, int64_t count)
+{
+    int64_t sent = (int64_t)ceil(fraction * (double)count - (double)count * 0x1p-52);
+    return sent > 1 || count == 0 ? sent : 1;
+}
+
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
-    int64_t count = ms_tensor_count(bucket->buffer), k = (int64_t)ceil(link->options.top_k.fraction * (double)count), ranks = ms_group_size(ms_link_group(link, bucket));
+    int64_t count = ms_tensor_count(bucket->buffer), k = sent_of(link->options.top_k.fraction, count), ranks = ms_group_size(ms_link_group(link, bucket));
     ms_dtype dtype = ms_tensor_dtype(bucket->buffer);
     if (!w.status && count > INT32_MAX)
         w.status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets", bucket->index, (long long)count);

@@ -4,7 +4,7 @@
 
 #include "hook/links.h"
 
-#define MS_WORK_TENSORS 40
+#define MS_WORK_TENSORS 56
 
 /* Every function does nothing once status is set, and then gives NULL; what it gives is borrowed. */
 typedef struct ms_work {
@@ -35,6 +35,12 @@ ms_tensor *ms_work_state(ms_work *work, const char *name);
 void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, ms_tensor *out);
 /* What all ranks have, [ranks, numbers of t]. */
 ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t);
+/* Corrects what this link has told of this rank's numbers (ms_bucket_set_sent) by what rounding a
+ * part of the result has lost. exact: the sum of all ranks' numbers, each times factor; rounded:
+ * what all ranks receive of it; both f32, 1-D, from `offset` of the bucket on, perhaps with padding
+ * at their end. Only one rank calls this for a number: it makes up for the whole loss. */
+void ms_work_tell_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,
+                           double factor);
 /* The end of a reduction: result, f32 and perhaps longer, into the bucket's buffer, which is the link's result. */
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out);
 

@@ -5,6 +5,7 @@
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
+local made_by = require "moonshard.scripts.made_by"
 local watch = require "moonshard.watch"
 local options_of = require "moonshard.options"
 local check, check_group = options_of.check, options_of.check_group
@@ -19,7 +20,7 @@ local Chain = {}                  -- metatable of chains: { links... }, flat
 
 -- While a trace runs, tasks say which link they belong to.
 local function label(bucket, link)
-  if core.tracing then core.trace_label(link and ("bucket %d: %s"):format(bucket:index(), hooks.name(link)) or nil) end
+  if core.tracing then core.trace_label(link and ("bucket %d: %s"):format(bucket:index(), hooks._name(link)) or nil) end
 end
 
 -- The same around f, which runs later.
@@ -47,7 +48,7 @@ end
 Native.__tostring = function(self) return self.name end
 Chain.__tostring = function(self)
   local names = {}
-  for i, link in ipairs(self) do names[i] = hooks.name(link) end
+  for i, link in ipairs(self) do names[i] = hooks._name(link) end
   return table.concat(names, ", ")
 end
 
@@ -111,7 +112,10 @@ hooks.fp16_compress = compress("fp16_compress", "f16")
 ---@return ms.Link
 hooks.bf16_compress = compress("bf16_compress", "bf16")
 
---- What later links lose of this rank's numbers is added to its numbers of the next iteration. decay: of what was left over, 1 unless given.
+--- What later links lose of this rank's numbers is added to its numbers of the next iteration, so
+--- that the mean over many steps is right. decay: of what was left over, 1 unless given. Refused
+--- before clip, adasum and sign_vote (their results are not the mean of what ranks send) and before
+--- a second error_feedback.
 ---@param options? { decay?: number }
 ---@return ms.Link
 function hooks.error_feedback(options) return native("error_feedback", { "decay" }, options) end
@@ -233,10 +237,14 @@ local function is_callable(value)
   return type(value) == "function" or type(meta) == "table" and meta.__call ~= nil
 end
 
+local function refuse_file(link)
+  return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil
+end
+
 -- A link from what may stand for one: itself, a native one's name, a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
-    return watch.link(value, what, function(link) return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil end, hooks.name)
+    return watch.link(value, what, refuse_file, hooks._name)
   elseif type(value) == "string" then
     for _, name in ipairs(by_name) do if name == value then return hooks[name]() end end
     local nearest = core.nearest(value, by_name)
@@ -249,10 +257,27 @@ local function link_of(value, what)
   return value
 end
 
+-- Those that a command line may name: all that are not links of a recipe's own optimizer.
+hooks._ready_made = {
+  "adasum", "all_reduce", "bf16_compress", "cast", "clip", "error_feedback", "fp16_compress",
+  "int8", "nan_check", "noop", "post_local_sgd", "powersgd", "reduce", "sign_vote", "top_k",
+}
+
+--- For scripts.lua: the native link of that name with these options; or what a file returns, or
+--- makes from options, as scripts/made_by.lua has them.
+---@param value string
+---@param options table
+---@param are_given boolean
+---@return ms.Link
+function hooks._from(value, options, are_given)
+  if not value:match "%.lua$" then return hooks[value](options) end
+  return watch.link(value, "hook", refuse_file, hooks._name, made_by.link(options, are_given))
+end
+
 --- What messages call a link.
 ---@param link any
 ---@return string
-function hooks.name(link)
+function hooks._name(link)
   if type(link) ~= "function" then return tostring(link) end
   local info = debug.getinfo(link, "S")
   return ("link '%s:%d'"):format(info.short_src, info.linedefined)
@@ -261,7 +286,7 @@ end
 --- How many numbers a link was given, how many travelled for them, and the rate between the two (0: none yet), since the start; nil for links that do not compress.
 ---@param link any
 ---@return { before: integer, after: integer, rate: number }?
-function hooks.compression(link)
+function hooks._compression(link)
   if getmetatable(link) ~= Native or link.kind ~= "powersgd" then return nil end
   local before, after = link.state:compression()
   return { before = before, after = after, rate = after > 0 and before / after or 0 }
@@ -278,6 +303,7 @@ local function is_reduction(link) return getmetatable(link) == Native and reduct
 
 -- account: whose work is counted from now on
 local account, is_told, is_future = core.bucket_account, core.bucket_is_told, future.is_future
+local set_author = future.set_author
 
 -- What runs a chain: run(bucket, outer), with outer behind the last link; and a table that holds the link that is at work. What links get beside their buckets is
 -- made once, for a chain runs once for each bucket, and one after the other.
@@ -290,6 +316,7 @@ local function runner(chain)
       return at.outer(bucket)
     end
     called[position], at.link = false, link
+    set_author(link)
     account(position)
     if core.tracing then label(bucket, link) end
     local result = link(bucket, nexts[position], agains[position], position == 1)          -- the last two are for links that begin anew: see watch.lua
@@ -314,6 +341,7 @@ local function runner(chain)
       end
       local result = call(position + 1, given or at.bucket)
       at.link = link
+      set_author(link)
       account(position)
       if core.tracing then label(at.bucket, link) end
       return result
@@ -349,13 +377,59 @@ local function check_whole(list, what)
   end
 end
 
+-- Links whose result is not the mean of what ranks send: errors that error_feedback adds later
+-- would make nothing up. The texts say what to do instead.
+local not_means = {
+  clip = "put clip before error_feedback, so that it scales the finished mean",
+  adasum = "leave error_feedback out",
+  sign_vote = "leave error_feedback out; recipes/hooks/onebit_adam.lua sends signs with feedback",
+  error_feedback = "one is enough: two would add every error twice",
+}
+
+local function check_feedback(list, what)
+  local first
+  for i, link in ipairs(list) do
+    local kind = getmetatable(link) == Native and link.kind
+    if first and not_means[kind] then
+      core.raise(("%s: link %d (%s) stands after error_feedback (link %d), but its result is not "
+        .. "the mean of what ranks send: %s"):format(what, i, kind, first, not_means[kind]))
+    end
+    if kind == "error_feedback" then first = i end
+  end
+end
+
+-- Whether a link certainly leaves what comes back as it is: nothing is known of links in Lua.
+local passes_on = { cast = true, error_feedback = true, nan_check = true }
+local function keeps_result(link)
+  local kind = getmetatable(link)
+  return kind == Native and passes_on[link.kind] or kind == Stage and not link.decode
+    or type(link) == "table" and link.optimizer ~= nil
+end
+
+-- then_optimizer steps on what the links after it gave: what a link before it does to that result
+-- would come too late.
+local function check_steps(list, what)
+  local before
+  for i, link in ipairs(list) do
+    if before and type(link) == "table" and link.optimizer then
+      local is_clip = getmetatable(list[before]) == Native
+      core.raise(("%s: link %d (%s) stands before link %d (then_optimizer), which would step on "
+        .. "gradients that are not %s yet: put then_optimizer first, as in "
+        .. "hooks.chain { hooks.then_optimizer { optimizer = o }, %s }"):format(what, before,
+        hooks._name(list[before]), i, is_clip and "clipped" or "decoded",
+        is_clip and "hooks.clip { max_norm = x, scope = 'lagged' }" or "..."))
+    end
+    if not before and not keeps_result(link) then before = i end
+  end
+end
+
 -- What a stage needs must be what the link before it gives, as far as the chain tells.
 local function check_dtypes(list, what)
   local dtype, giver
   for i, link in ipairs(list) do
     local kind = getmetatable(link)
     if kind == Stage and link.needs and dtype and dtype ~= link.needs then
-      core.raise(("%s: link %d (%s) needs %s, but link %d (%s) gives %s"):format(what, i, hooks.name(link), link.needs, giver, hooks.name(list[giver]), dtype))
+      core.raise(("%s: link %d (%s) needs %s, but link %d (%s) gives %s"):format(what, i, hooks._name(link), link.needs, giver, hooks._name(list[giver]), dtype))
     end
     if kind == Native and link.kind == "cast" then dtype, giver = link.dtype, i
     elseif kind == Stage and (link.encode or link.gives) then dtype, giver = link.gives, i
@@ -374,10 +448,12 @@ function hooks.chain(links)
   end
   for i, value in ipairs(links) do add(list, value, ("hooks.chain: link %d"):format(i)) end
   for i, link in ipairs(list) do
-    if i < #list and is_reduction(link) then core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run"):format(i, hooks.name(link))) end
+    if i < #list and is_reduction(link) then core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run"):format(i, hooks._name(link))) end
   end
   check_dtypes(list, "hooks.chain")
   check_whole(list, "hooks.chain")
+  check_feedback(list, "hooks.chain")
+  check_steps(list, "hooks.chain")
   return list
 end
 
@@ -389,15 +465,15 @@ local function is_of_one_model(link)
   return link.kind == "clip" and link.scope ~= "bucket" or link.kind == "nan_check" or link.kind == "powersgd" or link.kind == "post_local_sgd"
 end
 
---- For ddp: these links serve this model until hooks.release, or until nobody has it any more.
+--- For ddp: these links serve this model until hooks._release, or until the model is collected.
 ---@param chain ms.Link[]
 ---@param s table the model's state
-function hooks.claim(chain, s)
+function hooks._claim(chain, s)
   for _, link in ipairs(chain) do
     if is_of_one_model(link) and serves[link] and serves[link] ~= s then
       core.collect()
       if serves[link] then
-        core.raise(("ddp: comm_hook: %s remembers what belongs to the passes of one model, and serves another one already: make one for each"):format(hooks.name(link)))
+        core.raise(("ddp: comm_hook: %s remembers what belongs to the passes of one model, and serves another one already: make one for each"):format(hooks._name(link)))
       end
     end
   end
@@ -406,14 +482,14 @@ end
 
 --- For ddp: when a model is unwrapped.
 ---@param chain ms.Link[]
-function hooks.release(chain) for _, link in ipairs(chain) do serves[link] = nil end end
+function hooks._release(chain) for _, link in ipairs(chain) do serves[link] = nil end end
 
 --- What a reducer runs: { links = ... } where all are native, else { hook = f(bucket) }. dtype: what gradients travel in.
 ---@param value? ms.LinkLike
 ---@param what string
 ---@param dtype? ms.DType
 ---@return table
-function hooks.compile(value, what, dtype)
+function hooks._compile(value, what, dtype)
   local chain, all_native = setmetatable({}, Chain), true
   if value ~= nil then add(chain, value, what) end
   if dtype then table.insert(chain, is_whole(chain[1]) and 2 or 1, hooks.cast { dtype = dtype }) end
@@ -432,9 +508,14 @@ function hooks.compile(value, what, dtype)
   return { chain = chain, name = tostring(chain), whole = whole, guards = guards, hook = function(bucket)
     local ok, result = pcall(run, bucket, outer)
     label()
-    if not ok then error(("%s: %s"):format(hooks.name(at.link), tostring(result)), 0) end
+    set_author(nil)
+    -- error(message, 2) of a link puts a line of the library before the message; the link's own is in its name.
+    local text = not ok and tostring(result):gsub("^[^\n:]*moonshard/[%w_/]+%.lua:%d+: ", "")
+    if not ok then error(("%s: %s"):format(hooks._name(at.link), text), 0) end
     return result
   end }
 end
 
-return hooks
+future.name_authors(hooks._name)
+
+return options_of.closed(hooks, "ms.hooks")

@@ -3,6 +3,7 @@
 -- A tensor that is the same on all ranks is saved once. One that differs (an error that a rank adds up for itself) is saved for every rank, and loaded so by as
 -- many ranks; by another number of ranks each gets the mean of them, which leaves the mean over all ranks what it was.
 local core = require "moonshard.core"
+local options_of = require "moonshard.options"
 local log = require "moonshard.log"
 local steps = require "moonshard.steps"
 
@@ -114,7 +115,12 @@ end
 ---@param name string
 ---@param lengths integer[]
 ---@return ms.Tensor, boolean[]
-function State:pieces(bucket, name, lengths) return self_of(self).core:flat(bucket, name, lengths) end
+function State:pieces(bucket, name, lengths)
+  if not core.is_bucket(bucket) then core.raise("state:pieces: bucket must be a bucket, not a " .. type(bucket)) end
+  options_of.argument("state:pieces", "name", name, "string")
+  options_of.items("state:pieces", "lengths", lengths, "integer")
+  return self_of(self).core:flat(bucket, name, lengths)
+end
 
 -- The table in `tables` at key, made at first use from what was loaded under `called`.
 local function table_at(own, tables, kind, key, called)
@@ -156,6 +162,8 @@ function State:of(owner)
   if core.is_bucket(owner) then return bucket_table(own, owner) end
   core.raise(("state:of: a parameter, a bucket or a string is expected, not %s"):format(core.is_tensor(owner) and "a tensor that is no parameter" or type(owner)))
 end
+
+options_of.methods(State, "a state of hooks.state", function(value) return inner[value] ~= nil end)
 
 State.__tostring = function(self) return ("state '%s'"):format(self_of(self).name) end
 

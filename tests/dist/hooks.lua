@@ -76,7 +76,8 @@ local cases = {
   { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
   { "int8" }, { "int8", { per = "channel", block = 64 } }, { "int8", { per = "block", block = 32 } }, { "int8", { form = "all_to_all" } },
   { "int8", { per = "channel", form = "all_to_all", block = 100 } }, { "int8", { per = "block", form = "all_to_all", block = 16 } },
-  { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true, inner = "sign_vote" },
+  { "error_feedback", {}, wraps = true, inner = "int8" },
+  { "error_feedback", {}, wraps = true, inner = "all_reduce" },
   { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.01, momentum = 0.5 } }, { "sign_vote" },
   { "adasum" }, { "post_local_sgd", { start_step = 2 } }, { "post_local_sgd", { start_step = 1, reduce_after = false } },
   { "post_local_sgd", { start_step = 1, subgroup = world:levels(size % 2 == 0 and 2 or 1) } },
@@ -207,6 +208,17 @@ for i = 1, 2 do
   close("top_k in the end", { a }, { b }, 1e-5)
 end
 check_bytes("top_k", hooks.top_k { fraction = 0.01 }, { 1000 }, 10 * 8)
+-- A decimal fraction means what was written, although 0.07 * 100 is more than 7 in floating point; others are rounded up.
+for i, case in ipairs { { 0.07, 100, 7 }, { 0.0700001, 100, 8 }, { 0.28, 25, 7 }, { 1 / 3, 100, 34 }, { 1e-9, 100, 1 } } do
+  local fraction, count, due = table.unpack(case)
+  local what = ("top_k, %g of %d"):format(fraction, count)
+  check_bytes(what, hooks.top_k { fraction = fraction }, { count }, due * 8)
+  check_bytes(what .. " in Lua", require "moonshard.hooks.top_k" { fraction = fraction, name = "decimal " .. i }, { count }, due * 8)
+  for _, recipe in ipairs { { "dgc", 8 }, { "random_k", 4 } } do          -- in one order on all ranks
+    local method = dofile(os.getenv "MOONSHARD_SOURCE" .. "/recipes/hooks/" .. recipe[1] .. ".lua")
+    check_bytes(("%s, %g of %d"):format(recipe[1], fraction, count), method { fraction = fraction }, { count }, due * recipe[2])
+  end
+end
 local votes, most = reduced("sign_vote", { count = 2 }), {}
 for t = 0, 1 do
   local sums
@@ -243,10 +255,20 @@ check_bytes("adasum", hooks.adasum(), { 6400 }, rank < power and halves + 3 * 4 
 
 ------------------------------------------------------------------------------------------------------------ what is lost, and what is not
 
--- Nothing is lost in adasum, so nothing comes back later.
+-- What stays in the memory of top_k or powersgd is not lost: error_feedback changes nothing there.
 for _, twin in ipairs { false, true } do
-  local case = { "error_feedback", {}, wraps = true, inner = "adasum" }
-  close("error_feedback before adasum", reduced(build(case, twin)), reduced(build({ "adasum" }, twin)), 0)
+  local inners = { top_k = { fraction = 0.1 }, powersgd = { start_step = 1 } }
+  for inner, options in ms.sorted_pairs(inners) do
+    local function make(name, given)
+      if not twin then return hooks[name](given) end
+      number = number + 1
+      local named = { name = ("before %d"):format(number) }
+      for key, value in pairs(given) do named[key] = value end
+      return require("moonshard.hooks." .. name)(named)
+    end
+    local both = hooks.chain { make("error_feedback", {}), make(inner, options) }
+    close("error_feedback before " .. inner, reduced(both), reduced(make(inner, options)), 0)
+  end
 end
 -- A link that changes numbers tells what they stand for, and the links behind it believe it.
 local function doubled(bucket, next)
@@ -256,7 +278,8 @@ local function doubled(bucket, next)
   return next(bucket):and_then(function(result) return result / 2 end)
 end
 for _, make in ipairs {
-  hooks.int8, function() return hooks.int8 { per = "block", block = 32 } end, function() return hooks.top_k { fraction = 1 } end, hooks.sign_vote, hooks.adasum,
+  hooks.int8, function() return hooks.int8 { per = "block", block = 32 } end,
+  function() return hooks.top_k { fraction = 1 } end, hooks.reduce,
 } do
   local got = reduced(hooks.chain { "error_feedback", doubled, make() })
   close("what another link has told, before " .. tostring(make()), got, reduced(hooks.chain { doubled, make() }), 0)

@@ -245,8 +245,15 @@ describe("clipping by the norm of all", function()
     fails(function() hooks.clip { max_norm = 0, scope = "bucket" } end, "max_norm")
     local model = ms.ddp(Three(), { comm_hook = clip })
     local optimizer = ms.optim.sgd(model)
-    optimizer:overlap(model, "in_backward")
-    fails(function() for _ in ms.steps(4) do model():backward() optimizer:step() end end, "lagged")
+    fails(function() optimizer:overlap(model, "in_backward") end, "lagged", "policy in_backward")
+    local function early(view)
+      local plan = {}
+      for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "on_reduced" } end
+      return plan
+    end
+    optimizer:overlap(model, ms.overlap { name = "early", plan = early })
+    fails(function() for _ in ms.steps(6) do model():backward() optimizer:step() end end, "lagged",
+      "policy early (", "hooks_spec.lua:")
   end)
 end)
 
@@ -338,6 +345,44 @@ describe("error feedback", function()
     end
     local looks = hooks.stage { name = unique(), observe = function(buffer) buffer:norm() end, encode = function(buffer) return buffer end }
     pass(ms.ddp(Three(), { comm_hook = hooks.chain { "error_feedback", looks, cast, told, "all_reduce" } }))
+  end)
+
+  it("refuses a reduction that does not tell what was sent", function()
+    local function mean(bucket) return bucket:group():all_reduce(bucket:buffer(), "avg") end
+    local function telling(bucket)
+      if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end
+      return mean(bucket)
+    end
+    local in_lua = require "moonshard.hooks.error_feedback"
+    for _, feedback in ipairs { hooks.error_feedback(), in_lua { name = unique() } } do
+      local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, mean } })
+      fails(function() pass(model) end, "has not told what this rank sent", "set_sent")
+      pass(ms.ddp(Three(), { comm_hook = hooks.chain { feedback, telling } }))
+    end
+    local local_only = hooks.post_local_sgd { start_step = 0, reduce_after = false }
+    for _, link in ipairs { hooks.noop(), local_only } do
+      pass(ms.ddp(Three(), { comm_hook = hooks.chain { "error_feedback", link } }))
+    end
+  end)
+
+  it("is refused before what makes no mean, as is a second one", function()
+    local function twin(name) return require("moonshard.hooks." .. name) { name = unique() } end
+    local function refused(name, ...)
+      local model = ms.ddp(Three(), { comm_hook = hooks.chain { ... } })
+      fails(function() pass(model) end, name, "error_feedback stands before it")
+    end
+    local cases = {
+      clip = { max_norm = 1, scope = "bucket" }, adasum = {}, sign_vote = {}, error_feedback = {},
+    }
+    for name, options in pairs(cases) do
+      local function link() return hooks[name](options) end
+      fails(function() hooks.chain { "error_feedback", link() } end, "link 2 (" .. name .. ")",
+        "error_feedback (link 1)", "not the mean")
+      pass(ms.ddp(Three(), { comm_hook = link() }))
+      refused(name, twin "error_feedback", link())          -- in Lua, the first pass shows it
+      if name ~= "clip" then refused(name, hooks.error_feedback(), twin(name)) end
+    end
+    refused("all_reduce", hooks.error_feedback(), hooks.all_reduce { op = "max" })
   end)
 
   it("is refused with a decay above 1", function()

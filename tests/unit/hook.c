@@ -216,7 +216,8 @@ static const chain chains[] = {
     { "error_feedback", "reduce", MS_F32, 0 }, { "error_feedback", "all_reduce", MS_BF16, 0 }, { NULL, "noop", MS_F16, 0 }, { NULL, "powersgd", MS_F32, 0 },
     { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 },
     { "error_feedback", "int8", MS_F32, 2 },
-    { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 }, { "error_feedback", "sign_vote", MS_BF16, 0 },
+    { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 },
+    { NULL, "sign_vote", MS_BF16, 0 }, { "error_feedback", "powersgd", MS_BF16, 0 },
     { NULL, "adasum", MS_F32, 0 }, { NULL, "adasum", MS_F16, 0 }, { NULL, "post_local_sgd", MS_F32, 0 }, { "clip", "reduce", MS_F32, 0 }, { "clip", "reduce", MS_F32, 1 },
     { "clip", "noop", MS_BF16, 2 }, { "nan_check", "reduce", MS_F32, 0 }, { "nan_check", "sign_vote", MS_F16, 1 },
 };

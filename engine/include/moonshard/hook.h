@@ -112,7 +112,7 @@ typedef struct ms_link_options {
     double decay;                  /* error_feedback: of what was left over */
     struct { int64_t rank, start_step, seed, stats_every /* iterations from one logged line to the next */; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
     struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
-    struct { double fraction, momentum; } top_k;
+    struct { double fraction, momentum; } top_k;   /* sends ceil(fraction * count) numbers; a decimal fraction counts as written: 0.07 of 100 are 7 */
     struct { double max_norm; ms_clip_scope scope; } clip;
     struct { bool stop; } nan_check;                                        /* stop: an error; else what optimizers ask for */
     struct { int64_t start_step; ms_group *subgroup; bool reduce_after; } post_local_sgd;   /* subgroup NULL: the bucket's group */

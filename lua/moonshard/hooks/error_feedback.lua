@@ -5,13 +5,21 @@ local hooks = require "moonshard.hooks"
 return function(options)
   local decay, state = options.decay or 1, hooks.state(options.name or "error_feedback in Lua")
   return function(bucket, next)
+    if bucket:wants_sent() then
+      error("error_feedback in Lua: another error_feedback stands before it: one is enough", 0)
+    end
     local buffer, left = bucket:buffer(), state:flat(bucket, "error")
     if decay ~= 1 then left:mul_(decay) end
     left:add_(buffer:to "f32")
     buffer:copy_(left)
     bucket:ask_sent()
     return next(bucket):and_then(function(reduced)
-      left:sub_((bucket:sent() or reduced):to "f32")
+      local sent = bucket:sent()
+      if not sent then
+        error("error_feedback in Lua: the link that reduced has not told what this rank sent: it "
+          .. "calls bucket:set_sent(t)", 0)
+      end
+      left:sub_(sent)
       left:masked_fill_(left:is_finite():eq(0), 0)                         -- one bad step would spoil all that follow
       return reduced
     end)

@@ -1,5 +1,6 @@
 -- The native link int8, in Lua: gradients as 8-bit numbers, to every rank, or each part to the rank that adds it up and from there to all.
 local ms = require "moonshard"
+local stay_local = require "moonshard.hooks.noop" ()
 
 local ROUND = 12582912                       -- 1.5 * 2^23: adding and subtracting it rounds f32 numbers to the nearest whole one, ties to even
 local function round_(t) return t:add_(ROUND):sub_(ROUND) end
@@ -34,8 +35,20 @@ return function(options)
   return function(bucket)
     local group, buffer, share = bucket:group(), bucket:buffer(), 1 / bucket:divisor()
     local count, ranks = buffer:numel(), group:size()
-    if count == 0 then return buffer end
-    local function tell(own) if bucket:wants_sent() then bucket:set_sent(own:view(-1):narrow(1, 1, count)) end end
+    if count == 0 then return stay_local(bucket) end
+    local tells, sent = bucket:wants_sent(), nil
+    local function tell(own)
+      if tells then sent = own:view(-1):narrow(1, 1, count) end
+    end
+    -- What coding this rank's part of the mean for the second way has lost, this rank makes up for.
+    local function tell_part(exact, coded)
+      local length = exact:numel()
+      local first = group:rank() * length
+      length = math.min(length, count - first)
+      if not tells or length <= 0 then return end
+      local lost = exact:view(-1):narrow(1, 1, length) - coded:view(-1):narrow(1, 1, length)
+      sent:narrow(1, first + 1, length):sub_(lost:div_(share))
+    end
     local rows, n
     if per == "channel" then
       rows, n = up(count, block) // block, block
@@ -51,7 +64,9 @@ return function(options)
       tell(codec:decode(payload, n))
       if split then
         local sum = codec:decode_sum(group:all_to_all(payload):value(), n):mul_(share)
-        result = codec:decode(group:all_gather(codec:encode(sum):view(1, -1)):value(), n)
+        local coded = codec:encode(sum)
+        tell_part(sum, codec:decode(coded, n))
+        result = codec:decode(group:all_gather(coded:view(1, -1)):value(), n)
       else result = codec:decode_sum(group:all_gather(payload):value(), n):mul_(share) end
     else
       local codes, scales = quantize(x)
@@ -59,9 +74,11 @@ return function(options)
       if split then
         local sum = add_up(group:all_to_all(codes):value(), group:all_to_all(scales):value(), ranks, rows // ranks, n):mul_(share)
         codes, scales = quantize(sum)
+        tell_part(sum, numbers(codes, scales))
         result = numbers(group:all_gather(codes):value(), group:all_gather(scales):value())
       else result = add_up(group:all_gather(codes):value(), group:all_gather(scales):value(), ranks, rows, n):mul_(share) end
     end
+    if tells then bucket:set_sent(sent) end
     return buffer:copy_(result:view(-1):narrow(1, 1, count))
   end
 end

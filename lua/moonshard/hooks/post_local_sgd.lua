@@ -1,18 +1,20 @@
 -- The native link post_local_sgd, in Lua: means over all ranks until start_step, then over a smaller group, or none.
 -- options.name: of its state; two of one name are an error.
 local hooks = require "moonshard.hooks"
+local mean_over = require "moonshard.hooks.all_reduce"
+local stay_local = require "moonshard.hooks.noop" ()
 
 return function(options)
   local counts = hooks.state(options.name or "post_local_sgd in Lua")
+  local mean, mean_within = mean_over(), mean_over { group = options.subgroup }
   return function(bucket)
-    local all, buffer = counts:of "all", bucket:buffer()
+    local all = counts:of "all"
     local iteration = all.iteration or 0
     if iteration < options.start_step then
       if bucket:is_last() then all.iteration = iteration + 1 end
-      return bucket:group():all_reduce(buffer, { premul_sum = 1 / bucket:divisor() })
+      return mean(bucket)
     end
-    if options.reduce_after == false then return bucket:shard(buffer) end
-    local group = options.subgroup or bucket:group()
-    return group:all_reduce(buffer, { premul_sum = 1 / (options.subgroup and group:size() or bucket:divisor()) })
+    if options.reduce_after == false then return stay_local(bucket) end
+    return mean_within(bucket)
   end
 end

@@ -2,6 +2,7 @@
 -- options.name: of its state; two of one name are an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
+local mean = require "moonshard.hooks.all_reduce" ()
 
 -- The matrices of a bucket: rows n, columns m, rank r, where each begins, and whether it is worth it to compress it.
 local function matrices(bucket, rank, min_rate)
@@ -53,7 +54,9 @@ return function(options)
     local group, share, counts = bucket:group(), 1 / bucket:divisor(), state:of "counts"
     local buffer, iteration = bucket:buffer(), counts.iteration or 0
     if bucket:is_last() then counts.iteration = iteration + 1 end
-    if iteration < start then return group:all_reduce(buffer, { premul_sum = share }) end
+    if iteration < start then return mean(bucket) end
+    -- For error_feedback before this link: what stays in this link's own error is not lost.
+    local sent = bucket:wants_sent() and buffer:to("f32"):clone()
 
     local dtype = buffer:dtype()
     -- Sums t over ranks, in the buffer's dtype.
@@ -109,7 +112,7 @@ return function(options)
       for _, x in ipairs(small) do x.q:copy_(x.m_view:t():matmul(x.p:orthonormalize_(eps))) end
       add_up(all_q, share)
       for _, x in ipairs(small) do
-        x.m_view:copy_(x.p:matmul(x.q:t()))
+        x.m_view:copy_(x.p:matmul(x.q:t()):to(dtype))
         if error then
           x.error:sub_(x.m_view)
           x.error:masked_fill_(x.error:is_finite():eq(0), 0)
@@ -121,6 +124,13 @@ return function(options)
         end
       end
     end
+    if sent and not feedback then
+      for _, x in ipairs(small) do
+        local count = math.min(x.n * x.m, buffer:numel() - x.offset)
+        sent:narrow(1, x.offset + 1, count):copy_(wide:narrow(1, x.offset + 1, count))
+      end
+    end
+    if sent then bucket:set_sent(sent) end
     if wide ~= buffer then buffer:copy_(wide:narrow(1, 1, buffer:numel())) end
     return buffer
   end

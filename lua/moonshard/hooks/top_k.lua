@@ -13,7 +13,9 @@ return function(options)
       fast = state:flat(bucket, "momentum"):mul_(momentum):add_(buffer:to "f32")
       left:add_(fast)
     else left:add_(buffer:to "f32") end
-    local _, places = left:abs():topk(math.ceil(options.fraction * n))
+    -- A decimal fraction may be stored a little too high, and the product is rounded: 0.07 of 100 would be 8.
+    local count = math.min(n, math.max(1, math.ceil(options.fraction * n - n * 0x1p-52)))
+    local _, places = left:abs():topk(count)
     places = places:to "i32"
     local values = left:index_select(1, places):to(dtype)
     left:scatter_add_(1, places, -values:to "f32")
