@@ -7,19 +7,17 @@
 
 /* ------------------------------------------------------------------------------------------------------------------------- memory */
 
-/* A cell for each parameter; above MS_CELLS_MAX of them neighbours share one, each with about its share of the bytes. */
-static ms_status split_into_cells(ms_storage *storage, const ms_bucket *bucket)
+/* A part for each gradient that has elements. `ends` has room for all of them. */
+static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket, size_t *ends)
 {
-    size_t ends[MS_CELLS_MAX], total = ms_storage_bytes(storage), end = 0, item = ms_dtype_bytes(ms_tensor_dtype(bucket->parameters[0]));
-    size_t least = bucket->count > MS_CELLS_MAX ? total / MS_CELLS_MAX + 1 : 1, begin = 0;
-    uint32_t cells = 0;
+    size_t end = 0, item = ms_dtype_bytes(ms_tensor_dtype(bucket->parameters[0]));
+    uint32_t parts = 0;
     for (uint32_t i = 0; i < bucket->count; i++) {
+        if (ms_tensor_count(bucket->parameters[i]) == 0) continue;
         end += (size_t)ms_tensor_count(bucket->parameters[i]) * item;
-        if (end - begin < least) continue;
-        ends[cells++] = begin = end;
+        ends[parts++] = end;
     }
-    if (begin < total) ends[cells++] = total;
-    return cells > 1 ? ms_storage_split(storage, ends, cells) : MS_OK;
+    return parts ? ms_storage_split(storage, ends, parts) : MS_OK;
 }
 
 static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
@@ -38,7 +36,7 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
 {
     ms_context *context = ms_engine_context(reducer->engine);
     ms_bucket *bucket = &out->bucket;
-    void *memory = NULL;
+    void *memory = NULL, *ends = NULL;
     ms_storage *storage = NULL;
     int64_t elements = 0, offset = 0;
     ms_status status = ms_allocate(context, count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
@@ -61,8 +59,10 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     }
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);
     snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->owners[positions[0]].name);
-    status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine), (size_t)elements * ms_dtype_bytes(dtype), &storage);
-    if (!status) status = split_into_cells(storage, bucket);
+    status = ms_allocate(context, count * sizeof(size_t), "a bucket", &ends);
+    if (!status) status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine), (size_t)elements * ms_dtype_bytes(dtype), &storage);
+    if (!status) status = split_into_gradients(storage, bucket, ends);
+    ms_release(context, ends);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &bucket->flat);
     for (uint32_t i = 0; i < count && !status; i++) {
         status = make_view(bucket, i, offset);
@@ -94,6 +94,20 @@ static bool any_gradient(const ms_reducer *reducer)
     return false;
 }
 
+/* Gradients that are there, copied into these buckets: all that can fail before parameters move in. */
+static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
+{
+    ms_status status = MS_OK;
+    for (uint32_t b = 0; b < list->count; b++) {
+        const ms_bucket *bucket = &list->items[b].bucket;
+        for (uint32_t i = 0; i < bucket->count && !status; i++) {
+            ms_tensor *gradient = ms_tensor_grad(reducer->owners[bucket->positions[i]].tensor);
+            if (gradient) status = ms_copy_into(reducer->engine, gradient, bucket->gradients[i]);
+        }
+    }
+    return status;
+}
+
 /* The parameters' homes are in these buckets from now on. */
 static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
 {
@@ -108,9 +122,7 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
             owner->bucket = b;
             owner->view = bucket->gradients[i];
             status = ms_tensor_set_grad_home(owner->tensor, owner->view);
-            if (status || !ms_tensor_grad(owner->tensor)) continue;
-            status = ms_copy_into(reducer->engine, ms_tensor_grad(owner->tensor), owner->view);
-            if (!status) status = ms_tensor_set_grad(owner->tensor, owner->view);
+            if (!status && ms_tensor_grad(owner->tensor)) status = ms_tensor_set_grad(owner->tensor, owner->view);
         }
     }
     return status;
@@ -139,7 +151,8 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
 {
     ms_bucket_list made = { 0 };
     void *memory = NULL;
-    /* As between steps nobody has a gradient, old and new buckets need not be there at the same time. */
+    /* Between steps there are no gradients: the old buckets make room for the new ones, so that the peak does not grow. If the new ones cannot be made, the
+     * reducer has none, and its next forward says so. */
     bool keep = any_gradient(reducer);
     ms_status status = ms_allocate(ms_engine_context(reducer->engine), (buckets + (reducer->delayed ? MS_DTYPES : 0)) * sizeof(ms_bucket_state), "buckets", &memory);
     if (status) return status;
@@ -153,9 +166,9 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
         status = make_bucket(reducer, order, sizes[b], &made.items[b]);
     }
     if (!status) status = make_delayed(reducer, &made);
+    if (!status) status = copy_gradients(reducer, &made);
     if (!status) status = move_in(reducer, &made);
     if (status) {
-        for (uint32_t i = 0; !keep && i < reducer->count; i++) ms_tensor_set_grad_home(reducer->owners[i].tensor, NULL);
         ms_buckets_free(reducer, &made);
         return status;
     }

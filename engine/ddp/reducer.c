@@ -38,6 +38,13 @@ static ms_status not_expected(const ms_slot_owner *owner)
                           "of the ddp model; passes whose gradients are to add up belong into no_sync or accumulate", owner->name);
 }
 
+/* New buckets could not be made after the old ones had made room for them. */
+static ms_status no_buckets(const ms_reducer *reducer)
+{
+    return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+                          "ddp: the model has no gradient buckets, because the last change of its buckets failed: assign buckets again, or unwrap the model and wrap it anew");
+}
+
 /* An error that this rank's reduction met ends the job, with its reason for everyone. */
 ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 {
@@ -155,6 +162,7 @@ static ms_status came(ms_slot_owner *owner)
 {
     ms_reducer *reducer = owner->reducer;
     if (reducer->no_sync) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: no_sync: backward runs inside, but its forward ran outside: both belong inside");
+    if (reducer->buckets.count == 0) return no_buckets(reducer);
     if (reducer->phase == MS_REDUCER_IDLE) return not_expected(owner);
     if (reducer->static_graph) return ms_static_came(owner);
     if (reducer->phase == MS_REDUCER_REDUCED || owner->ready || owner->absent) return not_expected(owner);
@@ -213,6 +221,7 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
         reducer->phase = MS_REDUCER_LOCAL;
         return MS_OK;
     }
+    if (reducer->buckets.count == 0) return ms_reducer_end_job(reducer, no_buckets(reducer));
     ms_status status = ms_reducer_rebuild_due(reducer);
     if (status) return status;
     learn(reducer);

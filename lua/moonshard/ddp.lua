@@ -16,7 +16,9 @@ require "moonshard.group"                                  -- a link's bucket:gr
 
 local ddp = {}
 
-local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold, while somebody has the model
+-- What ddp models hold, while somebody has the model. Values are weak, too: an entry with a weak key alone would still be there in the
+-- cycle that has finalized its reducer.
+local live = setmetatable({}, { __mode = "kv" })
 
 ---@class ms.DDP: ms.Module
 local DDP = {}
@@ -229,7 +231,7 @@ function DDP:unwrap()
   local s = state_of(self)
   if s.reducer then
     overlap.unwrap(s)
-    hooks.release(s.how.chain or {})
+    hooks._release(s.how.chain or {})
     s.reducer:free()
     s.reducer = nil
     for _, link in ipairs(s.how.chain or {}) do watch.drop(link) end
@@ -273,7 +275,7 @@ function DDP:stats()
   local times = s.reducer:stats()
   local links, chain = s.reducer:link_stats(), s.how.chain or {}
   for i, link in ipairs(links) do
-    link.name = chain[i] and hooks.name(chain[i]) or "reduce"
+    link.name = chain[i] and hooks._name(chain[i]) or "reduce"
     link.group = (type(chain[i]) == "table" and chain[i].group or s.group):name()
   end
   if #links == 0 then
@@ -282,7 +284,7 @@ function DDP:stats()
       wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
     }
   end
-  for i, link in ipairs(links) do link.compression = chain[i] and hooks.compression(chain[i]) end
+  for i, link in ipairs(links) do link.compression = chain[i] and hooks._compression(chain[i]) end
   -- The reduction that would stand at the end is not there where the last link reduces.
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {
@@ -325,7 +327,7 @@ end
 local function compile_hook(o, low, trained)
   local hook, due = o.comm_hook, false
   for _, p in ipairs(trained) do due = due or low ~= nil and low.reduce ~= nil and p:dtype() ~= low.reduce end
-  return (hook ~= nil or due) and hooks.compile(hook, "ddp: comm_hook", due and low.reduce or nil) or {}
+  return (hook ~= nil or due) and hooks._compile(hook, "ddp: comm_hook", due and low.reduce or nil) or {}
 end
 
 -- The options that hold for a model, as stats shows them.
@@ -336,6 +338,11 @@ local function told_options(o, bytes, low, planner)
     broadcast_buffers = o.broadcast_buffers ~= false, buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
   }
 end
+
+options_of.methods(DDP, "a ddp model", function(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.ddp ~= nil
+end)
 
 --- Gradients of this module are averaged over the group's ranks in each backward behind a forward of the result.
 ---@param model ms.Module
@@ -368,7 +375,7 @@ function ddp.ddp(model, options)
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
   end
-  hooks.claim(how.chain or {}, s)
+  hooks._claim(how.chain or {}, s)
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil,
@@ -380,7 +387,7 @@ function ddp.ddp(model, options)
   if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
   s.told = told_options(o, bytes, low, s.plan and s.plan.planner)
   s.calls = count_calls()
-  live[s] = true
+  live[s] = s
   layouts.add(s)
   for _, link in ipairs(how.chain or {}) do watch.use(link) end
   if s.plan then watch.use(s.plan.planner) end

@@ -1,12 +1,15 @@
 -- Optimizers: kinds, parameter groups, state by name, clipping; schedules and the loss scaler are files of their own.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check, argument = options_of.check, options_of.argument
 local join = require "moonshard.ddp.join"
 local joined = require "moonshard.optim.joined"
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
 local shard = require "moonshard.optim.shard"
+local written = require "moonshard.optim.written"
+local unread = require "moonshard.overlap.unread"
 
 ---@class ms.optim
 local optim = {}
@@ -17,7 +20,13 @@ optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backwa
 
 ---@class ms.Optimizer
 local Optimizer = {}
-Optimizer.__index = Optimizer
+-- Fields of an optimizer that may be nil.
+local unset = { shard = true, number = true, released = true }
+function Optimizer.__index(_, name)
+  local value = Optimizer[name]
+  if value ~= nil or unset[name] then return value end
+  return options_of.no_field("an optimizer", name, Optimizer)
+end
 Optimizer.__name = "ms.Optimizer"
 
 local kinds = {}                                     -- by name
@@ -28,7 +37,7 @@ local common = { lr = 0.01, weight_decay = 0, maximize = false }
 local settings = { params = true, schedule = true, master = true, shard = true, name = true }
 
 local function known_options(kind)
-  local names = { "params", "schedule", "master" }
+  local names = { "schedule", "master", "shard" }
   for name in pairs(kind.all_defaults) do names[#names + 1] = name end
   table.sort(names)
   return names
@@ -36,13 +45,14 @@ end
 
 -- Raises for an option that the kind does not have or that has another type than its default.
 local function check_options(kind, options)
+  argument(kind.name, "options", options, "table")
   for name, value in pairs(options) do
     if type(name) == "string" then
       local default = kind.all_defaults[name]
       if default == nil and not settings[name] then
         local names = known_options(kind)
-        core.raise(("%s: unknown option '%s'%s; it has %s"):format(kind.name, name,
-          core.nearest(name, names) and (": did you mean '%s'?"):format(core.nearest(name, names)) or "", table.concat(names, ", ")))
+        core.raise(("%s: unknown option '%s'%s has %s"):format(kind.name, name,
+          core.nearest(name, names) and (": did you mean '%s'? It"):format(core.nearest(name, names)) or "; it", table.concat(names, ", ")))
       elseif default ~= nil and type(value) ~= type(default) and not (name == "lr" and core.is_tensor(value)) then
         core.raise(("%s: option %s must be a %s, not a %s"):format(kind.name, name, type(default), type(value)))
       end
@@ -64,7 +74,7 @@ end
 -- A module, a list of parameters or tensors, or a list of groups: a list of groups.
 local function groups_of(params)
   if module.is_module(params) then return { { params = params:parameters() } } end
-  if type(params) ~= "table" then core.raise("an optimizer needs a module, a list of parameters or a list of groups, not " .. type(params)) end
+  argument("optimizer", "params", params, "module|list")
   if params.params then core.raise("groups come in a list: { { params = ... }, ... }") end
   local first = params[1]
   if core.is_tensor(first) then return { { params = params } } end
@@ -93,6 +103,7 @@ local function add_group(self, group)
   local live = setmetatable(group, { __index = self.defaults })
   live.params = list
   self.list[#self.list + 1] = live
+  self.begins[live] = written.begin(live, self.kind.all_defaults)
   for _, p in ipairs(list) do
     self.count = self.count + 1
     self.slots[p] = { group = live, state = {}, position = self.count }
@@ -107,7 +118,7 @@ local function new(kind, params, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
-    kind = kind, defaults = defaults, list = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
+    kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
   }, Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
@@ -119,6 +130,8 @@ end
 ---@return fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 function optim.define(kind)
   if type(kind) ~= "table" or type(kind.name) ~= "string" then core.raise("optim.define: a table with name, defaults and step_param is expected") end
+  argument("optim.define", "base", kind.base, "string?")
+  argument("optim.define", "defaults", kind.defaults, "table?")
   if type(kind.step_param) ~= "function" then core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name)) end
   local own = { all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
   for name, value in pairs(common) do own.all_defaults[name] = value end
@@ -150,7 +163,7 @@ native("adamax", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8 })
 local function scheduled(self, group)
   local lr, schedule = group.lr, group.schedule
   if not schedule then return lr end
-  return lr * schedule(self:finished())
+  return lr * schedule(self:_finished())
 end
 
 -- A view of the group whose lr is the scheduled one.
@@ -187,7 +200,17 @@ end
 -- Whether this rank steps the parameter.
 local function is_own(self, p) return not self.shard or self.owner[p] == self.shard:rank() end
 
+-- A gradient that is still multiplied by a loss scale would make steps, or norms, of another size.
+local function refuse_scaled(self_called, p, position, instead)
+  if core.is_marked(p) then
+    core.raise(("%s: the gradient of parameter '%s' is still multiplied by the loss scale: %s")
+      :format(self_called, name_of(p, position), instead))
+  end
+end
+
 local function step_one(self, p, grad, group, only_if)
+  refuse_scaled(self.kind.name, p, self.slots[p].position,
+    "step with scaler:step(optimizer), or call scaler:unscale(optimizer) before")
   local kind, slot = self.kind, self.slots[p]
   if not is_own(self, p) then
     if not kind.native then slot.taken = (slot.taken or -1) + 1 end
@@ -214,7 +237,7 @@ local function was_lost(item) return item.lost or (item.probe and item.probe:val
 --- Steps that have been taken: those that a flag on the device prevented are known two steps later, and counted out then, so that
 --- schedules do not advance through them.
 ---@return integer
-function Optimizer:finished()
+function Optimizer:_finished()
   local pending = {}
   for _, item in ipairs(self.skipped) do
     if item.step + 2 > self.steps then pending[#pending + 1] = item
@@ -258,17 +281,18 @@ local function step_late(self, late, options)
   for _, item in ipairs(late) do core.consume_grad(item.p) end
 end
 
--- For overlap.lua. One parameter in backward, as a part of the step that is not over yet.
+-- For overlap.lua. One parameter in backward, as a part of the step that is not over yet. What backward still reads is stepped after that; grad must last until then.
 function Optimizer:_step_early(p, grad)
   local slot = self.slots[p]
   if slot.early then core.raise(("optimizer: parameter '%s' is stepped twice in one step"):format(p:name())) end
   slot.early = true
-  step_one(self, p, grad, at_this_step(self, slot.group))
+  local group = at_this_step(self, slot.group)
+  unread.step(self, { p }, function() step_one(self, p, grad, group) end)
 end
 
--- Behind _step_early of these parameters.
+-- After _step_early of these parameters.
 function Optimizer:_share(params)
-  if self.shard and #params > 0 then share(self, params) end
+  if self.shard and #params > 0 then unread.step(self, params, function() share(self, params) end) end
 end
 
 -- The whole step of an optimizer of one parameter.
@@ -388,7 +412,7 @@ end
 
 -- For joined.lua: the step of a rank without inputs left.
 function Optimizer:_step_joined(sent)
-  self:finished()
+  self:_finished()
   take_step(self, { only_if = sent.only_if }, sent)
 end
 
@@ -397,9 +421,9 @@ end
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
 function Optimizer:step(options)
   if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
-  options = check("optimizer:step", options, { "only_if", "keep_grads" })
+  options = check("optimizer:step", options, { only_if = "tensor", keep_grads = "boolean" })
   self:_end_released()
-  self:finished()
+  self:_finished()
   local guard = overlap.guard(self.order)
   if guard then
     local only_if = options.only_if
@@ -410,12 +434,14 @@ function Optimizer:step(options)
   take_step(self, options)
 end
 
---- Steps one parameter on the current stream; allowed in hooks.
+--- Steps one parameter on the current stream; allowed in hooks. A parameter whose values the running backward still reads is stepped after the last such read.
 ---@param p ms.Tensor
 ---@param grad? ms.Tensor p:grad() unless given
 ---@param options? { only_if?: ms.Tensor }
 function Optimizer:step_param(p, grad, options)
-  check("step_param", options, { "only_if" })
+  check("step_param", options, { only_if = "tensor" })
+  argument("step_param", "p", p, "tensor")
+  argument("step_param", "grad", grad, "tensor?")
   local slot = self.slots[p]
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
   grad = grad or p:grad()
@@ -423,8 +449,13 @@ function Optimizer:step_param(p, grad, options)
   if self.shard and not core.in_hook() and overlap.joining { p } then
     core.raise "step_param: inside join ranks without inputs left would not take part in it for a sharded optimizer: use step()"
   end
-  step_one(self, p, grad, at_this_step(self, slot.group), options and options.only_if)
-  if self.shard then share(self, { p }) end
+  local group, only_if = at_this_step(self, slot.group), options and options.only_if
+  -- Until a step that waits is taken, the script may write the gradient.
+  if core.is_awaited(p) then grad = core.no_grad(function() return grad:clone() end) end
+  unread.step(self, { p }, function()
+    step_one(self, p, grad, group, only_if)
+    if self.shard then share(self, { p }) end
+  end)
 end
 
 function Optimizer:zero_grad()
@@ -435,7 +466,10 @@ end
 function Optimizer:groups() return self.list end
 
 ---@param group ms.ParamGroup
-function Optimizer:add_group(group) add_group(self, group) end
+function Optimizer:add_group(group)
+  argument("add_group", "group", group, "table")
+  add_group(self, group)
+end
 
 --- What the next step of the first group uses, schedule included.
 ---@return number
@@ -451,7 +485,7 @@ function Optimizer:state()
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a sharded optimizer: save before or behind it"
   end
   -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
-  local taken, behind, missed = self:finished(), {}, {}
+  local taken, behind, missed = self:_finished(), {}, {}
   for _, item in ipairs(self.skipped) do
     if was_lost(item) then
       local names = {}
@@ -472,6 +506,7 @@ function Optimizer:state()
     taken = taken + 1
   end
   local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
+  saved.groups = written.save(self.list, self.begins)
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
@@ -495,6 +530,8 @@ function Optimizer:load_state(saved)
   for name in pairs(saved.parameters) do
     if not own[name] then core.raise(("load_state: parameter '%s' is unknown here"):format(name)) end
   end
+  written.check(self.list, self.begins, saved.groups)
+  written.load(self.list, self.begins, saved.groups)
   for name, p in pairs(own) do
     local slot, given, state = self.slots[p], saved.parameters[name] or {}, {}
     for key, value in pairs(given) do
@@ -516,13 +553,20 @@ function Optimizer:load_state(saved)
   self.steps, self.lost, self.skipped, self.released = saved.steps + #skipped, 0, skipped, nil
 end
 
+options_of.methods(Optimizer, "an optimizer")
+
 -------------------------------------------------------------------------------------------------------------------------- clipping
 
-local function gradients_of(params)
-  if module.is_module(params) then params = params:parameters() end
+local function gradients_of(what, params)
+  argument(what, "params", params, "module|list")
+  if module.is_module(params) then params = params:parameters() else options_of.items(what, "params", params, "tensor") end
   overlap.note_norm(params)
   local list = {}
-  for _, p in ipairs(params) do list[#list + 1] = p:grad() end
+  for i, p in ipairs(params) do
+    local grad = p:grad()
+    if grad then refuse_scaled(what, p, i, "call scaler:unscale(optimizer) before clipping") end
+    list[#list + 1] = grad
+  end
   return list
 end
 
@@ -532,7 +576,9 @@ end
 ---@param p? number 2 unless given
 ---@return ms.Tensor
 function optim.clip_grad_norm(params, max, p)
-  local list = gradients_of(params)
+  argument("clip_grad_norm", "max", max, "number")
+  argument("clip_grad_norm", "p", p, "number?")
+  local list = gradients_of("clip_grad_norm", params)
   if #list == 0 then return core.zeros {} end
   return core.clip_norm(list, max, p)
 end
@@ -542,12 +588,13 @@ end
 function optim.clip_grad_value(params, max)
   if type(max) ~= "number" or not (max >= 0) then core.raise("clip_grad_value: max must be a number of 0 or more") end
   core.no_grad(function()
-    for _, grad in ipairs(gradients_of(params)) do grad:clamp_(-max, max) end
+    for _, grad in ipairs(gradients_of("clip_grad_value", params)) do grad:clamp_(-max, max) end
   end)
 end
 
 local Module = module.base
 function Module:clip_grad_norm(max, p) return optim.clip_grad_norm(self, max, p) end
 function Module:clip_grad_value(max) optim.clip_grad_value(self, max) end
+options_of.methods(Module, "a module", module.is_module, { "clip_grad_norm", "clip_grad_value" })
 
-return optim
+return options_of.closed(optim, "ms.optim")

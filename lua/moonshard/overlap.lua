@@ -2,10 +2,12 @@
 -- beside the next forward; the engine lets readers and writers of the same memory wait for each other, so every moment gives the same weights.
 -- Here: what ddp models and optimizers call. The parts: overlap/.
 local core = require "moonshard.core"
+local options_of = require "moonshard.options"
 local chain = require "moonshard.overlap.chain"
 local in_backward = require "moonshard.overlap.in_backward"
 local owners = require "moonshard.overlap.owners"
 local passes = require "moonshard.overlap.passes"
+local planners = require "moonshard.planner"
 local plans = require "moonshard.overlap.plans"
 local watch = require "moonshard.watch"
 
@@ -40,6 +42,21 @@ function overlap.begin(s, reduces)
   end
 end
 
+-- For a chain that needs all gradients before the first step: nothing may step in backward.
+local function refuse_early_links(s, links)
+  local whole = s.how.whole
+  for _, p in ipairs(s.trained) do
+    if owners.own_of[p] then
+      core.raise(("in_backward: parameter '%s' would be stepped before %s"):format(p:name(), whole))
+    end
+  end
+  for _, link in ipairs(links) do
+    if type(link) == "table" and link.optimizer then
+      core.raise("then_optimizer: it would step a gradient before " .. whole)
+    end
+  end
+end
+
 --- For ddp: once there is a reducer. links: those of its chain.
 ---@param s table the ddp model's state; trained: its parameters, as the reducer counts them
 ---@param links ms.Link[]
@@ -48,11 +65,11 @@ function overlap.wrap(s, links)
   s.overlaps, s.uses_all, s.position_of = {}, not (s.options.find_unused or s.options.static_graph), {}
   -- Of parameters with optimizers of their own: those stepped behind this forward, and positions of those that wait; what then_optimizer has put off.
   s.stepped, s.unstepped, s.postponed = {}, {}, {}
+  if s.how.whole then refuse_early_links(s, links) end
   for at, p in ipairs(s.trained) do owners.wrapped_in[p], s.position_of[p] = s, at end
   for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
-      if s.how.whole then core.raise("then_optimizer: it would step a gradient before " .. s.how.whole) end
       local other = owners.linked_in[link.optimizer]
       if other and other ~= s then core.raise "then_optimizer: this optimizer steps in the chain of another model already: give each model its own" end
       link.held, owners.linked_in[link.optimizer] = held, s
@@ -92,6 +109,7 @@ local function is_ddp(model) return type(getmetatable(model)) == "table" and get
 ---@param model ms.DDP
 ---@param policy string|ms.Overlap
 function overlap.attach(optimizer, model, policy)
+  options_of.argument("overlap", "optimizer", optimizer, "optimizer")
   if not is_ddp(model) then core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp") end
   local s, planner, mine = getmetatable(model).ddp, plans.planner_of(policy), {}
   if not s.reducer then core.raise "overlap: this model was unwrapped" end
@@ -110,6 +128,7 @@ function overlap.attach(optimizer, model, policy)
   end
   if #mine == 0 then core.raise "overlap: none of the optimizer's parameters is trained in this model" end
   local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole }
+  if planner.always == "on_reduced" then plans.refuse_early(entry, "each bucket") end
   for _, p in ipairs(mine) do owners.plan_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
   watch.use(planner)
@@ -124,6 +143,24 @@ function overlap.note_flag(p) if owners.plan_of[p] then owners.plan_of[p].flag =
 ---@param p ms.Parameter
 ---@return boolean
 function overlap.is_planned(p) return owners.plan_of[p] ~= nil end
+
+--- For loops: what may step some of these parameters in backward, before all gradients are there,
+--- as messages call it; nil where nothing does.
+---@param params ms.Parameter[]
+---@return string?
+function overlap.early(params)
+  for _, p in ipairs(params) do
+    if owners.own_of[p] then return "in_backward" end
+    local s = owners.wrapped_in[p]
+    for _, entry in ipairs(s and s.overlaps or {}) do
+      if entry.link then return "then_optimizer" end
+      local always = entry.planner.always
+      if entry.optimizer.slots[p] and (always == nil or always == "on_reduced") then
+        return "policy " .. planners.called(entry.planner)
+      end
+    end
+  end
+end
 
 --- For optimizers: the device's flag whether these parameters' gradients are as they should be, where links look for that.
 ---@param params ms.Parameter[]
@@ -162,13 +199,18 @@ end
 ---@param params ms.Parameter[]
 function overlap.note_norm(params)
   for _, p in ipairs(params) do
-    local s, early = owners.wrapped_in[p], owners.own_of[p] ~= nil
+    local s, by = owners.wrapped_in[p], owners.own_of[p] and "in_backward"
     for _, entry in ipairs(s and s.overlaps or {}) do
       local slot = entry.optimizer.slots[p]
-      if slot then entry.norm, early = true, early or slot.early end
+      if slot then
+        entry.norm = true
+        local what = entry.link and "then_optimizer" or "policy " .. planners.called(entry.planner)
+        by = by or slot.early and what
+      end
     end
-    if early then
-      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already: clip in the chain (hooks.clip { scope = 'lagged' }), or use 'classic'"):format(p:name()))
+    if by then
+      core.raise(("clip_grad_norm: parameter '%s' was stepped in backward already, by %s: %s")
+        :format(p:name(), by, plans.instead_of_norm))
     end
   end
 end

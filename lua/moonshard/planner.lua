@@ -29,20 +29,39 @@ function planner.make(kind, what, given)
   return setmetatable({ name = given.name, every = every, plan = given.plan }, kind)
 end
 
+--- The names of the ready-made ones, in order.
+---@param ready_made table<string, table>
+---@return string[]
+function planner.names(ready_made)
+  local names = {}
+  for name in pairs(ready_made) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+--- For scripts.lua, after planner.find with the same arguments: ready-made planners take no
+--- options.
+---@param options? table
+---@param ready_made table<string, table>
+---@param value any
+function planner.refuse_options(options, ready_made, value)
+  local key = options and ready_made[value] and next(options)
+  if key then core.raise(("'%s' is ready-made and takes no options, not %s"):format(value, key)) end
+end
+
 --- A planner, the name of a ready-made one, or a file that returns one (read again under --watch).
 ---@param kind table
 ---@param value any
 ---@param ready_made table<string, table>
 ---@param words { what: string, thing: string, maker: string } for messages: where, what is looked for, and which function makes one
+---@param make? fun(value: any): any what becomes of what a file returns
 ---@return table
-function planner.find(kind, value, ready_made, words)
+function planner.find(kind, value, ready_made, words, make)
   if getmetatable(value) == kind then return value end
   if type(value) ~= "string" then core.raise(("%s: a %s is a name, a file or what %s returns, not a %s"):format(words.what, words.thing, words.maker, type(value))) end
   if ready_made[value] then return ready_made[value] end
   if not value:match "%.lua$" then
-    local names = {}
-    for name in pairs(ready_made) do names[#names + 1] = name end
-    table.sort(names)
+    local names = planner.names(ready_made)
     local near = core.nearest(value, names)
     core.raise(("%s: unknown %s '%s'%s; there are %s, and files that end in .lua"):format(words.what, words.thing, value,
       near and (": did you mean '%s'?"):format(near) or "", table.concat(names, ", ")))
@@ -50,7 +69,7 @@ function planner.find(kind, value, ready_made, words)
   local found = setmetatable({}, kind)
   local made = watch.open(value, words.what, function(other)
     return getmetatable(other) ~= kind and ("returned a %s; it must return what %s gives"):format(type(other), words.maker) or nil
-  end, watch.into(found), found)
+  end, watch.into(found), found, make)
   found.name, found.every, found.plan = made.name, made.every, made.plan
   return found
 end
@@ -61,6 +80,45 @@ end
 function planner.line(of)
   local info = debug.getinfo(of.plan, "S")
   return ("%s (%s:%d)"):format(of.name, info.short_src, info.linedefined)
+end
+
+--- How messages call it: with its line, where it is not one of the ready-made.
+---@param of table
+---@return string
+function planner.called(of)
+  if not of.plan or core.is_library(debug.getinfo(of.plan, "S").source) then return of.name end
+  return planner.line(of)
+end
+
+--- What it answers; an error says what it did wrong, with its line. It gets numbers only: tensors,
+--- streams and groups are refused, since a plan that talks to other ranks could wait for ever.
+---@param of table
+---@param view table
+---@param refuse fun(message: string) raises
+---@return any
+function planner.ask(of, view, refuse)
+  local ok, answer = pcall(core.plan, of.plan, view)
+  if not ok then refuse(tostring(answer)) end
+  return answer
+end
+
+--- Raises, through refuse, for a field that is neither one of these nor, with `list`, a position.
+---@param t table
+---@param fields string[]
+---@param list boolean
+---@param refuse fun(message: string)
+function planner.check_fields(t, fields, list, refuse)
+  local known = {}
+  for _, name in ipairs(fields) do known[name] = true end
+  for key in pairs(t) do
+    local is_position = list and math.type(key) == "integer" and key >= 1 and key <= #t
+    if not known[key] and not is_position then
+      local near = type(key) == "string" and core.nearest(key, fields)
+      local shown = type(key) == "string" and ("'%s'"):format(key) or tostring(key)
+      local hint = near and (": did you mean '%s'?"):format(near) or ""
+      refuse(("unknown field %s%s"):format(shown, hint))
+    end
+  end
 end
 
 -- What f makes, on the channel whose collectives wait for the hosts of other ranks, not for what devices compute.

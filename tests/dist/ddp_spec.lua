@@ -63,7 +63,7 @@ describe("recipes", function()
     local one, two = command.succeed(folder, arguments .. " run=one"), command.succeed(folder, arguments .. " run=two -n 2 --thread-ranks")
     assert.same(shown(one), shown(two))
     assert.truthy(two:match "validation loss [%d.]+ nats", two)
-    command.succeed(folder, arguments .. " run=three -n 2 compress=true")
+    command.succeed(folder, arguments .. " run=three -n 2 hook=bf16_compress")
   end)
 end)
 

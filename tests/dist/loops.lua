@@ -66,6 +66,8 @@ local function draw(seed)
   for step = 1, 5 + number(4) do c.events[step] = one_of { "", "", "", "rebuild", "wrap anew", "save", "two forwards", "evaluate", "local pass", "zero_grad" } end
   c.recomputed = once_in(4) and number(63) or 0
   c.joins, c.divisor = once_in(2), one_of { "all", "live" }
+  -- Links see gradients that are still multiplied by the loss scale: clipping these is an error.
+  if c.link == "lagged" or c.link == "global" then c.scales = false end
   if o.force ~= "" then assert(load("local c = ... " .. o.force))(c) end
   return c
 end
@@ -184,10 +186,16 @@ local function pass(c, t, step, i)
 end
 
 local function take_step(c, t)
+  local function has_gradients(n)
+    for _, p in ipairs(t.lists[n]) do if p:grad() then return true end end
+    return false
+  end
+  for n = 1, #c.kinds do
+    if c.clips and t.scaler and t.optimizers[n] and has_gradients(n) then t.scaler:unscale(t.optimizers[n]) end
+  end
   if c.clips then t.net:clip_grad_norm(0.1) end
   for n = 1, #c.kinds do
-    local optimizer, any = t.optimizers[n], false
-    for _, p in ipairs(t.lists[n]) do any = any or p:grad() ~= nil end
+    local optimizer, any = t.optimizers[n], has_gradients(n)
     if optimizer and not t.scaler then optimizer:step() elseif optimizer and any then t.scaler:step(optimizer) end
   end
 end

@@ -1,4 +1,5 @@
--- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what planners see. how=differ: planners that disagree.
+-- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what planners see. how=differ: planners that disagree;
+-- how=sharded: a plan that a sharded optimizer cannot follow.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
@@ -66,6 +67,60 @@ for _, link in ipairs { "all_reduce", "bf16_compress", function(bucket, next) re
     linked = linked, own = in_backward } do
     if train(prepare, link) ~= want then error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link))) end
   end
+end
+
+-- A weight that is also used detached: its gradient is there, and steps early, while backward still reads its values. Every moment gives the bits of the plain loop.
+do
+  local Twice = nn.class "Twice"
+  function Twice:init()
+    ms.seed(1)
+    self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, { bias = false })
+  end
+  function Twice:forward(x, recomputed)
+    local function frozen(h) return h:linear(self.second.weight:detach()):tanh() end
+    x = self.first(x)
+    return self.second(recomputed and ms.recompute(frozen, x) or frozen(x))
+  end
+  local function run(prepare, recomputed, link)
+    local model = Twice()
+    local net, opt = prepare(model, link)
+    for step in ms.steps(6) do
+      net(ms.randn { 4, 8, seed = 1000 * rank + step }, recomputed):square():mean():backward()
+      if opt then opt:step() end
+    end
+    return table.concat(ms.pack(model:parameters()):to_table(), " ")
+  end
+  local function by_hand(model, link)
+    local opt = optim.adamw(model, { lr = 0.05 })
+    local function step(bucket, next)
+      return next(bucket):and_then(function(mean)
+        local at = 0
+        for _, p in ipairs(bucket:parameters()) do
+          opt:step_param(p, mean:narrow(1, at + 1, p:numel()):view(table.unpack(p:shape())))
+          at = at + p:numel()
+        end
+        mean:zero_()                                              -- after the call the gradient is the script's again
+      end)
+    end
+    return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { step, link } })
+  end
+  for recomputed = 0, 1 do
+    local want = run(policy(nil), recomputed == 1, "all_reduce")
+    for name, prepare in ms.sorted_pairs {
+      in_backward = policy "in_backward", deferred = policy "deferred", mixed = policy(mixed), linked = linked, own = in_backward, by_hand = by_hand } do
+      if run(prepare, recomputed == 1, "all_reduce") ~= want then error(name .. ", a weight used detached: other weights than the plain loop's") end
+    end
+  end
+  local function sharded(name)
+    return function(model, link)
+      local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }), optim.adamw(model, { lr = 0.05, shard = ms.world() })
+      opt:overlap(net, name)
+      return net, opt
+    end
+  end
+  local want = run(policy(nil), false, "all_reduce")
+  assert(run(sharded "deferred", false, "all_reduce") == want, "sharded, deferred, a weight used detached: other weights than the plain loop's")
+  if options.how == "sharded" then run(sharded "in_backward", false, "all_reduce") end
 end
 
 -- All ranks have seen the same numbers.
@@ -179,11 +234,11 @@ for _, name in ipairs { "find_unused", "static_graph" } do
       return ms.ddp(model, ddp_options), not stepless and opt or nil
     end
   end
-  local function spoil(bucket, next) return next(bucket):and_then(function(reduced) return reduced:mul_(0) end) end
+  local looks = hooks.stage { name = "looks", observe = function(buffer) buffer:norm() end }
   for what, shard in ms.sorted_pairs { linked = false, ["sharded, linked"] = ms.world() } do
     same(what, in_chain(shard or nil))
     same(what .. ", without step()", in_chain(shard or nil, nil, true))
-    same(what .. ", behind a link that spoils what comes back", in_chain(shard or nil, spoil))
+    same(what .. ", after a stage that only looks", in_chain(shard or nil, looks))
   end
 end
 -- A static graph whose first iteration has two backwards: each parameter's own optimizer steps once.

@@ -336,6 +336,7 @@ describe("a bucket plan", function()
     return seen, model
   end
   local function by(f, every) return ms.buckets { name = "mine", every = every, plan = f } end
+  local kept = ms.zeros { 2 }:keep()
 
   it("sees what came when, and says which parameters go together", function()
     local views = {}
@@ -395,7 +396,16 @@ describe("a bucket plan", function()
     ["an empty bucket"] = { function() return { {}, { 1, 2, 3, 4, 5, 6 } } end, "bucket 0 is empty" },
     ["a wrong size"] = { function() return { caps_bytes = { 0 } } end, "caps_bytes[1]" },
     ["an error"] = { function() error "boom" end, "boom" },
-    ["a tensor's value"] = { function() return ms.ones { 1 }:item() end, "item" },
+    ["a tensor's value"] = { function() return ms.ones { 1 }:item() end, "numbers only" },
+    ["a collective"] = { function() return ms.world():all_reduce(kept) end, "numbers only" },
+    ["a stream's work"] = { function() ms.stream():run(print) end, "numbers only" },
+    ["a yield"] = { function() coroutine.yield() end, "yield" },
+    ["both lists and caps"] = {
+      function() return { { 1, 2, 3 }, { 4, 5, 6 }, caps_bytes = { 1 } } end, "both", "caps_bytes",
+    },
+    ["an unknown field"] = { function() return { cap_bytes = { 1 } } end, "'cap_bytes'", "'caps_" },
+    ["lists and a field"] = { function() return { { 1, 2, 3, 4, 5, 6 }, size = 1 } end, "'size'" },
+    ["a field beside sizes"] = { function() return { caps_bytes = { 1, most = 2 } } end, "'most'" },
   } do
     it("is told its line when it gives " .. what, function() fails(function() layouts(by(case[1]), 3) end, "bucket plan mine (", "ddp_spec.lua:", table.unpack(case, 2)) end)
   end
@@ -490,6 +500,26 @@ describe("a comm hook", function()
     { "begins a step", function() ms.steps(1)() end, "hook" },
     { "asks for a level that is not there", function(bucket) bucket:group "shards" end, "shard" },
     { "yields", function() coroutine.yield() end, "yield" },
+    { "drops a gradient", function(bucket, next)
+      bucket:parameters()[1]:set_grad(nil)
+      return next(bucket)
+    end, "link '", "set_grad cannot be used inside a link", "returns" },
+    { "sets a gradient behind a future", function(bucket, next)
+      local p = bucket:parameters()[1]
+      return next(bucket):and_then(function(t) p:set_grad(t:view(1, 2)) end)
+    end, "link '", "set_grad cannot be used inside a link" },
+    { "zeroes gradients", function(bucket, next)
+      ms.optim.sgd(bucket:parameters()):zero_grad()
+      return next(bucket)
+    end, "zero_grad cannot be used inside a link" },
+    { "yields behind a future", function(bucket, next)
+      return next(bucket):and_then(function() coroutine.yield() end)
+    end, "link '", "ddp_spec.lua:", "yield" },
+    { "waits for itself", function(bucket, next)
+      local own
+      own = next(bucket):and_then(function() return own end)
+      return own
+    end, "link '", "ddp_spec.lua:", "returned the future that waits for it" },
   }
   for _, case in ipairs(wrong) do
     it("that " .. case[1] .. " is told with its bucket", function()
@@ -533,6 +563,20 @@ describe("a comm hook", function()
     fails(function() hooks.cast { dtype = "i64" } end, "i64")
     fails(function() hooks.all_reduce { ops = "sum" } end, "'op'")
     fails(function() ms.ddp(linear(), { comm_hook = hooks.reduce { op = "mean" } }) end, "op")
+  end)
+end)
+
+describe("a model that nobody has any more", function()
+  it("is not asked at the end of steps or for a checkpoint, also where it was part of another", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    local wrapped = ms.ddp(ms.nn.Linear(2, 2))
+    ms.nn.List { ms.ddp(ms.nn.Linear(2, 2)) }
+    collectgarbage()                                        -- finalizes the reducer; its memory goes in the next cycle
+    for _ in ms.steps(2) do end
+    assert.is_truthy(ms.checkpoint.save(folder, { model = wrapped }))
+    ms.checkpoint.wait()
+    os.execute("rm -rf '" .. folder .. "'")
   end)
 end)
 

@@ -458,10 +458,98 @@ describe("the scaler", function()
         scaler:unscale(b)
         fails(function() scaler:unscale(a) end, "unscaled already")
       end
-      scaler:step(a)                                -- the factor grows
+      scaler:step(a)
       scaler:step(b)
       near({ 1 - 0.25 * round }, p)
       near({ 1 - 0.5 * round }, q)
+    end
+  end)
+
+  it("adapts once an iteration, by what all optimizers stepped in it have seen", function()
+    local p, q = parameter { 1 }, parameter { 1 }
+    local a, b = optim.sgd({ p }, { lr = 0 }), optim.sgd({ q }, { lr = 0 })
+    local function factors(bad, count, interval)
+      local scaler, seen = optim.scaler { init_scale = 4, growth_interval = interval }, {}
+      for i = 1, count do
+        scaler:scale((p + q * bad):sum()):backward()
+        seen[i] = scaler.factor:item()                   -- what this iteration was scaled by
+        scaler:step(a)
+        scaler:step(b)
+      end
+      return seen, scaler:state().factor:item()
+    end
+    local seen, last = factors(1, 9, 3)
+    assert.same({ 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 16.0, 16.0, 16.0 }, seen)
+    assert.equal(32.0, last)                             -- saving is a moment to adapt as well
+    seen, last = factors(1 / 0, 3, 3)                    -- one of two overflows: halved, once
+    assert.same({ 4.0, 2.0, 1.0 }, seen)
+    assert.equal(0.5, last)
+    -- Losses whose gradients add up are scaled alike.
+    local scaler = optim.scaler { init_scale = 4, growth_interval = 1 }
+    for round = 1, 3 do
+      for _ = 1, 3 do scaler:scale(p:sum()):backward() end
+      near(3 * 4.0 * 2 ^ (round - 1), p:grad():item())
+      scaler:unscale(a)
+      near(3, p:grad():item())
+      scaler:step(a)
+    end
+  end)
+
+  it("grows and shrinks only where it can come back", function()
+    local p = parameter { 1 }
+    local optimizer = optim.sgd({ p }, { lr = 1 })
+    local scaler = optim.scaler { init_scale = 2.0 ^ 124, growth_interval = 1 }
+    local function run(gradient)
+      scaler:scale((p * gradient):sum()):backward()
+      scaler:step(optimizer)
+      return scaler:state().factor:item()
+    end
+    local before, seen = p:item(), {}
+    for i = 1, 4 do seen[i] = run(0x1p-8) end
+    assert.same({ 2.0 ^ 125, 2.0 ^ 126, 2.0 ^ 126, 2.0 ^ 126 }, seen)
+    near(before - 4 * 0x1p-8, p:item(), 0)               -- unscaled rightly at the end of the range
+    assert.equal(2.0 ^ 125, run(1 / 0))
+    scaler:load_state { factor = ms.full(2.0 ^ -124, {}), good = ms.zeros {} }
+    for _ = 1, 4 do run(1 / 0) end
+    assert.equal(2.0 ^ -126, scaler:state().factor:item())
+    before = p:item()
+    assert.equal(2.0 ^ -125, run(1))
+    near(before - 1, p:item(), 0)
+    for _, scale in ipairs { 1 / 0, 0x1p127, 0x1p-127 } do
+      fails(function() optim.scaler { init_scale = scale } end, "init_scale")
+    end
+  end)
+
+  it("marks the gradients that it multiplies: clipping and stepping them is an error", function()
+    local p, q = parameter { 1 }, parameter { 1 }
+    local optimizer, scaler = optim.sgd({ p, q }, { lr = 1 }), optim.scaler { init_scale = 8 }
+    q:sum():backward()
+    scaler:scale(ms.recompute(function(x) return p * x end, ms.ones { 1 }):sum()):backward()
+    optim.clip_grad_norm({ q }, 1)                       -- not reached by the scaled loss
+    local how = "multiplied by the loss scale"
+    fails(function() optim.clip_grad_norm({ p, q }, 1) end, "clip_grad_norm", how, "scaler:unscale")
+    fails(function() optim.clip_grad_value({ p }, 1) end, "clip_grad_value", how, "scaler:unscale")
+    fails(function() optimizer:step() end, "sgd", how, "scaler:step")
+    fails(function() optimizer:step_param(p) end, how)
+    scaler:unscale(optimizer)
+    near(1, optim.clip_grad_norm({ p }, 5))
+    scaler:step(optimizer)
+    near({ 0 }, p)
+    scaler:scale(p:sum()):backward()
+    optimizer:zero_grad()
+    p:sum():backward()                                   -- a new gradient has no mark
+    optim.clip_grad_norm({ p }, 1)
+    scaler:scale(p:sum()):backward()
+    p:set_grad(ms.ones { 1 })
+    optim.clip_grad_norm({ p }, 1)
+    optimizer:zero_grad()
+    -- In a chain of a ddp model, too.
+    for _, scope in ipairs { "global", "bucket", "lagged" } do
+      local clip = ms.hooks.clip { max_norm = 1, scope = scope }
+      local net = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = clip })
+      local loss = scaler:scale(net(ms.ones { 1, 2 }):sum())
+      fails(function() loss:backward() end, "clip", "'weight'", "loss scale", "scaler:unscale")
+      loss = nil                                         -- luacheck: ignore
     end
   end)
 

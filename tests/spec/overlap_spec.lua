@@ -356,12 +356,48 @@ describe("a plan", function()
     fails(function() planned(function(view)
       ms.ones { 1 }:item()
       return all(view, "on_reduced")
-    end) end, here, "hook")
+    end) end, here, "numbers only")
+    fails(function() planned(function(view)
+      view.world_size = ms.world():size()
+      ms.world():barrier()
+      return all(view, "on_reduced")
+    end) end, "tried", here, "barrier")
+    fails(function() planned(function(view)
+      pcall(ms.zeros, { 2 })
+      coroutine.yield()
+      return all(view, "on_reduced")
+    end) end, "tried", here, "yield")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan[2].steps = "on_reduced"
+      return plan
+    end) end, "tried", here, "entry 2: unknown field 'steps': did you mean 'step'?")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan.every = 4
+      return plan
+    end) end, "tried", here, "unknown field 'every'")
+    fails(function() planned(function(view)
+      local plan = all(view, "on_reduced")
+      plan[1] = 0
+      return plan
+    end) end, "tried", here, "entry 1 is a number")
   end)
 
   it("with early steps is refused where clipping or a flag needs all gradients first", function()
     local early = function(view) return all(view, "on_reduced") end
-    fails(function() planned(early, { clip = true }) end, "clip_grad_norm needs all gradients", "lagged")
+    fails(function() planned(early, { clip = true }) end, "clip_grad_norm, which needs all",
+      "lagged", "policy tried (", "overlap_spec.lua:", "after then_optimizer")
+    -- Where the loop clips after a step was taken in backward, as in the first such pass.
+    fails(function()
+      local plan = ms.overlap { name = "tried", plan = early }
+      local net, opt = with_policy(plan)(make_model(), optim.sgd, { lr = 0.1 })
+      for step in ms.steps(5) do
+        pass(net, step)
+        if step == 4 then net:clip_grad_norm(1) end
+        opt:step()
+      end
+    end, "stepped in backward already, by policy tried (", "overlap_spec.lua:", "lagged")
     fails(function() planned(early, { only_if = ms.tensor { true } }) end, "only_if", "classic")
     planned(function(view)
       assert.is_true(view.needs_global_norm)
@@ -405,6 +441,44 @@ describe("mistakes are named:", function()
     local first = optim.sgd(linked)
     local wrapped = ms.ddp(linked, { comm_hook = hooks.then_optimizer { optimizer = first } })
     fails(function() first:overlap(wrapped, "in_backward") end, "two ways to say the same")
+  end)
+
+  it("a policy that the model's chain does not go with", function()
+    for _, first in ipairs { hooks.clip { max_norm = 1, scope = "global" }, hooks.nan_check() } do
+      local model = make_model()
+      local net, opt = ms.ddp(model, { comm_hook = hooks.chain { first } }), optim.sgd(model)
+      local early = "would be stepped before"
+      fails(function() opt:overlap(net, "in_backward") end, "policy in_backward steps each bucket")
+      fails(function() optim.in_backward(optim.sgd, model:parameters()) end, early)
+      opt:overlap(net, "deferred")
+      net:unwrap()
+      local own = make_model()
+      optim.in_backward(optim.sgd, own:parameters())
+      fails(function() ms.ddp(own, { comm_hook = hooks.chain { first } }) end, early)
+      local linked = make_model()
+      local stepping = hooks.then_optimizer { optimizer = optim.sgd(linked) }
+      fails(function()
+        ms.ddp(linked, { comm_hook = hooks.chain { first, stepping } })
+      end, "then_optimizer")
+    end
+  end)
+
+  it("then_optimizer after what changes its gradients", function()
+    local stepping = hooks.then_optimizer { optimizer = optim.sgd(make_model()) }
+    local function halved(t) return t * 0.5 end
+    local function half(bucket, next) return next(bucket):and_then(halved) end
+    local decodes = hooks.stage { name = "decodes", decode = halved }
+    local looks = hooks.stage { name = "looks", observe = print }
+    local lagged = hooks.clip { max_norm = 1, scope = "lagged" }
+    local right = "hooks.chain { hooks.then_optimizer { optimizer = o }, hooks.clip {"
+    for _, clip in ipairs { lagged, hooks.clip { max_norm = 1, scope = "bucket" } } do
+      fails(function() hooks.chain { clip, stepping } end, "link 1 (clip)",
+        "link 2 (then_optimizer)", "clipped", right)
+    end
+    fails(function() hooks.chain { decodes, stepping } end, "link 1 (stage 'decodes')", "decoded")
+    fails(function() hooks.chain { "error_feedback", half, stepping } end, "link 2 (link '")
+    hooks.chain { "error_feedback", hooks.cast { dtype = "bf16" }, looks, stepping }
+    hooks.chain { stepping, lagged, decodes, half }
   end)
 
   it("what cannot be overlapped", function()

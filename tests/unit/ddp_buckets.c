@@ -1,6 +1,7 @@
 /* ddp_buckets.c: how parameters are cut into buckets, and plans that say so.
  * ctest: poisoned */
 #include "ddp_support.h"
+#include "fault_os.h"
 
 /* ------------------------------------------------------------------------------------------------------------------------ assignment */
 
@@ -97,6 +98,62 @@ static void plan_some(rank *self)
     drop(&reference);
 }
 
+/* Buckets that cannot be made, for want of memory, after the old ones have made room: the model says so at its next forward, and goes on once buckets are assigned. */
+static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
+{
+    static const uint32_t order[] = { 2, 0, 1, 4, 3 }, sizes[] = { 1, 1, 1, 1, 1 };
+    fault_os fault;
+    fault_os_init(&fault);
+    ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
+    assert_int_equal(ms_engine_new(&options, NULL, &self->engine), MS_OK);
+    assert_int_equal(ms_comm_open_fake(self->engine, 0, 2, &self->world), MS_OK);
+    model m;
+    ms_reducer *reducer = NULL;
+    assert_int_equal(build(self, &m), MS_OK);
+    assert_int_equal(wrap(self, &m, (ms_reducer_options){ .planned = true }, &reducer), MS_OK);
+    assert_int_equal(ms_reducer_forward(reducer, true), MS_OK);
+    assert_int_equal(pass(self, &m, 0, 0, WEIGHTS, false), MS_OK);
+    if (!gradients) assert_int_equal(clear(&m), MS_OK);
+    long limit = atomic_load(&fault.calls) + n;
+    atomic_store(&fault.fail_at, limit);
+    ms_status status = ms_reducer_assign(reducer, order, sizes, WEIGHTS);
+    *reached = atomic_load(&fault.calls) >= limit;
+    atomic_store(&fault.fail_at, 0);
+    uint32_t buckets = ms_reducer_buckets(reducer);
+    if (!status) assert_int_equal(buckets, WEIGHTS);
+    else if (gradients) assert_int_equal(buckets, 1);          /* the old ones could not make room: they are as they were */
+    else if (buckets == 0) {
+        assert_int_equal(ms_reducer_forward(reducer, true), MS_ERROR_STATE);
+        assert_non_null(strstr(ms_engine_error(self->engine)->message, "has no gradient buckets"));
+        assert_int_equal(pass(self, &m, 0, 0, WEIGHTS, false), MS_ERROR_STATE);
+        assert_non_null(strstr(ms_engine_error(self->engine)->message, "assign buckets again"));
+        assert_int_equal(clear(&m), MS_OK);
+    }
+    assert_int_equal(ms_reducer_assign(reducer, order, sizes, WEIGHTS), MS_OK);
+    assert_int_equal(clear(&m), MS_OK);
+    assert_int_equal(ms_reducer_forward(reducer, true), MS_OK);
+    assert_int_equal(pass(self, &m, 0, 1, WEIGHTS, false), MS_OK);
+    ms_reducer_free(reducer);
+    drop(&m);
+    ms_engine_sync(self->engine);
+    assert_int_equal(ms_engine_memory(self->engine).live, 0);
+    ms_engine_free(self->engine);
+    assert_int_equal(atomic_load(&fault.live), 0);
+}
+
+static void a_model_whose_buckets_could_not_be_made_says_so(void **state)
+{
+    (void)state;
+    for (int gradients = 0; gradients < 2; gradients++) {
+        bool reached = true;
+        for (long n = 1; reached; n++) {
+            rank self = { .ranks = 2 };
+            assert_true(n < 400);
+            fail_to_assign(&self, n, gradients, &reached);
+        }
+    }
+}
+
 static void buckets_may_be_given(void **state)
 {
     (void)state;
@@ -108,6 +165,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_are_cut_into_buckets),
         cmocka_unit_test(buckets_may_be_given),
+        cmocka_unit_test(a_model_whose_buckets_could_not_be_made_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 -- Which parameters share a bucket: plans (numbers in, table out), made from the order and the moments in which gradients came and from what reductions took.
 local core = require "moonshard.core"
+local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
 local watch = require "moonshard.watch"
 
@@ -44,10 +45,22 @@ local ready_made = {
   fitted = buckets.buckets { name = "fitted", every = 100, plan = fitted },
 }
 
---- A planner, the name of a ready-made one ("arrival": by caps, in order of arrival; "fitted": of the size with which reductions end first), or a file that returns one.
+buckets.ready_made = planners.names(ready_made)
+
+local words = { what = "ddp: buckets", thing = "plan", maker = "ms.buckets" }
+
+--- A planner, the name of a ready-made one ("arrival": by caps, in order of arrival; "fitted": of
+--- the size with which reductions end first), or a file that returns one. options, are_given: for
+--- what a file makes from options, as scripts/made_by.lua has them.
 ---@param value any
+---@param options? table
+---@param are_given? boolean
 ---@return ms.Buckets
-function buckets.planner_of(value) return planners.find(Buckets, value, ready_made, { what = "ddp: buckets", thing = "plan", maker = "ms.buckets" }) end
+function buckets.planner_of(value, options, are_given)
+  planners.refuse_options(options, ready_made, value)
+  local make = options and made_by.planner(options, are_given)
+  return planners.find(Buckets, value, ready_made, words, make)
+end
 
 -- Says what is wrong with a plan, with the line where its planner was written.
 local function refuse(planner, format, ...)
@@ -126,6 +139,7 @@ local keys = { f32 = 1, f16 = 2, bf16 = 3 }
 
 local function cut_by_caps(planner, view, caps)
   if type(caps) ~= "table" or #caps == 0 then refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds on") end
+  planners.check_fields(caps, {}, true, function(what) refuse(planner, "caps_bytes: %s", what) end)
   for i, cap in ipairs(caps) do
     if math.type(cap) ~= "integer" or cap < 1 then refuse(planner, "caps_bytes[%d] must be a whole number of 1 or more, not %s", i, tostring(cap)) end
   end
@@ -139,7 +153,14 @@ local function check_plan(planner, answer, view)
   if type(answer) ~= "table" then
     refuse(planner, "it returned %s; lists of positions in view.parameters, or { caps_bytes = { ... } }, are expected", answer == nil and "nothing" or "a " .. type(answer))
   end
-  if answer.caps_bytes ~= nil then return cut_by_caps(planner, view, answer.caps_bytes) end
+  local function refuse_field(what) refuse(planner, "%s", what) end
+  planners.check_fields(answer, { "caps_bytes" }, true, refuse_field)
+  if answer.caps_bytes ~= nil then
+    if #answer > 0 then
+      refuse(planner, "it returned both lists of positions and caps_bytes: return one of them")
+    end
+    return cut_by_caps(planner, view, answer.caps_bytes)
+  end
   local bucket_of = {}
   for b, list in ipairs(answer) do
     if type(list) ~= "table" or #list == 0 then
@@ -189,10 +210,7 @@ local function make_plan(s, plan)
   local view, positions = view_of(s, plan)
   if not view then return end
   local lists = watch.tried(planner, function()
-    core.hook_enter()
-    local ok, answer = pcall(planner.plan, view)
-    core.hook_leave()
-    if not ok then refuse(planner, "%s", tostring(answer)) end
+    local answer = planners.ask(planner, view, function(message) refuse(planner, "%s", message) end)
     local checked = check_plan(planner, answer, view)
     compare(s, planner, checked, view)
     return checked

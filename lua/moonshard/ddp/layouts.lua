@@ -5,7 +5,7 @@ local steps = require "moonshard.steps"
 
 local layouts = {}
 
-local live = setmetatable({}, { __mode = "k" })            -- what ddp models hold
+local live = setmetatable({}, { __mode = "kv" })           -- what ddp models hold; why values are weak, too: ddp.lua
 local made = 0                                             -- how many models were wrapped so far
 local waiting = {}                                         -- what was loaded for models that are not wrapped yet; those of a later step have nothing to do with it
 steps.on_end(function() waiting = {} end)
@@ -26,7 +26,7 @@ end
 --- For ddp: a model that was wrapped. s: its state with names, trained, delayed, options_bytes.
 ---@param s table
 function layouts.add(s)
-  live[s], made = made, made + 1
+  live[s], s.made, made = s, made, made + 1
   local lists = waiting[key_of(s)]
   if lists then apply(s, lists) end
 end
@@ -35,7 +35,7 @@ end
 function layouts.settle()
   local order = {}
   for s in pairs(live) do if s.reducer and not s.joining then order[#order + 1] = s end end
-  table.sort(order, function(a, b) return live[a] < live[b] end)
+  table.sort(order, function(a, b) return a.made < b.made end)
   for _, s in ipairs(order) do s.reducer:rebuild_due() end
 end
 

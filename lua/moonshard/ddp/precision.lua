@@ -2,6 +2,7 @@
 -- gradients arrive in the weights' dtype.
 local core = require "moonshard.core"
 local check = require "moonshard.options".check
+local names = require "moonshard.nn.names"
 
 local precision = {}
 
@@ -64,6 +65,7 @@ local function make_scope(model, dtype, skipped)
   each_field(model, function(fields, key, value)
     if not (core.is_parameter(value) and is_float(value)) or value:dtype() == dtype or skipped(value) then return end
     casts[value] = casts[value] or value:to(dtype)
+    names.stand_in(casts[value], value)
     scope[#scope + 1] = { fields = fields, key = key, parameter = value, cast = casts[value] }
   end)
   return scope

@@ -2,7 +2,8 @@
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
 
 ---@class ms.Averager
 local Averager = {}
@@ -37,6 +38,7 @@ end
 ---@return ms.Averager
 local function averager(options)
   local o = check("averager", options, { "period", "periods", "elastic", "warmup", "group" })
+  options_of.check_group("averager", "group", o.group)
   local group = o.group or core.world()
   if (o.period == nil) == (o.periods == nil) then core.raise "averager: either period or periods is needed" end
   local self = setmetatable({ group = group, warmup = whole(o.warmup or 0, 0, "warmup"), steps = 0 }, Averager)
@@ -161,5 +163,7 @@ function Averager:load_state(saved)
     self.centre[dtype] = core.no_grad(function() return t:clone():keep() end)
   end
 end
+
+options_of.methods(Averager, "an averager")
 
 return averager

@@ -1,79 +1,156 @@
--- The loss scaler: multiplies losses so that 16-bit gradients do not vanish, skips steps whose gradients overflowed, adapts.
+-- The loss scaler: multiplies losses so that 16-bit gradients do not vanish, skips steps whose
+-- gradients overflowed, and adapts its factor once an iteration.
 local core = require "moonshard.core"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
 
 ---@class ms.Scaler
 local Scaler = {}
 Scaler.__index = Scaler
 Scaler.__name = "ms.Scaler"
 
+local MOST <const>, LEAST <const> = 0x1p126, 0x1p-126
+
+local known = { init_scale = "number", growth_factor = "number", backoff_factor = "number", growth_interval = "integer" }
+
+local function check_optimizer(name, optimizer)
+  options_of.argument("scaler:" .. name, "optimizer", optimizer, "optimizer")
+end
+
 --- In order: 65536, 2, .5, 2000 unless given. Scale and counter lie on the device: nothing waits.
 ---@param options? { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }
 ---@return ms.Scaler
 local function scaler(options)
   local self = { init_scale = 65536, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000 }
-  for key, value in pairs(check("optim.scaler", options, { "init_scale", "growth_factor", "backoff_factor", "growth_interval" })) do
-    if type(value) ~= "number" or value <= 0 then core.raise(("optim.scaler: %s must be a number above 0"):format(key)) end
+  for key, value in pairs(check("optim.scaler", options, known)) do
+    if type(value) ~= "number" or not (value > 0 and value < math.huge) then
+      core.raise(("optim.scaler: %s must be a finite number above 0"):format(key))
+    end
     self[key] = value
   end
+  if self.init_scale > MOST or self.init_scale < LEAST then
+    core.raise(("optim.scaler: init_scale must be from 2^-126 to 2^126, not %g")
+      :format(self.init_scale))
+  end
   self.factor = core.full(self.init_scale, {}):keep()
-  self.good = core.zeros {}:keep()                         -- steps without overflow since the last change
-  self.inverse = core.full(1 / self.init_scale, {}):keep() -- of the factor by which the losses of this step were scaled
-  self.finite = {}                                         -- optimizer -> flag, between unscale and step
+  self.good = core.zeros {}:keep()         -- iterations without overflow since the last change
+  -- Of the factor by which the losses of this step were scaled.
+  self.inverse = core.full(1 / self.init_scale, {}):keep()
+  self.finite = {}                         -- optimizer -> flag, between unscale and step
+  -- Whether some optimizer has stepped since the last change; 1 while all their flags were true.
+  self.stepped, self.ok = false, core.full(1, {}):keep()
   return setmetatable(self, Scaler)
 end
 
+-- The next factor, from whether all gradients of an iteration were finite. From inf or 0 it would
+-- never come back, and gradients are multiplied by its reciprocal, which counts as 0 if denormal:
+-- the factor stays where it and its reciprocal are normal numbers.
+local function adapted(self, finite)
+  local grown, shrunk = self.factor * self.growth_factor, self.factor * self.backoff_factor
+  grown = core.where(grown:le(MOST), grown, self.factor)
+  shrunk = core.where(shrunk:ge(LEAST), shrunk, self.factor)
+  local good = core.where(finite, self.good + 1, 0)
+  local due = good:ge(self.growth_interval)
+  local factor = core.where(finite, core.where(due, grown, self.factor), shrunk)
+  return factor, core.where(due, good:zeros_like(), good)
+end
+
+-- Once an iteration, whatever number of optimizers it steps: when the next one begins, or is saved.
+local function adapt(self)
+  if not self.stepped then return end
+  core.no_grad(function()
+    local factor, good = adapted(self, self.ok:gt(0))
+    self.factor:copy_(factor)
+    self.good:copy_(good)
+    self.ok:fill_(1)
+  end)
+  self.stepped = false
+end
+
+--- The loss times the factor. The gradients that a backward of the result reaches are marked as
+--- multiplied, until unscale (or step) divides them: clipping or stepping them before is an error.
+--- Several losses whose gradients add up are scaled by one factor, until an optimizer has stepped.
 ---@param loss ms.Tensor
 ---@return ms.Tensor
 function Scaler:scale(loss)
+  if not core.is_tensor(loss) then
+    core.raise("scaler:scale: a loss is expected, not a " .. type(loss))
+  end
   self.finite = {}
+  adapt(self)
   core.no_grad(function() self.inverse:copy_(1 / self.factor) end)
-  return loss * self.factor:to(loss:dtype())
+  local scaled = loss * self.factor:to(loss:dtype())
+  core.mark_gradients(scaled)
+  return scaled
 end
 
---- Unscales the gradients of the optimizer's parameters; the device's flag whether all are finite. `step` does it by itself.
+--- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
+--- and step; the device's flag (bool []) whether all are finite. `step` does it by itself: call it
+--- before gradients are clipped or looked at.
 ---@param optimizer ms.Optimizer
 ---@return ms.Tensor
 function Scaler:unscale(optimizer)
-  if self.finite[optimizer] then core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between scale and step") end
-  local list = {}
+  check_optimizer("unscale", optimizer)
+  if self.finite[optimizer] then
+    core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between "
+      .. "scale and step")
+  end
+  local list, params = {}, {}
   for _, group in ipairs(optimizer:groups()) do
-    for _, p in ipairs(group.params) do list[#list + 1] = p:grad() end
+    for _, p in ipairs(group.params) do
+      local grad = p:grad()
+      if grad then list[#list + 1], params[#params + 1] = grad, p end
+    end
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
   self.finite[optimizer] = core.unscale(list, self.inverse)
+  for _, p in ipairs(params) do core.unmark(p) end
   return self.finite[optimizer]
 end
 
 --- Replaces the flag that `unscale` gave: by what all ranks say.
 ---@param optimizer ms.Optimizer
 ---@param finite ms.Tensor
-function Scaler:set_finite(optimizer, finite) self.finite[optimizer] = finite end
+function Scaler:set_finite(optimizer, finite)
+  check_optimizer("set_finite", optimizer)
+  options_of.argument("scaler:set_finite", "finite", finite, "tensor")
+  self.finite[optimizer] = finite
+end
 
---- Unscales (unless that was done), steps unless inf or nan was seen, adapts.
+--- Unscales (unless that was done) and steps unless inf or nan was seen. The factor follows the
+--- flags of all optimizers that are stepped until the next scale, or until the scaler is saved.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)
+  check_optimizer("step", optimizer)
   local finite = self.finite[optimizer] or self:unscale(optimizer)
   self.finite[optimizer] = nil
   optimizer:step { only_if = finite }
-  core.no_grad(function()
-    local good = core.where(finite, self.good + 1, 0)
-    local grown = good:ge(self.growth_interval)
-    local kept = core.where(grown, self.factor * self.growth_factor, self.factor)
-    self.factor:copy_(core.where(finite, kept, self.factor * self.backoff_factor))
-    self.good:copy_(core.where(grown, good:zeros_like(), good))
-  end)
+  core.no_grad(function() self.ok:copy_(core.where(finite, self.ok, 0)) end)
+  self.stepped = true
 end
 
-function Scaler:state() return { factor = self.factor, good = self.good } end
+--- The factor and the number of good iterations, as tensors [].
+---@return { factor: ms.Tensor, good: ms.Tensor }
+function Scaler:state()
+  adapt(self)
+  return { factor = self.factor, good = self.good }
+end
 
+---@param saved table
 function Scaler:load_state(saved)
-  if type(saved) ~= "table" or not core.is_tensor(saved.factor) or not core.is_tensor(saved.good) then core.raise "load_state: this is no state of a scaler" end
+  saved = type(saved) == "table" and saved or {}
+  if not core.is_tensor(saved.factor) or not core.is_tensor(saved.good) then
+    core.raise "load_state: this is no state of a scaler"
+  end
+  self.stepped, self.finite = false, {}
   core.no_grad(function()
+    self.ok:fill_(1)
     self.factor:copy_(saved.factor)
     self.good:copy_(saved.good)
     self.inverse:copy_(1 / self.factor)
   end)
 end
+
+options_of.methods(Scaler, "a scaler")
 
 return scaler

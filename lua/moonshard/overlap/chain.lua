@@ -1,7 +1,8 @@
 -- An optimizer as a link of a chain: it steps on what the links behind it returned.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
 
 local chain = {}
 
@@ -27,10 +28,12 @@ function Then.__call(self, bucket, next, _, is_first)
           local grad = reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype())
           local used = not s or owners.is_used(s, s.position_of[p], optimizer.shard)
           local again = used == nil and optimizer.slots[p].early and owners.is_used(s, s.position_of[p])
+          -- A step that comes later needs numbers that the links before this one do not write.
+          if not is_first and (used == nil or core.is_awaited(p)) then grad = grad:clone() end
           if used or again then
             optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
-          elseif used == nil then later[#later + 1] = { p = p, at = s.position_of[p], grad = is_first and grad or grad:clone() } end -- links before it may write there
+          elseif used == nil then later[#later + 1] = { p = p, at = s.position_of[p], grad = grad } end
         end
         at = at + count
       end
@@ -45,9 +48,9 @@ end
 ---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
 ---@return ms.Link
 function chain.then_optimizer(options)
-  options = check("hooks.then_optimizer", options, { "optimizer", "params" })
+  options = check("hooks.then_optimizer", options, { optimizer = "optimizer", params = "list" })
   local optimizer, chosen = options.optimizer, nil
-  if type(optimizer) ~= "table" or not optimizer.slots then core.raise("hooks.then_optimizer: optimizer must be an optimizer, not " .. type(optimizer)) end
+  options_of.argument("hooks.then_optimizer", "optimizer", optimizer, "optimizer")
   if options.params then
     chosen = {}
     for i, p in ipairs(options.params) do

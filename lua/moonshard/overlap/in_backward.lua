@@ -1,5 +1,6 @@
 -- Optimizers of single parameters, which step in backward without a loop's help.
 local core = require "moonshard.core"
+local argument = require "moonshard.options".argument
 local owners = require "moonshard.overlap.owners"
 local passes = require "moonshard.overlap.passes"
 
@@ -18,15 +19,24 @@ function in_backward.in_backward(make, params, options)
   if module.is_module(params) then params = params:parameters() end
   if type(params) ~= "table" or #params == 0 then core.raise "in_backward: a list of parameters is expected" end
   local own_options, keep, made = {}, false, {}
+  argument("in_backward", "options", options, "table?")
   for name, value in pairs(options or {}) do
     if name == "keep_grads" then keep = value else own_options[name] = value end
   end
   for i, p in ipairs(params) do
     if not core.is_tensor(p) or not p:requires_grad() then core.raise(("in_backward: parameter %d needs no gradient"):format(i)) end
     if owners.plan_of[p] then core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already"):format(p:name())) end
+    local s = owners.wrapped_in[p]
+    if s and s.how.whole and s.position_of[p] then
+      core.raise(("in_backward: parameter '%s' would be stepped before %s")
+        :format(p:name(), s.how.whole))
+    end
     local given = {}
     for name, value in pairs(own_options) do given[name] = value end
     made[i] = make({ p }, given)
+    if type(made[i]) ~= "table" or not made[i].step_param then
+      core.raise("in_backward: make must be a function that returns an optimizer (optim.adamw); it returned a " .. type(made[i]))
+    end
     if made[i].shard then core.raise "in_backward: an optimizer of one parameter cannot be sharded: use optimizer:overlap(model, \"in_backward\")" end
   end
   for i, p in ipairs(params) do
@@ -51,6 +61,7 @@ end
 ---@param model ms.Module
 ---@return { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 function in_backward.in_backward_of(model)
+  argument("in_backward_of", "model", model, "module")
   local list = {}
   for _, p in ipairs(model:parameters()) do
     if owners.own_of[p] then list[#list + 1] = { parameter = p, optimizers = { table.unpack(owners.own_of[p].list) } } end

@@ -1,26 +1,20 @@
 -- What steps in a backward, bucket by bucket as it is reduced: parameters with optimizers of their own, what a plan says, and at its end what could not be told before.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
+local unread = require "moonshard.overlap.unread"
 
 local passes = {}
 
---- Steps the optimizers that a parameter has for itself; its gradient is gone then.
+--- Steps the optimizers that a parameter has for itself; its gradient is gone then. What backward still reads is stepped after that.
 ---@param p ms.Parameter
 ---@param own table
 function passes.step_own(p, own)
   local grad = p:grad()
   if not grad then return end
-  for _, optimizer in ipairs(own.list) do optimizer:_step_alone(p, grad) end
-  if not own.keep then core.consume_grad(p) end
-end
-
--- Where the chain clips by the norm of all, or steps may be skipped, gradients are complete behind the last bucket only.
-local function refuse_whole(s, positions)
-  for _, at in ipairs(positions) do
-    if owners.own_of[s.trained[at]] then
-      core.raise(("in_backward: parameter '%s' would be stepped before %s"):format(s.trained[at]:name(), s.how.whole))
-    end
-  end
+  unread.call({ p }, function()
+    for _, optimizer in ipairs(own.list) do optimizer:_step_alone(p, grad) end
+    if not own.keep then core.consume_grad(p) end
+  end)
 end
 
 -- The optimizers that a parameter of the bucket has for itself.
@@ -41,7 +35,6 @@ end
 
 local function on_reduced(s, index, positions)
   owners.stream():run(function()
-    if s.how.whole then refuse_whole(s, positions) end
     step_owns(s, positions)
     for _, entry in ipairs(s.overlaps) do
       -- What is not stepped here, step() does: what a sharded optimizer sends must not depend on what this rank has used, and inside join ranks without inputs left

@@ -1,5 +1,6 @@
 -- Plans for optimizers (numbers in, table out), which name a moment for each bucket: planners, what they see, and what becomes of their answers.
 local core = require "moonshard.core"
+local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
 local watch = require "moonshard.watch"
 
@@ -36,10 +37,21 @@ local ready_made = {
   early_where_hidden = plans.overlap { name = "early_where_hidden", every = 50, plan = early_where_hidden },
 }
 
---- A planner, the name of a ready-made one, or a file that returns one.
+plans.ready_made = planners.names(ready_made)
+
+local words = { what = "overlap", thing = "policy", maker = "ms.overlap" }
+
+--- A planner, the name of a ready-made one, or a file that returns one. options, are_given: for
+--- what a file makes from options, as scripts/made_by.lua has them.
 ---@param policy any
+---@param options? table
+---@param are_given? boolean
 ---@return ms.Overlap
-function plans.planner_of(policy) return planners.find(Overlap, policy, ready_made, { what = "overlap", thing = "policy", maker = "ms.overlap" }) end
+function plans.planner_of(policy, options, are_given)
+  planners.refuse_options(options, ready_made, policy)
+  local make = options and made_by.planner(options, are_given)
+  return planners.find(Overlap, policy, ready_made, words, make)
+end
 
 ------------------------------------------------------------------------------------------------------------------------------- views
 
@@ -91,12 +103,23 @@ end
 
 ------------------------------------------------------------------------------------------------------------------------------- plans
 
+local function refuse_plan(entry, message)
+  core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), message))
+end
+
 -- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the planner's line.
 local function check_plan(entry, plan, count)
-  local function refuse(format, ...) core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), format:format(...))) end
+  local function refuse(format, ...) refuse_plan(entry, format:format(...)) end
   if type(plan) ~= "table" then refuse("it returned %s; a list of { bucket = index, step = moment } is expected", plan == nil and "nothing" or "a " .. type(plan)) end
   local chosen = {}
+  planners.check_fields(plan, {}, true, function(what) refuse("%s", what) end)
   for i, item in ipairs(plan) do
+    if type(item) ~= "table" then
+      refuse("entry %d is a %s; { bucket = index, step = moment } is expected", i, type(item))
+    end
+    planners.check_fields(item, { "bucket", "step" }, false, function(what)
+      refuse("entry %d: %s", i, what)
+    end)
     local index = type(item) == "table" and item.bucket
     if math.type(index) ~= "integer" or index < 0 or index >= count then
       refuse("entry %d: there is no bucket %s; they are 0 to %d", i, tostring(index), count - 1)
@@ -127,21 +150,34 @@ local function compare(entry, s, chosen, count)
   end
 end
 
--- Early steps cannot wait for what is known only behind backward.
+-- Raises if the planner's steps in backward (of the first such bucket, or of "each bucket") cannot
+-- wait for what is known only after it: what the chain or the loop needs all gradients for.
 local function check_early(entry, chosen)
   local early
-  for index, moment in pairs(chosen) do if moment == "on_reduced" then early = math.min(early or index, index) end end
-  if early and entry.whole then
-    core.raise(("overlap: policy %s steps bucket %d in backward, before %s: use \"classic\" or \"deferred\""):format(entry.planner.name, early, entry.whole))
+  for index, moment in pairs(chosen) do
+    if moment == "on_reduced" then early = math.min(early or index, index) end
   end
-  if early and entry.norm then
-    core.raise(("overlap: policy %s steps bucket %d in backward, but clip_grad_norm needs all gradients first: use hooks.clip { scope = 'lagged' }, 'classic' or 'deferred'")
-      :format(entry.planner.name, early))
+  if early then plans.refuse_early(entry, ("bucket %d"):format(early)) end
+end
+
+--- What to do where gradients are clipped by the norm of all and steps are early.
+plans.instead_of_norm = "clip in the model's chain by the norm of the step before, "
+  .. "hooks.clip { max_norm = x, scope = 'lagged' } (after then_optimizer, if the chain has one), "
+  .. "or use the policy 'classic' or 'deferred'"
+
+--- Raises if something needs all gradients before the first step.
+---@param entry table of an optimizer and its planner
+---@param what string what would be stepped in backward
+function plans.refuse_early(entry, what)
+  local why = entry.whole and ("before %s: use \"classic\" or \"deferred\""):format(entry.whole)
+  if not why and entry.norm then
+    why = "but clip_grad_norm, which needs all gradients, comes after it: " .. plans.instead_of_norm
+  elseif not why and entry.flag then
+    why = "but step's only_if (of a loss scaler) is known only later: use 'classic' or 'deferred'"
   end
-  if early and entry.flag then
-    core.raise(("overlap: policy %s steps bucket %d in backward, but step's only_if (of a loss scaler) is known only behind it: use 'classic' or 'deferred'")
-      :format(entry.planner.name, early))
-  end
+  if not why then return end
+  core.raise(("overlap: policy %s steps %s in backward, %s")
+    :format(planners.called(entry.planner), what, why))
 end
 
 -- Tells each slot its moment, and its turn among those that step late: what forward uses first comes first.
@@ -156,10 +192,7 @@ local function apply(entry, s, chosen, buckets)
 end
 
 local function plan_now(entry, s, view, count)
-  core.hook_enter()
-  local ok, plan = pcall(entry.planner.plan, view)
-  core.hook_leave()
-  if not ok then core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), tostring(plan))) end
+  local plan = planners.ask(entry.planner, view, function(message) refuse_plan(entry, message) end)
   local chosen = check_plan(entry, plan, count)
   compare(entry, s, chosen, count)
   check_early(entry, chosen)
