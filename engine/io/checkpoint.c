@@ -4,6 +4,7 @@
  * replaced, and counts again if a crash leaves no NAME beside it.
  */
 #include "io/path.h"
+#include <stdatomic.h>
 #include <string.h>
 
 #define TEMPORARY ".tmp-"
@@ -127,6 +128,17 @@ ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const ch
     return status;
 }
 
+ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name, const char *to)
+{
+    char *path = NULL, *target = NULL;
+    ms_status status = place(context, folder, "", name, &path);
+    if (!status) status = place(context, folder, "", to, &target);
+    if (!status) status = ms_folder_rename(context, path, target);
+    ms_release(context, path);
+    ms_release(context, target);
+    return status;
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------ writing */
 
 static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot, const char *path)
@@ -205,12 +217,14 @@ struct ms_checkpoint_job {
     char *folder, *name, *manifest;
     size_t bytes;
     ms_status status;
+    atomic_bool done;
 };
 
 static void job_run(void *argument)
 {
     ms_checkpoint_job *job = argument;
     job->status = write_one(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
+    atomic_store(&job->done, true);
 }
 
 static void job_free(ms_context *context, ms_checkpoint_job *job)
@@ -248,6 +262,8 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
     *out = job;
     return MS_OK;
 }
+
+bool ms_checkpoint_is_done(const ms_checkpoint_job *job) { return atomic_load(&job->done); }
 
 ms_status ms_checkpoint_wait(ms_context *context, ms_checkpoint_job *job)
 {

@@ -19,7 +19,9 @@ void ms_file_close(ms_context *context, ms_file *file)
 ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer, size_t bytes, uint64_t offset)
 {
     for (size_t done = 0; done < bytes;) {
+        ms_activity_begin(context->activity);
         int64_t count = context->os->read(context->os->user, file, (char *)buffer + done, bytes - done, offset + done);
+        ms_activity_end(context->activity);
         if (count < 0) return ms_fail_os(context, (int)count, "cannot read", path);
         if (count == 0) return ms_fail(context, MS_ERROR_CORRUPT, "'%s' ends at byte %" PRIu64 ", %zu bytes too early", path, offset + done, bytes - done);
         done += (size_t)count;
@@ -30,12 +32,26 @@ ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, voi
 ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes, uint64_t offset)
 {
     for (size_t done = 0; done < bytes;) {
+        ms_activity_begin(context->activity);
         int64_t count = context->os->write(context->os->user, file, (const char *)data + done, bytes - done, offset + done);
+        ms_activity_end(context->activity);
         /* A write that moves nothing and gives no reason would otherwise go on for ever. */
         if (count <= 0) return ms_fail_os(context, count < 0 ? (int)count : -EIO, "cannot write", path);
         done += (size_t)count;
     }
     return MS_OK;
+}
+
+ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes)
+{
+    const ms_os *os = context->os;
+    uint64_t before = 0;
+    int error = os->size(os->user, file, &before);
+    if (error) return ms_fail_os(context, error, "cannot tell the size of", path);
+    ms_status status = ms_file_write(context, file, path, data, bytes, before);
+    /* What came through before a disk was full would stand in front of the next record. Devices have no size to cut: there nothing is left. */
+    if (status) (void)os->resize(os->user, file, before);
+    return status;
 }
 
 ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out, size_t *bytes)
@@ -97,7 +113,9 @@ ms_status ms_writer_commit(ms_writer *writer)
 {
     ms_context *context = writer->context;
     const ms_os *os = context->os;
+    ms_activity_begin(context->activity);
     int error = os->sync(os->user, writer->file);
+    ms_activity_end(context->activity);
     ms_file_close(context, writer->file);
     writer->file = NULL;
     if (error) return ms_fail_os(context, error, "cannot write", writer->path);

@@ -263,6 +263,17 @@ ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
     return MS_OK;
 }
 
+ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader)
+{
+    const ms_loader_options *options = &loader->options;
+    if (loader->windows >= options->ranks) return MS_OK;
+    if (!ms_dataset_has_tokens(loader->dataset))
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: %" PRIu64 " samples for %u ranks; each rank needs at least one", loader->windows, options->ranks);
+    return ms_fail(context, MS_ERROR_ARGUMENT,
+                   "loader: %" PRIu64 " windows of %u tokens for %u ranks; each rank needs at least one: take more data, a smaller length or fewer ranks",
+                   loader->windows, options->length, options->ranks);
+}
+
 ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index, ms_batch *out)
 {
     const ms_loader_options *options = &loader->options;

@@ -106,10 +106,14 @@ static ms_status check_entry(ms_context *context, const ms_safetensors *file, co
     if (status) return status;
     entry->dims = (uint32_t)raw->dims;
     entry->supported = entry->dtype != MS_DTYPES && entry->dims <= MS_DIMS_MAX;
-    bool overflow = false;
+    bool overflow = false, empty = false;
     const int64_t *sizes = file->sizes + file->size_count - entry->dims;
-    for (uint32_t d = 0; d < entry->dims; d++) overflow |= __builtin_mul_overflow(bytes, (uint64_t)sizes[d], &bytes);
-    /* Kept apart from the product: a size of 0 after an overflow would hide it. */
+    /* As ms_tensor_new: sizes of 0 are left out of the product, as they would hide that the others are too large for strides. */
+    for (uint32_t d = 0; d < entry->dims; d++) {
+        empty |= sizes[d] == 0;
+        overflow |= sizes[d] > 0 && (__builtin_mul_overflow(bytes, (uint64_t)sizes[d], &bytes) || bytes > INT64_MAX);
+    }
+    if (empty) bytes = 0;
     if (overflow) return corrupt(context, file, "tensor '%.200s' is larger than any file: '%s'", entry->name);
     if (raw->begin > raw->end || (uint64_t)(raw->end - raw->begin) != bytes)
         return corrupt(context, file, "tensor '%.200s' has %" PRIu64 " bytes by dtype and shape, but data_offsets %" PRId64 " to %" PRId64 ": '%s'", entry->name, bytes, raw->begin, raw->end);

@@ -4,12 +4,16 @@
 -- tensor, behind a hash of its own: a bit that flips anywhere is found. Nothing in a checkpoint is ever run.
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
+local log = require "moonshard.log"
 local link_state = require "moonshard.link_state"
+local options_of = require "moonshard.options"
+local argument = options_of.argument
+local steps = require "moonshard.steps"
+local store = require "moonshard.checkpoint.store"
 
 ---@class ms.checkpoint
 local checkpoint = {}
 
-local VERSION = 1
 local DEEPEST = 30               -- of nested tables; JSON needs up to three levels for each
 local late                       -- { message, code }: why a checkpoint in the background was not written, until somebody was told
 
@@ -106,64 +110,14 @@ local function holds_tensor(value)
   return false
 end
 
------------------------------------------------------------------------------------------------------------------------- the manifest
-
-local HEAD, MIDDLE, TAIL = '{"hash":"', '","manifest":', "}\n"
-
-local function manifest_text(manifest)
-  local body = core.json_encode(manifest)
-  return HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE .. body .. TAIL
-end
-
-local function corrupt(path, rule) return core.refuse(("'%s' is damaged: %s"):format(path, rule), "corrupt") end
-
--- Its hash is no signature: whoever can write files can write one, and must not get further than to an error.
-local function is_whole(manifest)
-  local random = manifest.random
-  if type(manifest.tensors) ~= "table" or type(manifest.values) ~= "table" or type(random) ~= "table" then return false end
-  for _, key in ipairs { "seed", "step", "draw" } do
-    if math.type(random[key]) ~= "integer" then return false end
-  end
-  for _, tensor in pairs(manifest.tensors) do
-    if type(tensor) ~= "table" or type(tensor.type) ~= "string" or type(tensor.hash) ~= "string" or not tensor.hash:match "^%x+$" then
-      return false
-    end
-  end
-  return true
-end
-
-local function read_manifest(folder)
-  local path = folder .. "/manifest.json"
-  local text, message, code = core.file_read(path)
-  if not text then
-    if code == "not_found" then message = ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder) end
-    return core.refuse(message, code)
-  end
-  local start = #HEAD + 16 + #MIDDLE
-  local body = text:sub(start + 1, -#TAIL - 1)
-  if text:sub(1, start) ~= HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE or text:sub(-#TAIL) ~= TAIL then
-    return corrupt(path, "its text does not have the hash that stands in it")
-  end
-  local manifest
-  manifest, message = core.json_decode(body)
-  if not manifest then return corrupt(path, message) end
-  if type(manifest) ~= "table" or manifest.version ~= VERSION then
-    local version = tostring(type(manifest) == "table" and manifest.version)
-    return core.refuse(("'%s' has version %s; this Moonshard reads %d"):format(path, version, VERSION), "unsupported")
-  end
-  if not is_whole(manifest) then return corrupt(path, "a field is missing or of another kind") end
-  return manifest
-end
-
--- "f32 [2, 3]"
-local function type_text(dtype, shape) return ("%s [%s]"):format(dtype, table.concat(shape, ", ")) end
-
 ------------------------------------------------------------------------------------------------------------------------------ saving
 
 local function is_object(value)
   local kind = type(value)
   if core.is_tensor(value) or (kind ~= "table" and kind ~= "userdata") then return false end
-  return type(value.state) == "function"
+  -- What is userdata of ours and has no state raises.
+  local ok, state = pcall(function() return value.state end)
+  return ok and type(state) == "function"
 end
 
 local function collect(things)
@@ -178,7 +132,7 @@ local function collect(things)
     local thing = things[name]
     if is_object(thing) then
       if type(thing.load_state) ~= "function" then
-        core.raise(("checkpoint: the thing '%s' has state but no load_state: it could not be loaded again"):format(name))
+        core.raise(("checkpoint: the object '%s' has state but no load_state: it could not be loaded again"):format(name))
       end
       thing = thing:state()
     end
@@ -189,8 +143,11 @@ local function collect(things)
   return values, out, links
 end
 
-local function remember(ok, message, code)
-  if not ok and not late then late = { message, code } end
+-- Joins the checkpoint that is being written in the background, if there is one.
+local function join()
+  local ok, message, code = core.checkpoint_wait()
+  if ok then return end
+  late, store.lost = late or { message, code }, message
 end
 
 --- Waits until a checkpoint that is being written in the background is on disk.
@@ -198,7 +155,7 @@ end
 ---@return string? message why the last one was not written
 ---@return string? code
 function checkpoint.wait()
-  remember(core.checkpoint_wait())
+  join()
   if not late then return true end
   local message, code = late[1], late[2]
   late = nil
@@ -211,9 +168,29 @@ local function note_saved()
   if launch.cut or process and process.stop_requested() then launch.saved = true end
 end
 
---- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a plain value. The step is things.step, else
---- the current one. Values are copied before it returns; the files are written while training goes on. A failure to write them is the
---- result of the next save (which still writes its own) or of `wait`. All ranks call it; rank 0 writes, and only there a failure is the result.
+-- Copies the tensors and begins to write folder/name in the background; completes the manifest.
+local function write(folder, name, out, manifest)
+  local snapshot, hashes = core.snapshot(out.names, out.tensors)
+  local tensors = {}
+  for i, path in ipairs(out.names) do
+    local t = out.tensors[i]
+    tensors[path] = { type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i]) }
+  end
+  local seed, random_step, draw = core.random_state()
+  manifest.tensors, manifest.random = tensors, { seed = seed, step = random_step, draw = draw }
+  return core.checkpoint_start(snapshot, folder, name, store.manifest_text(manifest))
+end
+
+-- The step that comes next: what a checkpoint is called by, unless its things say another.
+local function next_step()
+  local step, running = core.step()
+  return (running or steps.ends > 0) and step + 1 or step
+end
+
+--- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a plain value. The number is that of the step
+--- that comes next: things.step, else the one after the current step. Values are copied before it returns; the files are written while
+--- training goes on. A failure to write them is the result of the next save (which still writes its own) or of `wait`. All ranks call it;
+--- rank 0 writes, and only there a failure is the result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -221,30 +198,25 @@ end
 ---@return string? code
 function checkpoint.save(folder, things)
   local ms = require "moonshard"
-  if type(things) ~= "table" then core.raise("checkpoint.save: a table of what is to be saved is expected, not " .. type(things)) end
+  argument("checkpoint.save", "folder", folder, "string")
+  argument("checkpoint.save", "things", things, "table")
   local before, message, code = checkpoint.wait()
-  local step = math.type(things.step) == "integer" and things.step or ms.step()
-  local ok, why, kind = core.make_directory(folder)
-  if not ok then return nil, why, kind end
+  local step = math.type(things.step) == "integer" and things.step or next_step()
+  local first = ms.rank() == 0
+  local ok, why, kind = true, nil, nil
+  if first then ok, why, kind = core.make_directory(folder) end
   layouts.settle()
-  local values, out, links = collect(things)
+  local values, out, links = collect(things)               -- on all ranks, whatever happens on one: it may need them all
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
-  if ms.rank() ~= 0 then
-    -- The state is the same on all ranks: rank 0 writes it.
-    note_saved()
-    return folder .. "/" .. name
+  -- The state is the same on all ranks: rank 0 writes it.
+  if first and ok then
+    ok, why, kind = write(folder, name, out, {
+      version = store.VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
+      values = values, links = links, buckets = layouts.save(),
+    })
   end
-  local snapshot, hashes = core.snapshot(out.names, out.tensors)
-  local tensors = {}
-  for i, tensor in ipairs(out.names) do
-    tensors[tensor] = { type = type_text(out.tensors[i]:dtype(), out.tensors[i]:shape()), hash = ("%016x"):format(hashes[i]) }
-  end
-  local seed, random_step, draw = core.random_state()
-  ok, why, kind = core.checkpoint_start(snapshot, folder, name, manifest_text {
-    version = VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
-    tensors = tensors, values = values, links = links, buckets = layouts.save(), random = { seed = seed, step = random_step, draw = draw },
-  })
+  store.lost = why
   if not ok then return nil, why, kind end
   note_saved()
   if not before then return nil, "the checkpoint before this one was not written: " .. message, code end
@@ -252,27 +224,6 @@ function checkpoint.save(folder, things)
 end
 
 ----------------------------------------------------------------------------------------------------------------------------- loading
-
--- What the tensors' file must hold is in the manifest; what its header says beyond that is damage.
-local function open_tensors(folder, manifest)
-  local path = folder .. "/tensors.safetensors"
-  local file, message, code = core.safetensors_open(path)
-  if not file then
-    if code == "not_found" then return corrupt(path, "the manifest is there, but this file is not") end
-    return nil, message, code
-  end
-  local entries = file:entries()
-  for name, expected in pairs(manifest.tensors) do
-    local found = entries[name]
-    if not found then return corrupt(path, ("tensor '%s' is missing"):format(name)) end
-    local is = type_text(found.dtype, found.shape)
-    if is ~= expected.type then return corrupt(path, ("tensor '%s' is %s, saved was %s"):format(name, is, expected.type)) end
-  end
-  for name in pairs(entries) do
-    if not manifest.tensors[name] then return corrupt(path, ("tensor '%s' was never saved"):format(name)) end
-  end
-  return file
-end
 
 local function known_names(values)
   local names = {}
@@ -287,7 +238,9 @@ local function decode_all(path, manifest, file, things)
   local function tensor(name)
     local saved = manifest.tensors[name] or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
     local t, message, code = file:load(name, tonumber("0x" .. saved.hash))
-    if not t and not failure then failure = { ("'%s/tensors.safetensors': %s"):format(path, message), code } end
+    if not t and not failure then
+      failure = { ("'%s/tensors.safetensors': %s"):format(path, message), code == "unsupported" and "corrupt" or code }
+    end
     return t
   end
   local result = {}
@@ -295,38 +248,41 @@ local function decode_all(path, manifest, file, things)
     local ok, decoded = true, nil
     if things[name] ~= nil or not holds_tensor(value) then ok, decoded = pcall(decode, value, tensor) end
     if failure then return nil, failure[1], failure[2] end
-    if not ok then return corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded))) end
+    if not ok then return store.corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded))) end
     result[name] = decoded
   end
   local ok, links = pcall(link_state.read, manifest.links, decode, tensor)
   if failure then return nil, failure[1], failure[2] end
-  if not ok then return corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links))) end
+  if not ok then return store.corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links))) end
   return result, links
 end
 
 --- Gives things of these names their saved state, in place, and returns all values by name: the objects, and the plain values that were
 --- saved, asked for or not. What is damaged is "corrupt", and then nothing has changed.
 ---@param path string a checkpoint: what save or latest returned
----@param things table<string, any> objects with load_state; for plain values any value
+---@param things? table<string, any> objects with load_state; for plain values any value
 ---@return table<string, any>?
 ---@return string? message
 ---@return string? code "corrupt" (file, tensor), "mismatch" (names, shapes) ...
 function checkpoint.load(path, things)
-  remember(core.checkpoint_wait())
+  argument("checkpoint.load", "path", path, "string")
+  argument("checkpoint.load", "things", things, "table?")
+  things = things or {}
+  join()
   local ms = require "moonshard"
   if ms.world_size() > 1 then ms.world():barrier() end     -- rank 0 may have been writing it
-  local manifest, message, code = read_manifest(path)
+  local manifest, message, code = store.read_manifest(path)
   if not manifest then return nil, message, code end
   for name, thing in pairs(things) do
     if is_object(thing) and type(thing.load_state) ~= "function" then
-      core.raise(("checkpoint: the thing '%s' has no load_state"):format(name))
+      core.raise(("checkpoint: the object '%s' has no load_state"):format(name))
     end
     if is_object(thing) and manifest.values[name] == nil then
       return core.refuse(("'%s' holds no '%s'; it holds %s"):format(path, name, known_names(manifest.values)), "mismatch")
     end
   end
   local file
-  file, message, code = open_tensors(path, manifest)
+  file, message, code = store.open_tensors(path, manifest)
   if not file then return nil, message, code end
   local result, links
   result, links, code = decode_all(path, manifest, file, things)
@@ -346,37 +302,27 @@ function checkpoint.load(path, things)
   end
   link_state.load(links)
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
+  require "moonshard.launch".seed_random(manifest.random.seed, manifest.step)
   return result
 end
 
--- Checkpoints of a folder, newest first; one that a crash left while it was being replaced stands behind its successor.
-local function candidates(folder)
-  local found = {}
-  for _, name in ipairs(core.list(folder) or {}) do
-    local replaced, step = name:match "^(%.?o?l?d?%-?)step%-(%d+)$"
-    if step and (replaced == "" or replaced == ".old-") then
-      found[#found + 1] = { name = name, step = math.tointeger(tonumber(step)) or 0, replaced = replaced ~= "" }
-    end
-  end
-  table.sort(found, function(a, b)
-    if a.step ~= b.step then return a.step > b.step end
-    return not a.replaced and b.replaced
-  end)
-  return found
-end
-
---- The last committed checkpoint of a folder, nil if there is none. Waits for one that is being written.
+--- The newest checkpoint of a folder that is not damaged; nil if there is none. Waits for one that is being written. A warning tells of
+--- damaged ones that were passed over. Where there are checkpoints and none can be read: nil, message, code.
 ---@param folder string
----@param before? string path of a checkpoint of the folder: only those behind it in this order count
 ---@return string? path
-function checkpoint.latest(folder, before)
-  remember(core.checkpoint_wait())
-  local passed = before == nil
-  for _, candidate in ipairs(candidates(folder)) do
-    local path = folder:gsub("/+$", "") .. "/" .. candidate.name
-    if passed and read_manifest(path) then return path end
-    passed = passed or path == before
+---@return string? message
+---@return string? code "corrupt", "unsupported" (the newest is of a newer version), "denied" ...
+function checkpoint.latest(folder)
+  argument("checkpoint.latest", "folder", folder, "string")
+  join()
+  folder = folder:gsub("(.)/+$", "%1")
+  local path, passed, message, code = store.find(folder)
+  if core.rank() == 0 then
+    for _, one in ipairs(passed) do log.warn("%s; it is passed over", one) end
   end
+  if path then return path end
+  if message then return core.refuse(message, code) end
+  if #passed > 0 then return core.refuse(("none of the %d checkpoints in '%s' can be read"):format(#passed, folder), "corrupt") end
 end
 
-return checkpoint
+return options_of.closed(checkpoint, "ms.checkpoint")

@@ -1,6 +1,7 @@
 -- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread prepares batches ahead.
 local core = require "moonshard.core"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check, argument = options_of.check, options_of.argument
 
 ---@class ms.data
 local data = { to_tokens = core.to_tokens, to_text = core.to_text }
@@ -11,6 +12,8 @@ local data = { to_tokens = core.to_tokens, to_text = core.to_text }
 ---@return string? message
 ---@return string? code
 function data.bytes(path)
+  argument("data.bytes", "path", path, "string|list")
+  if type(path) == "table" then options_of.items("data.bytes", "path", path, "string") end
   return core.dataset_bytes(type(path) == "table" and path or { path })
 end
 
@@ -43,7 +46,7 @@ end
 ---@return string? message
 ---@return string? code
 function data.tokens(pattern)
-  if type(pattern) ~= "string" then core.raise("data.tokens: the pattern is a string") end
+  argument("data.tokens", "pattern", pattern, "string")
   local files, message, code = expand(pattern)
   if not files then return nil, message, code end
   return core.dataset_tokens(files)
@@ -59,7 +62,7 @@ local function find_idx(folder, names, kind)
   end
   if #found == 1 then return folder .. "/" .. found[1] end
   local many = #found == 0 and "no" or "more than one"
-  return core.refuse(("'%s' has %s file whose name ends in %s: say which by files"):format(folder, many, kind), "not_found")
+  return core.refuse(("'%s' has %s file whose name ends in %s: name both files, as in data.mnist(folder, { images = ..., labels = ... })"):format(folder, many, kind), "not_found")
 end
 
 --- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels y i64 [batch].
@@ -69,6 +72,8 @@ end
 ---@return string? message
 ---@return string? code
 function data.mnist(folder, files)
+  argument("data.mnist", "folder", folder, "string")
+  check("data.mnist", files, { images = "string", labels = "string" })
   if files and not (files.images and files.labels) then core.raise("data.mnist: files needs both images and labels") end
   if files then return core.dataset_images(folder .. "/" .. files.images, folder .. "/" .. files.labels) end
   local names, message, code = core.list(folder)
@@ -92,10 +97,15 @@ function Dataset:loader(options)
   local own = {}
   for key, value in pairs(check("loader", options, { "batch", "length", "shuffle", "seed", "group" })) do own[key] = value end
   local group = own.group
+  options_of.check_group("loader", "group", group)
   own.group = nil
   own.rank = group and group:rank() or ms.rank()
   own.ranks = group and group:size() or ms.world_size()
   return core.loader(self, own)
 end
 
-return data
+options_of.methods(Dataset, "a data set", function(value)
+  return type(value) == "userdata" and (pcall(Dataset.size, value))
+end, { "loader" })
+
+return options_of.closed(data, "ms.data")

@@ -1,5 +1,7 @@
 -- Safetensors files: what api.lua calls `ms.safetensors`.
 local core = require "moonshard.core"
+local options_of = require "moonshard.options"
+local argument = options_of.argument
 
 ---@class ms.safetensors
 local safetensors = {}
@@ -11,6 +13,8 @@ local safetensors = {}
 ---@return table<string, string>|string metadata the file's metadata; on failure the message
 ---@return string? code
 function safetensors.load(path, names)
+  argument("safetensors.load", "path", path, "string")
+  options_of.items("safetensors.load", "names", names, "string?")
   local file, message, code = core.safetensors_open(path)
   if not file then return nil, message, code end
   if not names then
@@ -41,7 +45,9 @@ end
 ---@return string? message
 ---@return string? code
 function safetensors.save(path, tensors, metadata)
-  if type(tensors) ~= "table" then core.raise("safetensors.save: the second argument is a table from names to tensors") end
+  argument("safetensors.save", "path", path, "string")
+  argument("safetensors.save", "tensors", tensors, "table")
+  argument("safetensors.save", "metadata", metadata, "table?")
   local names, list, pairs_of = {}, {}, {}
   for name, tensor in pairs(tensors) do
     if type(name) ~= "string" or not core.is_tensor(tensor) then
@@ -70,6 +76,7 @@ end
 ---@return table<string, string>|string metadata on failure the message
 ---@return string? code
 function safetensors.header(path)
+  argument("safetensors.header", "path", path, "string")
   local file, message, code = core.safetensors_open(path)
   if not file then return nil, message, code end
   local entries, metadata = file:entries(), file:metadata()
@@ -77,4 +84,4 @@ function safetensors.header(path)
   return entries, metadata
 end
 
-return safetensors
+return options_of.closed(safetensors, "ms.safetensors")

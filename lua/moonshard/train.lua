@@ -88,7 +88,9 @@ local function update(self, loss)
   else
     finite = norm:is_finite():to "f32" * loss:is_finite():to "f32"
     finite = on_all_ranks(self, finite:gt(0))
-    o.optimizer:step { only_if = finite }
+    -- What was stepped in backward is stepped: the run stops once the device has told, two steps
+    -- later.
+    o.optimizer:step { only_if = not self.early and finite or nil }
   end
   return norm, finite, bad, parameters
 end
@@ -104,8 +106,13 @@ local function judge(self, entry)
   local where = position >= 0 and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name()) or " (the gradients are finite)"
   self.skips = self.skips + 1
   if self.o.on_nan == "stop" and not self.scaler then
-    launch.exit(4, ("step %d: loss or gradients are inf or nan%s; nothing of that step was applied. Lower the learning rate, set clip, or choose on_nan = \"skip\"")
-      :format(entry.step, where))
+    local applied, advice = "nothing of that step was applied", ", or choose on_nan = \"skip\""
+    if self.early then
+      applied, advice = ("the step was applied already, by %s: go on from the last checkpoint")
+        :format(self.early), ""
+    end
+    launch.exit(4, ("step %d: loss or gradients are inf or nan%s; %s. Lower the learning rate, "
+      .. "set clip%s"):format(entry.step, where, applied, advice))
   end
   if not self.scaler or self.skips > 1 then log.warn("step %d skipped: inf or nan%s", entry.step, where) end
   if self.skips >= SKIPS_IN_A_ROW then launch.exit(4, ("%d steps in a row had inf or nan%s"):format(self.skips, where)) end
@@ -133,6 +140,7 @@ local function validate(self)
     end
   end)
   o.model:train()
+  if count == 0 then core.raise "train: valid gave no batch" end
   -- The ranks have equal numbers of batches, and equal parts of each.
   local names, numbers, result = {}, { count }, {}
   for name, sum in require "moonshard".sorted_pairs(sums) do
@@ -160,35 +168,42 @@ local function sample(self)
     local ids = self.o.model:generate(data.to_tokens(prompt), { count = how.count or 200, temperature = how.temperature or 0.8 })
     text = prompt .. data.to_text(ids)
   end
-  self.report:flush()
   log.log("---- sample\n%s\n----", text)
 end
 
 local function due(every, step, last) return every and every > 0 and ((step + 1) % every == 0 or step == last) end
 
--- What comes behind a step's update.
+local function validate_and_tell(self, step)
+  self.valid = validate(self)
+  local values = {}
+  for name, value in pairs(self.valid) do values[name == "loss" and "val_loss" or "val_" .. name] = value end
+  self.report:add(values)
+  log.log("valid %5d  %s", step, show_values(self.valid))
+  if self.o.on_eval then self.o.on_eval(step, self.valid) end
+end
+
+-- Where steps are early, gradients must be checked before a save.
+local function judge_all(self)
+  for _, entry in ipairs(self.unjudged) do judge(self, entry) end
+  self.unjudged = {}
+end
+
+-- What follows a step's update and is no part of the step's time.
 local function after(self, step)
   local o, last = self.o, self.o.steps - 1
-  local busy = false
-  if o.valid and o.eval and due(o.eval.every, step, last) then
-    busy = true
-    self.valid = validate(self)
-    local values = {}
-    for name, value in pairs(self.valid) do values[name == "loss" and "val_loss" or "val_" .. name] = value end
-    self.report:add(values)
-    self.report:flush()
-    log.log("valid %5d  %s", step, show_values(self.valid))
-    if o.on_eval then o.on_eval(step, self.valid) end
-  end
-  if o.sample and due(o.sample.every, step, last) then
-    busy = true
-    sample(self)
-  end
-  if o.save and due(o.save.every, step, last) or launch.save then
-    busy = true
-    folder.save(self, step + 1)
-  end
-  if busy then self.report:skip_time() end
+  folder.settle(self, false)
+  local validates = o.valid and o.eval and due(o.eval.every, step, last)
+  local samples = o.sample and due(o.sample.every, step, last)
+  local saves = o.save and due(o.save.every, step, last) or launch.save
+  if not (validates or samples or saves) then return end
+  self.report:outside(function()
+    if validates then validate_and_tell(self, step) end
+    if samples then sample(self) end
+    if saves then
+      if self.early then judge_all(self) end
+      folder.save(self, step + 1)
+    end
+  end)
 end
 
 local function run_step(self, step)
@@ -213,16 +228,19 @@ end
 
 -- Ends the run that was told to stop: the recipe's own end is for runs that reached theirs.
 local function stop(self, last, signal)
-  if self.o.save and last >= self.start and self.saved ~= last + 1 then folder.save(self, last + 1) end
   self.report:close()
-  local written = folder.close(self) and (self.saved or self.start > 0)
-  if written then launch.exit(75, ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run)) end
+  if self.o.save and last >= self.start and self.saved ~= last + 1 then folder.save(self, last + 1) end
+  local committed = folder.close(self)
+  -- Where no save was due, the checkpoint that was loaded is the one to go on from.
+  if committed or not self.saved and self.start > 0 then
+    launch.exit(75, ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run))
+  end
   launch.exit(128 + signal, ("stopped on request behind step %d; no checkpoint is saved"):format(last))
 end
 
 --- Runs the loop and returns what it reached. Where everything was done before (a resumed run that had ended), loss is nil.
 ---@param options ms.TrainOptions
----@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string }
+---@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
 function train.train(options)
   local o = settings.check(options)
   local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters(), world = core.world() }
@@ -231,6 +249,8 @@ function train.train(options)
   end
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
+  self.early = require "moonshard.overlap".early(self.parameters)
+  if self.early then settings.check_early(o, self.early) end
   if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
   folder.open(self)
   settings.show(self)
@@ -242,7 +262,7 @@ function train.train(options)
     run_step(self, step)
     last = step
   end
-  for _, entry in ipairs(self.unjudged) do judge(self, entry) end
+  judge_all(self)
   local signal = last + 1 < o.steps and launch.cut
   if signal then stop(self, last, signal) end
   if self.start >= o.steps then
@@ -251,8 +271,10 @@ function train.train(options)
   end
   self.report:close()
   folder.close(self)
-  local final = self.report.last or {}
-  return { step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run }
+  local final = self.report.last and self.report.last.values or {}
+  return {
+    step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run, lost_save = self.lost,
+  }
 end
 
 return train

@@ -123,6 +123,15 @@ describe("training on several ranks", function()
     end
   end)
 
+  it("ends before the first step where validation data have fewer windows than ranks", function()
+    command.write(folder .. "/short", TEXT:sub(1, 200))       -- a fifth of it: 40 bytes, 2 windows of 16
+    local code, out, err = command.run(folder, "run r.lua -n 3 data=short")
+    assert.equal(1, code, out)
+    assert.matches("r.lua:%d+: train: valid: loader: 2 windows of 16 tokens for 3 ranks; each rank needs at least one", err)
+    assert.is_nil(out:match "step +0/")
+    assert.matches("valid +7  loss", (command.succeed(folder, "run r.lua -n 2 data=short run=two")))
+  end)
+
   it("combines metrics over ranks", function()
     train "-n 3 --link 20ms"
     local list = command.metrics(folder .. "/run")

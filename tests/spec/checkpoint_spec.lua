@@ -128,33 +128,58 @@ describe("checkpoint", function()
     assert.same({ "step-00000001", "step-00000002", "step-00000003", "step-00000005" }, core.list(folder))
   end)
 
-  it("finds a flipped bit anywhere, changes nothing then, and names the file", function()
+  it("finds a flipped bit anywhere as corrupt, changes nothing then, and names the file", function()
     local path = assert(checkpoint.save(folder, { step = 1, object = thing { w = ms.randn { 40 }, lr = 0.1 }, note = "x" }))
     checkpoint.wait()
-    -- Every 7th bit of the manifest and every 61st of the tensors: places of all kinds, in a short time.
-    for name, stride in pairs { ["manifest.json"] = 7, ["tensors.safetensors"] = 61 } do
-      local file = path .. "/" .. name
-      local text = core.file_read(file)
-      for bit = 0, #text * 8 - 1, stride do
-        local at = bit // 8 + 1
-        local handle = assert(io.open(file, "wb"))
-        handle:write(text:sub(1, at - 1), string.char(text:byte(at) ~ 1 << bit % 8), text:sub(at + 1))
-        handle:close()
-        local object = thing "untouched"
-        local value, message, code = checkpoint.load(path, { object = object })
-        assert.is_nil(value, ("%s bit %d"):format(name, bit))
-        -- A flipped dtype may be one that nobody knows.
-        assert.truthy(code == "corrupt" or code == "unsupported", message)
-        assert.truthy(message:find(name, 1, true), message)
-        assert.equal("untouched", object.saved)
-      end
+    local function write(file, text)
       local handle = assert(io.open(file, "wb"))
       handle:write(text)
       handle:close()
     end
+    -- All of the tensors' header (a flipped dtype may be an unknown one), and places of all kinds elsewhere, in a short time.
+    for name, stride in pairs { ["manifest.json"] = 7, ["tensors.safetensors"] = 61 } do
+      local file = path .. "/" .. name
+      local text = core.file_read(file)
+      local header = name == "manifest.json" and 0 or 8 * (8 + ("<I8"):unpack(text))
+      for bit = 0, #text * 8 - 1 do
+        if bit < header or bit % stride == 0 then
+          local at = bit // 8 + 1
+          write(file, text:sub(1, at - 1) .. string.char(text:byte(at) ~ 1 << bit % 8) .. text:sub(at + 1))
+          local object = thing "untouched"
+          local value, message, code = checkpoint.load(path, { object = object })
+          assert.is_nil(value, ("%s bit %d"):format(name, bit))
+          assert.equal("corrupt", code, message)
+          assert.truthy(message:find(name, 1, true), message)
+          assert.equal("untouched", object.saved)
+        end
+      end
+      write(file, text)
+    end
     assert(checkpoint.load(path, { object = thing() }))
     os.remove(path .. "/tensors.safetensors")
     assert.equal("corrupt", select(3, checkpoint.load(path, {})))
+  end)
+
+  it("says what latest passes over, and whether nothing could be read or nothing is there", function()
+    local log, said = require "moonshard.log", {}
+    local warn = log.warn
+    log.warn = function(...) said[#said + 1] = string.format(...) end
+    finally(function() log.warn = warn end)
+    for step = 1, 3 do assert(checkpoint.save(folder, { step = step, object = thing { ms.ones { 4 } } })) end
+    checkpoint.wait()
+    core.file_write(folder .. "/step-00000003/manifest.json", "{}")
+    local tensors = folder .. "/step-00000002/tensors.safetensors"
+    core.file_write(tensors, core.file_read(tensors):sub(1, -2))
+    assert.equal(folder .. "/step-00000001", checkpoint.latest(folder))
+    assert.equal(2, #said)
+    assert.matches("step%-00000003/manifest.json' is damaged: .*; it is passed over", said[1])
+    assert.matches("step%-00000002/tensors.safetensors'.*; it is passed over", said[2])
+    os.remove(folder .. "/step-00000001/manifest.json")
+    local path, message, code = checkpoint.latest(folder)
+    assert.same({ nil, "corrupt" }, { path, code })
+    assert.matches("none of the 3 checkpoints in .* can be read", message)
+    shell("rm -r '%s'/step*", folder)
+    assert.same({ n = 0 }, table.pack(checkpoint.latest(folder)))
   end)
 
   it("says what does not fit as mismatch", function()

@@ -35,6 +35,18 @@ describe("data", function()
     assert.error_matches(function() data.to_text(ms.ones { 2 }) end, "tokens are integers")
   end)
 
+  it("a pass with fewer samples than ranks is an error that names both", function()
+    local set = assert(data.bytes(put("text", ("x"):rep(13))))          -- 3 windows of 4
+    assert.equal("function", type(core.loader(set, { batch = 3, length = 4, rank = 2, ranks = 3 }):batches()))
+    local four = core.loader(set, { batch = 4, length = 4, rank = 0, ranks = 4 })
+    assert.error_matches(function() four:batches() end, "loader: 3 windows of 4 tokens for 4 ranks; each rank needs at least one")
+    four:next()                                                         -- training goes on into the next epoch
+    put("t10k-images-idx3-ubyte", idx({ 2, 1, 1 }, "ab"))
+    put("t10k-labels-idx1-ubyte", idx({ 2 }, "\1\2"))
+    local images = core.loader(assert(data.mnist(folder)), { batch = 3, rank = 0, ranks = 3 })
+    assert.error_matches(function() images:batches() end, "loader: 2 samples for 3 ranks")
+  end)
+
   it("batches are windows of the text, y one byte later", function()
     local set = assert(data.bytes(put("text", "abcdefghijklm")))
     assert.equal(13, set:size())
@@ -67,6 +79,19 @@ describe("data", function()
     assert.equal(10, valid:size())
     assert.equal(("y"):rep(9), data.to_text(valid:loader { batch = 1, length = 9 }:next()[1]))
     assert.error_matches(function() train:split(2) end, "fraction 2")
+  end)
+
+  it("a decimal fraction means what was written, and others are rounded down", function()
+    local thousand = assert(data.bytes(put("thousand", ("x"):rep(1000))))
+    for i = 0, 1000 do
+      local first, rest = thousand:split(assert(tonumber(("%.3f"):format(i / 1000))))
+      assert.same({ i, 1000 - i }, { first:size(), rest:size() })
+      assert.equal(1000 - i, (thousand:split(1 - i / 1000)):size())
+    end
+    local hundred = thousand:split(0.1)
+    assert.equal(29, (hundred:split(0.29)):size())
+    assert.equal(28, (hundred:split(0.2899999)):size())
+    assert.equal(33, (hundred:split(1 / 3)):size())
   end)
 
   it("shuffled epochs give each window once and follow the seed", function()
@@ -129,17 +154,19 @@ describe("data", function()
     assert.equal("efgh", data.to_text(loader:next():reshape(4)))
   end)
 
-  it("gives each rank of a group its slice", function()
+  -- tests/dist/meta_answers_spec.lua does it with groups of a job.
+  it("gives each of several ranks its slice", function()
     local set = assert(data.bytes(put("text", "abcdefghijklm")))
     local parts = {}
     for rank = 0, 1 do
-      local group = { rank = function() return rank end, size = function() return 2 end }
-      parts[rank + 1] = data.to_text(set:loader { batch = 4, length = 2, group = group }:next():reshape(4))
+      local loader = core.loader(set, { batch = 4, length = 2, rank = rank, ranks = 2 })
+      parts[rank + 1] = data.to_text(loader:next():reshape(4))
     end
     assert.same({ "abcd", "efgh" }, parts)
     assert.error_matches(function()
-      set:loader { batch = 3, length = 2, group = { rank = function() return 0 end, size = function() return 2 end } }
+      core.loader(set, { batch = 3, length = 2, rank = 0, ranks = 2 })
     end, "a batch of 3 does not divide by 2 ranks")
+    assert.error_matches(function() set:loader { batch = 4, length = 2, group = {} } end, "group must be a group of ranks")
   end)
 
   it("wrong options are named", function()

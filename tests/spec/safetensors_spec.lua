@@ -77,6 +77,19 @@ describe("safetensors", function()
     assert.equal("corrupt", select(3, ms.safetensors.header(path)))
   end)
 
+  it("a shape that no tensor can have is corrupt, also where a size of 0 leaves no bytes", function()
+    local header = '{"a":{"dtype":"F32","shape":[0,9223372036854775807,3],"data_offsets":[0,0]}}'
+    core.file_write(path, ("<s8"):pack(header))
+    for _, read in ipairs { ms.safetensors.load, ms.safetensors.header } do
+      local value, message, code = read(path)
+      assert.is_nil(value)
+      assert.equal("corrupt", code)
+      assert.truthy(message:find("tensor 'a' is larger than any file", 1, true), message)
+    end
+    core.file_write(path, ("<s8"):pack((header:gsub("9223372036854775807", "1"))))
+    assert.same({ 0, 1, 3 }, assert(ms.safetensors.load(path)).a:shape())
+  end)
+
   it("raises the programmer's mistakes", function()
     assert.error_matches(function() ms.safetensors.save(path, { ms.ones { 1 } }) end, "names are strings")
     assert.error_matches(function() ms.safetensors.save(path, { a = 1 }) end, "values are tensors")

@@ -205,6 +205,7 @@ end
     local bad = {
       ["data = function() end"] = "train: data must give tensors x and y, not nil",
       ["data = function() return 5 end, loss = function() return 3 end"] = "train: the function loss must return a tensor of one element, not number",
+      ["data = d, valid = { batches = function() return function() end end }, eval = { every = 1 }"] = "train: valid gave no batch",
       ["data = d, valid = { batches = function() return d end }, eval = { every = 1, batches = 1, measure = function() return { right = 0.5 } end }"] =
         "train: eval.measure gives tensors of one element, but right is a number",
     }

@@ -1,6 +1,8 @@
 /* io_checkpoint.c: checkpoints appear as a whole: each file call failing once or for ever, the order of syncs, each allocation failing. */
 #include "io_support.h"
 
+#include <sched.h>
+
 static fault_files harmless;         /* never fails; it spares the disk */
 static ms_context context;
 static ms_engine *engine;
@@ -63,6 +65,22 @@ static void test_checkpoints_are_written_replaced_and_removed(void **state)
     assert_true(read_mark("step-1") == 0 && read_mark("step-2") == 2);
     assert_int_equal(count_names(in_folder("run")), 1);
     assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"), MS_ERROR_NOT_FOUND);
+}
+
+static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
+{
+    (void)state;
+    assert_int_equal(write_mark(&context, "step-1", 1), MS_OK);
+    assert_int_equal(write_mark(&context, "step-2", 2), MS_OK);
+    assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"), MS_OK);
+    assert_true(read_mark("step-1") == 0 && read_mark("aside-1") == 1 && read_mark("step-2") == 2);
+    /* Neither what is not there, nor onto another checkpoint. */
+    assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"), MS_ERROR_NOT_FOUND);
+    assert_int_not_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-2", "aside-1"), MS_OK);
+    assert_true(read_mark("aside-1") == 1 && read_mark("step-2") == 2);
+    /* A sweep leaves it alone. */
+    assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);
+    assert_int_equal(count_names(in_folder("run")), 2);
 }
 
 /* What a crash can leave: a folder half written, one half removed, one that had stepped aside. */
@@ -245,6 +263,8 @@ static void test_a_job_writes_while_the_host_goes_on(void **state)
     (void)state;
     ms_checkpoint_job *job = NULL;
     assert_int_equal(ms_checkpoint_start(&context, snapshot_of(5), in_folder("run"), "step-5", "mark 5", 6, &job), MS_OK);
+    while (!ms_checkpoint_is_done(job)) sched_yield();
+    assert_true(read_mark("step-5") == 5);                     /* on disk before anybody waits */
     assert_int_equal(ms_checkpoint_wait(&context, job), MS_OK);
     assert_true(read_mark("step-5") == 5);
     /* A late failure arrives with the wait. */
@@ -298,6 +318,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         in_new_folder(test_checkpoints_are_written_replaced_and_removed),
+        in_new_folder(test_a_renamed_one_is_whole_under_its_new_name),
         in_new_folder(test_a_sweep_restores_and_removes),
         in_new_folder(test_each_file_call_may_fail),
         in_new_folder(test_names_become_durable_after_what_they_name),

@@ -100,6 +100,32 @@ static void test_short_writes_and_reads_are_continued(void **state)
     ms_release(&context, data);
 }
 
+/* Records that a full disk cut short leave nothing in front of the next one. */
+static void test_a_record_is_appended_as_a_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    for (long n = 1; n <= 3; n++) {                            /* open, size, write of the second record */
+        fault_files fault;
+        ms_context context;
+        ms_file *file = NULL;
+        fault_files_init(&fault);
+        ms_context_init(&context, &fault.table);
+        put_file(in_folder("log"), "", 0);
+        assert_int_equal(ms_file_open(&context, in_folder("log"), MS_FILE_WRITE | MS_FILE_APPEND, &file), MS_OK);
+        fault.trickle = true;
+        assert_int_equal(ms_file_append(&context, file, "log", "first\n", 6), MS_OK);
+        fault.trickle = false;
+        fault.calls = 1;
+        fault.fail_at = n;
+        ms_status status = ms_file_append(&context, file, "log", "second\n", 7);
+        check_content(in_folder("log"), status ? "first\n" : "first\nsecond\n");
+        assert_int_equal(status != MS_OK, n > 1);
+        assert_int_equal(ms_file_append(&context, file, "log", "third\n", 6), MS_OK);
+        check_content(in_folder("log"), status ? "first\nthird\n" : "first\nsecond\nthird\n");
+        ms_file_close(&context, file);
+    }
+}
+
 static void test_a_failed_sync_is_not_tried_again(void **state)
 {
     (void)state;
@@ -203,6 +229,7 @@ int main(void)
         in_new_folder(test_errors_name_file_and_reason),
         in_new_folder(test_each_file_call_may_fail),
         in_new_folder(test_short_writes_and_reads_are_continued),
+        in_new_folder(test_a_record_is_appended_as_a_whole_or_not_at_all),
         in_new_folder(test_a_failed_sync_is_not_tried_again),
         in_new_folder(test_folders),
         in_new_folder(test_a_lock_excludes_and_tells_who_has_it),

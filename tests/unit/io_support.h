@@ -116,6 +116,12 @@ static inline int fault_size(void *user, ms_file *file, uint64_t *bytes)
     return error ? error : ((fault_files *)user)->real->size(NULL, file, bytes);
 }
 
+static inline int fault_resize(void *user, ms_file *file, uint64_t bytes)
+{
+    int error = file_fault(user);
+    return error ? error : ((fault_files *)user)->real->resize(NULL, file, bytes);
+}
+
 static inline int fault_rename(void *user, const char *from, const char *to)
 {
     int error = file_fault(user);
@@ -151,6 +157,7 @@ static inline void fault_files_init(fault_files *fault)
     fault->table.write = fault_write;
     fault->table.sync = fault_sync;
     fault->table.size = fault_size;
+    fault->table.resize = fault_resize;
     fault->table.rename = fault_rename;
     fault->table.remove = fault_remove;
     fault->table.make_directory = fault_make_directory;

@@ -30,6 +30,8 @@ MS_API ms_status ms_file_write_atomic(ms_context *context, const char *path, con
 MS_API ms_status ms_file_open(ms_context *context, const char *path, int flags, ms_file **out);
 MS_API ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer, size_t bytes, uint64_t offset);
 MS_API ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes, uint64_t offset);
+/* Adds a record to a file opened with MS_FILE_APPEND, as a whole or not at all. One process at a time may append. Not synced. */
+MS_API ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes);
 MS_API void ms_file_close(ms_context *context, ms_file *file);              /* NULL is allowed */
 
 /* Makes the file if need be and locks it for as long as it stays open; its text then says who has it. MS_ERROR_DENIED names the other. */
@@ -115,7 +117,8 @@ MS_API ms_dataset *ms_dataset_retain(ms_dataset *dataset);
 MS_API void ms_dataset_release(ms_dataset *dataset);                        /* NULL is allowed */
 MS_API uint64_t ms_dataset_size(const ms_dataset *dataset);                 /* tokens or images */
 MS_API bool ms_dataset_has_tokens(const ms_dataset *dataset);
-/* The first floor(fraction * size), and the rest; both share the data. fraction within 0 and 1. */
+/* The first floor(fraction * size), and the rest; both share the data. fraction within 0 and 1; a decimal one counts as what was written:
+ * 0.29 of 100 are 29. */
 MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction, ms_dataset **first, ms_dataset **rest);
 
 typedef struct ms_loader_options {
@@ -143,6 +146,8 @@ MS_API uint32_t ms_loader_rows(const ms_loader *loader);                    /* o
 /* The next batch, endlessly: after an epoch's last sample comes the next epoch's first. Valid until the next call on this loader. A thread
  * that starts with the first call has prepared it. */
 MS_API ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out);
+/* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would give every rank nothing. */
+MS_API ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader);
 /* Batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes tell how much there is), whatever `next` has done. The last one
  * may be shorter; past it rows is 0. */
 MS_API ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index, ms_batch *out);
@@ -172,11 +177,15 @@ MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);
 
 /* Takes away folder/name so that a crash leaves all of it or nothing that looks like a checkpoint. */
 MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name);
+/* Renames folder/name to folder/to, durably. folder/to must not exist, or be an empty folder. */
+MS_API ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name, const char *to);
 
 /* ms_checkpoint_write on a thread of its own; the host may remove others from the folder meanwhile. Takes the snapshot over if it succeeds. */
 typedef struct ms_checkpoint_job ms_checkpoint_job;
 MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
                                      size_t bytes, ms_checkpoint_job **out);
+/* Whether the thread has ended its work, so that ms_checkpoint_wait does not block for long. */
+MS_API bool ms_checkpoint_is_done(const ms_checkpoint_job *job);
 /* Blocks until it is written, frees the job and returns how it went. */
 MS_API ms_status ms_checkpoint_wait(ms_context *context, ms_checkpoint_job *job);
 

@@ -2,6 +2,8 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
+local history = require "moonshard.train.history"
+local store = require "moonshard.checkpoint.store"
 
 local folder = {}
 
@@ -33,97 +35,120 @@ local function next_free(name)
   return ("%s-%d"):format(name, i)
 end
 
--- The folder, and the checkpoint to go on from.
-local function choose(self)
-  local o = self.o
-  local run = o.run or default_run()
-  if o.resume == "never" then return next_free(run) end
-  if o.resume == "auto" then return run, checkpoints().latest(run) end
-  local path = o.resume
-  if not core.exists(path) then launch.exit(3, ("resume: there is no checkpoint '%s'"):format(path)) end
-  if core.exists(path .. "/manifest.json") then return o.run or path:match "^(.*)/[^/]+$" or ".", path end
-  local latest = checkpoints().latest(path)
-  if not latest then launch.exit(3, ("resume: '%s' holds no committed checkpoint"):format(path)) end
-  return o.run or path, latest
+-- The run's folder; where to look for the newest checkpoint, or the checkpoint that was named.
+local function choose(o)
+  local run, path = o.run or default_run(), o.resume
+  if path == "never" then return next_free(run) end
+  if path == "auto" then return run, run end
+  path = path:gsub("(.)/+$", "%1")
+  if not core.exists(path) then launch.exit(3, ("resume: there is no checkpoint '%s'"):format(o.resume)) end
+  if core.exists(path .. "/manifest.json") then return o.run or path:match "^(.*)/[^/]+$" or ".", nil, path end
+  if #store.list(path) == 0 then launch.exit(3, ("resume: '%s' holds no committed checkpoint"):format(path)) end
+  return o.run or path, path
 end
 
--- Makes the folder and locks it: this rank writes there.
+-- Makes the folder and locks it: this rank writes there. What a crashed save has left is cleaned up.
 local function own(self, run)
   if core.is_sim() and not launch.checking then return end
   local ok, message = core.make_directory(run)
   if not ok then launch.exit(3, message) end
   self.lock, message = core.file_lock(run .. "/lock")
   if not self.lock then launch.exit(3, message) end
+  ok, message = core.checkpoint_sweep(run)
+  if not ok then launch.exit(3, message) end
 end
 
 -- Rank 0 chooses and owns the folder; the others follow when it has it.
 local function choose_together(self)
   local world = core.world()
-  local run, path = "", nil
+  local run, search, path = "", nil, nil
   if core.rank() == 0 then
-    run, path = choose(self)
+    run, search, path = choose(self.o)
     own(self, run)
   end
-  run, path = world:_share_text(run .. "\0" .. (path or "")):match "^(%Z*)%z?(.*)$"
-  return run, path ~= "" and path or nil
+  local texts = {}
+  for text in world:_share_text(table.concat({ run, search or "", path or "", "." }, "\0")):gmatch "(%Z*)%z" do
+    texts[#texts + 1] = text ~= "" and text or false
+  end
+  return texts[1] or run, texts[2], texts[3]
 end
 
--- Loads the checkpoint into what trains. Where nobody named it, a damaged one gives way to the one before.
-local function load(self, path)
+-- A warning that all ranks would give.
+local function warn_once(...)
+  if core.rank() == 0 then log.warn(...) end
+end
+
+local function tell(passed)
+  for _, message in ipairs(passed) do warn_once("%s; it is passed over", message) end
+end
+
+-- The newest checkpoint of a folder, or the newest before one that turned out to be damaged. Where there are checkpoints and none can be
+-- read, training must not begin anew in silence: the run ends.
+local function find(search, before)
+  local path, passed, message = store.find(search, before)
+  tell(passed)
+  if path then
+    if before or #passed > 0 then warn_once("going on from %s", path) end
+    return path
+  end
+  if message then launch.exit(3, message) end
+  if before or #passed > 0 then
+    launch.exit(3, ("resume: no checkpoint in '%s' can be read; move them away, or name another run, to begin anew"):format(search))
+  end
+end
+
+-- Loads the checkpoint into what trains. Without a name, a damaged checkpoint is passed over for the one before it.
+local function load(self, search, path)
   while true do
     local loaded, message, code = checkpoints().load(path, things_of(self))
-    if loaded then return loaded.step, path end
-    local before = self.o.resume == "auto" and code == "corrupt" and checkpoints().latest(self.run, path)
-    if not before then launch.exit(3, message) end
-    log.warn("%s; going on from %s", message, before)
-    path = before
+    if loaded then
+      if math.type(loaded.step) ~= "integer" then launch.exit(3, ("'%s' does not say at which step to go on"):format(path)) end
+      return loaded.step, path
+    end
+    if not search or code ~= "corrupt" then launch.exit(3, message) end
+    tell { message }
+    path = find(search, path)
   end
-end
-
--- Lines of steps behind the checkpoint go: the run makes them again.
-local function trim_metrics(self)
-  local path = self.run .. "/metrics.jsonl"
-  local text = core.file_read(path)
-  if not text then return end
-  local kept = {}
-  for line in text:gmatch "[^\n]+" do
-    local entry = core.json_decode(line)
-    if type(entry) == "table" and math.type(entry.step) == "integer" and entry.step < self.start then kept[#kept + 1] = line .. "\n" end
-  end
-  local ok, message = core.file_write(path, table.concat(kept))
-  if not ok then launch.exit(3, message) end
 end
 
 --- Chooses the folder, locks it, loads the checkpoint if there is one to go on from.
 ---@param self ms.Training
 function folder.open(self)
-  local path
-  self.run, path = choose_together(self)
+  local search, path
+  self.run, search, path = choose_together(self)
   self.start = 0
   if core.is_sim() and not launch.checking then return end
   launch.run = self.run
   core.comm_folder(self.run)
-  if not path then return end
-  self.start, path = load(self, path)
-  if core.rank() == 0 then trim_metrics(self) end
+  if search then path = find(search) end
+  if not path then
+    if search then log.log("nothing to resume in %s: training begins at step 0", search) end
+    return
+  end
+  self.start, path = load(self, search, path)
+  if core.world():size() > 1 then core.world():barrier() end           -- nothing is renamed while another rank reads it
+  if core.rank() == 0 and self.start < self.o.steps and not launch.checking then
+    history.set_aside(self.run, path, self.start)
+  end
   log.log("resumed from %s", path)
 end
 
--- Of the last `last` checkpoints on disk all stay, of older ones those whose step divides by keep_every.
-local function prune(self)
-  local save, found = self.o.save, {}
-  if not save or not save.last or core.rank() ~= 0 then return end
-  for _, name in ipairs(core.list(self.run) or {}) do
-    local step = name:match "^step%-(%d+)$"
-    if step then found[#found + 1] = { name = name, step = math.tointeger(tonumber(step)) } end
+--- Tells how the checkpoint ended that was being written, once it has: only then is it saved, and old ones go.
+---@param self ms.Training
+---@param wait boolean for its end
+function folder.settle(self, wait)
+  local path = self.saving
+  if not path or not (wait or core.checkpoint_is_done()) then return end
+  self.saving = nil
+  local ok, message = checkpoints().wait()
+  self.committed, self.lost = ok == true, message
+  if not ok then
+    log.warn("%s was not saved: %s", path, message)
+    return
   end
-  table.sort(found, function(a, b) return a.step > b.step end)
-  for i = save.last + 1, #found do
-    if not (save.keep_every and found[i].step % save.keep_every == 0) then
-      local ok, message = core.checkpoint_remove(self.run, found[i].name)
-      if not ok then log.warn("an old checkpoint was not removed: %s", message) end
-    end
-  end
+  log.log("saved %s", path)
+  local save = self.o.save
+  if save and save.last and core.rank() == 0 then history.prune(self.run, self.saved, save.last, save.keep_every) end
 end
 
 --- Saves a checkpoint from which step `step` is the next. A failure is told and training goes on: the one before is untouched.
@@ -131,33 +156,22 @@ end
 ---@param step integer
 function folder.save(self, step)
   if core.is_sim() and not launch.checking then return end
+  folder.settle(self, true)
   local things = things_of(self)
   things.step = step
   local path, message = checkpoints().save(self.run, things)
-  self.report:flush()
-  if not path then
-    log.warn("step %d: %s", step, message)
-    return
-  end
-  self.saved = step
-  log.log("saved %s", path)
-  prune(self)
+  self.saved, self.committed, self.saving, self.lost = step, false, path, message
+  if not path then log.warn("the checkpoint of step %d was not saved: %s", step, message) end
 end
 
---- Waits for what is still being written; false if the last checkpoint did not make it.
+--- Waits for what is still being written; whether the run's last checkpoint is on disk.
 ---@param self ms.Training
 ---@return boolean
 function folder.close(self)
-  local written = true
-  if self.saved and (launch.checking or not core.is_sim()) then
-    local ok, message = checkpoints().wait()
-    if not ok then log.warn("the last checkpoint was not saved: %s", message) end
-    prune(self)
-    written = ok == true
-  end
+  folder.settle(self, true)
   if self.lock then self.lock:close() end
   self.lock = nil
-  return written
+  return self.committed == true
 end
 
 return folder

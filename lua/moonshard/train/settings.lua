@@ -8,7 +8,7 @@ local settings = {}
 
 -- name = type, or a list of types; a count is an integer of 1 or more
 local known = {
-  model = "module", optimizer = "table", data = { "table", "userdata", "function" }, steps = "count", valid = { "table", "userdata" }, loss = "function",
+  model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count", valid = "held-out loader", loss = "function",
   accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string", eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function", after_step = "function", on_eval = "function", log_every = "count",
 }
@@ -21,6 +21,12 @@ local parts = {
 
 local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" } }
 
+local function has_method(value, name)
+  if type(value) ~= "table" and type(value) ~= "userdata" then return false end
+  local ok, method = pcall(function() return value[name] end)
+  return ok and type(method) == "function"
+end
+
 local function is(value, wanted)
   if type(wanted) == "table" then
     for _, one in ipairs(wanted) do if is(value, one) then return true end end
@@ -29,16 +35,21 @@ local function is(value, wanted)
   if wanted == "integer" then return math.type(value) == "integer" end
   if wanted == "count" then return math.type(value) == "integer" and value >= 1 end
   if wanted == "module" then return module.is_module(value) end
+  if wanted == "optimizer" then return has_method(value, "step") and has_method(value, "groups") end
+  if wanted == "loader" then return has_method(value, "next") end
+  if wanted == "held-out loader" then return has_method(value, "batches") end
   return type(value) == wanted
 end
 
 local function check_table(values, types, where)
   local names = {}
   for name in pairs(types) do names[#names + 1] = name end
+  table.sort(names)
   for name, value in pairs(values) do
     if not types[name] then
       local nearest = core.nearest(tostring(name), names)
-      core.raise(("train: unknown option '%s%s'%s"):format(where, tostring(name), nearest and (": did you mean '%s%s'?"):format(where, nearest) or ""))
+      core.raise(("train: unknown option '%s%s'%s"):format(where, tostring(name),
+        nearest and (": did you mean '%s%s'?"):format(where, nearest) or "; it has " .. table.concat(names, ", ")))
     end
     if not is(value, types[name]) then
       local wanted = type(types[name]) == "table" and table.concat(types[name], " or ") or types[name]:gsub("^count$", "count (an integer of 1 or more)")
@@ -53,7 +64,7 @@ end
 function settings.check(options)
   if type(options) ~= "table" then core.raise("train: a table of options is expected") end
   check_table(options, known, "")
-  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", log_every = 1 }
+  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never" }
   for name, value in pairs(options) do o[name] = value end
   for _, name in ipairs { "model", "optimizer", "data", "steps" } do
     if o[name] == nil then core.raise(("train: the option %s is missing"):format(name)) end
@@ -71,7 +82,30 @@ function settings.check(options)
   end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
   if o.eval and not o.valid then core.raise("train: eval needs valid, a loader of held-out data") end
+  if o.eval and type(o.valid) == "userdata" then                 -- a loader says before the first step whether it has data for each rank
+    local ok, message = pcall(o.valid.batches, o.valid, 0)
+    if not ok then core.raise("train: valid: " .. (message:match "^[^\n]-:%d+: (.*)" or message)) end
+  end
   return o
+end
+
+--- Raises for options that need all gradients before the first parameter is stepped.
+---@param o ms.TrainOptions
+---@param by string what may step in backward
+function settings.check_early(o, by)
+  local function refuse(what, instead)
+    core.raise(("train: %s needs all gradients before the first step, but %s may step in backward: "
+      .. "%s"):format(what, by, instead))
+  end
+  if o.clip then
+    refuse("clip", require "moonshard.overlap.plans".instead_of_norm)
+  end
+  if o.dtype == "f16" then
+    refuse("dtype f16 (its loss scaler)", "use bf16, or the policy deferred")
+  end
+  if o.on_nan == "skip" then
+    refuse("on_nan = \"skip\"", "use on_nan = \"stop\", or the policy deferred")
+  end
 end
 
 --- The table of resolved settings.
@@ -83,7 +117,7 @@ function settings.show(self)
   local lines = {
     { "recipe", launch.recipe or "(none)" },
     { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
-    { "model", ("%s, %s parameters"):format(tostring(o.model), count >= 1e6 and ("%.2fM"):format(count / 1e6) or count) },
+    { "model", ("%s, %s parameters"):format(tostring(o.model):match "^[^:\n]*", count >= 1e6 and ("%.2fM"):format(count / 1e6) or count) },
     { "machine", ("%s, %d threads, %s kernels, %s"):format(info.cpu, info.threads, info.kernels, info.blas) },
     { "steps", ("%d, %s"):format(o.steps, o.dtype) },
   }
