@@ -1,6 +1,7 @@
 -- Modules, layers and models: what api.lua calls `ms.nn`.
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
+local options_of = require "moonshard.options"
 require "moonshard.nn.files"
 
 ---@class ms.nn
@@ -25,4 +26,4 @@ function nn.llama(options) return require "moonshard.nn.llama" (options) end
 ---@return string? code
 function nn.pretrained(path, options) return require "moonshard.nn.pretrained" (path, options) end
 
-return nn
+return options_of.closed(nn, "ms.nn")

@@ -37,14 +37,95 @@ describe("a module", function()
     assert.equal(2, #model)
     assert.equal("1.up.weight", model[2].up.weight:name())
     assert.same({ 4, 2 }, model[1].up.weight:full_shape())
-    assert.equal("Block", tostring(model[1]))
+    assert.equal("Block", model[1].class_name)
     assert.equal("", nn.Parameter(ms.ones { 1 }):name())
     local seen = {}
-    for name, object in model:modules() do seen[#seen + 1] = name .. ":" .. tostring(object) end
+    for name, object in model:modules() do seen[#seen + 1] = name .. ":" .. object.class_name end
     assert.same({ ":List", "0:Block", "0.up:Linear", "0.down:Linear", "1:Block", "1.up:Linear", "1.down:Linear" }, seen)
     assert.equal(2, #model[1]:children())
     assert.is_true(model[1]:children()[1] == model[1].up)
     near(model[1].down(model[1].up(ms.ones { 1, 2 }):relu()):to_table(), model[1](ms.ones { 1, 2 }))
+  end)
+
+  -- One name for each parameter: what it says itself, what filters and lists say, and what is saved.
+  local function names_agree(model, expected)
+    local filtered = {}
+    model:parameters(function(p, name)
+      assert.equal(name, p:name())
+      filtered[#filtered + 1] = name
+      return true
+    end)
+    assert.same(expected, filtered)
+    local state, kept = model:state(), {}
+    for i, item in ipairs(model:named_parameters()) do
+      assert.equal(expected[i], item.name)
+      assert.is_true(state[item.name] == item.parameter)
+      kept[item.name] = true
+    end
+    for name in pairs(state) do assert.is_true(kept[name], name) end
+    local path = os.tmpname()
+    assert(model:save(path .. ".safetensors"))
+    local saved = ms.safetensors.header(path .. ".safetensors")
+    for _, name in ipairs(expected) do assert.is_truthy(saved[name], name) end
+    os.remove(path)
+    os.remove(path .. ".safetensors")
+  end
+
+  it("a tied weight has one name everywhere", function()
+    local Pair = nn.class "Pair"
+    function Pair:init()
+      self.b = nn.Linear(2, 2, { bias = false })
+      self.a = nn.Linear(2, 2, { bias = false })
+      self.b.weight = self.a.weight
+    end
+    local model = Pair()
+    names_agree(model, { "b.weight" })
+    names_agree(nn.List { Pair(), model }, { "0.b.weight", "1.b.weight" })
+    assert.equal("1.b.weight", model.a.weight:name())
+    -- Places that were given away count no more, and neither do modules that were replaced.
+    local tied = Pair()
+    local weight = tied.a.weight
+    tied.b.weight = nn.Parameter(ms.ones { 2, 2 })
+    names_agree(tied, { "b.weight", "a.weight" })
+    assert.equal("a.weight", weight:name())
+    tied.b.weight = weight
+    local old = tied.a
+    tied.a = nn.Linear(2, 2, { bias = false })
+    names_agree(tied, { "b.weight", "a.weight" })
+    assert.equal("b.weight", old.weight:name())
+    tied.b = nil
+    assert.equal("weight", old.weight:name())
+    -- Optimizers keep state by these names.
+    local stepped = Pair()
+    local optimizer = ms.optim.adam(stepped)
+    stepped.a.weight:set_grad(ms.ones { 2, 2 })
+    optimizer:step()
+    assert.is_truthy(optimizer:state().parameters["b.weight"])
+  end)
+
+  it("a module is no part of itself, on whatever way", function()
+    local top, part, other = nn.Sequential(), nn.Sequential(), nn.Sequential()
+    top[1], other[1] = part, part
+    fails(function() part[1] = part end, "cannot be a part of itself")
+    fails(function() part[1] = top end, "cannot be a part of itself")
+    fails(function() part[1] = other end, "cannot be a part of itself")
+  end)
+
+  it("a module in two places, and one inside a wrapper, have one name", function()
+    local shared = nn.Linear(2, 2, { bias = false })
+    local Twice = nn.class "Twice"
+    function Twice:init()
+      self.z = nn.Sequential()
+      self.y = nn.Sequential(shared)
+      self.z[1] = shared
+    end
+    local model = Twice()
+    names_agree(model, { "z.0.weight" })
+    model.z = nil
+    names_agree(model, { "y.0.weight" })
+    local outer = nn.List { nn.Linear(1, 1), ms.ddp(model) }
+    assert.equal("1.y.0.weight", shared.weight:name())
+    assert.equal(3, #outer:parameters())
   end)
 
   it("filters parameters, and counts tied ones once under their first name", function()
@@ -339,6 +420,19 @@ describe("models", function()
     fails(function() tiny("gpt2", { heads = 5 }) end, "16", "5 heads")
     fails(function() tiny("llama", { kv_heads = 3 }) end, "4 heads", "3 key")
     fails(function() tiny("llama", { layers = 1.5 }) end, "layers", "integer")
+  end)
+
+  it("refuse the options of another model", function()
+    fails(function() tiny("gpt2", { kv_heads = 2 }) end, "nn.gpt2: unknown option 'kv_heads'", "did you mean 'heads'")
+    fails(function() tiny("gpt2", { rotary_base = 500 }) end, "nn.gpt2: unknown option 'rotary_base'")
+    fails(function() tiny("gpt2", { rotary_scaling = { type = "default" } }) end, "unknown option 'rotary_scaling'")
+    fails(function() tiny("llama", { dropout = 0.1 }) end, "nn.llama: unknown option 'dropout'")
+    local folder = os.tmpname()
+    os.remove(folder)
+    tiny("llama"):save(folder .. "/")
+    assert(nn.pretrained(folder, { dropout = 0 }))           -- recipes give their default
+    fails(function() nn.pretrained(folder, { dropout = 0.1 }) end, "option dropout: the llama in", "has no dropout")
+    os.execute("rm -r '" .. folder .. "'")
   end)
 end)
 

@@ -61,14 +61,14 @@ describe("pretrained models", function()
     local case, weights, tokens = write(model, prefix, extra)
     local loaded = assert(ms.nn.pretrained(folder))
     assert.near(case.losses[1], loss_of(loaded, tokens, case), 2e-5)
-    -- What is saved has the same names (without the prefix), shapes and dtypes, and the same bytes.
+    -- What is saved has the same names, shapes and dtypes, and the same bytes.
     assert(loaded:save(folder .. "/again/"))
     local saved = assert(ms.safetensors.load(folder .. "/again/model.safetensors"))
     for name, t in pairs(weights) do
-      local same = assert(saved[name:sub(#prefix + 1)], name)
+      local same = assert(saved[name], name)
       assert.equal(tostring(t), tostring(same))
       assert.equal(core.bytes(t), core.bytes(same))
-      saved[name:sub(#prefix + 1)] = nil
+      saved[name] = nil
     end
     assert.is_nil(next(saved))
     local config = core.json_decode(command.read(folder .. "/again/config.json"))
@@ -129,7 +129,25 @@ describe("pretrained models", function()
     with { hidden_act = "gelu" }
     refused("hidden_act is gelu; models here have silu", "unsupported")
     with { rope_scaling = { factor = 8 } }
-    refused("rope_scaling", "unsupported")
+    refused("the rope_type in rope_scaling is nil", "unsupported")
+    with { rope_scaling = { type = "linear", factor = 2 }, rope_parameters = { rope_theta = 10000 } }
+    refused("rope_parameters and rope_scaling describe different positions", "unsupported")
+    with { rope_parameters = { full_attention = { rope_type = "default" } } }
+    refused("rope_parameters.full_attention is a table", "unsupported")
+    with { rope_scaling = { rope_type = "linear", factor = "two" } }
+    refused("factor must be a finite number", "corrupt")
+    with { rope_parameters = { rope_type = "default", rope_theta = -1 } }
+    refused("rope_theta is %-1", "corrupt")
+    with { rope_parameters = { rope_type = "default", partial_rotary_factor = 0.5 } }
+    refused("partial_rotary_factor is 0.5", "unsupported")
+    with { attention_bias = true }
+    refused("attention_bias is true; models here have false", "unsupported")
+    with { sliding_window = 4096 }
+    refused("sliding_window is 4096; this is not supported", "unsupported")
+    with { quantization_config = { quant_method = "gptq" } }
+    refused('quantization_config is {"quant_method":"gptq"}', "unsupported")
+    with { layer_types = { "full_attention", "sliding_attention" } }
+    refused("layer_types%[1%] is sliding_attention", "unsupported")
     with { head_dim = 5 }
     refused("head_dim", "unsupported")
     with { head_dim = "five" }

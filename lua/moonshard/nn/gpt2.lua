@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local LanguageModel = require "moonshard.nn.language_model"
+local argument = require "moonshard.options".argument
 
 -- The linear layer of this architecture: weight [in, out].
 local Conv1D = module.class "Conv1D"
@@ -69,7 +70,7 @@ local GPT2 = module.class("GPT2", LanguageModel)
 
 ---@param options ms.ModelOptions
 function GPT2:init(options)
-  options = LanguageModel.check("nn.gpt2", options)
+  options = LanguageModel.check("nn.gpt2", options, { "dropout" })
   self.options = options
   -- Weights that write into the residual stream start smaller, by the number of them.
   local std = 0.02 / math.sqrt(2 * options.layers)
@@ -88,6 +89,7 @@ end
 
 -- The last norm's output [batch, time, width].
 local function features(self, tokens)
+  argument("gpt2", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then core.raise("gpt2: tokens must be [batch, time], not " .. tostring(tokens)) end
   if shape[2] > self.options.context then
@@ -125,27 +127,39 @@ function GPT2:config()
     model_type = "gpt2", architectures = { "GPT2LMHeadModel" }, vocab_size = o.vocab, n_positions = o.context, n_ctx = o.context, n_embd = o.width,
     n_layer = o.layers, n_head = o.heads, n_inner = o.hidden, layer_norm_epsilon = o.eps or 1e-5, activation_function = "gelu_new",
     tie_word_embeddings = o.tie ~= false, resid_pdrop = o.dropout or 0, embd_pdrop = o.dropout or 0, attn_pdrop = 0,
+    -- Which tokens begin and end a text is not known here; the peer's default would be token 50256.
+    bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind.
+--- Options from a config.json of this kind. What it does not say has the peer's default (GPT2Config of transformers).
 ---@param config table
 ---@return ms.ModelOptions
 function GPT2.from_config(config)
   return {
-    vocab = config.vocab_size, context = config.n_positions or config.n_ctx, layers = config.n_layer, width = config.n_embd, heads = config.n_head,
-    hidden = config.n_inner, eps = config.layer_norm_epsilon, tie = config.tie_word_embeddings,
+    vocab = config.vocab_size or 50257, context = config.n_positions or config.n_ctx or 1024, layers = config.n_layer or 12,
+    width = config.n_embd or 768, heads = config.n_head or 12, hidden = config.n_inner, eps = config.layer_norm_epsilon or 1e-5,
+    tie = config.tie_word_embeddings,
   }
 end
 
---- Names as other tools write them to names here: the prefix `transformer.`, masks and a tied head are left out.
+--- The name here of a weight in a file: the prefix `transformer.`, masks and a tied head are left out.
 ---@param name string
----@return string? nil: not a weight of this model
+---@return string? own nil: it is no weight of this model
+---@return string? copy where own is nil: the weight here that it must be a copy of
 function GPT2:own_name(name)
   name = name:gsub("^transformer%.", "")
   if name:match "^h%.%d+%.attn%.bias$" or name:match "^h%.%d+%.attn%.masked_bias$" then return nil end
-  if name == "lm_head.weight" and not self.lm_head then return nil end
+  if name == "lm_head.weight" and not self.lm_head then return nil, "wte.weight" end
   return name
+end
+
+--- The name in a file of a weight here. The peer reads names without its prefix, but not where a head stands beside them.
+---@param name string
+---@return string
+function GPT2:file_name(name)
+  if not self.lm_head or name == "lm_head.weight" then return name end
+  return "transformer." .. name
 end
 
 return GPT2

@@ -1,15 +1,17 @@
 -- What gpt2 and llama share: options, loading and saving with config.json, writing text.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
+local rope = require "moonshard.nn.rope"
 
 ---@class ms.LanguageModel: ms.Module
 local LanguageModel = module.class "LanguageModel"
 
--- name = required (true) or optional (false)
+-- The options that all models have: name = required (true) or optional (false).
 local options = {
   vocab = true, context = true, layers = true, width = true, heads = true,
-  kv_heads = false, hidden = false, dropout = false, tie = false, eps = false, rotary_base = false, recompute = false,
+  hidden = false, tie = false, eps = false, recompute = false,
 }
 
 local ranges = {
@@ -19,9 +21,10 @@ local ranges = {
 --- Checks the options of a model and returns a copy.
 ---@param name string
 ---@param given ms.ModelOptions
+---@param own string[] names of the options that only this model has; those of another model are unknown
 ---@return ms.ModelOptions
-function LanguageModel.check(name, given)
-  local checked, known = {}, {}
+function LanguageModel.check(name, given, own)
+  local checked, known = {}, { table.unpack(own) }
   for key in pairs(options) do known[#known + 1] = key end
   table.sort(known)
   for key, value in pairs(check(name, given, known)) do checked[key] = value end
@@ -39,6 +42,7 @@ function LanguageModel.check(name, given)
       core.raise(("%s: %s must be a number %s, not %s"):format(name, key, range[2], tostring(value)))
     end
   end
+  rope.check(name, checked.rotary_scaling)
   if checked.width % checked.heads ~= 0 then
     core.raise(("%s: width %d does not divide by %d heads"):format(name, checked.width, checked.heads))
   end
@@ -115,5 +119,7 @@ function LanguageModel:generate(tokens, how)
     return core.cat(made)
   end)
 end
+
+options_of.methods(LanguageModel, "a language model", module.is_module, { "generate" })
 
 return LanguageModel

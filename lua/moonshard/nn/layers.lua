@@ -1,7 +1,9 @@
 -- The usual layers.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check, argument = options_of.check, options_of.argument
+local rope = require "moonshard.nn.rope"
 
 local layers = {}
 
@@ -27,7 +29,7 @@ layers.Linear = Linear
 ---@param outputs integer
 ---@param options? { bias?: boolean }
 function Linear:init(inputs, outputs, options)
-  check("Linear", options, { "bias" })
+  check("Linear", options, { bias = "boolean" })
   check_sizes("Linear", inputs, outputs)
   self.weight = uniform({ outputs, inputs }, inputs)
   if not options or options.bias ~= false then self.bias = uniform({ outputs }, inputs) end
@@ -36,7 +38,10 @@ end
 ---@param x ms.Tensor [..., inputs]
 ---@param activation? "gelu" behind the product
 ---@return ms.Tensor [..., outputs]
-function Linear:forward(x, activation) return x:linear(self.weight, self.bias, activation) end
+function Linear:forward(x, activation)
+  argument("Linear", "x", x, "tensor")
+  return x:linear(self.weight, self.bias, activation)
+end
 
 ---@class ms.Embedding: ms.Module
 local Embedding = module.class "Embedding"
@@ -51,7 +56,10 @@ end
 
 ---@param ids ms.Index
 ---@return ms.Tensor [..., width]
-function Embedding:forward(ids) return ids:embedding(self.weight) end
+function Embedding:forward(ids)
+  argument("Embedding", "ids", ids, "tensor")
+  return ids:embedding(self.weight)
+end
 
 ---@class ms.LayerNorm: ms.Module
 local LayerNorm = module.class "LayerNorm"
@@ -60,14 +68,17 @@ layers.LayerNorm = LayerNorm
 ---@param width integer
 ---@param options? { eps?: number, bias?: boolean }
 function LayerNorm:init(width, options)
-  check("LayerNorm", options, { "eps", "bias" })
+  check("LayerNorm", options, { eps = "number", bias = "boolean" })
   check_sizes("LayerNorm", width)
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
   if not options or options.bias ~= false then self.bias = module.Parameter(core.zeros { width }) end
 end
 
-function LayerNorm:forward(x) return x:layer_norm(self.weight, self.bias, self.eps) end
+function LayerNorm:forward(x)
+  argument("LayerNorm", "x", x, "tensor")
+  return x:layer_norm(self.weight, self.bias, self.eps)
+end
 
 ---@class ms.RMSNorm: ms.Module
 local RMSNorm = module.class "RMSNorm"
@@ -76,13 +87,16 @@ layers.RMSNorm = RMSNorm
 ---@param width integer
 ---@param options? { eps?: number }
 function RMSNorm:init(width, options)
-  check("RMSNorm", options, { "eps" })
+  check("RMSNorm", options, { eps = "number" })
   check_sizes("RMSNorm", width)
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
 end
 
-function RMSNorm:forward(x) return x:rms_norm(self.weight, self.eps) end
+function RMSNorm:forward(x)
+  argument("RMSNorm", "x", x, "tensor")
+  return x:rms_norm(self.weight, self.eps)
+end
 
 ---@class ms.Dropout: ms.Module
 local Dropout = module.class "Dropout"
@@ -95,14 +109,21 @@ function Dropout:init(p)
 end
 
 function Dropout:forward(x)
+  argument("Dropout", "x", x, "tensor")
   if self.p == 0 or not self:is_training() then return x end
   return x:dropout(self.p)
 end
 
 local function activation(name, f)
   local class = module.class(name)
-  class.init = function(self, form) self.form = form end
-  class.forward = f
+  class.init = function(self, form)
+    argument(name, "form", form, "string?")
+    self.form = form
+  end
+  class.forward = function(self, x)
+    argument(name, "x", x, "tensor")
+    return f(self, x)
+  end
   layers[name] = class
 end
 
@@ -116,6 +137,7 @@ layers.List = List
 
 ---@param modules ms.Module[]
 function List:init(modules)
+  options_of.items("List", "modules", modules, "module")
   for i, item in ipairs(modules) do self[i] = item end
 end
 
@@ -140,7 +162,8 @@ layers.MLP = MLP
 ---@param hidden integer
 ---@param options? { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }
 function MLP:init(width, hidden, options)
-  options = check("MLP", options, { "activation", "bias" })
+  check_sizes("MLP", width, hidden)
+  options = check("MLP", options, { activation = "string", bias = "boolean" })
   local kind = options.activation or "gelu"
   if kind ~= "gelu" and kind ~= "relu" and kind ~= "swiglu" then
     core.raise(("MLP: unknown activation '%s': known are gelu, relu, swiglu"):format(tostring(kind)))
@@ -152,6 +175,7 @@ function MLP:init(width, hidden, options)
 end
 
 function MLP:forward(x)
+  argument("MLP", "x", x, "tensor")
   if self.activation == "swiglu" then return self.down(self.up(x):swiglu(self.gate(x))) end
   if self.activation == "gelu" then return self.down(self.up(x, "gelu")) end
   return self.down(self.up(x):relu())
@@ -161,16 +185,19 @@ end
 local Attention = module.class "Attention"
 layers.Attention = Attention
 
----@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number }
+---@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }
 function Attention:init(options)
-  options = check("Attention", options, { "width", "heads", "kv_heads", "rotary", "bias", "rotary_base" })
+  options = check("Attention", options, {
+    width = "any", heads = "any", kv_heads = "any", rotary = "boolean", bias = "boolean", rotary_base = "number", rotary_scaling = "table",
+  })
+  rope.check("Attention", options.rotary_scaling)
   local width, heads = options.width, options.heads
   local kv_heads = options.kv_heads or heads
   check_sizes("Attention", width, heads, kv_heads)
   if width % heads ~= 0 then core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads)) end
   if heads % kv_heads ~= 0 then core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads)) end
   local head = width // heads
-  self.head, self.rotary, self.rotary_base = head, options.rotary, options.rotary_base
+  self.head, self.rotary, self.rotary_base, self.rotary_scaling = head, options.rotary, options.rotary_base, options.rotary_scaling
   self.q_proj = Linear(width, width, { bias = options.bias })
   self.k_proj = Linear(width, kv_heads * head, { bias = options.bias })
   self.v_proj = Linear(width, kv_heads * head, { bias = options.bias })
@@ -180,11 +207,14 @@ end
 ---@param x ms.Tensor [batch, time, width]
 ---@return ms.Tensor [batch, time, width]
 function Attention:forward(x)
+  argument("Attention", "x", x, "tensor")
   local shape = x:shape()
   local batch, time = shape[1], shape[2]
   local function heads(t) return t:view(batch, time, -1, self.head):transpose(2, 3) end
   local q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
-  if self.rotary then q, k = q:rotary(0, self.rotary_base), k:rotary(0, self.rotary_base) end
+  if self.rotary then
+    q, k = q:rotary(0, self.rotary_base, self.rotary_scaling), k:rotary(0, self.rotary_base, self.rotary_scaling)
+  end
   return self.o_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, -1))
 end
 

@@ -3,6 +3,8 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local LanguageModel = require "moonshard.nn.language_model"
+local argument = require "moonshard.options".argument
+local rope = require "moonshard.nn.rope"
 
 local MLP = module.class "LlamaMLP"
 
@@ -19,7 +21,10 @@ local Block = module.class "LlamaBlock"
 function Block:init(options)
   local o = options
   self.input_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
-  self.self_attn = layers.Attention { width = o.width, heads = o.heads, kv_heads = o.kv_heads, rotary = true, rotary_base = o.rotary_base, bias = false }
+  self.self_attn = layers.Attention {
+    width = o.width, heads = o.heads, kv_heads = o.kv_heads, rotary = true, rotary_base = o.rotary_base, rotary_scaling = o.rotary_scaling,
+    bias = false,
+  }
   self.post_attention_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
   self.mlp = MLP(o.width, o.hidden)
 end
@@ -62,7 +67,7 @@ local Llama = module.class("Llama", LanguageModel)
 
 ---@param options ms.ModelOptions
 function Llama:init(options)
-  options = LanguageModel.check("nn.llama", options)
+  options = LanguageModel.check("nn.llama", options, { "kv_heads", "rotary_base", "rotary_scaling" })
   -- Two thirds of four times the width, rounded up to a multiple of 64, where nothing is said.
   options.hidden = options.hidden or (8 * options.width // 3 + 63) // 64 * 64
   self.options = options
@@ -76,6 +81,7 @@ function Llama:init(options)
 end
 
 local function features(self, tokens)
+  argument("llama", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens)) end
   if shape[2] > self.options.context then
@@ -101,29 +107,40 @@ end
 ---@return table
 function Llama:config()
   local o = self.options
+  local theta, scaling = rope.write(o.rotary_base, o.rotary_scaling)
   return {
     model_type = "llama", architectures = { "LlamaForCausalLM" }, vocab_size = o.vocab, max_position_embeddings = o.context, hidden_size = o.width,
     num_hidden_layers = o.layers, num_attention_heads = o.heads, num_key_value_heads = o.kv_heads or o.heads, intermediate_size = o.hidden,
-    rms_norm_eps = o.eps or 1e-5, rope_theta = o.rotary_base or 10000.0, hidden_act = "silu", tie_word_embeddings = o.tie == true, attention_bias = false,
+    rms_norm_eps = o.eps or 1e-5, rope_theta = theta, rope_scaling = scaling, hidden_act = "silu", tie_word_embeddings = o.tie == true, attention_bias = false,
+    -- Which tokens begin and end a text is not known here; the peer's defaults would be tokens 1 and 2.
+    bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind.
+--- Options from a config.json of this kind. What it does not say has the peer's default (LlamaConfig of transformers).
 ---@param config table
----@return ms.ModelOptions
+---@return ms.ModelOptions?
+---@return string? message
+---@return string? code
 function Llama.from_config(config)
+  local positions, message, code = rope.read(config)
+  if not positions then return nil, message, code end
+  local heads = config.num_attention_heads or 32
   return {
-    vocab = config.vocab_size, context = config.max_position_embeddings, layers = config.num_hidden_layers, width = config.hidden_size,
-    heads = config.num_attention_heads, kv_heads = config.num_key_value_heads, hidden = config.intermediate_size, eps = config.rms_norm_eps,
-    rotary_base = config.rope_theta, tie = config.tie_word_embeddings,
+    vocab = config.vocab_size or 32000, context = config.max_position_embeddings or 2048, layers = config.num_hidden_layers or 32,
+    width = config.hidden_size or 4096, heads = heads, kv_heads = config.num_key_value_heads or heads,
+    hidden = config.intermediate_size or 11008, eps = config.rms_norm_eps or 1e-6, rotary_base = positions.base,
+    rotary_scaling = positions.scaling, tie = config.tie_word_embeddings,
   }
 end
 
+--- The name here of a weight in a file.
 ---@param name string
----@return string? nil: not a weight of this model
+---@return string? own nil: it is no weight of this model
+---@return string? copy where own is nil: the weight here that it must be a copy of
 function Llama:own_name(name)
   if name:match "%.rotary_emb%.inv_freq$" then return nil end
-  if name == "lm_head.weight" and not self.lm_head then return nil end
+  if name == "lm_head.weight" and not self.lm_head then return nil, "model.embed_tokens.weight" end
   return name
 end
 

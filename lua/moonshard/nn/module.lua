@@ -1,10 +1,14 @@
 -- Modules: Lua objects that own parameters, buffers and other modules, in order of assignment.
 local core = require "moonshard.core"
+local names = require "moonshard.nn.names"
+local options_of = require "moonshard.options"
+local tree = require "moonshard.nn.tree"
+local check, argument = options_of.check, options_of.argument
 
 -- What an object owns lies in its metatable, so that every assignment is seen:
 --   fields   all values by key (the object itself stays empty); falls back to the class
 --   order    keys of owned things in order of first assignment
---   parent, key   where the module hangs;  training   train or eval
+--   training train or eval
 --   unsaved  names of buffers that are not saved;  hooks   lists of functions by moment
 local module = {}
 
@@ -14,7 +18,8 @@ Module.__index = Module
 Module.__name = "ms.Module"
 module.base = Module
 
-local owners = setmetatable({}, { __mode = "k" })          -- parameter -> { state of its module, key }
+-- tensor -> dtype of the file that nn.pretrained read it from: what `save` writes it in. Module:to forgets it.
+module.loaded_dtype = setmetatable({}, { __mode = "k" })
 
 local function state_of(object)
   local meta = getmetatable(object)
@@ -38,10 +43,8 @@ function module.Parameter(t)
   return core.mark_parameter(t)
 end
 
-local function root_of(state)
-  while state.parent do state = state.parent end
-  return state
-end
+-- Whether names depend on a value: buffers come and go in forward, and have none.
+local function is_named(value) return module.is_module(value) or core.is_parameter(value) end
 
 local function assign(object, key, value)
   local state = getmetatable(object)
@@ -53,14 +56,11 @@ local function assign(object, key, value)
   end
   if module.is_module(value) then
     local child = getmetatable(value)
-    if child == root_of(state) then core.raise("a module cannot be a part of itself") end
-    if not child.parent then child.parent, child.key = state, key end
-  elseif core.is_parameter(value) then
-    local owner = owners[value]
-    if not owner then owners[value] = { state = state, key = key } end
-  elseif owned then
-    value:keep()
-  end
+    if names.contains(child, state.fields) then core.raise("a module cannot be a part of itself") end
+    names.note(child.fields, state, key)
+  elseif core.is_parameter(value) then names.note(value, state, key)
+  elseif owned then value:keep() end
+  if is_named(value) or is_named(rawget(fields, key)) then names.changed() end
   fields[key] = value
 end
 
@@ -119,7 +119,7 @@ local function call(object, ...)
   local state = getmetatable(object)
   local hooks = state.hooks
   local forward = state.fields.forward
-  if not forward then core.raise("module " .. tostring(object) .. " has no method forward") end
+  if not forward then core.raise("module " .. tostring(state.class.class_name) .. " has no method forward") end
   if not hooks then return forward(object, ...) end
   local inputs = table.pack(...)
   if hooks.pre_forward then inputs = run_hooks("pre_forward", hooks.pre_forward, object, inputs) end
@@ -138,6 +138,8 @@ end
 ---@param base? table
 ---@return table
 function module.class(name, base)
+  argument("nn.class", "name", name, "string")
+  argument("nn.class", "base", base, "table?")
   local class = setmetatable({ class_name = name }, {
     __index = base or Module,
     __call = function(class, ...)
@@ -145,7 +147,7 @@ function module.class(name, base)
       local object = setmetatable({}, {
         module = true, class = class, fields = fields, order = {}, place = {}, unsaved = {}, training = true,
         __index = fields, __newindex = assign, __call = call,
-        __tostring = function() return name end,
+        __tostring = tree,
         __len = function() return #fields end,
       })
       if class.init then class.init(object, ...) end
@@ -157,35 +159,17 @@ end
 
 ------------------------------------------------------------------------------------------------------------------------------ names
 
--- "h" and 1 give "h.0": list items count from 0 in names, as in other tools' files.
-local function join(prefix, key)
-  local part = math.type(key) == "integer" and tostring(key - 1) or tostring(key)
-  return prefix == "" and part or prefix .. "." .. part
-end
-
-local function path_of(state)
-  local names = {}
-  while state.parent do
-    table.insert(names, 1, state.key)
-    state = state.parent
-  end
-  local path = ""
-  for _, key in ipairs(names) do path = join(path, key) end
-  return path
-end
-
 ---@class ms.Tensor
 local Tensor = core.tensor_methods
 
 --- Dotted; "" until a module has it.
 ---@return string
-function Tensor:name()
-  local owner = owners[self]
-  return owner and join(path_of(owner.state), owner.key) or ""
-end
+function Tensor:name() return names.of(self) end
 
 ---@return integer[]
 function Tensor:full_shape() return self:shape() end
+
+options_of.methods(Tensor, "a tensor", core.is_tensor, { "name", "full_shape" })
 
 --- itself ("") and all below, in order
 ---@return fun(): string, ms.Module
@@ -198,7 +182,7 @@ function Module:modules()
     local state = state_of(object)
     for _, key in ipairs(state.order) do
       local value = state.fields[key]
-      if module.is_module(value) then visit(value, join(prefix, key)) end
+      if module.is_module(value) then visit(value, names.join(prefix, key)) end
     end
   end
   visit(self, "")
@@ -218,7 +202,7 @@ local function each_tensor(self, f)
       local value = state.fields[key]
       if core.is_tensor(value) and not seen[value] then
         seen[value] = true
-        f(join(prefix, key), value, core.is_parameter(value), not state.unsaved[key])
+        f(names.join(prefix, key), value, core.is_parameter(value), not state.unsaved[key])
       end
     end
   end
@@ -228,6 +212,7 @@ end
 ---@param filter? fun(p: ms.Parameter, name: string): boolean
 ---@return ms.Parameter[]
 function Module:parameters(filter)
+  argument("parameters", "filter", filter, "function?")
   local list = {}
   each_tensor(self, function(name, t, is_parameter)
     if is_parameter and (not filter or filter(t, name)) then list[#list + 1] = t end
@@ -265,6 +250,9 @@ end
 ---@param t ms.Tensor
 ---@param options? { save?: boolean }
 function Module:add_buffer(name, t, options)
+  argument("add_buffer", "name", name, "string")
+  argument("add_buffer", "t", t, "tensor")
+  check("add_buffer", options, { save = "boolean" })
   if core.is_parameter(t) then core.raise("add_buffer: '" .. name .. "' is a parameter; assign it") end
   self[name] = t
   if options and options.save == false then state_of(self).unsaved[name] = true end
@@ -275,6 +263,7 @@ end
 ---@param yes? boolean
 ---@return self
 function Module:train(yes)
+  argument("train", "yes", yes, "boolean?")
   for _, object in self:modules() do state_of(object).training = yes ~= false end
   return self
 end
@@ -301,16 +290,18 @@ end
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
+  argument("to", "what", what, "string")
   local tensors = {}
   each_tensor(self, function(_, t) tensors[#tensors + 1] = t end)
   for _, t in ipairs(tensors) do
+    module.loaded_dtype[t] = nil
     local new = floats[t:dtype()] and core.no_grad(function() return t:detach():to(what) end)
     if new and new:dtype() ~= t:dtype() then
       if core.is_parameter(t) then
         local frozen = not t:requires_grad()
         new = module.Parameter(new)
         if frozen then new:requires_grad_(false) end
-        owners[new] = owners[t]
+        names.replace(t, new)
       end
       replace(self, t, new:keep())
     end
@@ -372,7 +363,8 @@ end
 --- Complete tensors by name; parameters and saved buffers.
 ---@param options? { kind?: "full"|"sharded" }
 ---@return table<string, ms.Tensor>
-function Module:state(options) -- luacheck: ignore options
+function Module:state(options)
+  check("state", options, { kind = "string" })
   local state = {}
   each_tensor(self, function(name, t, _, saved) if saved then state[name] = t end end)
   return state
@@ -384,7 +376,10 @@ local function first_three(list)
   return #list > 3 and ("%s and %d more"):format(text, #list - 3) or text
 end
 
-local function same_shape(a, b)
+---@param a ms.Tensor
+---@param b ms.Tensor
+---@return boolean
+function module.same_shape(a, b)
   local x, y = a:shape(), b:shape()
   if #x ~= #y then return false end
   for i = 1, #x do if x[i] ~= y[i] then return false end end
@@ -395,17 +390,18 @@ end
 ---@param state table<string, ms.Tensor>
 ---@param options? { partial?: boolean }
 function Module:load_state(state, options)
-  if type(state) ~= "table" then core.raise("load_state: a table from names to tensors is expected, not " .. type(state)) end
+  argument("load_state", "state", state, "table")
+  options = check("load_state", options, { partial = "boolean" })
   local own, problems = self:state(), {}
   local missing, unknown, wrong = {}, {}, {}
   for name, t in pairs(own) do
     local given = state[name]
     if not given then missing[#missing + 1] = name
-    elseif not core.is_tensor(given) or not same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
+    elseif not core.is_tensor(given) or not module.same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
   end
-  for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = name end end
+  for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = tostring(name) end end
   if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end
-  if not (options and options.partial) then
+  if not options.partial then
     if #missing > 0 then problems[#problems + 1] = "missing: " .. first_three(missing) end
     if #unknown > 0 then problems[#problems + 1] = "unknown: " .. first_three(unknown) end
   end
@@ -414,5 +410,7 @@ function Module:load_state(state, options)
     for name, t in pairs(own) do if state[name] then t:copy_(state[name]) end end
   end)
 end
+
+options_of.methods(Module, "a module", module.is_module)
 
 return module

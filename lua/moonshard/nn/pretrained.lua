@@ -1,28 +1,108 @@
 -- nn.pretrained: a model with weights that other tools (or model:save) wrote: config.json says what it is.
 local core = require "moonshard.core"
+local files = require "moonshard.nn.files"
+local module = require "moonshard.nn.module"
+local options_of = require "moonshard.options"
 
--- Settings of config.json that would change what the model computes, with the only values that are built here.
-local required = {
-  gpt2 = { activation_function = "gelu_new", scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false },
-  llama = { hidden_act = "silu", attention_bias = false, mlp_bias = false },
+-- Keys of config.json that would change what the model computes, with the values that are built here. A missing key or null is one of
+-- them; all other keys are kept and mean nothing here. An empty list: the feature itself is not built.
+local built = {
+  gpt2 = {
+    activation_function = { "gelu_new", "gelu_pytorch_tanh" }, scale_attn_weights = { true }, scale_attn_by_inverse_layer_idx = { false },
+    add_cross_attention = { false },
+  },
+  llama = {
+    hidden_act = { "silu", "swish" }, attention_bias = { false }, mlp_bias = { false }, sliding_window = {}, use_qk_norm = { false },
+    attn_logit_softcapping = {}, final_logit_softcapping = {}, embedding_multiplier = { 1 }, attention_multiplier = {},
+    residual_multiplier = { 1 }, logits_scaling = { 1 }, clip_qkv = {}, num_local_experts = { 1 }, partial_rotary_factor = { 1 },
+    no_rope_layers = {},
+  },
 }
+for _, keys in pairs(built) do keys.quantization_config = {} end
 
-local function unsupported(path, what) return core.refuse(("'%s': %s"):format(path, what), "unsupported") end
+local function refuse(path, what, code) return core.refuse(("'%s': %s"):format(path, what), code or "unsupported") end
 
--- Whether the model here computes what the file means; else nil, message, code.
-local function check(path, config)
-  for name, value in pairs(required[config.model_type]) do
-    if config[name] ~= nil and config[name] ~= value then
-      return unsupported(path, ("%s is %s; models here have %s"):format(name, tostring(config[name]), tostring(value)))
+local function is_among(value, list)
+  for _, one in ipairs(list) do if value == one then return true end end
+  return false
+end
+
+-- The first key whose value is not built, as a message; nil if there is none.
+local function unbuilt(config)
+  local keys = {}
+  for name in pairs(built[config.model_type]) do keys[#keys + 1] = name end
+  table.sort(keys)
+  for _, name in ipairs(keys) do
+    local value, values = config[name], built[config.model_type][name]
+    -- Some tools write the width of a window that they do not use.
+    local unused = name == "sliding_window" and config.use_sliding_window == false
+    if value ~= nil and not unused and not is_among(value, values) then
+      local shown = {}
+      for i, one in ipairs(values) do shown[i] = tostring(one) end
+      local here = #shown > 0 and ("models here have %s"):format(table.concat(shown, " or ")) or "this is not supported"
+      return ("%s is %s; %s"):format(name, type(value) == "table" and core.json_encode(value) or tostring(value), here)
     end
   end
-  if config.rope_scaling ~= nil then return unsupported(path, "it scales its rotary positions (rope_scaling), which is not supported") end
-  local head, heads, width = math.tointeger(config.head_dim), math.tointeger(config.num_attention_heads), math.tointeger(config.hidden_size)
-  if config.head_dim ~= nil and not (head and heads and head * heads == width) then
-    local text = "head_dim %s times %s heads is not hidden_size %s"
-    return unsupported(path, text:format(tostring(config.head_dim), tostring(config.num_attention_heads), tostring(config.hidden_size)))
+  for i, kind in ipairs(type(config.layer_types) == "table" and config.layer_types or {}) do
+    if kind ~= "full_attention" then return ("layer_types[%d] is %s; models here have full_attention"):format(i - 1, tostring(kind)) end
   end
-  return true
+end
+
+-- The options of the model here that computes what the file means; else nil, message, code.
+local function settings_of(path, config, class)
+  local fault = unbuilt(config)
+  if fault then return refuse(path, fault) end
+  local settings, message, code = class.from_config(config)
+  if not settings then return refuse(path, message, code) end
+  local head = config.head_dim
+  if head ~= nil and not (math.type(head) == "integer" and math.type(settings.heads) == "integer" and head * settings.heads == settings.width) then
+    return refuse(path, ("head_dim %s times %s heads is not hidden_size %s"):format(tostring(head), tostring(settings.heads), tostring(settings.width)))
+  end
+  return settings
+end
+
+-- What belongs to a model beside weights and config.json, and does not change with training.
+local function is_companion(name)
+  return name == "generation_config.json" or name == "special_tokens_map.json" or name == "added_tokens.json" or name == "merges.txt"
+    or name == "spiece.model" or name:match "^vocab%.%w+$" or name:match "^tokenizer[%w._-]*$" or name:match "^chat_template%.%w+$"
+end
+
+-- Their contents, on the rank that saves; nil, message, code where one cannot be read.
+local function companions_of(folder)
+  local found = {}
+  for _, name in ipairs(core.rank() == 0 and core.list(folder) or {}) do
+    if is_companion(name) and core.exists(folder .. "/" .. name) == "file" then
+      local text, message, code = core.file_read(folder .. "/" .. name)
+      if not text then return nil, message, code end
+      found[name] = text
+    end
+  end
+  return found
+end
+
+-- What `save` writes again as it was read: names and dtypes of weights, the text of config.json, companions.
+local function remember(model, found, text, companions)
+  local names, dtypes = {}, {}
+  for name, t in pairs(model:state()) do
+    names[name], dtypes[name] = found.origin[name].name, found.state[name]:dtype()
+    module.loaded_dtype[t] = dtypes[name]
+  end
+  if found.metadata.format == nil then found.metadata.format = "pt" end
+  getmetatable(model).origin = { names = names, dtypes = dtypes, config = text, files = companions, metadata = found.metadata }
+end
+
+-- config.json: its text and what it says.
+local function read_config(path)
+  local text, message, code = core.file_read(path)
+  if not text then return nil, message, code end
+  local config
+  config, message, code = core.json_decode(text)
+  if not config then return refuse(path, message or "null", code or "corrupt") end
+  if type(config) ~= "table" or not built[config.model_type] then
+    local kind = type(config) == "table" and config.model_type or nil
+    return refuse(path, ("model_type is %s; gpt2 and llama can be loaded"):format(tostring(kind)))
+  end
+  return text, config
 end
 
 --- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one file beside its config.json.
@@ -33,29 +113,32 @@ end
 ---@return string? message
 ---@return string? code
 return function(path, options)
-  for name in pairs(options or {}) do
-    if name ~= "dropout" and name ~= "recompute" then core.raise(("nn.pretrained: unknown option '%s'; it has dropout, recompute"):format(tostring(name))) end
-  end
-  local folder = core.exists(path) == "folder" and path:gsub("/+$", "") or path:match "^(.*)/[^/]*$" or "."
+  options_of.argument("nn.pretrained", "path", path, "string")
+  options = options_of.check("nn.pretrained", options, { dropout = "number", recompute = "boolean" })
+  local kind = core.exists(path)
+  if not kind then return nil, ("there is no file or folder '%s'"):format(path), "not_found" end
+  local folder = kind == "folder" and path:gsub("(.)/+$", "%1") or path:match "^(.*)/[^/]*$" or "."
   local where = folder .. "/config.json"
-  local text, message, code = core.file_read(where)
-  if not text then return nil, message, code end
-  local config
-  config, message, code = core.json_decode(text)
-  if not config then return core.refuse(("'%s': %s"):format(where, message or "null"), code or "corrupt") end
-  if type(config) ~= "table" or not required[config.model_type] then
-    return unsupported(where, ("model_type is %s; gpt2 and llama can be loaded"):format(tostring(type(config) == "table" and config.model_type or nil)))
-  end
-  local ok
-  ok, message, code = check(where, config)
-  if not ok then return nil, message, code end
+  local text, config, code = read_config(where)
+  if not text then return nil, config, code end
   local class = require("moonshard.nn." .. config.model_type)
-  local settings = class.from_config(config)
-  for name, value in pairs(options or {}) do settings[name] = value end
+  local settings, message
+  settings, message, code = settings_of(where, config, class)
+  if not settings then return nil, message, code end
+  settings.recompute = options.recompute
+  if config.model_type == "gpt2" then settings.dropout = options.dropout
+  elseif (options.dropout or 0) ~= 0 then
+    core.raise(("nn.pretrained: option dropout: the %s in %s has no dropout"):format(config.model_type, where))
+  end
   -- A file from elsewhere may say anything: what it lacks is its fault, not the caller's.
   local made, model = pcall(class, settings)
-  if not made then return core.refuse(("'%s': %s"):format(where, tostring(model)), "corrupt") end
-  ok, message, code = model:load(path)
-  if not ok then return nil, message, code end
+  if not made then return refuse(where, tostring(model), "corrupt") end
+  local found
+  found, message, code = files.read(model, path)
+  if not found then return nil, message, code end
+  local companions
+  companions, message, code = companions_of(folder)
+  if not companions then return nil, message, code end
+  remember(model, found, text, companions)
   return model
 end

@@ -1,0 +1,130 @@
+-- Names of parameters: where a module finds them. A parameter or a module may stand in several places (tied weights); its name is that of
+-- the first place on the way from the root, in order of assignment, as `parameters`, `state` and `save` meet it.
+local names = {}
+
+-- parameter, or fields of a module (which wrappers share) -> list of { state of a module, key } where it was put. Places that hold
+-- something else by now do not count.
+local places = setmetatable({}, { __mode = "k" })
+local stands_for = setmetatable({}, { __mode = "k" })     -- cast that stands in a parameter's place for a while -> the parameter
+local known = setmetatable({}, { __mode = "k" })          -- state of a root -> { version, of = name by parameter }
+local version = 0                                         -- grows when a place gets or loses a parameter or a module
+
+--- "h" and 1 give "h.0": list items count from 0 in names, as in other tools' files.
+---@param prefix string
+---@param key any
+---@return string
+function names.join(prefix, key)
+  local part = math.type(key) == "integer" and tostring(key - 1) or tostring(key)
+  return prefix == "" and part or prefix .. "." .. part
+end
+
+local function module_state(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.module and meta or nil
+end
+
+--- What was put into a module, or taken out of it, changes names.
+function names.changed() version = version + 1 end
+
+--- A parameter, or a module with these fields, was put into a place.
+---@param what any
+---@param state table of the module that has it now
+---@param key any
+function names.note(what, state, key)
+  local list = places[what] or {}
+  places[what] = list
+  for _, place in ipairs(list) do if place.state == state and place.key == key then return end end
+  list[#list + 1] = { state = state, key = key }
+end
+
+--- `new` has taken all places of `old`.
+function names.replace(old, new)
+  places[new] = places[old]
+  names.changed()
+end
+
+--- While `cast` stands in its places, a parameter keeps its name.
+function names.stand_in(cast, parameter) stands_for[cast] = parameter end
+
+local function holds(place, what)
+  local value = rawget(place.state.fields, place.key)
+  if value == what or stands_for[value] == what then return value ~= nil end
+  local inner = module_state(value)
+  return inner ~= nil and inner.fields == what
+end
+
+-- The first place that still holds it.
+local function place_of(what)
+  for _, place in ipairs(places[what] or {}) do if holds(place, what) then return place end end
+end
+
+--- Whether a module, or one below it, has these fields.
+---@param state table
+---@param fields table
+---@param seen? table
+---@return boolean
+function names.contains(state, fields, seen)
+  seen = seen or {}
+  if seen[state.fields] then return false end
+  seen[state.fields] = true
+  if state.fields == fields then return true end
+  for _, key in ipairs(state.order) do
+    local inner = module_state(rawget(state.fields, key))
+    if inner and names.contains(inner, fields, seen) then return true end
+  end
+  return false
+end
+
+-- The state of the module at the top. Modules never contain themselves.
+local function root_of(state)
+  local place = place_of(state.fields)
+  while place do
+    state = place.state
+    place = place_of(state.fields)
+  end
+  return state
+end
+
+-- All names below a root.
+local function collect(root)
+  local found, seen = setmetatable({}, { __mode = "k" }), {}
+  local function visit(state, prefix)
+    if seen[state.fields] then return end
+    seen[state.fields] = true
+    local inner = {}                                       -- a module's own before those of its parts
+    for _, key in ipairs(state.order) do
+      local value = rawget(state.fields, key)
+      if module_state(value) then inner[#inner + 1] = { module_state(value), names.join(prefix, key) }
+      elseif value ~= nil then
+        local parameter = stands_for[value] or value
+        found[parameter] = found[parameter] or names.join(prefix, key)
+      end
+    end
+    for _, part in ipairs(inner) do visit(part[1], part[2]) end
+  end
+  visit(root, "")
+  return found
+end
+
+--- Dotted; "" while no module has it.
+---@param parameter ms.Tensor
+---@return string
+function names.of(parameter)
+  local root
+  for _, place in ipairs(places[parameter] or {}) do
+    -- A module that was taken out of a tree is a root of its own: the tree that still has the parameter comes first.
+    if holds(place, parameter) and (not root or place_of(place.state.fields)) then
+      root = root_of(place.state)
+      if root ~= place.state then break end
+    end
+  end
+  if not root then return "" end
+  local found = known[root]
+  if not found or found.version ~= version then
+    found = { version = version, of = collect(root) }
+    known[root] = found
+  end
+  return found.of[parameter] or ""
+end
+
+return names

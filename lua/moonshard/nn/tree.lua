@@ -1,0 +1,100 @@
+-- What print(model) shows: the tree of a module's parts, with their parameters' shapes and counts.
+local core = require "moonshard.core"
+
+local BYTES = { f32 = 4, f16 = 2, bf16 = 2 }
+
+-- 1234567 as "1,234,567".
+local function grouped(count)
+  local text = tostring(count):reverse():gsub("(%d%d%d)", "%1,"):reverse()
+  return (text:gsub("^,", ""))
+end
+
+local function size_of(bytes)
+  if bytes < 1 << 10 then return ("%d bytes"):format(bytes) end
+  return bytes < 1 << 20 and ("%.1f KiB"):format(bytes / (1 << 10)) or ("%.1f MiB"):format(bytes / (1 << 20))
+end
+
+local function shape_of(t) return ("[%s]"):format(table.concat(t:shape(), ", ")) end
+
+local function state_of(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.module and meta or nil
+end
+
+-- What a module owns itself: texts of its parameters and buffers. A tied parameter counts where it was met first.
+local function own_of(state, tree)
+  local texts, count = {}, 0
+  for _, key in ipairs(state.order) do
+    local value = rawget(state.fields, key)
+    if core.is_tensor(value) then
+      local text = ("%s %s"):format(key, shape_of(value))
+      if not core.is_parameter(value) then text = text .. " buffer"
+      elseif tree.seen[value] then text = text .. " tied"
+      else
+        tree.seen[value] = true
+        count, tree.bytes = count + value:numel(), tree.bytes + value:numel() * BYTES[value:dtype()]
+        tree.dtypes[value:dtype()] = true
+        if not value:requires_grad() then text = text .. " frozen" end
+      end
+      texts[#texts + 1] = text
+    end
+  end
+  return texts, count
+end
+
+-- A module as { label, count, own = texts, parts = list of such }.
+local function node_of(object, label, tree)
+  local state = state_of(object)
+  if tree.modules[state.fields] then return { label = label, class = tostring(state.class.class_name) .. " (shared)", count = 0, own = {}, parts = {} } end
+  tree.modules[state.fields] = true
+  local own, count = own_of(state, tree)
+  local node = { label = label, class = state.class.class_name, count = count, own = own, parts = {} }
+  for _, key in ipairs(state.order) do
+    local value = rawget(state.fields, key)
+    if state_of(value) then
+      local part = node_of(value, math.type(key) == "integer" and key - 1 or key, tree)
+      node.parts[#node.parts + 1], node.count = part, node.count + part.count
+    end
+  end
+  return node
+end
+
+-- The lines below a node's own one, and what its own one says after its label.
+local function text_of(node, depth)
+  if node.head then return node.head, node.lines end
+  local own = #node.own > 0 and ("  %s"):format(table.concat(node.own, ", ")) or ""
+  local lines, i = {}, 1
+  while i <= #node.parts do
+    local part = node.parts[i]
+    local head, below = text_of(part, depth + 1)
+    -- Neighbours in a list that are alike are shown once.
+    local last = i
+    while math.type(part.label) == "integer" and node.parts[last + 1] do
+      local next_head, next_below = text_of(node.parts[last + 1], depth + 1)
+      if next_head ~= head or table.concat(next_below, "\n") ~= table.concat(below, "\n") then break end
+      last = last + 1
+    end
+    local times = last > i and ("%s to %s: %d x "):format(part.label, node.parts[last].label, last - i + 1) or ("%s: "):format(part.label)
+    lines[#lines + 1] = ("  "):rep(depth) .. times .. head
+    table.move(below, 1, #below, #lines + 1, lines)
+    i = last + 1
+  end
+  node.head, node.lines = ("%s, %s%s"):format(node.class, grouped(node.count), own), lines
+  return node.head, lines
+end
+
+--- The tree, a line for each module: its name, class, how many parameters it and what is below it have, and its own tensors.
+---@param object ms.Module
+---@return string
+return function(object)
+  local tree = { seen = {}, modules = {}, dtypes = {}, bytes = 0 }
+  local node = node_of(object, "", tree)
+  local dtypes = {}
+  for dtype in pairs(tree.dtypes) do dtypes[#dtypes + 1] = dtype end
+  table.sort(dtypes)
+  local head, lines = text_of(node, 1)
+  local total = ("%s: %s parameters"):format(node.class, grouped(node.count))
+  if #dtypes > 0 then total = ("%s (%s, %s)"):format(total, table.concat(dtypes, " and "), size_of(tree.bytes)) end
+  if #node.own > 0 then total = total .. head:match "  .*$" end
+  return table.concat({ total, table.unpack(lines) }, "\n")
+end
