@@ -1,4 +1,5 @@
 /* arguments.c: reading and checking what Lua passes, with errors that name the nearest right thing. */
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,7 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 
 /* ------------------------------------------------------------------------------------------------------------------------- names */
 
-/* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names. */
+/* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names; small and capital letters are equal. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
@@ -93,7 +94,7 @@ static int distance(const char *a, const char *b)
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
-            int best = before[j - 1] + (a[i - 1] != b[j - 1]);
+            int best = before[j - 1] + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
             if (before[j] + 1 < best) best = before[j] + 1;
             if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two[j - 2] + 1 < best) best = two[j - 2] + 1;
@@ -103,15 +104,53 @@ static int distance(const char *a, const char *b)
     return rows[n % 3][m];
 }
 
+/* Whether `shorter` is the first letters of the words of `longer`: "lr" of "learning_rate". */
+static bool is_initials(const char *shorter, const char *longer)
+{
+    if (!strchr(longer, '_')) return false;
+    for (const char *at = longer; at; at = strchr(at, '_')) {
+        if (*at == '_') at++;
+        if (*shorter == '\0' || *at != *shorter++) return false;
+    }
+    return *shorter == '\0';
+}
+
 const char *ms_lua_nearest(const char *given, const char *const names[])
 {
     const char *best = NULL;
     int least = (int)strlen(given) / 2 + 2;
+    for (int i = 0; names[i]; i++)
+        if (is_initials(given, names[i]) || is_initials(names[i], given)) return names[i];
     for (int i = 0; names[i]; i++) {
         int d = distance(given, names[i]);
         if (d < least) { least = d; best = names[i]; }
     }
     return best;
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* The string keys of the table, sorted and NULL-ended, as a userdata on the stack; those with _ in front are private. */
+static const char **push_names(lua_State *L, int table)
+{
+    size_t count = 0;
+    for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1)) count++;
+    const char **names = lua_newuserdatauv(L, (count + 1) * sizeof *names, 0);
+    size_t n = 0;
+    for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1))
+        if (lua_type(L, -2) == LUA_TSTRING && lua_tostring(L, -2)[0] != '_') names[n++] = lua_tostring(L, -2);
+    qsort(names, n, sizeof *names, compare_names);
+    names[n] = NULL;
+    return names;
+}
+
+int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
+{
+    const char *given = lua_type(L, key) == LUA_TSTRING ? lua_tostring(L, key) : "__";
+    if (strncmp(given, "__", 2) == 0) return 0;
+    const char *nearest = ms_lua_nearest(given, push_names(L, methods));
+    if (!nearest) return ms_lua_error(L, "%s has no '%.60s'", what, given);
+    return ms_lua_error(L, "%s has no '%.60s': did you mean '%s'?", what, given, nearest);
 }
 
 /* Raises "unknown <what> 'x': did you mean 'y'?", or the whole list. */

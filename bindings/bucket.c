@@ -34,6 +34,11 @@ ms_bucket *ms_lua_bucket(lua_State *L, int index)
     return box->life->bucket;
 }
 
+void ms_lua_refuse_in_link(lua_State *L, const char *what, const char *instead)
+{
+    if (get_life(L)->bucket) ms_lua_error(L, "%s cannot be used inside a link: %s", what, instead);
+}
+
 static ms_bucket *check_bucket(lua_State *L) { return ms_lua_bucket(L, 1); }
 
 /* Pushes a handle of the tensor that ends with the hook. */

@@ -6,6 +6,8 @@
 #include "moonshard/hook.h"
 
 ms_bucket *ms_lua_bucket(lua_State *L, int index);                       /* raises unless its hook still runs */
+/* Raises "<what> cannot be used inside a link ..." while a chain in Lua runs, with callbacks. */
+void ms_lua_refuse_in_link(lua_State *L, const char *what, const char *instead);
 
 /* For bound functions. Pushes what a callback of ms_lua_bucket_hook is made of: the hook f(bucket) -> future at one index, the list of all parameters and
  * the hook's name (or nil) at others. */

@@ -52,7 +52,9 @@ static int pending_gc(lua_State *L)
     self->job = NULL;
     if (!job) return 0;
     ms_context_init(&context, self->os);
-    (void)ms_checkpoint_wait(&context, job);
+    if (ms_checkpoint_wait(&context, job) == MS_OK) return 0;
+    lua_warning(L, "the last checkpoint was not saved: ", true);
+    lua_warning(L, context.error.message, false);
     return 0;
 }
 
@@ -76,6 +78,14 @@ static int wait_pending(lua_State *L)
     self->job = NULL;
     if (job && ms_checkpoint_wait(ms_lua_context(L), job)) return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
+    return 1;
+}
+
+/* core.checkpoint_is_done() -> whether checkpoint_wait would return at once */
+static int is_done(lua_State *L)
+{
+    const pending *self = push_pending(L);
+    lua_pushboolean(L, !self->job || ms_checkpoint_is_done(self->job));
     return 1;
 }
 
@@ -109,6 +119,15 @@ static int remove_one(lua_State *L)
     return 1;
 }
 
+/* core.checkpoint_rename(folder, name, to) */
+static int rename_one(lua_State *L)
+{
+    const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name"), *to = ms_lua_path(L, 3, "a name");
+    if (ms_checkpoint_rename(ms_lua_context(L), folder, name, to)) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
 /* core.hash(text) -> an integer */
 static int hash(lua_State *L)
 {
@@ -120,7 +139,7 @@ static int hash(lua_State *L)
 
 static const luaL_Reg functions[] = {
     { "snapshot", snapshot }, { "checkpoint_start", start }, { "checkpoint_wait", wait_pending }, { "checkpoint_sweep", sweep },
-    { "checkpoint_remove", remove_one }, { "hash", hash }, { NULL, NULL },
+    { "checkpoint_remove", remove_one }, { "checkpoint_rename", rename_one }, { "checkpoint_is_done", is_done }, { "hash", hash }, { NULL, NULL },
 };
 static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc }, { "__close", snapshot_gc }, { NULL, NULL } };
 static const luaL_Reg pending_metamethods[] = { { "__gc", pending_gc }, { NULL, NULL } };

@@ -166,7 +166,7 @@ static int batches_step(lua_State *L)
 
 static int loader_batches(lua_State *L)
 {
-    ms_lua_unbox(L, 1, LOADER);
+    ms_lua_ok(L, ms_loader_check_pass(ms_lua_context(L), ms_lua_unbox(L, 1, LOADER)));
     int64_t count = lua_isnoneornil(L, 2) ? INT64_MAX : ms_lua_integer(L, 2, 0, INT64_MAX, "count");
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_pushvalue(L, 1);

@@ -30,7 +30,8 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
     }
     if (runtime->rendezvous) ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
     if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING) ms_lua_error(L, "init: group \"local\" needs rendezvous, the path of a socket that all its ranks share");
-    ms_rendezvous_options options = { .ranks = size, .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024) };
+    ms_rendezvous_options options = { .ranks = size, .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024),
+                                      .heap_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", 0, 0, INT64_MAX) };
     if (ms_rendezvous_meet(&runtime->context, &options, lua_tostring(L, -1), rank, &runtime->rendezvous)) luaL_error(L, "%s", runtime->context.error.message);
     lua_pop(L, 1);
     runtime->rank = rank;
@@ -72,7 +73,7 @@ static int configure(lua_State *L)
 
 static int memory(lua_State *L)
 {
-    ms_memory m = ms_engine_memory(ms_lua_enter(L));
+    ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
     lua_createtable(L, 0, 3);
     lua_pushinteger(L, (lua_Integer)m.live);
     lua_setfield(L, -2, "live");
@@ -145,13 +146,13 @@ static int set_random_state(lua_State *L)
 /* core.flops() -> cost of all that was enqueued so far */
 static int flops(lua_State *L)
 {
-    lua_pushnumber(L, ms_engine_flops(ms_lua_enter(L)));
+    lua_pushnumber(L, ms_engine_flops(ms_lua_enter_inside(L)));
     return 1;
 }
 
 static int info(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_engine *engine = ms_lua_enter_inside(L);
     const ms_os *os = ms_os_posix();
     ms_machine machine = { .cores = 0 };
     int failed = os->machine(os->user, &machine);
@@ -190,7 +191,7 @@ static int info(lua_State *L)
 
 static int is_sim(lua_State *L)
 {
-    lua_pushboolean(L, ms_engine_is_sim(ms_lua_enter(L)));
+    lua_pushboolean(L, ms_engine_is_sim(ms_lua_enter_inside(L)));
     return 1;
 }
 
@@ -208,6 +209,16 @@ static int exit_code(lua_State *L)
 static int in_hook(lua_State *L)
 {
     lua_pushboolean(L, ms_lua_runtime(L)->hook_depth > 0);
+    return 1;
+}
+
+/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's */
+static int is_library(lua_State *L)
+{
+    const ms_runtime *runtime = ms_lua_runtime(L);
+    size_t bytes = runtime->library_prefix_bytes;
+    const char *source = luaL_checkstring(L, 1);
+    lua_pushboolean(L, bytes > 0 && strncmp(source, runtime->library_prefix, bytes) == 0);
     return 1;
 }
 
@@ -304,7 +315,9 @@ void ms_open_engine(lua_State *L, int runtime)
     static const luaL_Reg functions[] = {
         { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "set_peak", set_peak }, { "synchronize", synchronize },
         { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
-        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line }, { "raise", raise }, { "refuse", refuse }, { "traceback", traceback }, { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
+        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line },
+        { "is_library", is_library }, { "raise", raise }, { "refuse", refuse }, { "traceback", traceback },
+        { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     lua_pushstring(L, MS_VERSION);

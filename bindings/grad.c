@@ -1,7 +1,7 @@
 /* grad.c: gradients in Lua: backward, hooks, scopes, recomputation. */
 #include <string.h>
 
-#include "bindings/runtime.h"
+#include "bindings/bucket.h"
 
 static int requires_grad(lua_State *L)
 {
@@ -54,10 +54,15 @@ static int grad(lua_State *L)
     return 1;
 }
 
+/* A gradient that is dropped there would leave the optimizer nothing to step on, without a word. */
+static const char result_is_gradient[] =
+    "what the chain returns becomes the gradients of its bucket: return zeros to train nothing";
+
 /* core.consume_grad(p): the gradient is gone, for those who still hold its handle too. */
 static int consume_grad(lua_State *L)
 {
     ms_lua_enter(L);
+    ms_lua_refuse_in_link(L, "zero_grad", result_is_gradient);
     ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), NULL));
     if (lua_getiuservalue(L, 1, 1) != LUA_TTABLE) return 0;
     if (lua_getfield(L, -1, "grad") != LUA_TUSERDATA) return 0;
@@ -70,7 +75,31 @@ static int consume_grad(lua_State *L)
 static int set_grad(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), ms_lua_optional_tensor(L, 2)));
+    ms_lua_refuse_in_link(L, "set_grad", result_is_gradient);
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_lua_ok(L, ms_tensor_set_grad(t, ms_lua_optional_tensor(L, 2)));
+    ms_tensor_grad_unmark(t);
+    return 0;
+}
+
+/* core.mark_gradients(t), core.is_marked(p), core.unmark(p): of gradients that a loss scaler has
+ * multiplied; see ms_tensor_mark_gradients. */
+static int mark_gradients(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_tensor_mark_gradients(ms_lua_tensor(L, 1)));
+    return 0;
+}
+
+static int is_marked(lua_State *L)
+{
+    lua_pushboolean(L, ms_tensor_grad_is_marked(ms_lua_tensor(L, 1)));
+    return 1;
+}
+
+static int unmark(lua_State *L)
+{
+    ms_tensor_grad_unmark(ms_lua_tensor(L, 1));
     return 0;
 }
 
@@ -208,6 +237,47 @@ static int on_grad_ready(lua_State *L)
     if (status) ms_callback_free(callback);
     ms_lua_ok(L, status);
     return push_remover(L, id);
+}
+
+/* ------------------------------------------------------------------------------------------------------- writes that wait for reads */
+
+static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ms_tensor_is_awaited(tensors[i])) return true;
+    return false;
+}
+
+/* core.is_awaited(tensor or list): whether a node that a running backward still has to run reads the memory of one of them. */
+static int is_awaited(lua_State *L)
+{
+    ms_lua_enter(L);
+    uint32_t count = 1;
+    ms_tensor *one, *const *tensors = &one;
+    if (lua_istable(L, 1)) tensors = ms_lua_tensor_list(L, 1, &count);
+    else one = ms_lua_tensor(L, 1);
+    lua_pushboolean(L, awaits_any(tensors, count));
+    return 1;
+}
+
+static ms_status unread_hook(void *user)
+{
+    ms_callback *callback = user;
+    if (!lua_checkstack(callback->L, 10))
+        return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a step that waits");
+    return ms_callback_push(callback) ? ms_lua_hook(callback->L, callback->runtime, 0, 0) : MS_OK;
+}
+
+/* core.when_unread(list, f): f() as a hook, at once or after the last node of the running backwards that reads one of these tensors. */
+static int when_unread(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    uint32_t count = 0;
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
+    ms_callback *callback = ms_callback_new(L, 2, 0);
+    ms_lua_ok(L, ms_backward_when_unread(engine, tensors, count, unread_hook, callback, ms_callback_free));
+    return 0;
 }
 
 /* -------------------------------------------------------------------------------------------------------------------------- scopes */
@@ -371,7 +441,10 @@ static int recompute(lua_State *L)
 
 void ms_open_grad(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { "backwards", backwards }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { "backwards", backwards },
+                                          { "is_awaited", is_awaited }, { "when_unread", when_unread },
+                                          { "mark_gradients", mark_gradients },
+                                          { "is_marked", is_marked }, { "unmark", unmark }, { NULL, NULL } };
     static const luaL_Reg methods[] = { { "requires_grad", requires_grad }, { "requires_grad_", set_requires_grad }, { "detach", detach }, { "grad", grad },
                                         { "set_grad", set_grad }, { "backward", backward }, { "on_grad", on_grad }, { "on_grad_ready", on_grad_ready }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

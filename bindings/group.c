@@ -24,7 +24,7 @@ ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->gr
 /* An engine that nobody gave a world is alone in one. */
 ms_group *ms_lua_world(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_engine *engine = ms_lua_enter_inside(L);
     ms_group *world = ms_comm_world(engine);
     if (!world) ms_lua_ok(L, ms_comm_open_fake(engine, 0, 1, &world));
     return world;

@@ -117,7 +117,7 @@ static int file_close(lua_State *L)
     return 0;
 }
 
-/* core.file_append(path): a file whose writes go to its end; made if need be */
+/* core.file_append(path): a file whose writes go to its end, each as a whole or not at all; made if need be */
 static int file_append(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -144,7 +144,7 @@ static int file_append_text(lua_State *L)
     size_t bytes;
     const char *text = luaL_checklstring(L, 2, &bytes);
     if (!open->file) return ms_lua_error(L, "write: the file was closed");
-    if (ms_file_write(context, open->file, open->path, text, bytes, 0)) return ms_lua_io_failed(L);
+    if (ms_file_append(context, open->file, open->path, text, bytes)) return ms_lua_io_failed(L);
     lua_settop(L, 1);
     return 1;
 }

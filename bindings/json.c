@@ -75,6 +75,10 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
     size_t bytes;
     const char *text;
     double number;
+    if (lua_islightuserdata(L, index) && !lua_touserdata(L, index)) {       /* core.json_null */
+        attach(L, tree, parent, key, json_null());
+        return;
+    }
     switch (lua_type(L, index)) {
     case LUA_TTABLE: encode_table(L, index, tree, parent, key, depth); return;
     case LUA_TBOOLEAN: attach(L, tree, parent, key, json_boolean(lua_toboolean(L, index))); return;
@@ -123,7 +127,8 @@ static int encode(lua_State *L)
 
 /* ---------------------------------------------------------------------------------------------------------------------- decoding */
 
-static void push_value(lua_State *L, const json_t *value, int depth)
+/* exact: what Lua has no word for is kept: lists are marked as such, and null is core.json_null. */
+static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
 {
     if (depth > DEPTH_MAX) ms_lua_error(L, "json: values are nested more than %d deep", DEPTH_MAX);
     luaL_checkstack(L, 4, "nested values");
@@ -133,7 +138,7 @@ static void push_value(lua_State *L, const json_t *value, int depth)
         /* jansson's iterators want a mutable object, and do not change it. */
         for (void *at = json_object_iter((json_t *)(uintptr_t)value); at; at = json_object_iter_next((json_t *)(uintptr_t)value, at)) {
             lua_pushstring(L, json_object_iter_key(at));
-            push_value(L, json_object_iter_value(at), depth + 1);
+            push_value(L, json_object_iter_value(at), exact, depth + 1);
             lua_rawset(L, -3);
         }
         return;
@@ -141,25 +146,31 @@ static void push_value(lua_State *L, const json_t *value, int depth)
     case JSON_ARRAY:
         lua_createtable(L, (int)json_array_size(value), 0);
         for (size_t i = 0; i < json_array_size(value); i++) {
-            push_value(L, json_array_get(value, i), depth + 1);
+            push_value(L, json_array_get(value, i), exact, depth + 1);
             lua_rawseti(L, -2, (lua_Integer)i + 1);
         }
+        if (exact) luaL_setmetatable(L, LIST_TYPE);
         return;
     case JSON_STRING: lua_pushlstring(L, json_string_value(value), json_string_length(value)); return;
     case JSON_INTEGER: lua_pushinteger(L, json_integer_value(value)); return;
     case JSON_REAL: lua_pushnumber(L, json_real_value(value)); return;
     case JSON_TRUE: lua_pushboolean(L, 1); return;
     case JSON_FALSE: lua_pushboolean(L, 0); return;
-    default: lua_pushnil(L); return;
+    default:
+        if (exact) lua_pushlightuserdata(L, NULL);
+        else lua_pushnil(L);
+        return;
     }
 }
 
-/* core.json_decode(text): the value, or nil, message, "corrupt"; null is nil. A key that stands twice is an error. */
+/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is an error. null is nil; with exact it is
+ * core.json_null and lists stay lists when they are empty, so that json_encode gives the same value again. */
 static int decode(lua_State *L)
 {
     size_t bytes;
     const char *text = luaL_checklstring(L, 1, &bytes);
     json_error_t error;
+    lua_settop(L, 2);
     json_t **tree = new_tree(L);
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!*tree) {
@@ -168,7 +179,7 @@ static int decode(lua_State *L)
         lua_pushliteral(L, "corrupt");
         return 3;
     }
-    push_value(L, *tree, 0);
+    push_value(L, *tree, lua_toboolean(L, 2), 0);
     return 1;
 }
 
@@ -182,4 +193,6 @@ void ms_open_json(lua_State *L, int runtime)
     luaL_newmetatable(L, LIST_TYPE);
     lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
+    lua_pushlightuserdata(L, NULL);
+    lua_setfield(L, -2, "json_null");
 }

@@ -137,11 +137,29 @@ static int add_rms_norm(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_add_rms_norm, &attributes, inputs, 3, 2);
 }
 
+/* { type = "linear" or "llama3", factor =, low_freq_factor =, high_freq_factor =, original_context = } at index 4, or nothing. */
+static ms_rotary_scaling rotary_scaling(lua_State *L)
+{
+    static const char *const keys[] = { "type", "factor", "low_freq_factor", "high_freq_factor", "original_context", NULL };
+    static const char *const kinds[] = { "default", "linear", "llama3", NULL };
+    if (lua_isnoneornil(L, 4)) return (ms_rotary_scaling){ 0 };
+    ms_lua_known_keys(L, 4, keys, "option of a rotary scaling");
+    lua_getfield(L, 4, "type");
+    ms_rotary_kind kind = (ms_rotary_kind)ms_lua_choice(L, -1, kinds, "type of a rotary scaling");
+    lua_pop(L, 1);
+    return (ms_rotary_scaling){ .kind = kind, .factor = ms_lua_field_number(L, 4, "factor", 0),
+                                .low = ms_lua_field_number(L, 4, "low_freq_factor", 0),
+                                .high = ms_lua_field_number(L, 4, "high_freq_factor", 0),
+                                .original_context = ms_lua_field_number(L, 4, "original_context", 0) };
+}
+
+/* t:rotary(first, base, scaling) */
 static int rotary(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
-    ms_attributes attributes = { .rotary = { .first = lua_isnoneornil(L, 2) ? 0 : ms_lua_integer(L, 2, 0, 1 << 30, "the first position"), .base = luaL_optnumber(L, 3, 10000) } };
+    int64_t first = lua_isnoneornil(L, 2) ? 0 : ms_lua_integer(L, 2, 0, 1 << 30, "the first position");
+    ms_attributes attributes = { .rotary = { .first = first, .base = luaL_optnumber(L, 3, 10000), .scaling = rotary_scaling(L) } };
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 

@@ -287,41 +287,20 @@ static int pack(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     uint32_t count = 0;
-    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
-    ms_dtype dtype = ms_tensor_dtype(tensors[0]);
-    int64_t total = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (ms_tensor_dtype(tensors[i]) != dtype)
-            return ms_lua_error(L, "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype", ms_dtype_name(dtype), i + 1, ms_dtype_name(ms_tensor_dtype(tensors[i])));
-        if (ms_tensor_count(tensors[i]) > INT64_MAX - total) return ms_lua_error(L, "pack: the tensors have more elements than 63 bits can count");
-        total += ms_tensor_count(tensors[i]);
-    }
+    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count), *made = NULL;
+    ms_tensor **parts = lua_newuserdatauv(L, (count + 1) * sizeof *parts, 0);
     ms_handle *whole = ms_lua_new_handle(L);
-    ms_tensor *made = NULL;
-    ms_lua_ok(L, ms_tensor_new(engine, dtype, 1, &total, &made));
-    ms_handle_fill(whole, made);
     lua_createtable(L, (int)count, 0);
-    int64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const ms_tensor *from = tensors[i];
-        int64_t strides[MS_DIMS_MAX], stride = 1;
-        for (int d = (int)ms_tensor_dims(from) - 1; d >= 0; d--) {
-            strides[d] = stride;
-            stride *= ms_tensor_shape(from)[d];
-        }
-        ms_handle *part = ms_lua_new_handle(L);
-        ms_tensor *view = NULL, *result = NULL;
-        ms_status status = ms_tensor_window(made, ms_tensor_dims(from), ms_tensor_shape(from), strides, at, &view);
-        if (!status) {
-            ms_tensor *inputs[] = { view, tensors[i] };
-            status = ms_op_apply(engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1);
-        }
-        ms_tensor_release(result);
-        if (status) ms_tensor_release(view);
-        ms_lua_ok(L, status);
-        ms_handle_fill(part, view);
+        ms_lua_new_handle(L);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
-        at += ms_tensor_count(from);
+    }
+    ms_lua_ok(L, ms_pack(engine, tensors, count, &made, parts));
+    ms_handle_fill(whole, made);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, -1, (lua_Integer)i + 1);
+        ms_handle_fill(lua_touserdata(L, -1), parts[i]);
+        lua_pop(L, 1);
     }
     return 2;
 }

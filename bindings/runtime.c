@@ -27,11 +27,11 @@ static bool is_library(const ms_runtime *runtime, const char *source)
 #define LIBRARY_DEEPEST 256                    /* frames of the library in a row: modules in modules; Lua allows 200 calls through C */
 
 /* The first Lua frame outside the library; else the first Lua frame. */
-static bool user_frame(lua_State *L, const ms_runtime *runtime, lua_Debug *out)
+static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
 {
     lua_Debug frame;
     bool found = false;
-    for (int level = 1; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
+    for (int level = first; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
         lua_getinfo(L, "Sl", &frame);
         if (frame.currentline <= 0) continue;
         bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
@@ -45,7 +45,7 @@ void ms_lua_line(lua_State *L, char *text, size_t bytes)
 {
     lua_Debug frame;
     text[0] = 0;
-    if (user_frame(L, ms_lua_runtime(L), &frame)) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
+    if (user_frame(L, ms_lua_runtime(L), 1, &frame)) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }
 
 /* The rendezvous that the launcher left in the environment of a rank's process. */
@@ -93,7 +93,7 @@ static uint32_t script_of(lua_State *L, ms_runtime *runtime)
 {
     lua_Debug frame;
     char text[160];
-    if (!user_frame(L, runtime, &frame)) return 0;
+    if (!user_frame(L, runtime, 1, &frame)) return 0;
     ms_strings *strings = ms_engine_strings(runtime->engine);
     size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7) % (sizeof runtime->lines / sizeof *runtime->lines), length = strlen(frame.short_src);
     if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
@@ -125,8 +125,17 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
 
 ms_engine *ms_lua_enter(lua_State *L)
 {
+    if (ms_lua_runtime(L)->planning)
+        ms_lua_error(L, "a planner uses numbers only, no tensors, streams or groups: plan from the "
+                        "view and return a table");
+    ms_runtime *runtime = ms_lua_runtime(L);
     ms_engine *engine = ms_lua_enter_inside(L);
-    ms_engine_set_script(engine, script_of(L, ms_lua_runtime(L)));
+    uint32_t script = script_of(L, runtime);
+    ms_engine_set_script(engine, script);
+    /* The text is written only where the line is another one. */
+    ms_activity *activity = ms_engine_context(engine)->activity;
+    ms_activity_call(activity, activity && script && script != runtime->shown_script ? ms_strings_get(ms_engine_strings(engine), script) : NULL);
+    runtime->shown_script = script;
     return engine;
 }
 
@@ -329,6 +338,7 @@ static int runtime_gc(lua_State *L)
     release_dropped(runtime, 0, 0, UINT64_MAX);
     ms_engine_free(runtime->engine);
     runtime->engine = NULL;
+    runtime->context.activity = NULL;
     ms_rendezvous_release(runtime->rendezvous);
     ms_release(&runtime->context, runtime->dropped);
     return 0;
@@ -340,6 +350,9 @@ void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
     luaL_setfuncs(L, functions, 1);
 }
 
+/* __index of a table of methods, which stands for an object's: what is not there is a misspelled name. Upvalues: runtime, name of the type. */
+static int refuse_field(lua_State *L) { return ms_lua_no_field(L, 2, 1, lua_tostring(L, lua_upvalueindex(2))); }
+
 void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods, const luaL_Reg *methods)
 {
     luaL_newmetatable(L, name);
@@ -348,6 +361,12 @@ void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *me
     lua_setfield(L, -2, "__metatable");
     lua_newtable(L);
     if (methods) ms_lua_register(L, runtime, methods);
+    lua_createtable(L, 0, 1);
+    lua_pushvalue(L, runtime);
+    lua_pushstring(L, name);
+    lua_pushcclosure(L, refuse_field, 2);
+    lua_setfield(L, -2, "__index");
+    lua_setmetatable(L, -2);
     lua_pushvalue(L, -1);
     lua_setfield(L, -3, "__index");
     lua_remove(L, -2);
@@ -484,5 +503,15 @@ MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
     if (runtime->engine || runtime->rendezvous) luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
     runtime->rendezvous = ms_rendezvous_retain(rendezvous);
     runtime->rank = rank;
+    runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);
     lua_pop(L, 3);
+}
+
+MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes)
+{
+    lua_Debug frame;
+    text[0] = 0;
+    bool found = user_frame(L, push_runtime(L), 0, &frame);
+    lua_pop(L, 3);
+    if (found) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }

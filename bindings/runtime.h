@@ -52,6 +52,7 @@ struct ms_runtime {
     char device_text[16], cpu_text[16];
     struct ms_rendezvous *rendezvous;          /* of the ranks of this host, or NULL: the environment may name one */
     uint32_t rank;                             /* in it, or in a fake world */
+    uint32_t shown_script;                     /* the line that others see in this rank's activity */
     uint32_t fake_size;                        /* of the fake world that the engine starts in, or 0 */
     pthread_t owner;
     uint64_t step_serial;                      /* of the current step, 0 outside */
@@ -59,6 +60,7 @@ struct ms_runtime {
     uint64_t step_serials;                     /* steps that a loop was about to begin */
     int64_t step;                              /* number of the current or last step */
     uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
+    bool planning;                             /* inside a planner: numbers only */
     bool drain;                                /* futures' callbacks wait for the hook to return */
     ms_handle *handles;                        /* the latest that is not kept */
     uint64_t orders;                           /* numbers handed out to handles */
@@ -83,7 +85,8 @@ struct ms_runtime {
 ms_runtime *ms_lua_runtime(lua_State *L);
 /* Starts the engine if needed, collects under memory pressure, notes the script line. First call of every function that uses the engine. */
 ms_engine *ms_lua_enter(lua_State *L);
-/* The same, but the script line stays what it is: for the library's calls on behalf of a line that was noted already. */
+/* The same, but the script line stays what it is: for the library's calls on behalf of a line that
+ * was noted already, and for what only reads facts of the engine, which planners may do as well. */
 ms_engine *ms_lua_enter_inside(lua_State *L);
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
@@ -132,6 +135,9 @@ bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallba
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what);
 /* The name of `names` nearest to `given`, or NULL if none is near. */
 const char *ms_lua_nearest(const char *given, const char *const names[]);
+/* What reading an unknown field of an object raises: names the nearest key of the table of methods at `methods` (a positive index or an upvalue's).
+ * Gives no value (0) for keys that are no names, or begin with __, which tools probe. */
+int ms_lua_no_field(lua_State *L, int key, int methods, const char *what);
 /* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them alive). */
 ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
 

@@ -109,6 +109,22 @@ static int hook_leave(lua_State *L)
     return 0;
 }
 
+/* core.plan(planner, view) -> what planner(view) returns: a hook with numbers only. It is called
+ * through call.c, so that it cannot yield out of the forward that asks it. */
+static int plan(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    runtime->hook_depth++;
+    runtime->planning = true;
+    ms_status status = ms_lua_call(L, runtime, 1, 1);
+    runtime->planning = false;
+    runtime->hook_depth--;
+    ms_lua_ok(L, status);
+    return 1;
+}
+
 /* core.set_drain(f): what runs futures' callbacks; core.request_drain(): run it when the current hook has returned. */
 static int set_drain(lua_State *L)
 {
@@ -234,7 +250,8 @@ static int trace_stop(lua_State *L)
 
 void ms_open_stream(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "stream_at", stream_at }, { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
+    static const luaL_Reg functions[] = { { "stream_at", stream_at }, { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave },
+        { "plan", plan }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
                                           { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { "trace_label", trace_label }, { NULL, NULL } };
     static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };

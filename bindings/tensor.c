@@ -255,8 +255,8 @@ static int index_value(lua_State *L)
 {
     if (lua_type(L, 2) != LUA_TNUMBER) {
         lua_pushvalue(L, 2);
-        lua_rawget(L, lua_upvalueindex(2));
-        return 1;
+        if (lua_rawget(L, lua_upvalueindex(2)) != LUA_TNIL) return 1;
+        return ms_lua_no_field(L, 2, lua_upvalueindex(2), "a tensor");
     }
     lua_getfield(L, lua_upvalueindex(2), "select");
     lua_pushvalue(L, 1);

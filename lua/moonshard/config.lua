@@ -16,7 +16,11 @@ local function declare(options, prefix, list)
     local value, path = options[key], prefix .. key
     if type(value) == "table" and value[1] == nil then declare(value, path .. ".", list)
     else
-      local item = type(value) == "table" and { path = path, default = value[1], help = value.help, choices = value.choices } or { path = path, default = value }
+      local item = { path = path, default = value }
+      if type(value) == "table" then
+        item = { path = path, default = value[1], help = value.help, choices = value.choices }
+        item.open, item.check = value.open, value.check
+      end
       local kind = type(item.default)
       if kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
         core.raise(("config: option %s has a default of type %s; a number, a string, a boolean or a group is expected"):format(path, kind))
@@ -54,6 +58,20 @@ local function convert(item, value, from)
     fail(("option %s is one of %s, not %s (from %s)"):format(item.path, table.concat(names, ", "), shown(given), from))
   end
   return value
+end
+
+--- The value of an option that is not declared: a number, a boolean, or text.
+---@param text string
+---@return number|boolean|string
+function config.guess(text)
+  if text == "true" or text == "false" then return text == "true" end
+  return tonumber(text) or text
+end
+
+-- The open option (item.open) that path is a part of, and the part's name: hook.fraction of hook.
+local function open_part(list, path)
+  local name, part = path:match "^(.*)%.([%w_]+)$"
+  if name and list[name] and list[name].open then return list[name], part end
 end
 
 local function find(list, path, from)
@@ -103,13 +121,59 @@ local function print_help(list)
     end
     io.write(("  %-36s %s%s\n"):format(default, item.help or "", choices))
   end
+  io.write "\n`moonshard run --help` lists the switches.\n"
+end
+
+-- Notes one value that was given.
+local function put(list, values, path, value, from)
+  local item, part = open_part(list, path)
+  if item then
+    if from == "the command line" then value = config.guess(value) end
+    item.parts = item.parts or {}
+    item.parts[part] = value
+    return
+  end
+  item = find(list, path, from)
+  values[path] = convert(item, value, from)
+  local wrong = item.check and item.check(values[path])
+  if wrong then fail(("option %s (from %s): %s"):format(path, from, wrong)) end
+end
+
+-- The values as a table of tables, with the parts of an open option beside it: hook, hook_options.
+local function nest(list, values)
+  local result = {}
+  for _, item in ipairs(list) do
+    local place, rest = result, item.path:match "([^.]+)$"
+    for group in item.path:gmatch "([^.]+)%." do
+      place[group] = place[group] or {}
+      place = place[group]
+    end
+    place[rest] = values[item.path]
+    if item.open then place[rest .. "_options"] = item.parts or {} end
+  end
+  return result
+end
+
+-- What is shown when the run begins.
+local function note_settings(list, values)
+  launch.settings = {}
+  local function note(name, value, changed)
+    launch.settings[#launch.settings + 1] = { name = name, value = value, changed = changed }
+  end
+  for _, item in ipairs(list) do
+    note(item.path, values[item.path], values[item.path] ~= item.default)
+    local names = {}
+    for name in pairs(item.parts or {}) do names[#names + 1] = name end
+    table.sort(names)
+    for _, name in ipairs(names) do note(item.path .. "." .. name, item.parts[name], true) end
+  end
 end
 
 --- Declares the recipe's options and returns their values: default, then the file of `--config`, then `key=value` of the command line.
 ---@param options table
 ---@return table
 function config.config(options)
-  if type(options) ~= "table" then core.raise("config: a table of options is expected") end
+  require("moonshard.options").argument("config", "options", options, "table")
   if launch.declared then core.raise("config: it was called already; declare all options at once") end
   launch.declared = true
   local list = declare(options, "", {})
@@ -121,29 +185,16 @@ function config.config(options)
   for _, item in ipairs(list) do values[item.path] = item.default end
   if launch.config_file then
     for path, value in pairs(read_file(launch.config_file)) do
-      local item = find(list, path, launch.config_file)
-      values[path] = convert(item, value, launch.config_file)
+      put(list, values, path, value, launch.config_file)
     end
   end
   for _, argument in ipairs(launch.arguments) do
     local path, text = argument:match "^([%w_.]+)=(.*)$"
     if not path then fail(("'%s': options are written key=value"):format(argument)) end
-    local item = find(list, path, "the command line")
-    values[path] = convert(item, text, "the command line")
+    put(list, values, path, text, "the command line")
   end
-  local result = {}
-  launch.settings = {}
-  for _, item in ipairs(list) do
-    local place, rest = result, item.path
-    for group in item.path:gmatch "([^.]+)%." do
-      place[group] = place[group] or {}
-      place = place[group]
-    end
-    rest = rest:match "([^.]+)$"
-    place[rest] = values[item.path]
-    launch.settings[#launch.settings + 1] = { name = item.path, value = values[item.path], changed = values[item.path] ~= item.default }
-  end
-  return result
+  note_settings(list, values)
+  return nest(list, values)
 end
 
 return config

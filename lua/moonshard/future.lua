@@ -1,6 +1,7 @@
 -- Futures and streams: a value, and the point in a stream at which it is ready.
 local core = require "moonshard.core"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
 
 local future = {}
 
@@ -13,6 +14,18 @@ Future.__metatable = "locked"
 -- Callbacks that wait for their turn, in order of registration: { sources, stream, made, f }. One runs as soon as it is the first whose
 -- sources all have values; it never runs inside a hook or another callback.
 local queue, running = {}, false
+
+-- The link that runs now, whose callbacks messages name after it; hooks.lua says which, and how
+-- links are called.
+local author, name_of = nil, tostring
+
+--- For hooks.lua.
+---@param link any the link that runs from now on, or nil
+function future.set_author(link) author = link end
+
+--- For hooks.lua.
+---@param f fun(link: any): string
+function future.name_authors(f) name_of = f end
 
 local function is_future(value) return type(value) == "table" and rawget(value, "__future") == Future end
 
@@ -87,7 +100,7 @@ end
 
 local function enqueue(item)
   item.made = setmetatable({ __future = Future, pending = true }, Future)
-  item.account = core.bucket_account()
+  item.account, item.author = core.bucket_account(), author
   queue[#queue + 1] = item
   if core.in_hook() then core.request_drain() else future.drain() end
   return item.made
@@ -97,6 +110,34 @@ end
 local function follow(made, value)
   if not value.pending and not value.failed then resolve(made, value)
   else queue[#queue + 1] = { sources = { value }, made = made } end
+end
+
+-- The message with the callback's line in front, for mistakes of which Lua tells no line.
+local function at_line(item, message)
+  local info = debug.getinfo(item.f, "S")
+  return ("%s:%d: and_then: %s"):format(info.short_src, info.linedefined, message)
+end
+
+-- What a callback raised, with the link that the callback belongs to. Without a link, the errors of
+-- a script stay the values that they are.
+local function with_author(item, message)
+  if type(message) ~= "string" then return message end
+  if message:find "^attempt to yield" then message = at_line(item, message) end
+  if item.author == nil then return message end
+  local name = name_of(item.author)
+  return message:find(name, 1, true) and message or ("%s: %s"):format(name, message)
+end
+
+local function call_back(item, value)
+  local outer = author
+  author = item.author
+  local ok, result = pcall(item.f, value)
+  author = outer
+  if ok and result ~= nil and rawequal(result, item.made) then
+    ok, result = false, at_line(item, "the callback returned the future that waits for it")
+  end
+  if ok then return result end
+  error(with_author(item, result), 0)
 end
 
 local function run_item(item)
@@ -111,11 +152,9 @@ local function run_item(item)
     local scope <close> = setmetatable({}, { __close = core.hook_leave }) -- luacheck: ignore scope
     for _, source in ipairs(item.sources) do core.stream():_wait(source.index, source.number) end
     if item.account then core.bucket_account(item.account) end
-    local value = item.f(first and first.result)
+    local value = call_back(item, first and first.result)
     if value == nil then resolve(item.made, first)
-    elseif is_future(value) then
-      if value == item.made then core.raise "and_then: the callback returned the future that waits for it" end
-      follow(item.made, value)
+    elseif is_future(value) then follow(item.made, value)
     else resolve(item.made, future.new(value, core.stream())) end
   end)
 end
@@ -146,7 +185,10 @@ function future.drain()
       local item = table.remove(queue, position)
       ok, message = pcall(run_item, item)
       if not ok then item.made.failed, item.made.pending = message, nil end
-    else ok, message = pcall(core.raise, "and_then: futures wait for each other in a circle") end
+    else
+      ok, message = pcall(core.raise, "and_then: futures wait for each other in a circle")
+      message = with_author(queue[1], message)
+    end
   end
   running = false
   if ok then return end
@@ -193,12 +235,15 @@ end
 ---@param options? { priority?: "low"|"normal"|"high" }
 ---@return ms.Stream
 function future.stream(name, options)
+  options_of.argument("stream", "name", name, "string?")
   local priority = check("stream", options, { "priority" }).priority
   if priority ~= nil and priority ~= "low" and priority ~= "normal" and priority ~= "high" then
     core.raise(("stream: unknown priority '%s': known are low, normal, high"):format(tostring(priority)))
   end
   return core.stream(name)
 end
+
+options_of.methods(Future, "a future", is_future, { "value", "sync", "and_then" })
 
 ---@class ms.Stream
 local Stream = core.stream_methods

@@ -1,6 +1,7 @@
 -- Process groups: collectives on tensors of any shape, as futures.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
+local options_of = require "moonshard.options"
 
 local group = {}
 
@@ -77,6 +78,11 @@ local function in_place(self, kind, t, more)
   end)
 end
 
+local function check_rank(what, name, rank)
+  if rank == nil and name == "root" then core.raise(what .. ": which rank is the root?") end
+  options_of.argument(what, name, rank, "integer")
+end
+
 --- t: in place; the future's value.
 ---@param t ms.Tensor
 ---@param op? ms.Op "sum" unless given; { premul_sum = factor }: the sum of each rank's tensor times its factor
@@ -89,7 +95,7 @@ function Group:all_reduce(t, op) return in_place(self, "all_reduce", t, { op = o
 ---@param op? ms.Op
 ---@return ms.Future
 function Group:reduce(t, root, op)
-  if root == nil then core.raise "reduce: which rank is the root?" end
+  check_rank("reduce", "root", root)
   if self:rank() == root then return in_place(self, "reduce", t, { root = root, op = op }) end
   check(t, "reduce")
   return core.no_grad(function() return run(self, "reduce", t:contiguous(), nil, t, { root = root, op = op }) end)
@@ -100,7 +106,7 @@ end
 ---@param root integer
 ---@return ms.Future
 function Group:broadcast(t, root)
-  if root == nil then core.raise "broadcast: which rank is the root?" end
+  check_rank("broadcast", "root", root)
   return in_place(self, "broadcast", t, { root = root })
 end
 
@@ -153,7 +159,7 @@ end
 ---@return ms.Future
 function Group:gather(t, root, counts)
   check(t, "gather")
-  if root == nil then core.raise "gather: which rank is the root?" end
+  check_rank("gather", "root", root)
   return gathered(self, "gather", t, counts, root)
 end
 
@@ -184,7 +190,7 @@ end
 ---@return ms.Future
 function Group:scatter(t, root, counts)
   check(t, "scatter")
-  if root == nil then core.raise "scatter: which rank is the root?" end
+  check_rank("scatter", "root", root)
   return core.no_grad(function()
     local row, shape = row_of(t, "scatter")
     local elements, sum
@@ -211,6 +217,7 @@ end
 ---@return ms.Future
 function Group:send(t, to)
   check(t, "send")
+  check_rank("send", "to", to)
   return core.no_grad(function() return run(self, "send", t:contiguous(), nil, t, { root = to }) end)
 end
 
@@ -220,6 +227,7 @@ end
 ---@return ms.Future
 function Group:recv(t, from)
   check(t, "recv")
+  check_rank("recv", "from", from)
   return core.no_grad(function()
     if t:is_contiguous() then return run(self, "recv", t, nil, t, { root = from }) end
     local whole = t:contiguous()
@@ -272,6 +280,8 @@ function Group:_sum(numbers)
   self:all_reduce(sum):sync()
   return core.is_sim() and numbers or sum:to_table()
 end
+
+options_of.methods(Group, "a group", core.is_group, { "levels" })
 
 --- All ranks.
 ---@return ms.Group

@@ -1,5 +1,6 @@
 -- The module `moonshard`: what api.lua calls `ms`. Parts are loaded at first use, so that a script pays for what it uses.
 local core = require "moonshard.core"
+local options = require "moonshard.options"
 
 -- Chunk names of this folder belong to the library: messages name the first line outside of it.
 local source = debug.getinfo(1, "S").source
@@ -19,7 +20,10 @@ ms.init = core.configure
 ---@param f function
 ---@param ... any
 ---@return any ...
-function ms.recompute(f, ...) return core.recompute(f, ...) end
+function ms.recompute(f, ...)
+  options.argument("recompute", "f", f, "function")
+  return core.recompute(f, ...)
+end
 
 ---@return integer rank of this process among all
 function ms.rank() return core.world():rank() end
@@ -31,6 +35,7 @@ function ms.world_size() return core.world():size() end
 ---@param name? string
 ---@param f? function
 function ms.device(name, f)
+  if f ~= nil then options.argument("device", "f", f, "function") end
   local own = core.is_sim() and "sim" or "cpu"
   if name ~= nil and name ~= own and name ~= "cpu" then core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own)) end
   if f then return f() end
@@ -41,6 +46,7 @@ end
 ---@param t table
 ---@return fun(): any, any
 function ms.sorted_pairs(t)
+  if type(t) ~= "table" then core.raise("sorted_pairs: t must be a table, not a " .. type(t)) end
   local keys = {}
   for key in pairs(t) do keys[#keys + 1] = key end
   table.sort(keys, function(a, b)
@@ -58,6 +64,7 @@ end
 local parts = {
   nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks", data = "moonshard.data", checkpoint = "moonshard.checkpoint",
   safetensors = "moonshard.safetensors", trace = "moonshard.trace",
+  scripts = "moonshard.scripts",
 }
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
@@ -71,7 +78,8 @@ return setmetatable(ms, {
     local value
     if parts[name] then value = require(parts[name])
     elseif names[name] then value = require(names[name])[name] end
-    if value ~= nil then rawset(self, name, value) end
+    if value == nil then return options.no_field("ms", name, self, parts, names) end
+    rawset(self, name, value)
     return value
   end,
 })

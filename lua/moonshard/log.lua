@@ -1,6 +1,7 @@
 -- Lines for people: ms.log on rank 0, ms.warn on whichever rank calls it.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
+local live = require "moonshard.live"
 
 local log = {}
 
@@ -28,6 +29,7 @@ end
 function log.log(format, ...)
   local line = text(format, ...)
   if launch.checking or core.rank() ~= 0 then return end
+  live.finish()
   io.stdout:write(line, "\n")
   io.stdout:flush()
 end
@@ -35,7 +37,8 @@ end
 --- The same on whichever rank calls it, with its number.
 ---@param format string
 function log.warn(format, ...)
-  io.stderr:write(("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...)))
+  local line = ("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...))
+  io.stderr:write(live.fresh_row() .. line)
 end
 
 return log

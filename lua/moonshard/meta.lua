@@ -10,7 +10,8 @@
 --  3. In-place operators end in `_` and return their tensor. Collectives have no `_`: they return futures and say what they write.
 --  4. Arguments go: subject, options, function. A function comes last; what is run "inside" (`no_grad`, `autocast`, `no_sync`,
 --     `summon`, `stream:run`) gets a function and returns its results. Only `ms.recompute(f, ...)`, like `pcall`, has it first.
---  5. Enums are strings. An unknown option or string raises and names the nearest one.
+--  5. Enums are strings. An unknown option or string raises and names the nearest one; so does reading a name that the library's
+--     tables, tensors and optimizers do not have.
 --  6. A programmer's mistake raises, with position and what to do. What the environment can refuse (files, data, hosts) returns
 --     `nil, message, code` (typed `T?, string?, string?`); codes: "not_found" "denied" "exists" "no_space" "corrupt" "mismatch" "timeout" "unsupported" "io".
 --     What fails after the call that enqueued it (device, peer) is raised by the next call that meets it, with the first cause;
@@ -43,6 +44,7 @@
 ---@field checkpoint ms.checkpoint
 ---@field safetensors ms.safetensors
 ---@field trace ms.trace
+---@field scripts ms.scripts
 ---@field version string
 --- The engine starts by itself at first use, from the launcher's settings; only a program without the launcher calls this, first
 --- (rendezvous: a socket path that all its ranks share).
@@ -63,10 +65,17 @@
 --- the loop in any way ends the step. Plans, metrics, the trace, memory accounts and a stop request act at its edges.
 ---@field steps fun(count: integer, first?: integer): fun(): integer?
 --- Seeds the counter-based generator of this engine: draws depend on seed, step and position, never on threads.
+--- Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout and `per_rank = true`
+--- draw other numbers on each rank.
 ---@field seed fun(seed: integer)
---- Declares the recipe's options and returns their values: default, then the file of `--config`, then `key=value` of the command line.
---- The default gives the type; a table with a value at [1] describes (`{ 3e-4, help = "peak", choices = {...} }`), any other table is
---- a group (`model.layers=24`). An integer default takes integers only. Engine switches are flags (`--trace`, `--device`), not options.
+--- Declares the recipe's options and returns their values: default, then the file of `--config`,
+--- then `key=value` of the command line. The default gives the type; a table with a value at [1]
+--- describes (`{ 3e-4, help = "peak", choices = {...} }`), any other table is a group
+--- (`model.layers=24`). An integer default takes integers only. `open = true` in a description
+--- lets the option have parts that are not declared (`hook.fraction=0.01`): a table beside it in
+--- the result (`hook_options`), with numbers and booleans read as such. `check = f` of a
+--- description: f(value) gives what is wrong with it, or nil. Engine switches are flags
+--- (`--trace`, `--device`), not options.
 ---@field config fun(options: table): table
 --- A line on rank 0, formatted as `string.format`; tensors may be arguments only of `%s`, which shows shape and dtype, not values.
 ---@field log fun(format: string, ...: any)
@@ -109,7 +118,7 @@
 ---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: the new dimension; 1 unless given
 ---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor   condition: bool
 --- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the original shapes, in order.
----@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
+---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]   all values in one new 1-D tensor, and views of it in the shapes of the tensors; both have gradients
 --- Moves parameters into one storage (nothing happens if they already lie there in this order) and returns it as a 1-D tensor that
 --- they are views of; kept.
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
@@ -137,8 +146,11 @@
 --- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last dimension, row by row.
 --- options: block 256 numbers a scale; scale = false ("sign" only): bare bits, decoded to -1 and 1.
 ---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: { block?: integer, rounding?: "nearest"|"stochastic", scale?: boolean }): ms.Codec
---- The step line on rank 0 and `metrics.jsonl`, for loops written by hand.
----@field report fun(options: { run: string, tokens?: integer, every?: integer }): ms.Report   options: run: folder; tokens: a step, over all ranks
+--- The step line on rank 0 and `metrics.jsonl`, for loops written by hand; all ranks call it. options: run: folder; tokens: of a step, over all
+--- ranks; total: steps of the run, for the ETA; dtype: of the products, for MFU ("f32" unless given); every: a line each so many steps. Unless
+--- given, each step is shown on a terminal, in place; elsewhere the first 10, then one every 10 s or 1% of the steps, whichever is rarer.
+--- `moonshard run --log-every N` goes before. metrics.jsonl has every step; it is cut at the first step that is reported.
+---@field report fun(options: { run: string, tokens?: integer, total?: integer, dtype?: string, every?: integer }): ms.Report
 
 --- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps its value until collected, across
 --- steps too, and several `and_then` may hang on one.
@@ -175,12 +187,23 @@
 ---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [..., n]; payload: [..., bytes(n)]
 --- Decodes and adds the rows, in row order, in f32.
 ---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [n]; payload: [rows, bytes(n)]
----@field bytes fun(self, n: integer): integer   bytes of a row of n numbers
+--- Bytes of a row of n numbers. First one f32 scale (4 bytes) for each block of `block` numbers, the last of which may be shorter:
+--- 4 * ceil(n / block); none for "sign" with scale = false. Then the codes, packed over the whole row: n bytes for int8 and fp8,
+--- ceil(n / 2) for int4 and fp4 (at odd n the high half of the last byte is unused), ceil(n / 8) for sign.
+---@field bytes fun(self, n: integer): integer
 --- Errors. decode: n does not fit the payload's last dimension (says which n would). encode of integers.
 
 ---@class ms.Report
---- Never waits: tensors are shown one step late. Adds ms, tok/s, MFU, memory, ETA by itself.
+--- Tensors are shown one step late, so the device never waits for the host. Adds ms, tok/s, MFU, memory, ETA by itself.
 ---@field step fun(self, values: table<string, ms.Number>)
+--- Runs f (validation, saving), whose time and work belong to no step, and returns what it returns. What the steps before it have enqueued is
+--- waited for first, and is their time. **blocks**
+---@field outside fun(self, f: fun(): any): any
+---@field add fun(self, values: table<string, ms.Number>)   more values for the step that was reported last
+--- **blocks**: shows the step that was reported last, if its line is due.
+---@field flush fun(self)
+--- Writes and shows the last step. The end of a loop of `ms.steps` writes it too.
+---@field close fun(self)
 
 ------------------------------------------------------------------------------------------------------------------------- tensor
 
@@ -259,6 +282,7 @@
 ---@field sigmoid fun(self): ms.Tensor
 ---@field dropout fun(self, p: number): ms.Tensor            other numbers on every rank
 ---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor
+--- scatter, scatter_add: index, and values unless they are a number, have one shape, and this tensor's sizes in all dimensions but dim.
 ---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
 ---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor   equal indices add in order of position
 -- comparison, to bool
@@ -280,12 +304,13 @@
 ---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0
 ---@field cumsum fun(self, dim: integer): ms.Tensor
 ---@field dot fun(self, other: ms.Tensor): ms.Tensor
+--- quantile, above and a codec's encode have no gradient: a tensor that requires one is refused while that is recorded.
 ---@field quantile fun(self, q: number): ms.Tensor
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
 -- selection
 ---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor            values, i64 indices; last dimension unless given; ties: lower index
----@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor   1-D: |x| > threshold: values, indices, count; unused slots are 0 and index 0
----@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
+---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor   1-D: |x| > threshold: values, i64 indices, i64 count; unused slots are 0 and index 0
+---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor   index: of this tensor's sizes in all dimensions but dim
 ---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor
 -- linear algebra and layers
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
@@ -302,7 +327,7 @@
 ---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
 ---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
 ---@field embedding fun(self, weight: ms.Tensor): ms.Tensor  self: token ids
----@field rotary fun(self, first?: integer, base?: number): ms.Tensor               [batch, heads, time, width]; first position, from 0
+---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor   [batch, heads, time, width]; first position, from 0
 ---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor   queries [batch, heads, time, width]; fewer key heads: grouped; causal unless told
 -- gradients
 ---@field requires_grad fun(self): boolean
@@ -337,7 +362,8 @@
 ---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future   t: in place on root; others unchanged
 --- Value: this rank's part along dimension 1 (equal parts, or counts[rank + 1] rows).
 ---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
---- Value: all ranks' tensors joined along dimension 1, in rank order. With counts, ranks may bring different numbers of rows.
+--- Value: all ranks' tensors joined along dimension 1, in rank order, in t's dtype: gathered indices of topk or above are i64,
+--- 8 bytes each on the wire; t:to "i32" before it halves that. With counts, ranks may bring different numbers of rows.
 ---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
 --- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts received, joined in rank order.
 ---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
@@ -356,20 +382,24 @@
 ----------------------------------------------------------------------------------------------------------------------------- nn
 
 ---@class ms.Parameter: ms.Tensor      under fsdp: this rank's 1-D piece, perhaps empty, except during its unit's use or `summon`
----@field name fun(self): string       dotted, "" until it has a root module
+---@field name fun(self): string       dotted, "" until a module has it; of a tied one that of its first place from the root, as in `parameters`, `state` and `save`
 ---@field full_shape fun(self): integer[]
 ---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()     after the gradient was added up; removes f
 
 --- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of assignment. Names are dotted and list
---- items count from 0 in them, as in other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight".
+--- items count from 0 in them, as in other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the tree of its
+--- parts, with classes, shapes and how many parameters each has.
 ---@class ms.Module
+---@field class_name string            what nn.class was given
 ---@operator call(...): any            runs forward with hooks; call the wrapped model, not what is inside
 ---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]   each once, tied ones under their first name
+---@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]   the same with their names
 ---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
 ---@field children fun(self): ms.Module[]   direct ones
 ---@field modules fun(self): (fun(): string, ms.Module)   itself ("") and all below, in order
 ---@field train fun(self, yes?: boolean): self
 ---@field eval fun(self): self
+---@field is_training fun(self): boolean   true until eval, or train(false)
 ---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
 ---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })   t: saved unless options.save is false
 --- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward: f(module, gradients). What it returns replaces.
@@ -382,9 +412,12 @@
 --- options: full (unless given): complete tensors on rank 0, elsewhere empty.
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: { partial?: boolean })
---- As safetensors, written by rank 0, a unit at a time. All ranks call.
----@field save fun(self, path: string): true?, string?, string?
---- A file, a list of files or a folder; each rank reads only what it holds.
+--- As safetensors, written by rank 0, a unit at a time. All ranks call. options.dtype: of all float tensors. Unless given, a model of
+--- nn.pretrained is written in the dtypes of the file that it was read from (after `to`: in its own), and the log says if that rounds;
+--- all others in their own dtypes. path: a .safetensors file or a folder; "exists" for a folder whose index names other weights.
+---@field save fun(self, path: string, options?: { dtype?: "f32"|"f16"|"bf16" }): true?, string?, string?
+--- A file, a list of files or a folder. A folder is read by its model.safetensors.index.json; without one all its .safetensors files are
+--- read. A name that stands in two files is an error.
 ---@field load fun(self, path: string|string[], options?: { partial?: boolean }): true?, string?, string?
 --- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same parameter assigned under two roots.
 --- forward called directly on a wrapped module. accumulate: f did not call backward.
@@ -401,7 +434,17 @@
 ---@field tie? boolean                 head and embedding: gpt2 true, llama false
 ---@field eps? number                  of the norms; 1e-5
 ---@field rotary_base? number          llama; 10000
+---@field rotary_scaling? ms.RotaryScaling   llama; none
 ---@field recompute? boolean           activations, block by block
+
+--- How rotary positions are stretched beyond the context of training: "linear" (factor) or "llama3" (all fields), by the formulas of
+--- Hugging Face transformers (modeling_rope_utils.py). original_context: its original_max_position_embeddings.
+---@class ms.RotaryScaling
+---@field type "default"|"linear"|"llama3"
+---@field factor? number
+---@field low_freq_factor? number
+---@field high_freq_factor? number
+---@field original_context? integer
 
 ---@class ms.nn
 ---@field List fun(modules: ms.Module[]): ms.Module
@@ -415,23 +458,27 @@
 ---@field GELU fun(form?: "tanh"|"erf"): ms.Module
 ---@field SiLU fun(): ms.Module
 ---@field MLP fun(width: integer, hidden: integer, options?: { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }): ms.Module
----@field Attention fun(options: { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean }): ms.Module
+---@field Attention fun(options: { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }): ms.Module
 --- `local Block = nn.class("Block")`, then `function Block:init(...)` and `function Block:forward(...)`; `Block(...)` makes one.
 ---@field class fun(name: string, base?: table): table
 ---@field Parameter fun(t: ms.Tensor): ms.Parameter
+---@field is_module fun(value: any): boolean
 --- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
 --- A model of a folder (or file beside) with config.json and .safetensors, as other tools write them. On failure: nil, message, code.
+--- 16-bit weights are widened to f32. Settings that would change what is computed and that are not built are "unsupported". `save` writes
+--- the model as it was read: names, dtypes, every key of config.json, generation_config.json and the files of the tokenizer. Left out are
+--- what is no weight (masks, inv_freq) and copies of a tied head.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
 ---@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor   the new ids
 
 -------------------------------------------------------------------------------------------------------------------------- optim
 
----@class ms.ParamGroup                live: what is written here holds from the next step on; hyper-parameters by their names below
+---@class ms.ParamGroup                live: what is written here holds from the next step on, and is saved with the optimizer's state; hyper-parameters by their names below
 ---@field params ms.Parameter[]|ms.Tensor[]
----@field lr number
+---@field lr? ms.Number               of a group that is added: the optimizer's unless given
 ---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
 
 ---@class ms.OptimizerOptions
@@ -440,13 +487,13 @@
 ---@field maximize? boolean
 ---@field schedule? fun(step: integer): number   factor on lr; step counts this optimizer's steps from 0
 ---@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
----@field shard? ms.Group              ZeRO-1: state and step over this group's ranks; inside ddp:join those without inputs left step theirs, too
+---@field shard? ms.Group              ZeRO-1: state and step are spread over this group's ranks; inside ddp:join, ranks without inputs still step their part
 ---@field [string] any                 the hyper-parameters of the kind
 
 ---@class ms.Kind
 ---@field name string
----@field base? string                 the kind whose overlapped form serves where this one has none
----@field defaults table<string, any>
+---@field base? string                 the kind whose overlapped form is used if this one has none
+---@field defaults? table<string, any>
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)   state: this parameter's, saved
 
 ---@class ms.optim
@@ -458,56 +505,76 @@
 ---@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer   lr .01, alpha .99, eps 1e-8, momentum 0, centered false
 ---@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer     lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
 ---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer    lr 1e-3, betas {.9, .999}, eps 1e-8
---- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in ones.
+--- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
---- How optimizers of this kind (and kinds based on it) run overlapped; a second registration raises.
+--- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second registration raises.
 ---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
---- What happens where nothing is registered.
+--- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind.
 ---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
---- An own optimizer for each parameter, stepped in backward when its gradient is complete (accumulation windows respected). The gradient is gone then,
---- unless options.keep_grads. The result: one optimizer for each parameter.
+--- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when the parameter's gradient is complete
+--- (in an accumulation window: at its end). The step frees the gradient unless options.keep_grads is true.
 ---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
---- options: floor: last factor, 0 unless given.
+--- options.floor: the last factor (default 0).
 ---@field linear fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
 ---@field cosine fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
---- options: warm up, stay, decay in the last `decay` steps.
+--- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
 ---@field wsd fun(options: { steps: integer, decay: integer, warmup?: integer, floor?: number }): fun(step: integer): number
---- As the Module's methods, for a list.
+--- These two do for a list of parameters what the methods of Module do.
 ---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
---- In order: 65536, 2, .5, 2000 unless given.
+--- The defaults are, in this order: 65536, 2, .5, 2000.
 ---@field scaler fun(options?: { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }): ms.Scaler
---- Averages parameters now and then: `period`; or `periods = { { 4, 8 }, { 16, 16 } }` (period, group size; ascending; the largest that divides
---- the step wins); or `period` with `elastic = alpha`. `averager:step(params)` once a step.
+--- Averages parameters over ranks, every `period` steps; or as `periods = { { 4, 8 }, { 16, 16 } }` says (pairs of period and group size, in
+--- ascending order; the largest period that divides the step is used); or every `period` steps with `elastic = alpha`. Call
+--- `averager:step(params)` once in each step.
 ---@field averager fun(options: { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }): ms.Averager
 
 ---@class ms.Averager
----@field step fun(self, params: ms.Parameter[])   has state and load_state, as the scaler
+---@field step fun(self, params: ms.Module|ms.Tensor|table)   once a step
+---@field state fun(self): table
+---@field load_state fun(self, state: table)
 
 
+--- An iteration calls `scale(loss):backward()` any number of times (gradients add up), then `unscale(o)`
+--- if gradients are clipped or read, then `step(o)` for each optimizer. The factor adapts once in each
+--- iteration, at the next scale or when the state is saved: it shrinks if any of these optimizers
+--- saw inf or nan, and grows after growth_interval good iterations, within 2^-126 .. 2^126.
 ---@class ms.Scaler
+--- loss times the factor. A backward through the result marks the gradients that it reaches:
+--- clipping (by hand or by hooks.clip) and optimizer:step raise until unscale or scaler:step has
+--- divided them.
 ---@field scale fun(self, loss: ms.Tensor): ms.Tensor
----@field step fun(self, optimizer: ms.Optimizer)   unscales; skips on every rank if any rank saw inf or nan; adapts
+--- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
+--- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you have not.
+---@field unscale fun(self, optimizer: ms.Optimizer): ms.Tensor
+--- Replaces the result of unscale for this optimizer by one that is equal on all ranks.
+---@field set_finite fun(self, optimizer: ms.Optimizer, finite: ms.Tensor)
+--- Unscales, then steps. Skips the step if gradients are inf or nan (in a ddp model they then are on every rank).
+---@field step fun(self, optimizer: ms.Optimizer)
+---@field state fun(self): { factor: ms.Tensor, good: ms.Tensor }
+---@field load_state fun(self, saved: table)
 
 ---@class ms.Optimizer
---- One step from the gradients, which it consumes: they are gone afterwards (`keep_grads = true` leaves them). Under a policy it finishes
---- what was not stepped early, so the same loop runs under every policy. Parameters without gradient are left alone.
---- options: only_if: one bool on the device; false: nothing changes, not even the step count.
+--- Steps all parameters that have a gradient, and frees the gradients (`keep_grads = true` keeps them). Under an overlap policy it steps
+--- what was not stepped early, so that the same loop runs under every policy. It ignores parameters without a gradient.
+--- options.only_if is one bool on the device. If it is false, nothing changes, not even the step count.
 ---@field step fun(self, options?: { only_if?: ms.Tensor, keep_grads?: boolean })
---- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks.
+--- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks. If the running backward still reads the
+--- parameter's old values (for example because of a detached use), the step runs after the last such read. With a sharded optimizer this
+--- is an error.
 ---@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })   grad: p:grad() unless given
 ---@field zero_grad fun(self)
 ---@field groups fun(self): ms.ParamGroup[]
 ---@field add_group fun(self, group: ms.ParamGroup)
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
---- From now on the engine runs the steps of this optimizer's parameters in this ddp model by the policy. Several optimizers may share a model.
+--- From now on, the policy decides when the engine steps this optimizer's parameters in this ddp model. Several optimizers may share a model.
 ---@field overlap fun(self, model: ms.DDP, policy: string|ms.Overlap)   policy: a name or a file
 ---@field state fun(self): table   by parameter name
 ---@field load_state fun(self, state: table)
---- Errors. Hyper-parameter out of range or not of this kind (names the kind's own). A parameter in two groups.
---- step inside a hook (says step_param).
+--- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's own); a parameter is in two groups;
+--- step is called inside a hook (the message suggests step_param).
 
 ---------------------------------------------------------------------------------------------------------------------------- ddp
 
@@ -524,16 +591,16 @@
 ---@class ms.DDPOptions
 ---@field group? ms.Group              the world
 ---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" }
----@field bucket_bytes? integer|integer[]   { 1 << 20, 25 << 20 }; the last holds on
----@field init_sync? boolean           true: compare shapes, then copy rank 0's values
+---@field bucket_bytes? integer|integer[]   { 1 << 20, 25 << 20 }; the last one is for all further buckets
+---@field init_sync? boolean           true: compares shapes, then copies rank 0's values
 ---@field broadcast_buffers? boolean   true
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
 ---@field buckets? ms.Buckets|string    a plan, the name of a ready-made one, or a file (.lua) that returns one
----@field find_unused? boolean         parameters that the loss does not depend on are let be
+---@field find_unused? boolean         ignores parameters that the loss does not use
 ---@field static_graph? boolean        every iteration uses the same parameters equally often
----@field precision? ms.Precision      compute, reduce and keep buffers in other dtypes than the weights'
----@field ignored? string[]            names or Lua patterns: not synchronized; each must be somebody's
----@field delayed? string[]            reduced together after all else, without the hook
+---@field precision? ms.Precision      dtypes of computation, reduction and buffers, if not those of the weights
+---@field ignored? string[]            names or Lua patterns of parameters and buffers that are not synchronized; each must match one
+---@field delayed? string[]            names or Lua patterns of parameters that are reduced together after all others, without the hook
 
 ---@class ms
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
@@ -543,33 +610,37 @@
 ---@field forward_ms number
 ---@field backward_ms number
 ---@field reduce_ms number
----@field exposed_ms number            communication that nothing hid
+---@field exposed_ms number            communication during which nothing was computed
 ---@field step_ms number               from the reduced gradients to the step's end
----@field payload_bytes integer        what this rank handed to the reductions' collectives
+---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
 ---@field wire_bytes integer
 ---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number, compression?: table }[]   one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
----@field buckets { index: integer, bytes: integer, parameters: integer }[]
+---@field buckets { index: integer, bytes: integer, parameters: integer }[]   bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it
 ---@field world_size integer
 ---@field hook string                  the chain
 ---@field iteration integer            backward passes that were reduced
 ---@field rebuilt boolean              buckets follow the order of a backward, or a plan
----@field options table                those of ms.ddp that hold, with what was not given
----@field error? string                what the last reduction that failed on this rank failed of
+---@field options table                the options of ms.ddp in force, defaults included
+---@field error? string                the error of the last reduction that failed on this rank
 
----@class ms.DDP: ms.Module          other methods of what was wrapped (`generate`) work on it too, through its forward
----@field module ms.Module             what was wrapped
----@field no_sync fun(self, f: function)   f: forward and backward inside: gradients stay local and add up
---- For uneven inputs: when f returns on this rank it takes part with zeros until all have.
----@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)   options: stop: all ranks raise when the first is done
+---@class ms.DDP: ms.Module          other methods of the wrapped module (`generate`) work too, and use this forward
+---@field module ms.Module             the wrapped module
+---@field no_sync fun(self, f: function)   gradients of a forward and backward inside f stay local and add up
+--- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f has returned on all ranks. `divisor`
+--- is the number by which a mean of gradients is divided. "all" (the default) is the group's size: ranks without inputs count as zeros.
+--- "live" is the number of ranks that had inputs in this pass. With "live", bucket:divisor() is equal on all ranks and may change from
+--- pass to pass. A link that keeps a running mean over passes must then weigh each pass by it, so that all inputs count equally.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)   options.stop: all ranks raise when the first one has no more inputs
 ---@field rebuild_buckets fun(self)
---- Removes everything that wrapping installed, so that the module can be wrapped anew.
+--- Removes everything that wrapping installed. The module can then be wrapped again.
 ---@field unwrap fun(self): ms.Module
 ---@field stats fun(self): ms.Stats
---- Errors. No parameter needs a gradient. Ranks differ at init (first differing parameter, both sides). A parameter got no gradient
---- (names it) or two. no_sync: forward ran outside. Wrapping twice.
+--- Errors: no parameter requires a gradient; ranks have different models at the start (the message shows the first parameter that
+--- differs, of both ranks); a parameter (the message names it) got no gradient, or two; the forward of a no_sync ran outside it; a module
+--- is wrapped twice.
 
---- Valid until the future that its chain returned is delivered, `and_then` callbacks included. Its communication stream is current.
+--- Valid until the future that its chain returned is complete, `and_then` callbacks included. The bucket's communication stream is current.
 ---@class ms.Bucket
 ---@field index fun(self): integer   0 is launched first
 ---@field is_last fun(self): boolean
@@ -577,46 +648,50 @@
 ---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
 --- The sum of this rank's gradients, 1-D, writable.
 ---@field buffer fun(self): ms.Tensor
---- What later links see as buffer(): any length and dtype that they can use.
+--- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
 ---@field set_buffer fun(self, t: ms.Tensor)
---- Views of the original gradients' buffer in the parameters' shapes; of a new buffer while it has the same length.
+--- Views of the buffer in the parameters' shapes. After set_buffer, views of the new buffer, which must have the same length.
 ---@field gradients fun(self): ms.Tensor[]
 ---@field parameters fun(self): ms.Parameter[]   same order
---- "all" (unless given): everyone whose gradients are summed; "shard": those who share one copy; "replicate": those who hold the same shard. A
---- level that the kind does not have is a group of this rank alone.
+--- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one copy. "replicate": the ranks that hold the
+--- same shard. A level that the kind does not have is a group of this rank alone.
 ---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
----@field divisor fun(self): integer   how many ranks a mean is over
---- This rank's part of a full-length tensor: what a chain must return. For "all_reduce" that is all of it.
+---@field divisor fun(self): integer   how many ranks a mean is over in this pass; under join with "live" it changes between passes
+--- This rank's part of a full-length tensor, which a chain must return. For "all_reduce" this is the whole tensor.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
---- For links that add up what is lost (error_feedback): ask_sent makes wants_sent true for later links until one has told with set_sent what this rank's numbers were
---- behind them; what nobody tells is nil. Reductions tell it by themselves while the buffer has the bucket's length. A link that changes the numbers of the buffer (more
---- than another float dtype does) and leaves it to them is an error.
+--- These four are for links that add up what is lost, as error_feedback does. ask_sent makes wants_sent true for later links, until one of
+--- them reports with set_sent the values that this rank sent; sent returns them, or nil. Reductions report by themselves while the buffer
+--- has the bucket's length. A link must report if it changes the numbers of the buffer by more than a cast to another float dtype. A link
+--- that reduces by itself must report too: if it loses nothing, or keeps the rest itself, it reports the bucket's buffer. A link that does
+--- not report is an error.
 ---@field ask_sent fun(self)
 ---@field wants_sent fun(self): boolean
 ---@field set_sent fun(self, t: ms.Tensor)
 ---@field sent fun(self): ms.Tensor?
---- Errors. Use after its hook (names the bucket; keep data with clone and keep). gradients after a set_buffer of another length.
+--- Errors: the bucket is used after its hook has ended (the message names the bucket; keep data with clone and keep); gradients is called
+--- after a set_buffer of another length.
 
 -------------------------------------------------------------------------------------------------------------------------- hooks
 
 ---@class ms.State
---- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when buckets are rebuilt.
+--- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each parameter, and so survives a rebuild of buckets.
 ---@field flat fun(self, bucket: ms.Bucket, name: string): ms.Tensor
---- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's are new, and so zero.
+--- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each parameter whether its numbers are new
+--- (zeros).
 ---@field pieces fun(self, bucket: ms.Bucket, name: string, lengths: integer[]): ms.Tensor, boolean[]
---- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. What is put there is kept, and saved.
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. Its values are kept and saved.
 ---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
 
 ---@class ms.PowerSGDOptions
 ---@field rank? integer                1
----@field start_step? integer          1000: plain means before it
----@field min_rate? number             2: what is not made smaller by that much travels as it is
+---@field start_step? integer          1000; before this step, gradients are averaged
+---@field min_rate? number             2; matrices that would not shrink by this factor are sent uncompressed
 ---@field error_feedback? boolean      true
 ---@field warm_start? boolean          true
 ---@field eps? number                  0, added to norms
 ---@field seed? integer                0
----@field batched? boolean             false: true: a bucket is one square matrix
----@field stats_every? integer         10000: iterations from one line of the log about how much travels to the next
+---@field batched? boolean             false; if true, a bucket is treated as one square matrix
+---@field stats_every? integer         10000; iterations between two log lines that say how much is sent
 
 ---@class ms.Stage
 ---@field name string
@@ -626,40 +701,48 @@
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 
---- Links run in list order around hooks.reduce { op = "avg" }, which ends every chain; a chain is a link too. A link that calls `next` gets
---- what the later links made of the bucket. One that does not is the reduction: it averages by itself (the engine does not divide) and
---- returns a tensor of bucket:shard's length in bucket:dtype().
+--- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a link too. `next` returns the result of the
+--- later links. A link that does not call `next` replaces them: it must average by itself (the engine does not divide) and return a tensor
+--- of bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
 ---@field chain fun(links: ms.LinkLike[]): ms.Link
---- The usual link: encode what goes in, decode what comes back, or only observe; each may be left out.
+--- Makes a link from functions: encode changes the buffer before the later links, decode changes their result, observe only reads. Each is
+--- optional.
 ---@field stage fun(stage: ms.Stage): ms.Link
---- State of a link, saved in checkpoints under this name (a stage has its own). Two of one name raise.
+--- State of a link, saved in checkpoints under this name (a stage has its own). A second state of the same name raises.
 ---@field state fun(name: string): ms.State
---- Native links from here on; those marked * also exist in Lua, in lua/moonshard/hooks/, with equal results.
---- The kind's own reduction.
+--- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/, with equal results.
+--- reduce is the reduction that the kind of the bucket needs.
 ---@field reduce fun(options?: { op?: ms.Op }): ms.Link
---- group: instead of the bucket's.
+--- options.group replaces the bucket's group.
 ---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link   * all_reduce buckets only: divides first, then sums
 ---@field noop fun(options?: { group?: ms.Group }): ms.Link   *
----@field cast fun(options: { dtype: ms.DType }): ms.Link   * there and back: wraps what follows; right before a native reduction of f32 that one rounds, and takes all the time
+---@field cast fun(options: { dtype: ms.DType }): ms.Link   * casts the buffer for the later links and their result back; directly before a native reduction of f32, the reduction itself rounds, and stats show the reduction's time only
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
---- * low rank
+--- * Sends low-rank approximations.
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
 ---@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link   *
----@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * fraction kept; error feedback inside
+---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * sends ceil(fraction * n) of n numbers (0.07 of 100 are 7); has its own error feedback
 ---@field sign_vote fun(): ms.Link   *
 ---@field adasum fun(): ms.Link   *
 ---@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link   *
 ---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link   * all ranks skip the same step
---- "global": the first link of a chain. "lagged": by the norm of the step before; works with early steps.
+--- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and works with early steps.
+--- In a chain with then_optimizer, put "bucket" and "lagged" after it, so that it steps on clipped gradients.
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
---- Steps on what the later links returned; the optimizer's step(), where it is called, finishes the others.
---- What no rank has used in a pass (find_unused, static_graph) it leaves alone; what this rank cannot tell waits for the end of backward.
+--- Steps on the result of the later links. The optimizer's own step() steps the parameters that are left.
+--- Links before it must leave the result as it is (cast, error_feedback, nan_check, stages without
+--- decode); a chain with another link before it is refused.
+--- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank cannot know yet, it steps them at the end
+--- of backward.
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
+--- Refused before clip, adasum and sign_vote, whose results are not means of what ranks send, and
+--- before a second error_feedback.
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
---- Errors. A link returned nil, or a wrong length, dtype or device (link, bucket, expected, got). It raised: that rank reports link, bucket and
---- line, all others "because rank N". A stage needs f32 but the one before gives bf16 (at build). next called twice. A link behind one that reduces.
+--- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has link, bucket, expected and actual value); a
+--- link raised (its rank reports link, bucket and line, all others "because rank N"); a stage needs f32 but the stage before it gives bf16
+--- (when the chain is built); next was called twice; a link follows one that reduces.
 
 ----------------------------------------------------------------------------------------------------------------------- planners
 
@@ -694,6 +777,8 @@
 --- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype a bucket; or { caps_bytes = { ... } }.
 ---@field buckets fun(planner: { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }): ms.Buckets
 ---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
+--- Steps in backward wait for reads of a parameter's old values that are still to come in that backward, so that every plan gives the bits of
+--- "classic". A sharded optimizer, which sends what it steps, cannot wait: such a plan is refused where it meets such a parameter.
 ---@class ms.Overlap                ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
 
 
@@ -708,13 +793,15 @@
 ---@class ms.Dataset
 ---@field size fun(self): integer   samples, or tokens
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset   fraction: the first part gets it
---- batch: samples of one pass over all ranks of group; each rank gets its slice, so that N ranks see what one would.
----@field loader fun(self, options: { batch: integer, length?: integer, shuffle?: boolean, seed?: integer }): ms.Loader
+--- batch: samples of one pass over all ranks of group (the world unless given); each rank gets its slice, so that N ranks see what one would.
+---@field loader fun(self, options: { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }): ms.Loader
 ---@class ms.Loader                    read ahead by a C thread; state() and load_state() resume to the sample, at any world size
 ---@field next fun(self): ms.Tensor, ms.Tensor   tokens: i64 [batch / ranks, length], y one later
+---@field state fun(self): table
+---@field load_state fun(self, state: table)
 --- count: iterates from the beginning, without moving `next`; all unless given.
 ---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
---- Errors. batch does not divide by the ranks. length longer than the data. A bad shard (file, byte).
+--- Errors. batch does not divide by the ranks. length longer than the data. batches: fewer windows than ranks. A bad shard (file, byte).
 
 -------------------------------------------------------------------------------------------------------------------------- train
 
@@ -729,10 +816,16 @@
 ---@field clip? number                 global norm
 ---@field dtype? "f32"|"bf16"|"f16"    autocast; f16 brings its scaler
 ---@field run? string                  folder; runs/<recipe>
----@field resume? "auto"|"never"|string   "never"; a folder that exists already is then not touched: the run takes the next free name
+--- "never" (unless given): a folder that exists already is not touched, the run takes the next free name. "auto": from the newest checkpoint of
+--- the folder that is not damaged. A folder, or one checkpoint: from there. Later checkpoints of the run's folder are then renamed to aside-*.
+---@field resume? "auto"|"never"|string
+--- last: so many of the newest stay (all unless given), and those whose step divides by keep_every; damaged ones are not counted.
 ---@field eval? { every: integer, batches?: integer, measure?: fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor> }
 ---@field sample? { every: integer, prompt?: string, count?: integer, temperature?: number }|{ every: integer, run: fun(model: ms.Module): string }
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
+---@field log_every? integer           a line each so many steps; unless given, as ms.report says
+--- Where a policy may step in backward, clip, f16 and "skip" are refused, and "stop" stops after
+--- the step was applied, before the next checkpoint.
 ---@field on_nan? "stop"|"skip"|"ignore"
 ---@field things? table                more to save: anything with state and load_state
 ---@field before_step? fun(step: integer)
@@ -740,8 +833,9 @@
 ---@field after_step? fun(step: integer)              after the optimizer, inside the step
 ---@field on_eval? fun(step: integer, values: table)
 ---@class ms
---- Runs the loop and returns what it reached.
----@field train fun(options: ms.TrainOptions): { step: integer, loss: number, valid?: table<string, number>, tokens_per_second: number, run: string }
+--- Runs the loop and returns what it reached. step: the last one, from 0; lost_save: on rank 0, why the last checkpoint is not on disk, if it is not
+--- (a program of `moonshard run` then ends with 3).
+---@field train fun(options: ms.TrainOptions): { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
 
 -------------------------------------------------------------------------------------------------------- files, checkpoints, trace
 
@@ -754,12 +848,37 @@
 --- What a run needs to go on, bit for bit: things by name, each either with state() and load_state(), or a plain value. The states of links,
 --- the bucket layout, metrics and random numbers belong to it by themselves. Loads at any world size and strategy.
 ---@class ms.checkpoint
---- All ranks call it. Committed as a whole or not at all; written in the background while training goes on, so a late failure is reported
---- by the next save (its result, and the log).
+--- A folder step-NNNNNNNN, numbered by the step that comes next: things.step, else the one after the current step. All ranks call it.
+--- Committed as a whole or not at all; written in the background while training goes on, so a late failure is the result of the
+--- next save, or of wait. A program of `moonshard run` whose last save failed ends with 3.
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
----@field load fun(path: string, things: table<string, any>): table<string, any>?, string?, string?   things: loaded in place
----@field latest fun(folder: string): string?   path of the last committed one
---- Errors. A thing without load_state. Codes: "corrupt" (file, tensor), "mismatch" (names, shapes), "no_space".
+--- **blocks** until what is being written is on disk. On failure: nil, message, code.
+---@field wait fun(): true?, string?, string?
+---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?   things: loaded in place
+--- Path of the newest one that is not damaged; nil if there is none. Damaged ones are judged by manifest and sizes, and a warning tells of those
+--- that are passed over. Where there are checkpoints and none can be read: nil, message, code.
+---@field latest fun(folder: string): string?, string?, string?
+--- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere in a checkpoint), "unsupported" (a newer version), "mismatch"
+--- (names, shapes), "no_space".
+
+--- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
+--- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01.
+---
+--- A hook's file returns a link, or a function(options) that makes one; a function whose first
+--- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
+--- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does.
+---@class ms.scripts
+--- Adds the three options to those of ms.config, and returns the table.
+---@field options fun(options: table): table
+--- Wraps the model with ms.ddp and makes its optimizer, as the options of cfg say; one rank
+--- without a script keeps the plain model. make(net) gives the optimizer. clip: the norm by which
+--- the loop clips; it comes back as the third result, or nil where the policy may step in
+--- backward: the chain then clips by the norm of the step before. ddp: other options of ms.ddp.
+--- links: that stand before the hook.
+---@field apply fun(cfg: table, model: ms.Module, make: (fun(net: ms.Module): ms.Optimizer), extra?: { clip?: number, ddp?: ms.DDPOptions, links?: ms.LinkLike[] }): ms.Module, ms.Optimizer, number?
+--- For what apply does not do: the link ("hook"), policy ("overlap") or plan ("buckets") that the
+--- option of cfg names; nil where it is not set. A wrong one ends the run with 2.
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any
 
 ---@class ms.trace
 ---@field start fun(path: string): true?, string?, string?   path: Chrome / Perfetto JSON of all streams and ranks

@@ -1,6 +1,7 @@
 -- ms.metric: named series with one value a step, read some steps later so that nothing waits.
 local core = require "moonshard.core"
 require "moonshard.group"                -- methods of the world
+local options_of = require "moonshard.options"
 local steps = require "moonshard.steps"
 
 local metric = {}
@@ -128,6 +129,8 @@ function Metric:lag(back)
   if back >= REMEMBERED then core.raise(("lag: at most %d steps back"):format(REMEMBERED - 1)) end
   return number(self.values[steps.step() - back])
 end
+
+options_of.methods(Metric, "a metric")
 
 --- The values of all metrics of a step, by name.
 ---@param step integer

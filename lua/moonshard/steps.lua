@@ -4,6 +4,7 @@ local launch = require "moonshard.launch"
 
 local steps = { ends = 0 }         -- ends: of steps, so far
 local at_end = {}                 -- functions called with the step's number before what it made is released
+local at_leave = {}               -- functions called when a loop of steps is over
 
 --- The current step: 0-based; after a resume it goes on where the run stopped.
 ---@return integer
@@ -12,6 +13,10 @@ function steps.step() return (core.step()) end
 --- f(step) runs at the end of each step, while its tensors are still there.
 ---@param f fun(step: integer)
 function steps.on_end(f) at_end[#at_end + 1] = f end
+
+--- f(failed) runs when a loop of steps has been left, in whatever way: its last step has ended. failed: by an error.
+---@param f fun(failed: boolean)
+function steps.on_leave(f) at_leave[#at_leave + 1] = f end
 
 -- The step ends whatever its functions do.
 local function finish()
@@ -62,8 +67,14 @@ function steps.steps(count, first)
     return step
   end
   return iterate, nil, nil, setmetatable({}, { __close = function(_, failure)
+    if failure == nil then
+      finish()
+      for _, f in ipairs(at_leave) do f(false) end
+      return
+    end
     -- After an error the tensors of the step go too, but nothing may hide the error.
-    if failure ~= nil then pcall(core.step_end) else finish() end
+    pcall(core.step_end)
+    for _, f in ipairs(at_leave) do pcall(f, true) end
   end })
 end
 

@@ -22,7 +22,10 @@ local looked = 0
 local function run(item, text)
   local chunk, message = load(text, "@" .. item.path, "t")
   if not chunk then return nil, "cannot be loaded: " .. message end
-  local ok, value, states = pcall(link_state.inherit, item.states, chunk)
+  local ok, value, states = pcall(link_state.inherit, item.states, function()
+    local value = chunk()
+    return item.make and item.make(value) or value
+  end)
   if not ok then return nil, "failed: " .. tostring(value) end
   local wrong = item.accept(value)
   if wrong then return nil, wrong end
@@ -36,11 +39,12 @@ end
 ---@param accept fun(value: any): string?
 ---@param take fun(value: any, item: table): fun()
 ---@param owner table the link or planner that stands for the file, as use and drop know it
+---@param make? fun(value: any): any what becomes of what the file returns, before it is accepted
 ---@return any
-function watch.open(path, what, accept, take, owner)
+function watch.open(path, what, accept, take, owner, make)
   local text, message = core.file_read(path)
   if not text then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message)) end
-  local item = { path = path, text = text, accept = accept, take = take, users = 0 }
+  local item = { path = path, text = text, accept = accept, take = take, make = make, users = 0 }
   local value, wrong, states = run(item, text)
   if wrong then core.raise(("%s: the file '%s' %s"):format(what, path, wrong)) end
   if watch.on then
@@ -213,14 +217,15 @@ local Link = {}                        -- metatable: { current, item, name }, in
 ---@param what string
 ---@param accept fun(value: any): string?
 ---@param name fun(link: any): string
+---@param make? fun(value: any): any
 ---@return ms.Link
-function watch.link(path, what, accept, name)
+function watch.link(path, what, accept, name, make)
   local made = setmetatable({ name = name }, Link)
   made.current = watch.open(path, what, accept, function(value, item)
     local old = made.current
     made.current, made.item = value, item
     return function() made.current = old end
-  end, made)
+  end, made, make)
   return watch.on and made or made.current
 end
 

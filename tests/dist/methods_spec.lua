@@ -203,6 +203,26 @@ describe("moonshard bench hooks", function()
       assert.is_true(row.ms_step_med > 0 and row.exposed_comm_ms >= 0 and row.link == "10Gbit,1us")
       seen[row.hook] = row.payload_bytes
     end
+    command.write(folder .. "/third.lua", [[return function(options) return function(bucket)
+      local buffer = bucket:buffer()
+      local sum = bucket:group():all_reduce(buffer:narrow(1, 1, options.count), "sum")
+      return sum:and_then(function() return buffer end)
+    end end]])
+    local policy = ("'%s/recipes/policies/late_for_late.lua spare=2'"):format(command.source)
+    local own = {}
+    out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --json --links none "
+      .. "--hook 'third.lua count=5' --overlap " .. policy)
+    for line in out:gmatch "[^\n]+" do
+      local row = core.json_decode(line)
+      own[row.hook] = row.payload_bytes
+    end
+    local third = own["hook third"]
+    assert.is_true(third > 0 and third % 20 == 0 and third < 400)
+    assert.equal(own["hook third"], own["third + late_for_late"])
+    assert.equal(own.all_reduce, own["overlap late_for_late"])
+    local code, _, err = command.run(folder, "bench hooks --hook thrid.lua")
+    assert.equal(2, code)
+    assert.truthy(err:find("did you mean 'third.lua'?", 1, true), err)
     local plain = seen.all_reduce
     assert.same({ 0, plain, plain }, { seen.noop, 2 * seen.bf16_compress, seen["plan deferred"] })
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)

@@ -1,6 +1,7 @@
 -- The annotations that editors read (lua/moonshard/meta.lua) name only what exists, under its name.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local annotations = require "annotations"
 
 -- class -> list of fields, as meta.lua declares them; functions only.
 local function declared()
@@ -20,8 +21,19 @@ local function declared()
   return classes
 end
 
+-- What meta.lua says beside each kind of optimizer: its hyper-parameters.
+local function hyper_parameters()
+  local kinds = {}
+  for line in io.lines((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua") do
+    local kind, comment = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, options%?: ms.OptimizerOptions%): ms.Optimizer%s+(.*)$"
+    if kind then kinds[kind] = comment:match "^as (%w+);" and kinds[comment:match "^as (%w+);"] .. " " .. comment or comment end
+  end
+  return kinds
+end
+
 describe("the annotations", function()
   local classes = declared()
+  local kinds = hyper_parameters()
   local folder = os.tmpname()
   os.remove(folder)
   assert(core.make_directory(folder))
@@ -36,7 +48,7 @@ describe("the annotations", function()
   ddp(ms.ones { 2 }):sum():backward()
   local objects = {
     ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data, ["ms.checkpoint"] = ms.checkpoint,
-    ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
+    ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.scripts"] = ms.scripts, ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
     ["ms.Module"] = layer, ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
     ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(), ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
     ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec", ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
@@ -58,6 +70,168 @@ describe("the annotations", function()
       end)
     end
   end
+
+  -- What exists, under the names of the classes of meta.lua: the tables of functions themselves.
+  local function methods_of(object)
+    local index = debug.getmetatable(object).__index
+    return type(index) == "table" and index or debug.getmetatable(object)
+  end
+  local function upvalue(f, wanted)
+    for i = 1, math.huge do
+      local name, value = debug.getupvalue(f, i)
+      assert(name, "no upvalue " .. wanted)
+      if name == wanted then return value end
+    end
+  end
+  local tables = {
+    ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.hooks"] = ms.hooks, ["ms.data"] = ms.data,
+    ["ms.checkpoint"] = ms.checkpoint, ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace,
+    ["ms.scripts"] = ms.scripts, ["ms.Tensor"] = core.tensor_methods,
+    ["ms.Module"] = require "moonshard.nn.module".base, ["ms.DDP"] = upvalue(debug.getmetatable(ddp).__index, "DDP"),
+  }
+  for _, name in ipairs {
+    "Optimizer", "Scaler", "Averager", "Stream", "Group", "Bucket", "State", "Future", "Codec", "Metric", "Report", "Dataset", "Loader",
+  } do tables["ms." .. name] = methods_of(objects["ms." .. name]) end
+
+  local all = annotations.read((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua")
+  local function fields_of(class)
+    local by_name = {}
+    for _, field in ipairs(all[class].fields) do by_name[field.name] = field end
+    return by_name
+  end
+
+  for class, methods in pairs(tables) do
+    it("tell of all that " .. class .. " has", function()
+      local known = fields_of(class)
+      -- Parameters are tensors, and ddp models modules.
+      local more = ({ ["ms.Tensor"] = "ms.Parameter", ["ms.DDP"] = "ms.Module" })[class]
+      for name, field in pairs(more and fields_of(more) or {}) do known[name] = field end
+      for name in pairs(methods) do
+        -- In-place twins are told of together.
+        local told = known[name] or class == "ms.Tensor" and known[name:match "^(.*)_$"]
+        assert.is_truthy(name:find "^_" or told, ("%s.%s is not in meta.lua"):format(class, name))
+      end
+    end)
+  end
+
+  local folder_of_tables = { "nn", "optim", "hooks", "data", "checkpoint", "safetensors", "trace", "scripts", "version" }
+  it("name the parts of ms", function()
+    local known = fields_of "ms"
+    for _, name in ipairs(folder_of_tables) do assert.is_truthy(known[name] and ms[name] ~= nil, name) end
+    for name in pairs(known) do assert.is_true(ms[name] ~= nil, name) end
+  end)
+
+  -- Each function with a table of options, as something that takes these options.
+  local x = ms.zeros { 2, 2 }
+  local function on(class, method, ...)
+    local before = { ... }
+    return function(options)
+      local arguments = { objects[class], table.unpack(before) }
+      arguments[#arguments + 1] = options
+      return objects[class][method](table.unpack(arguments))
+    end
+  end
+  local function of(t, name, ...)
+    local before = { ... }
+    return function(options)
+      local arguments = { table.unpack(before) }
+      arguments[#arguments + 1] = options
+      return t[name](table.unpack(arguments))
+    end
+  end
+  local function nothing() end
+  local takes = {
+    ["ms.Codec.encode"] = on("ms.Codec", "encode", x), ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
+    ["ms.Dataset.loader"] = on("ms.Dataset", "loader"),
+    ["ms.LanguageModel.generate"] = on("ms.LanguageModel", "generate", ms.zeros { 1, 2, dtype = "i64" }),
+    ["ms.Module.add_buffer"] = on("ms.Module", "add_buffer", "b", x), ["ms.Module.load"] = on("ms.Module", "load", folder),
+    ["ms.Module.load_state"] = on("ms.Module", "load_state", layer:state()), ["ms.Module.save"] = on("ms.Module", "save", folder),
+    ["ms.Module.state"] = on("ms.Module", "state"), ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
+    ["ms.Optimizer.step_param"] = on("ms.Optimizer", "step_param", layer.weight, x),
+    ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end, ["ms.Tensor.backward"] = function(o) x:backward(o) end,
+    ["ms.Tensor.cross_entropy"] = function(o) x:cross_entropy(x, o) end,
+    ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
+    ["ms.codec"] = of(ms, "codec", "int8"), ["ms.stream"] = of(ms, "stream", "of_api_spec"), ["ms.ddp"] = of(ms, "ddp", layer),
+    ["ms.data.mnist"] = of(ms.data, "mnist", folder), ["ms.nn.pretrained"] = of(ms.nn, "pretrained", folder),
+    ["ms.nn.Linear"] = of(ms.nn, "Linear", 2, 2), ["ms.nn.LayerNorm"] = of(ms.nn, "LayerNorm", 2),
+    ["ms.nn.RMSNorm"] = of(ms.nn, "RMSNorm", 2), ["ms.nn.MLP"] = of(ms.nn, "MLP", 2, 2),
+    ["ms.scripts.apply"] = of(ms.scripts, "apply", {}, layer, nothing),
+    ["ms.optim.in_backward"] = of(ms.optim, "in_backward", ms.optim.sgd, layer:parameters()),
+  }
+
+  -- What these options need beside the unknown one.
+  local function with(f, name, value)
+    return function(o)
+      o[name] = value
+      f(o)
+    end
+  end
+  takes["ms.hooks.top_k"] = with(of(ms.hooks, "top_k"), "fraction", 0.5)
+  takes["ms.hooks.post_local_sgd"] = with(of(ms.hooks, "post_local_sgd"), "start_step", 1)
+  takes["ms.hooks.clip"] = with(with(of(ms.hooks, "clip"), "scope", "bucket"), "max_norm", 1)
+  takes["ms.full"] = of(ms, "full", 1)
+  takes["ms.randint"] = with(of(ms, "randint"), "high", 2)
+
+  -- What a function says that it takes when an option is none of it.
+  local function accepted(f)
+    local ok, message = pcall(f, { zzqqxxzzqqxx = 1 })
+    assert.is_false(ok)
+    local list = message:match "'zzqqxxzzqqxx'; it has (.*)$" or message:match "'zzqqxxzzqqxx': known are (.*)$"
+    assert.is_truthy(list, message)
+    local names = {}
+    for name in list:gmatch "[%w_]+" do names[name] = true end
+    return names
+  end
+
+  local function compare(where, known, fields, open)
+    local documented = {}
+    for _, field in ipairs(fields) do
+      documented[field.name] = true
+      assert.is_true(known[field.name] == true, ("%s does not take %s, which meta.lua tells of"):format(where, field.name))
+    end
+    for name in pairs(known) do
+      assert.is_true(documented[name] or open ~= nil and open:find("%f[%w_]" .. name .. "%f[^%w_]") ~= nil,
+        ("meta.lua does not tell that %s takes %s"):format(where, name))
+    end
+  end
+
+  for class, description in pairs(all) do
+    for _, method in ipairs(description.functions) do
+      local last = method.parameters[#method.parameters]
+      if last and last.name == "f" then last = method.parameters[#method.parameters - 1] end
+      local fields = last and last.type and annotations.fields(last.type, all) or {}
+      local is_table = last and (last.type:match "^{" or last.type:match "Options$" or last.type:match "Shape$"
+        or last.type:match "Stage$" or last.type:match "Scaling$")
+      if is_table and #fields > 0 and not last.type:match "^{ %[" then
+        local where = class .. "." .. method.name
+        it("tell of the options that " .. where .. " takes", function()
+          local f = takes[where]
+          local optimizer = last.type == "ms.OptimizerOptions"
+          if not f and optimizer then f = of(ms.optim, method.name, layer) end
+          if not f and tables[class] then f = function(o) return tables[class][method.name](o) end end
+          assert.is_truthy(f, "this spec has no call of " .. where)
+          -- The hyper-parameters of a kind stand in its comment.
+          local open = optimizer and (method.name == "in_backward" and kinds.sgd or kinds[method.name]) or nil
+          if last.type == "ms.RandomShape" then
+            local shape = all["ms.Shape"].fields
+            table.move(shape, 1, #shape, #fields + 1, fields)
+          end
+          local known = accepted(f)
+          -- Models share one table of options; each field says whether it is of one of them only.
+          if last.type == "ms.ModelOptions" then
+            for _, other in ipairs { "gpt2", "llama" } do
+              for name in pairs(accepted(ms.nn[other])) do known[name] = true end
+            end
+          end
+          compare(where, known, fields, open)
+        end)
+      end
+    end
+  end
+
+  it("tell of the options inside of options", function()
+    compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end), all["ms.Precision"].fields)
+  end)
 
   it("are found at all", function()
     assert.is_true(#classes["ms.Tensor"] > 100)

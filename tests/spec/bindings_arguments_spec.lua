@@ -132,15 +132,15 @@ end)
 
 describe("wrong arguments of what is written in Lua", function()
   local nn, data = ms.nn, nil
-  local function model(key, value)
+  local function model(key, value, kind)
     return function()
       local options = { vocab = 4, context = 4, layers = 1, width = 4, heads = 2 }
       options[key] = value
-      nn.llama(options)
+      nn[kind or "llama"](options)
     end
   end
   for name, case in pairs {
-    ["nn.gpt2"] = { function() nn.gpt2() end, "missing" }, dropout = { model("dropout", 1), "dropout", "below 1" }, eps = { model("eps", "x"), "eps" },
+    ["nn.gpt2"] = { function() nn.gpt2() end, "missing" }, dropout = { model("dropout", 1, "gpt2"), "dropout", "below 1" }, eps = { model("eps", "x"), "eps" },
     rotary_base = { model("rotary_base", -1), "rotary_base" }, Linear = { function() nn.Linear(3) end, "Linear" }, Linear0 = { function() nn.Linear(0, 1) end, "1 or more" },
     Embedding = { function() nn.Embedding() end, "Embedding" }, LayerNorm = { function() nn.LayerNorm "x" end, "LayerNorm" }, RMSNorm = { function() nn.RMSNorm() end, "RMSNorm" },
     Attention = { function() nn.Attention { width = 4, heads = 2, kv_heads = 0 } end, "Attention" }, report = { function() ms.report() end, "give run" },

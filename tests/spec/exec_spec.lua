@@ -73,13 +73,14 @@ describe("streams", function()
     local events = core.json_decode(file:read "a")
     file:close()
     os.remove(path)
-    local names = {}
+    local names, threads = {}, {}
     for _, event in ipairs(events) do
       names[event.name] = event
+      if event.name == "thread_name" then threads[event.tid] = event.args.name end
       if event.ph == "X" then assert.is_true(event.dur >= 0 and event.pid == 0) end
     end
     assert.equal("compute", names.matmul.args.kind)
-    assert.equal("compute", names.matmul.tid)
+    assert.equal("compute", threads[names.matmul.tid])
     assert.is_true(names.products.dur >= names.matmul.dur)
   end)
 end)

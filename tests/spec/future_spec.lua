@@ -124,6 +124,14 @@ describe("a future", function()
     fails(function() dependent:and_then(function() end) end, "first")
   end)
 
+  it("says in which callback a yield was", function()
+    local line = debug.getinfo(1, "l").currentline + 2
+    local message = fails(function()
+      ready { 1 }:and_then(function() coroutine.yield() end)
+    end, "and_then", "yield")
+    assert.truthy(message:find(("future_spec.lua:%d: "):format(line), 1, true), message)
+  end)
+
   it("explains wrong use", function()
     local f = ready { 1 }
     fails(function() f:and_then(5) end, "function", "number")

@@ -139,6 +139,6 @@ describe("moonshard test --golden", function()
     text = pipe:read "a"
     pipe:close()
     assert.truthy(text:find "rc=3", text)
-    assert.truthy(text:find("/nowhere/manifest.json", 1, true), text)
+    assert.truthy(text:find("there is no folder '/nowhere'", 1, true), text)
   end)
 end)

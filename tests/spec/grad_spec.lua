@@ -65,6 +65,25 @@ describe("backward", function()
     assert.is_nil(x:grad())
   end)
 
+  it("notices a write while it runs, and names the node and the write", function()
+    local x, w = leaf { 3 }, leaf { 10 }
+    local y, saved = x * w:detach(), line()
+    local z = (y * w):sum()
+    local written = line()
+    w:on_grad_ready(function() ms.no_grad(function() w:mul_(100) end) end)
+    written = written:gsub("%d+", function(n) return tostring(n + 1) end)
+    fails(function() z:backward() end, "backward: mul (at ", saved .. ") saved", "written in place since, by mul (at ", written .. ")")
+    assert.is_nil(x:grad())
+  end)
+
+  it("notices that a recomputed function is to read a detached parameter that was written", function()
+    local x, w = leaf { 3 }, leaf { 10 }
+    local y = ms.recompute(function(t) return t * w:detach() end, x)
+    local z = (y * w):sum()
+    w:on_grad_ready(function() ms.no_grad(function() w:mul_(100) end) end)
+    fails(function() z:backward() end, "recompute", "written in place since")
+  end)
+
   it("goes through in-place operators", function()
     local x = leaf { 1, 2 }
     local y = x * 3

@@ -30,6 +30,10 @@ MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user);
  * command line (0: done); when it is not 0 and error is not NULL, error->message says why. Prints nothing unless the recipe does. */
 MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments, const char *library, ms_error *error);
 
+/* For a hook (lua_sethook) on L: the line of the user's script that runs, "file.lua:12"; "" if there is none. Lines of the library are passed over where one of the
+ * user has called it. */
+MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes);
+
 #ifdef __cplusplus
 }
 #endif
