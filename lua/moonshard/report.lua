@@ -1,9 +1,13 @@
 -- ms.report: the step line and metrics.jsonl.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
+local line = require "moonshard.report.line"
+local live = require "moonshard.live"
 local metric = require "moonshard.metric"
+local metrics_file = require "moonshard.report.metrics_file"
 local steps = require "moonshard.steps"
-local check = require "moonshard.options".check
+local options_of = require "moonshard.options"
+local check = options_of.check
 
 local report = {}
 
@@ -12,6 +16,16 @@ local Report = {}
 Report.__index = Report
 Report.__name = "ms.Report"
 
+-- Reports that somebody still has, with their numbers: what has to be done for them at the end of steps must not keep them.
+local all, made = setmetatable({}, { __mode = "k" }), 0
+
+local function in_order()
+  local list = {}
+  for self in pairs(all) do list[#list + 1] = self end
+  table.sort(list, function(a, b) return all[a] < all[b] end)
+  return list
+end
+
 -- Sent by this rank since the start.
 local function wire_bytes()
   local sum = 0
@@ -19,59 +33,51 @@ local function wire_bytes()
   return sum
 end
 
-local function duration(seconds)
-  seconds = math.floor(seconds + 0.5)
-  if seconds >= 3600 then return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds % 60) end
-  return ("%d:%02d"):format(seconds // 60, seconds % 60)
+-- A step lasts from the end of the one before to its own, on the device: the host, which runs ahead, knows its end when it has waited
+-- for it. A single step's time says little, so rates are over the last ones.
+local function measure(self, entry)
+  local now = core.clock_ms()
+  local times, sum = self.times, 0
+  times[#times + 1] = now - self.before
+  if #times > 20 then table.remove(times, 1) end
+  for _, ms in ipairs(times) do sum = sum + ms end
+  local mean = sum / #times
+  local values = entry.values
+  entry.mean_ms = mean
+  values.ms_step, self.before = now - self.before, now
+  values.tok_s = self.tokens and self.tokens / mean * 1e3
+  values.mfu = self.peak and entry.work / (mean / 1e3) / self.peak
+  if entry.position == 3 then self.times = {} end          -- the first steps also allocate memory and build kernels
 end
 
-local function amount(value)
-  if value >= 1e6 then return ("%.2fM"):format(value / 1e6) end
-  if value >= 1e3 then return ("%.1fk"):format(value / 1e3) end
-  return ("%.0f"):format(value)
-end
-
-local function number(value)
-  if type(value) == "userdata" then return value:value() end
-  return value
-end
-
-local function line_of(self, entry)
-  local parts = { ("step %5d%s"):format(entry.step, self.total and "/" .. self.total or "") }
-  if entry.loss then parts[#parts + 1] = ("loss %.4f"):format(entry.loss) end
-  if entry.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(entry.grad_norm) end
-  if entry.lr then parts[#parts + 1] = ("lr %.2e"):format(entry.lr) end
-  if self.reported > 3 then                -- before, the host has only run ahead of the device
-    parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
-    if entry.tok_s then parts[#parts + 1] = amount(entry.tok_s) .. " tok/s" end
-    if entry.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * entry.mfu) end
-  end
-  parts[#parts + 1] = ("mem %.0f MiB"):format(entry.peak_bytes / 2 ^ 20)
-  if self.total and self.reported > 3 then
-    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * entry.mean_ms / 1e3)
-  end
-  return table.concat(parts, "  ")
-end
-
--- The values as numbers: waits for them.
+-- The values as numbers, and the time: waits until the device has done the step.
 local function resolve(self, entry)
-  for key, value in pairs(entry.values) do entry[key] = number(value) end
-  entry.values = {}
-  entry.peak_bytes = core.memory().peak            -- with what came behind the step: validation, text, a checkpoint
+  local values = entry.values
+  for key, value in pairs(values) do
+    if type(value) == "userdata" then values[key] = value:value() end
+  end
+  if entry.mark then
+    core.point_sync(entry.mark[1], entry.mark[2])
+    entry.mark = nil
+    measure(self, entry)
+  end
+  values.peak_bytes = core.memory().peak           -- with what followed the step: validation, text, a checkpoint
   self.last = entry
 end
 
-local function show(self, entry)
-  if not self.file or launch.checking or entry.shown or (entry.step % self.every ~= 0 and entry.step + 1 ~= self.total) then return end
+local function show(self, entry, always)
+  if not self.file or launch.checking or entry.shown then return end
+  if not (always or line.is_due(self, entry)) then return end
   entry.shown = true
-  local text = line_of(self, entry)
-  if self.terminal then io.stdout:write("\r\27[K", text)
-  else io.stdout:write(text, "\n") end
-  self.open = self.terminal
+  self.last_line = { step = entry.step, at = core.clock_ms() }
+  local parts = line.parts(self, entry)
+  if self.terminal then
+    live.show(parts)
+    return
+  end
+  io.stdout:write(table.concat(parts, "  "), "\n")
   io.stdout:flush()
 end
-
-local unsaid = { mean_ms = true, values = true, shown = true, flushed = true }
 
 -- Writes what is known of the step before.
 local function write(self)
@@ -79,111 +85,143 @@ local function write(self)
   if not entry then return end
   self.pending = nil
   resolve(self, entry)
-  for name, value in pairs(metric.values(entry.step)) do if entry[name] == nil then entry[name] = value end end
-  local object = {}
-  for key, value in pairs(entry) do if not unsaid[key] then object[key] = value end end
   if not self.file then return end
-  local ok, message = self.file:write(core.json_encode(object) .. "\n")
-  if not ok and not self.told then
-    require "moonshard.log".warn("metrics are not written: %s", message)
-    self.told = true                               -- once is enough: training goes on without them
-  end
+  local object = { step = entry.step }
+  for name, value in pairs(metric.values(entry.step)) do object[name] = value end
+  for name, value in pairs(entry.values) do object[name] = value end
+  self.file:append(object)
   show(self, entry)
 end
 
---- For loops written by hand; ms.train makes its own. options: run: folder; tokens: of a step, over all ranks; every: lines are written each
---- so many steps (1); total: steps of the run, for the ETA; dtype: of the products, for MFU.
+local numbers = { "tokens", "every", "total" }
+
+-- The machine's peak, for MFU. A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
+local function find_peak(self, dtype)
+  if core.rank() ~= 0 then
+    core.collect()
+    return
+  end
+  local measured
+  self.peak, measured = require "moonshard.peak".flops(dtype)
+  if not self.peak then return end
+  local when = measured and "measured now, kept for next time" or "measured before"
+  require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype, when)
+end
+
+--- For loops written by hand; ms.train makes its own. All ranks call it. options: run: folder; tokens: of a step, over all ranks; every: a
+--- line each so many steps (unless given: each step on a terminal, elsewhere the first 10, then one every 10 s or 1% of the steps, whichever
+--- is rarer; `moonshard run --log-every` goes before); total: steps of the run, for the ETA; dtype: of the products, for MFU ("f32").
+--- metrics.jsonl has every step; from the first step that is reported on, what stood in it before is cut.
 ---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
 ---@return ms.Report
 function report.report(options)
-  options = check("report", options, { "run", "tokens", "every", "total", "dtype" })
+  options = check("report", options, { run = "any", tokens = "any", every = "any", total = "any", dtype = "string" })
   if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
+  for _, name in ipairs(numbers) do
+    local value = options[name]
+    if value ~= nil and not (math.type(value) == "integer" and value >= 1) then
+      core.raise(("report: %s must be an integer of 1 or more, not %s"):format(name, tostring(value)))
+    end
+  end
   local first = core.rank() == 0                   -- it writes; the others only come to the same values
   if first then assert(core.make_directory(options.run)) end
-  local process = package.loaded["moonshard.process"]
   local self = setmetatable({
-    run = options.run, tokens = options.tokens, every = options.every or 1, total = options.total,
-    file = first and assert(core.file_append(options.run .. "/metrics.jsonl")) or nil,
-    terminal = first and process and process.is_terminal() or false, wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
+    run = options.run, tokens = options.tokens, every = launch.log_every or options.every, total = options.total,
+    file = first and metrics_file.new(options.run) or nil, terminal = first and live.is_terminal(),
+    wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
-  local measured
-  -- A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
-  if first then self.peak, measured = require "moonshard.peak".flops(options.dtype or "f32")
-  else core.collect() end
-  if self.peak then
-    local when = measured and "measured now, kept for next time" or "measured before"
-    require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, options.dtype or "f32", when)
-  end
-  steps.on_end(function(step)
-    if not (self.pending and self.pending.flushed) then return end
-    metric.close(step)
-    write(self)
-  end)
+  find_peak(self, options.dtype or "f32")
+  made = made + 1
+  all[self] = made
   launch.run = options.run
   core.comm_folder(options.run)
   return self
 end
 
---- Ends the line that is written in place, so that other text can follow.
-function Report:break_line()
-  if self.open then
-    io.stdout:write "\n"
-    self.open = false
-  end
-end
-
---- The step line. Tensors are shown one step late, so nothing waits for the device.
+--- The step line. Tensors are shown one step late, so the device never waits for the host.
 ---@param values table<string, ms.Number> loss, grad_norm, lr and what else is to be in metrics.jsonl
 function Report:step(values)
+  options_of.argument("report:step", "values", values, "table")
   write(self)
-  local now, flops = core.clock_ms(), core.flops()
-  local ms, work = now - self.before, flops - self.flops
-  self.before, self.flops = now, flops
-  -- The host runs ahead of the device by up to two steps, so a single step's time says little: rates are over the last ones.
-  self.reported = self.reported + 1
-  if self.reported == 4 then self.times = {} end
-  self.times[#self.times + 1] = ms
-  if #self.times > 20 then table.remove(self.times, 1) end
-  local sum = 0
-  for _, one in ipairs(self.times) do sum = sum + one end
-  local mean = sum / #self.times
-  local held, wire = {}, wire_bytes()
+  local flops, wire, held = core.flops(), wire_bytes(), { exposed_comm_ms = 0 }
   for key, value in pairs(values) do
     if core.is_tensor(value) then value = core.probe(value)
-    elseif type(value) ~= "number" then core.raise(("report: %s is a %s; numbers and one-element tensors are shown"):format(tostring(key), type(value))) end
+    elseif type(value) ~= "number" then
+      core.raise(("report: %s is a %s; numbers and one-element tensors are shown"):format(tostring(key), type(value)))
+    end
     held[key] = value
   end
+  held.wire_bytes = wire - self.wire
+  self.reported = self.reported + 1
   self.pending = {
-    step = (core.step()), values = held, ms_step = ms, mean_ms = mean, tok_s = self.tokens and self.tokens / mean * 1e3, mfu = self.peak and work / (mean / 1e3) / self.peak,
-    wire_bytes = wire - self.wire, exposed_comm_ms = 0,
+    step = (core.step()), values = held, position = self.reported, work = flops - self.flops,
+    mark = { core.stream():_point() },
   }
-  self.wire = wire
+  self.flops, self.wire = flops, wire
 end
 
 --- Puts more values into the line of the step that was reported last.
----@param values table<string, number>
+---@param values table<string, ms.Number>
 function Report:add(values)
-  for key, value in pairs(values) do if self.pending then self.pending.values[key] = value end end
-end
-
---- Shows the line of the step that was reported last, now: waits for its values. What goes to metrics.jsonl is written at that step's end, when
---- its metrics are known.
-function Report:flush()
-  if self.pending then
-    resolve(self, self.pending)
-    show(self, self.pending)
-    self.pending.flushed = true
+  options_of.argument("report:add", "values", values, "table")
+  for key, value in pairs(values) do
+    if core.is_tensor(value) then value = core.probe(value)
+    elseif type(value) ~= "number" and type(value) ~= "table" then
+      core.raise(("report:add: values.%s must be a number or a one-element tensor, not a %s"):format(tostring(key), type(value)))
+    end
+    if self.pending then self.pending.values[key] = value end
   end
-  self:break_line()
 end
 
---- Time that belongs to no step (validation, saving) is left out of the next one.
-function Report:skip_time() self.before, self.flops = core.clock_ms(), core.flops() end
+--- Shows the line of the step that was reported last, now: waits for its values. What goes to metrics.jsonl is written at that step's end,
+--- when its metrics are known.
+function Report:flush()
+  local entry = self.pending
+  if not entry then return end
+  resolve(self, entry)
+  show(self, entry)
+  entry.flushed = true
+end
 
---- Writes the last step's line.
+--- Runs f, whose time and work belong to no step (validation, saving), and returns what it returns. What the steps before it have enqueued is
+--- waited for first, and is their time. **blocks**
+---@param f fun(): any
+---@return any
+function Report:outside(f)
+  options_of.argument("report:outside", "f", f, "function")
+  core.synchronize()
+  self:flush()
+  local results = table.pack(f())
+  self.before, self.flops = core.clock_ms(), core.flops()
+  return table.unpack(results, 1, results.n)
+end
+
+--- Writes and shows the last step, whether or not its line is due. The end of a loop of ms.steps writes it as well.
 function Report:close()
   write(self)
-  self:break_line()
+  if self.last then show(self, self.last, true) end
+  live.finish()
+  if self.file then self.file:close() end
 end
+
+options_of.methods(Report, "a report")
+
+steps.on_end(function(step)
+  for _, self in ipairs(in_order()) do
+    if self.pending and self.pending.flushed then
+      metric.close(step)
+      write(self)
+    end
+  end
+end)
+
+--- Writes the last step of all reports. After an error, other ranks may never do what this one would wait for.
+---@param failed boolean
+function report.write_all(failed)
+  if failed and core.world():size() > 1 then return end
+  for _, self in ipairs(in_order()) do write(self) end
+end
+
+steps.on_leave(report.write_all)
 
 return report

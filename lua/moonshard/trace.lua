@@ -1,11 +1,17 @@
 -- ms.trace: what ran when, as a Chrome / Perfetto trace: one file of all streams and ranks.
 --
+-- `pid` is the rank; `tid` is a number of the rank's own, and the stream's name is its thread_name. An event "moonshard" of each rank says what ran: recipe,
+-- command, date, machine, version.
 -- Every rank of a job writes a part beside the file; whoever finds all parts there joins them. Clocks of ranks on one machine are the same.
 local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local options_of = require "moonshard.options"
+local argument = options_of.argument
 
 local trace = {}
 
 local path                             -- of the trace that runs
+local begun                            -- its date, UTC
 local ranges = {}                      -- { name, first, last }: what was enqueued while a range was open, as positions in the records
 
 local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
@@ -21,7 +27,7 @@ end
 ---@param count integer
 ---@param all? boolean
 ---@return true?, string?, string?
-function trace.join(file, count, all)
+function trace._join(file, count, all)
   local bodies, found = {}, {}
   for rank = 0, count - 1 do
     local text = core.file_read(part_of(file, rank))
@@ -40,7 +46,7 @@ end
 --- Removes parts that an earlier run has left.
 ---@param file string
 ---@param count integer
-function trace.sweep(file, count)
+function trace._sweep(file, count)
   for rank = 0, count - 1 do
     if core.file_read(part_of(file, rank)) then core.remove(part_of(file, rank)) end
   end
@@ -57,26 +63,45 @@ function trace.start(file)
   if count > 1 then core.remove(part_of(file, core.rank())) end
   core.trace_start()
   core.tracing = true
-  path, ranges = file, {}
+  path, ranges, begun = file, {}, os.date "!%Y-%m-%d %H:%M:%S UTC"
   return true
+end
+
+-- What ran, for who looks at the file later.
+local function about()
+  local info = core.info()
+  return {
+    recipe = launch.recipe, command = launch.command, date = begun, version = core.version,
+    machine = ("%s, %d core%s for each rank, %s"):format(info.cpu, info.cores, info.cores == 1 and "" or "s", info.blas),
+  }
 end
 
 -- One line for each event of this rank: who is who, tasks and waits, steps, ranges.
 local function lines_of(records)
-  local rank, lines, streams, steps = core.rank(), {}, {}, {}
+  local rank, lines, threads, count, steps = core.rank(), {}, {}, 0, {}
   local function metadata(name, args, thread) lines[#lines + 1] = core.json_encode { ph = "M", name = name, pid = rank, tid = thread, args = args } end
+  -- The number of a row of this rank, in order of appearance.
+  local function thread_of(name)
+    if not threads[name] then
+      threads[name], count = count, count + 1
+      metadata("thread_name", { name = name }, threads[name])
+      metadata("thread_sort_index", { sort_index = threads[name] }, threads[name])
+    end
+    return threads[name]
+  end
   -- Microseconds with all their nanoseconds, and no more digits.
   local function span(name, thread, from, to, args)
-    lines[#lines + 1] = ('{"ph":"X","pid":%d,"tid":%s,"name":%s,"ts":%d.%03d,"dur":%d.%03d,"args":%s}')
-      :format(rank, core.json_encode(thread), core.json_encode(name), from // 1000, from % 1000, (to - from) // 1000, (to - from) % 1000, core.json_encode(args))
+    lines[#lines + 1] = ('{"ph":"X","pid":%d,"tid":%d,"name":%s,"cat":%s,"ts":%d.%03d,"dur":%d.%03d,"args":%s}')
+      :format(rank, thread_of(thread), core.json_encode(name), core.json_encode(args.kind), from // 1000, from % 1000, (to - from) // 1000, (to - from) % 1000,
+        core.json_encode(args))
   end
   metadata("process_name", { name = ("rank %d"):format(rank) })
   metadata("process_sort_index", { sort_index = rank })
+  metadata("moonshard", about())
+  thread_of "steps"
+  if #ranges > 0 then thread_of "ranges" end
   for _, record in ipairs(records) do
-    if not streams[record.stream] then
-      streams[record.stream] = true
-      metadata("thread_name", { name = record.stream }, record.stream)
-    end
+    thread_of(record.stream)
     if record.end_ns > 0 then
       local label = record.label
       span(record.name, record.stream, record.start_ns, record.end_ns, {
@@ -111,7 +136,7 @@ function trace.stop()
   core.trace_label()
   local text = "[\n" .. table.concat(lines_of(core.trace_stop()), ",\n") .. "\n]\n"
   local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file, text)
-  if ok and count > 1 then return trace.join(file, count, true) end
+  if ok and count > 1 then return trace._join(file, count, true) end
   return ok, message, code
 end
 
@@ -119,6 +144,8 @@ end
 ---@param name string
 ---@param f function
 function trace.range(name, f)
+  argument("trace.range", "name", name, "string")
+  argument("trace.range", "f", f, "function")
   if not path then return f() end
   local first = core.trace_count()
   local results = table.pack(f())
@@ -126,4 +153,4 @@ function trace.range(name, f)
   return table.unpack(results, 1, results.n)
 end
 
-return trace
+return options_of.closed(trace, "ms.trace")

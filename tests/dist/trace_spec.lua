@@ -33,23 +33,32 @@ describe("the trace of a job", function()
   end
 
   local function check(events, ranks)
-    local names, seen, collectives = {}, {}, {}
+    local names, seen, collectives, threads, about = {}, {}, {}, {}, {}
     for _, event in ipairs(events) do
       if event.name == "process_name" then names[event.pid] = event.args.name end
+      if event.name == "thread_name" then threads[event.pid .. "/" .. event.tid] = event.args.name end
+      if event.name == "moonshard" then about[event.pid] = event.args end
       if event.ph == "X" then
         local args = event.args
         assert.is_true(event.dur >= 0)
+        -- Viewers want numbers and categories.
+        assert.equal("integer", math.type(event.tid))
+        assert.equal(args.kind, event.cat)
         seen[event.pid] = seen[event.pid] or {}
         if args.label then seen[event.pid][args.label .. "/" .. event.name] = args end
         if event.name == "all_reduce" and args.bucket == 0 then
           collectives[event.pid] = collectives[event.pid] or {}
           table.insert(collectives[event.pid], event)
         end
-        if event.tid == "steps" then seen[event.pid][event.name] = args end
+        if threads[event.pid .. "/" .. event.tid] == "steps" then seen[event.pid][event.name] = args end
       end
     end
     for rank = 0, ranks - 1 do
       assert.equal(("rank %d"):format(rank), names[rank])
+      assert.equal("r.lua", about[rank].recipe)
+      assert.matches("^moonshard run r.lua ", about[rank].command)
+      assert.matches("^%d%d%d%d%-%d%d%-%d%d %d%d:%d%d:%d%d UTC$", about[rank].date)
+      assert.matches("%d+ cores? for each rank", about[rank].machine)
       local own = seen[rank]
       -- Stages and links by name, with bytes and the line from which they come.
       assert.matches("r.lua:%d+$", own["bucket 0: stage 'twice'/mul"].script)

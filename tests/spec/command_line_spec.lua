@@ -8,15 +8,73 @@ describe("the command line", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
+  local commands = {
+    "run", "check", "info", "repl", "trace", "test", "bench step", "bench gemm", "bench optim", "bench enqueue",
+    "bench collectives", "bench hook", "bench hooks",
+  }
+
   it("prints help of every command on stdout", function()
-    for _, name in ipairs { "run", "check", "info", "repl", "test", "bench step", "bench gemm", "bench optim", "bench enqueue", "bench hooks" } do
+    for _, name in ipairs(commands) do
       for _, switch in ipairs { "--help", "-h" } do
         local out, err = command.succeed(folder, name .. " " .. switch)
         assert.matches("^Usage: moonshard " .. name, out)
         assert.equal("", err)
       end
     end
-    assert.matches("^usage: moonshard bench step|gemm", (command.succeed(folder, "bench --help")))
+    local kinds = command.succeed(folder, "bench --help")
+    assert.matches("^usage: moonshard bench step|gemm", kinds)
+    for _, name in ipairs(commands) do
+      local kind = name:match "^bench (.*)"
+      if kind then assert.matches("\n  " .. kind .. " +%a", kinds) end
+    end
+  end)
+
+  it("says the default of every switch once, in its help", function()
+    local seen = 0
+    for _, name in ipairs(commands) do
+      local options = command.succeed(folder, name .. " --help"):match "\nOptions:\n(.*)"
+      -- A switch begins its line with three spaces; longer helps go on in lines that are further in. -n, --ranks takes two lines.
+      options = ("\n" .. options):gsub("\n +%-n N,([^\n]*)\n   %-%-ranks N", "\n   -n N %1"):gsub("\n" .. (" "):rep(9) .. "+", " ")
+      for switch in options:gmatch "\n   ([^\n]+)" do
+        local _, count = switch:gsub("default", "")
+        -- What takes a value and has a default says it; these have none: nothing is done without them.
+        local none = switch:match "^%-%-trace" or switch:match "^%-%-html" or switch:match "^%-%-golden"
+          or switch:match "^%-%-rank " or switch:match "^%-%-config FILE"
+          or name == "bench hooks" and (switch:match "^%-%-overlap" or switch:match "^%-%-hook" or switch:match "^%-%-buckets")
+        local takes_value = switch:match "^%-%-[%w-]+ [%u{<]" or switch:match "^%-n N "
+        seen = seen + 1
+        assert.equal(takes_value and not none and 1 or 0, count, name .. ": " .. switch)
+        assert.is_nil(switch:match "%(%d+%)", name .. ": " .. switch)
+      end
+    end
+    assert.is_true(seen > 100)
+  end)
+
+  it("helps with the launcher's own commands and builds nothing", function()
+    assert(os.execute(("cp '%s/moonshard' '%s/moonshard'"):format(command.source, folder)))
+    local function launcher(arguments)
+      local line = ("cd '%s' && ./moonshard %s >out 2>err"):format(folder, arguments)
+      local _, _, code = os.execute(line)
+      local out, err = command.read(folder .. "/out"), command.read(folder .. "/err")
+      os.remove(folder .. "/out")
+      os.remove(folder .. "/err")
+      return code, out, err
+    end
+    for _, name in ipairs { "test", "build", "clean", "lua-path", "packages" } do
+      for _, arguments in ipairs { name .. " --help", name .. " -h", name .. " --full release --help" } do
+        local code, out, err = launcher(arguments)
+        assert.equal(0, code, arguments)
+        assert.matches("^usage: moonshard .*" .. name:gsub("%-", "%%-"), out)
+        assert.equal("", err)
+      end
+    end
+    for _, arguments in ipairs { "build release extra", "clean extra", "lua-path extra" } do
+      local code, _, err = launcher(arguments)
+      assert.equal(1, code)
+      assert.matches('unknown argument "extra"', err)
+    end
+    local entries = io.popen(("ls -A '%s'"):format(folder)):read "a"
+    assert.equal("moonshard\n", entries)
   end)
 
   it("refuses switches that make no sense with code 2, saying what is expected", function()
@@ -30,6 +88,26 @@ describe("the command line", function()
       assert.equal(2, code, arguments .. "\n" .. err)
       assert.matches(text, err, arguments)
     end
+  end)
+
+  it("suggests the nearest switch, or the option of the recipe that was meant", function()
+    command.write(folder .. "/own.lua", [[
+      local ms = require "moonshard"
+      -- ms.config { stop = 1 }
+      ms.config { steps = 10, model = { width = 4 }, lr = { 1e-3, help = "steep = 3" } }
+    ]])
+    for arguments, text in pairs {
+      ["run own.lua --step 3"] = "'--step': did you mean steps=VALUE, an option of the recipe?",
+      ["run -n 2 own.lua --steps=3"] = "'--steps': did you mean steps=VALUE",
+      ["check own.lua --learning_rate=3"] = "'--learning_rate': did you mean lr=VALUE",
+      ["run own.lua --sed 3"] = "'--sed': did you mean --seed?", ["run --sed 3"] = "did you mean --seed?",
+      ["bench step --jsno"] = "did you mean --json?", ["trace --htm x"] = "did you mean --html?",
+    } do
+      local code, _, err = command.run(folder, arguments)
+      assert.equal(2, code, arguments .. "\n" .. err)
+      assert.is_truthy(err:find(text, 1, true), arguments .. "\n" .. err)
+    end
+    assert.matches("unknown switch '%-%-quxquxqux'\n", (select(3, command.run(folder, "run own.lua --quxquxqux"))))
   end)
 
   it("keeps matrix products within the instruction set that was asked for", function()

@@ -51,12 +51,28 @@ describe("moonshard trace", function()
   it("shows a table", function()
     local lines = {}
     for line in command.succeed(folder, "trace t.json"):gmatch "[^\n]+" do lines[#lines + 1] = line end
-    assert.equal(5, #lines)
+    assert.equal(11, #lines)
     assert.matches("^2 ranks", lines[1])
     assert.matches("^ +step +ms +compute +communication +exposed +optimizer +idle +overlap$", lines[2])
     assert.matches("^ +3 +1.65 +0.95 +0.75 +0.50 +0.15 +0.0[23] +33%%$", lines[3])
     assert.matches("^ +4 +1.00 +1.00 +0.00 +0.00 +0.00 +0.00 +%-$", lines[4])
     assert.matches("^ +mean ", lines[5])
+    assert.equal("tasks of all steps, all ranks together; share: of the time of all tasks", lines[6])
+    assert.matches("^operator +kind +calls +total ms +mean ms +share$", lines[7])
+    assert.matches("^compute_task +compute +3 +2.80 +0.9333 +59.6%%$", lines[8])
+    assert.matches("^comm_task +comm +2 +1.50 +0.7500 +31.9%%$", lines[9])
+    assert.matches("^copy_task +copy +1 +0.10 +0.1000 +2.1%%$", lines[11])
+  end)
+
+  it("leaves the first two steps out of means where three others are left", function()
+    local list = {}
+    for step = 0, 4 do list[#list + 1] = task(0, "compute", "compute", step, step * 10000, step * 10000 + (step < 2 and 9000 or 1000)) end
+    command.write(folder .. "/t.json", core.json_encode(list))
+    local summary = core.json_decode((command.succeed(folder, "trace t.json --json")))
+    near({ step_ms = 1, from_step = 2 }, summary.mean)
+    assert.equal(1, #summary.operators)
+    near({ calls = 3, total_ms = 3, mean_ms = 1, share = 100 }, summary.operators[1])
+    assert.matches("tasks of steps 2 to 4 %(as the mean%), all ranks", (command.succeed(folder, "trace t.json")))
   end)
 
   it("takes a run without steps as one", function()

@@ -69,7 +69,7 @@ local function bench_step(parser)
   parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens"):choices { "tiny", "gpt2" }:default "tiny"
   parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
   parser:option("--hook", "how several ranks communicate: none (the plain mean), or the name of a native hook"):default "none"
-  parser:option("--steps", "steps to measure"):convert(switches.count)
+  parser:option("--steps", "steps to measure (default: 40; with --config gpt2 12)"):convert(switches.count)
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local part = trainer(parsed.config, parsed.dtype, parsed.hook)
@@ -284,7 +284,18 @@ end
 
 local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives, hook = bench_hook,
   hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end }
-local USAGE = "usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [--json] [-n N] ...; moonshard bench KIND --help tells more"
+local USAGE = [[
+usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [switches]
+
+  step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
+  gemm         the matrix products of its linear layers, as shares of the peak
+  optim        a step of an optimizer, against a copy of as many bytes
+  enqueue      what enqueuing an operator costs the host
+  collectives  all_reduce by dtype and size, in the shared heap and outside
+  hook         what a communication hook in Lua costs the host, a bucket
+  hooks        native hooks beside the plain mean, over several links
+
+moonshard bench KIND --help lists the switches of each.]]
 
 --- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [-n N] [switches]
 ---@param arguments string[]

@@ -1,11 +1,42 @@
 -- `moonshard bench hooks`: what a step takes with each way of communicating, over links of several speeds, and which of them pays where.
+local config = require "moonshard.config"
+local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
 local bench_hooks = {}
 
 local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
 local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, batch = 8 }
+local SCRIPTS = { "hook", "overlap", "buckets" }
 local WARM = 5                          -- steps in which buckets are rebuilt, plans made, and links with a start begin
+
+-- What `--hook "FILE key=value ..."` and its like say, as options of a recipe would.
+local function script_of(name, text)
+  local words = {}
+  for word in text:gmatch "%S+" do words[#words + 1] = word end
+  local cfg = { [name] = words[1], [name .. "_options"] = {} }
+  for i = 2, #words do
+    local key, value = words[i]:match "^([%w_]+)=(.*)$"
+    if not key then launch.exit(2, ("--%s: '%s' is not key=value"):format(name, words[i])) end
+    cfg[name .. "_options"][key] = config.guess(value)
+  end
+  return words[1] and words[1]:match "([^/]*)%.lua$" or words[1] or "", cfg
+end
+
+-- The scripts of the command line: each by itself, then all of them together.
+local function own_ways(parsed)
+  local list, all, names = {}, {}, {}
+  for _, name in ipairs(SCRIPTS) do
+    if parsed[name] then
+      local short, cfg = script_of(name, parsed[name])
+      list[#list + 1] = { ("%s %s"):format(name, short), cfg = cfg }
+      names[#names + 1] = short
+      for key, value in pairs(cfg) do all[key] = value end
+    end
+  end
+  if #list > 1 then list[#list + 1] = { table.concat(names, " + "), cfg = all } end
+  return list
+end
 
 -- Name, and the link or the plan. The plain mean is what all are held against; noop is what a step takes when nothing travels.
 local function ways()
@@ -27,9 +58,15 @@ local function measure(way, count, median)
   local core, ms = require "moonshard.core", require "moonshard"
   ms.seed(1)
   local model = ms.nn.gpt2 { vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = MODEL.width, heads = MODEL.heads }
-  local net = ms.ddp(model, { comm_hook = way.link and way.link() or "all_reduce", bucket_bytes = { 64 << 10, 512 << 10 } })
+  local cfg, bytes = way.cfg or {}, { 64 << 10, 512 << 10 }
+  local buckets = ms.scripts.resolve(cfg, "buckets")
+  local net = ms.ddp(model, {
+    comm_hook = way.link and way.link() or ms.scripts.resolve(cfg, "hook") or "all_reduce",
+    buckets = buckets, bucket_bytes = not buckets and bytes or nil,
+  })
   local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
-  if way.plan then optimizer:overlap(net, way.plan) end
+  local plan = way.plan or ms.scripts.resolve(cfg, "overlap")
+  if plan then optimizer:overlap(net, plan) end
   local x = ms.randint { MODEL.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
   local times, exposed, before = {}, {}, nil
   for step in ms.steps(WARM + count) do
@@ -55,7 +92,9 @@ end
 -- All ways on the ranks of this job, over its link.
 local function measure_all(parsed, median)
   local core, ms = require "moonshard.core", require "moonshard"
-  for _, way in ipairs(ways()) do
+  local list = ways()
+  for _, way in ipairs(own_ways(parsed)) do list[#list + 1] = way end
+  for _, way in ipairs(list) do
     local row = measure(way, parsed.steps, median)
     ms.world():barrier()
     if ms.rank() == 0 then
@@ -71,8 +110,14 @@ local function each_link(parsed)
   local core = require "moonshard.core"
   local table_of, failed = {}, nil
   for i, link in ipairs(parsed.links) do
-    local command = ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s'):format(parsed.steps, parsed.ranks,
-      link ~= "none" and "--link " .. link or "", parsed.thread_ranks and " --thread-ranks" or "")
+    local own = ""
+    for _, name in ipairs(SCRIPTS) do
+      local quoted = parsed[name] and parsed[name]:gsub("'", "'\\''")
+      if quoted then own = ("%s --%s '%s'"):format(own, name, quoted) end
+    end
+    local over = link ~= "none" and "--link " .. link or ""
+    local command = ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s%s')
+      :format(parsed.steps, parsed.ranks, over, parsed.thread_ranks and " --thread-ranks" or "", own)
     local pipe <close> = assert(io.popen(command))
     table_of[i] = {}
     for line in pipe:lines() do
@@ -121,8 +166,16 @@ end
 function bench_hooks.register(parser, median)
   parser:option("--steps", "steps to measure, for each way and link"):convert(switches.count):default "15"
   parser:option("--links", "links to compare, separated by spaces; none: memory"):default(table.concat(LINKS, " "))
+  parser:option("--hook", "your own link beside the others, with its options: 'FILE key=value ...'")
+  parser:option("--overlap", "an overlap policy of your own, likewise")
+  parser:option("--buckets", "a bucket plan of your own, likewise")
   parser:flag("--here", "measure over this job's own link (--link) only; lines of JSON")
   return function(parsed)
+    -- Once here, so that a mistake is told once, before anything is measured.
+    for _, name in ipairs(SCRIPTS) do
+      local _, cfg = script_of(name, parsed[name] or "")
+      if cfg[name] then require "moonshard.scripts"._check(name, cfg[name]) end
+    end
     if parsed.here then return measure_all(parsed, median) end
     local links = {}
     for link in parsed.links:gmatch "%S+" do links[#links + 1] = link end

@@ -11,7 +11,9 @@ local function without_output(core)
   local sink = { write = function(self) return self end, close = yes }
   core.file_append = function() return sink end
   core.file_lock = function() return sink end
-  for _, name in ipairs { "file_write", "make_directory", "remove", "checkpoint_start", "checkpoint_remove", "checkpoint_sweep" } do core[name] = yes end
+  for _, name in ipairs {
+    "file_write", "make_directory", "remove", "checkpoint_start", "checkpoint_remove", "checkpoint_rename", "checkpoint_sweep",
+  } do core[name] = yes end
   core.snapshot = function(_, tensors)
     local hashes = {}
     for i, t in ipairs(tensors) do
@@ -148,10 +150,10 @@ end
 ---@param arguments string[]
 ---@return integer
 function check.main(arguments)
-  local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and collectives of each rank. Files are read, none are written.")
+  local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and collectives of each rank. Files are read, none are written.", "sim")
   parser:flag("--json", "one line of JSON")
   parser:flag("--all-ranks", "run every rank, not only the first two and the last (those between are taken to be as rank 1)")
-  parser:option("--rank", "this rank only"):convert(switches.integer)
+  parser:option("--rank", "this rank only"):argname "R":convert(switches.integer)
   parser:option("--answer", "where to write the answer"):hidden(true)
   local parsed = switches.parse_recipe(parser, arguments)
   if parsed.device == "cpu" then launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu") end

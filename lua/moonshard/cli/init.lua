@@ -4,21 +4,32 @@ local cli = {}
 local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
-  { "bench", "measure: step, gemm, optim, enqueue" },
+  { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks" },
   { "trace", "what the steps of a recorded run spent their time on: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "info", "what was found on this machine" },
   { "repl", "an interactive session" },
 }
 
+local variables = {
+  { "MOONSHARD_CPU", "instruction set at most: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)" },
+  { "MOONSHARD_STRICT", "1: as --strict" },
+  { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
+}
+
 local function usage(to)
   to:write "usage: moonshard COMMAND ...\n\n"
   for _, command in ipairs(commands) do to:write(("  %-8s %s\n"):format(command[1], command[2])) end
   to:write "\nmoonshard COMMAND --help tells more; moonshard --version prints the version.\n"
+  to:write "\nin the environment:\n"
+  for _, variable in ipairs(variables) do to:write(("  %-17s %s\n"):format(variable[1], variable[2])) end
 end
 
--- Lua states that the program makes load text only: binary chunks can crash the interpreter.
-local function text_only()
+-- For Lua states that the program makes. They load text only: binary chunks can crash the interpreter.
+local function own_state()
+  local launch = require "moonshard.launch"
+  launch.owns_state = true
+  launch.seed_random(0, 0)
   local load_any, loadfile_any = load, loadfile
   local function check(mode)
     if mode ~= nil and mode ~= "t" and mode ~= "bt" then error("binary chunks are not loaded: mode must be \"t\"", 3) end
@@ -77,15 +88,38 @@ local function handler(failure)
     -- A recursion is shown once.
     if not ours and line ~= lines[#lines] then lines[#lines + 1] = line end
   end
-  return #lines > 0 and failure .. "\n" .. table.concat(lines, "\n") or failure
+  -- One frame, which the message begins with, says nothing more.
+  local only = #lines == 1 and lines[1]:match "^%s*(.-:%d+:)"
+  if #lines == 0 or only and failure:sub(1, #only) == only then return failure end
+  return failure .. "\n" .. table.concat(lines, "\n")
+end
+
+-- Code and message of a process that would end with this code: one that ends with success has its last checkpoint on disk.
+local function settled(code, message)
+  local store = code == 0 and package.loaded["moonshard.checkpoint.store"]
+  local lost = store and store.settle()
+  if not lost then return code, message end
+  return 3, "the last checkpoint was not saved: " .. lost
 end
 
 -- Runs f and returns its exit code; what went wrong goes to stderr in one piece.
 local function protected(f, ...)
   local ok, result = xpcall(f, handler, ...)
-  if ok then return math.type(result) == "integer" and result or 0 end
-  local code, message = judge(result)
-  return code, message
+  if ok then return settled(math.type(result) == "integer" and result or 0) end
+  return settled(judge(result))
+end
+
+-- os.exit ends the process without closing the Lua state, which would wait for the checkpoint that is being written.
+local function settle_at_exit()
+  local exit = os.exit
+  os.exit = function(code, close) -- luacheck: ignore 122
+    local report = package.loaded["moonshard.report"]
+    if report then pcall(report.write_all, true) end
+    require "moonshard.live".finish()
+    local number, message = settled(math.tointeger(code) or (code == false and 1 or 0))
+    if message then io.stderr:write("moonshard: ", message, "\n") end
+    exit(number, close)
+  end
 end
 
 -- What os.exit does in a rank: the others learn that it has left, and whether that was an error.
@@ -102,15 +136,29 @@ local function leave_at_exit(process)
   -- luacheck: pop
 end
 
--- Lua's print writes a line in parts, between which other threads would write theirs.
+-- Lua's print writes a line in parts, between which other threads would write theirs, and knows nothing of a line that is shown in place.
 local function print_whole_lines()
+  local live = require "moonshard.live"
   -- luacheck: push globals print
   function print(...)
     local texts = table.pack(...)
     for i = 1, texts.n do texts[i] = tostring(texts[i]) end
+    live.finish()
     io.stdout:write(table.concat(texts, "\t") .. "\n")
   end
   -- luacheck: pop
+end
+
+-- The supervisor prints what ended the job, whose message has so much room.
+local ROOM = 800
+
+-- What a rank prints of the message with which it fails: what the job's message, which the supervisor prints, does not say.
+local function untold(message, told)
+  told = told:gsub("^because rank %d+: ", "")
+  if told == message then return nil end
+  local first, rest = message:match "^([^\n]*)\n?(.*)$"
+  if told == "" or not first:find(told, 1, true) then return ": " .. message end
+  return rest ~= "" and " was at:\n" .. rest or nil
 end
 
 -- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report. Returns the message to print.
@@ -120,9 +168,12 @@ local function leave(process, code, message)
     core.comm_leave()
     return process.rank == 0 and message or nil
   end
-  core.comm_leave((message or "it failed"):match "[^\n]*")
-  local reason, whose = core.comm_cause()
-  return whose == process.rank and (reason == "raised" or reason == "timeout") and ("rank %d: %s"):format(whose, message) or nil
+  message = message and message ~= "" and message or "it failed"
+  core.comm_leave(#message <= ROOM and message or message:match "[^\n]*")
+  local reason, whose, told = core.comm_cause()
+  if whose ~= process.rank or reason ~= "raised" and reason ~= "timeout" then return nil end
+  local own = untold(message, told)
+  return own and ("rank %d%s"):format(whose, own)
 end
 
 --- Runs a recipe in this Lua state: for hosts and for `moonshard run`.
@@ -130,7 +181,7 @@ end
 ---@param arguments string[] key=value
 ---@return integer code, string? message
 function cli.recipe(file, arguments)
-  text_only()
+  own_state()
   -- The process is the host's: a recipe ends only itself.
   os.exit = function(code) -- luacheck: ignore 122
     require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0), "the recipe called os.exit")
@@ -142,7 +193,8 @@ end
 ---@param arguments string[]
 ---@return integer
 function cli.main(arguments)
-  text_only()
+  own_state()
+  require "moonshard.launch".command = "moonshard " .. table.concat(arguments, " ")
   local name = table.remove(arguments, 1)
   if not name or name == "--help" or name == "-h" or name == "help" then
     usage(name and io.stdout or io.stderr)
@@ -156,9 +208,11 @@ function cli.main(arguments)
     if command[1] == name then
       local process = package.loaded["moonshard.process"]
       local is_rank = process and process.rank
+      settle_at_exit()
       if is_rank then leave_at_exit(process) end
-      if is_rank and process.is_thread then print_whole_lines() end
+      if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
+      require "moonshard.live".finish()
       if is_rank then message = leave(process, code, message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
       return code

@@ -31,9 +31,12 @@ end
 ---@param parser table
 function ranks.add_switches(parser)
   parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
-  parser:option("--link", "what ranks send each other goes through a link like this, as 1Gbit,5ms"):convert(link)
-  parser:option("--timeout", "seconds that ranks wait for one that shows no progress (300)"):convert(seconds):default "300"
-  parser:option("--grace", "seconds from a request to stop (Ctrl-C, SIGTERM) until ranks are stopped without a checkpoint (60)"):convert(seconds):default "60"
+  parser:option("--link", "what ranks send each other goes through a link like this, as 1Gbit,5ms (default: memory)")
+    :argname "LINK":convert(link)
+  parser:option("--timeout", "seconds that ranks wait for one that shows no progress")
+    :argname "SECONDS":convert(seconds):default "300"
+  parser:option("--grace", "seconds from a request to stop (Ctrl-C, SIGTERM) until ranks are stopped without a checkpoint")
+    :argname "SECONDS":convert(seconds):default "60"
 end
 
 ---------------------------------------------------------------------------------------------------------------------- exit code
@@ -146,7 +149,7 @@ function ranks.report(outcome, parsed, flights, oom_kills)
     if rank.killed or not rank.ended then killed[#killed + 1] = i - 1 end
   end
   if #killed > 0 then lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed)) end
-  local latest = outcome.folder ~= "" and require "moonshard.checkpoint".latest(outcome.folder)
+  local latest = outcome.folder ~= "" and require "moonshard.checkpoint.store".find(outcome.folder)
   if latest then lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)"):format(latest, resume_command(parsed)) end
   return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
@@ -173,11 +176,12 @@ function ranks.launch(parsed)
   if parsed.device == "sim" then launch.exit(2, "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do") end
   local process = package.loaded["moonshard.process"]
   local trace = parsed.trace and require "moonshard.trace"
-  if trace then trace.sweep(parsed.trace, parsed.ranks) end
+  if trace then trace._sweep(parsed.trace, parsed.ranks) end
   local kills_before = ranks.oom_kills()
   local flights
   local outcome, message = process.launch({
-    ranks = parsed.ranks, threads = parsed.threads, thread_ranks = parsed.thread_ranks, timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
+    ranks = parsed.ranks, threads = parsed.threads, memory_bytes = parsed.memory, thread_ranks = parsed.thread_ranks,
+    timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second, link_latency_ns = parsed.link and parsed.link.latency_ns,
   }, function(read_flights, read_folder)
     flights = read_flights
@@ -185,12 +189,12 @@ function ranks.launch(parsed)
   end)
   if not outcome then launch.exit(2, message) end
   if outcome.cause then
-    io.stderr:write(ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
+    io.stderr:write(require "moonshard.live".fresh_row() .. ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
     write_flights(outcome.folder, parsed.ranks, flights)
   end
   -- What the ranks that are gone have left; when all ended well, they have joined their parts themselves.
   local joined, why = true, nil
-  if trace then joined, why = trace.join(parsed.trace, parsed.ranks) end
+  if trace then joined, why = trace._join(parsed.trace, parsed.ranks) end
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
   for _, rank in ipairs(outcome.ranks) do

@@ -20,9 +20,10 @@ function run.recipe(file, settings)
   if launch.help and not launch.declared then print("the recipe declares no options") end
   local core = require "moonshard.core"
   core.synchronize()
+  local report = package.loaded["moonshard.report"]
+  if report then report.write_all(false) end               -- of loops that are not ms.steps
   if not launch.cut then return 0 end
-  local committed = launch.saved and require "moonshard.checkpoint".wait()
-  return committed and 75 or 128 + launch.cut
+  return launch.saved and not require "moonshard.checkpoint.store".settle() and 75 or 128 + launch.cut
 end
 
 --- moonshard run FILE [switches] [key=value ...]
@@ -30,13 +31,16 @@ end
 ---@return integer
 function run.main(arguments)
   local parser = switches.recipe_parser("run", "Runs a recipe.")
-  parser:option("--trace", "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)")
+  parser:option("--trace", "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)"):argname "FILE"
   parser:flag("--watch", "read files of hooks, plans and policies again when they change, on all ranks before the same step")
+  parser:option("--log-every", "a line each so many steps (default: each on a terminal; else the first 10, then one every 10 s or 1% of the steps)")
+    :argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
   local process = package.loaded["moonshard.process"]
   if parsed.ranks > 1 and not parsed.help and not process.rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
+  launch.log_every = parsed.log_every
   if parsed.watch then require "moonshard.watch".on = true end
   if process and not parsed.help then process.watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"

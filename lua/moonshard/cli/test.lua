@@ -144,7 +144,7 @@ end
 ---@return integer
 function test.main(arguments)
   local parser = switches.parser("test", "Compares with what another implementation computed.")
-  parser:option("--golden", "folder with manifest.json and safetensors files")
+  parser:option("--golden", "folder with manifest.json and safetensors files"):argname "DIR"
   switches.add_ranks(parser)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse(parser, arguments)
@@ -153,6 +153,9 @@ function test.main(arguments)
   -- On several ranks: models on slices of their batches, and the hooks of that many ranks.
   if parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
   switches.apply(parsed)
+  if not require "moonshard.core".exists(parsed.golden) then
+    launch.exit(3, ("there is no folder '%s'"):format(parsed.golden))
+  end
   local folder = parsed.golden:gsub("/+$", "")
   local failures, other_sizes = test.golden(folder)
   if require "moonshard".world_size() == 1 then failures = failures + run_on_ranks(folder, other_sizes) end

@@ -94,8 +94,43 @@ local function mean_of(rows)
   return mean
 end
 
---- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one a step: the mean over ranks, mean = of all steps }. Work
---- outside of steps is left out, unless there are no steps: then all is one, number -1.
+-- The first steps make memory, plans and buckets: means leave these out where enough others are left.
+local FIRST_STEPS <const>, LEAST_LEFT <const> = 2, 3
+
+local function first_counted(count) return count >= FIRST_STEPS + LEAST_LEFT and FIRST_STEPS + 1 or 1 end
+
+--- What tasks of each name took, in the steps that counts names (by number; nil: in all), the longest total first: { name, kind, calls, total_ms, mean_ms,
+--- share }. share: of the time of all tasks, percent. Waits are no tasks.
+---@param events table[] of a Chrome trace
+---@param counts? table<integer, boolean>
+---@return table[]
+function trace.operators(events, counts)
+  local list, by_name, all = {}, {}, 0
+  for _, event in ipairs(events) do
+    local args = event.ph == "X" and type(event.args) == "table" and event.args or {}
+    if CLASS[args.kind] and (not counts or counts[args.step or -1]) then
+      local key = args.kind .. "/" .. event.name
+      local row = by_name[key]
+      if not row then
+        row = { name = event.name, kind = args.kind, calls = 0, total_ms = 0 }
+        by_name[key], list[#list + 1] = row, row
+      end
+      row.calls, row.total_ms, all = row.calls + 1, row.total_ms + event.dur / 1000, all + event.dur / 1000
+    end
+  end
+  for _, row in ipairs(list) do
+    row.mean_ms, row.share = row.total_ms / row.calls, all > 0 and 100 * row.total_ms / all or 0
+  end
+  table.sort(list, function(a, b)
+    if a.total_ms ~= b.total_ms then return a.total_ms > b.total_ms end
+    return a.kind .. a.name < b.kind .. b.name
+  end)
+  return list
+end
+
+--- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one a step: the mean over ranks, mean = of steps from
+--- mean.from_step on, operators = of these steps, see trace.operators }. Work outside of steps is left out, unless there are no steps: then all is one,
+--- number -1.
 ---@param events table[] of a Chrome trace
 ---@return table
 function trace.summary(events)
@@ -133,7 +168,13 @@ function trace.summary(events)
     result.steps[i] = mean_of(by_step[number])
     result.steps[i].step = number
   end
-  if #result.steps > 0 then result.mean = mean_of(result.steps) end
+  if #result.steps > 0 then
+    local first, counts = first_counted(#result.steps), {}
+    for i = first, #result.steps do counts[numbers[i]] = true end
+    result.mean = mean_of { table.unpack(result.steps, first) }
+    result.mean.from_step = numbers[first]
+    result.operators = trace.operators(events, counts)
+  end
   return result
 end
 
@@ -141,7 +182,25 @@ end
 
 local HEADS = { "step", "ms", "compute", "communication", "exposed", "optimizer", "idle", "overlap" }
 
---- The steps as text, a line each.
+local MOST_OPERATORS <const> = 20
+
+-- Lines of the table of operators; what is beyond the longest is one line.
+local function operator_lines(operators)
+  local widest, lines = #"operator", {}
+  local rest = { name = "others", kind = "", calls = 0, total_ms = 0, share = 0 }
+  for i, row in ipairs(operators) do
+    if i <= MOST_OPERATORS then widest = math.max(widest, #row.name)
+    else rest.calls, rest.total_ms, rest.share = rest.calls + row.calls, rest.total_ms + row.total_ms, rest.share + row.share end
+  end
+  local function line(...) lines[#lines + 1] = ("%-" .. widest .. "s  %-9s  %8s  %11s  %10s  %7s"):format(...) end
+  line("operator", "kind", "calls", "total ms", "mean ms", "share")
+  local function add(row) line(row.name, row.kind, row.calls, ("%.2f"):format(row.total_ms), ("%.4f"):format(row.total_ms / row.calls), ("%.1f%%"):format(row.share)) end
+  for i = 1, math.min(#operators, MOST_OPERATORS) do add(operators[i]) end
+  if rest.calls > 0 then add(rest) end
+  return lines
+end
+
+--- The steps as text, a line each, and the operators of the steps that the mean is of.
 ---@param summary table
 ---@return string
 function trace.text(summary)
@@ -160,6 +219,11 @@ function trace.text(summary)
   lines[2] = table.concat(heads, "  ")
   for _, row in ipairs(summary.steps) do line(row.step < 0 and "all" or ("%d"):format(row.step), row) end
   if #summary.steps > 1 then line("mean", summary.mean) end
+  local first = summary.mean.from_step
+  local of = first >= 0 and first ~= summary.steps[1].step and ("steps %d to %d (as the mean)"):format(first, summary.steps[#summary.steps].step) or "all steps"
+  lines[#lines + 1] = ""
+  lines[#lines + 1] = ("tasks of %s, all ranks together; share: of the time of all tasks"):format(of)
+  for _, text in ipairs(operator_lines(summary.operators)) do lines[#lines + 1] = text end
   return table.concat(lines, "\n")
 end
 

@@ -1,7 +1,8 @@
 -- The page of moonshard trace --html: a trace as a timeline, in one file that needs nothing else.
 local core = require "moonshard.core"
 
--- Rows are streams, grouped by rank. Wheel: zoom around the pointer; drag: move; double click: all of it.
+-- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the same window [from, to); the address keeps it, so that a view can be
+-- shared. It opens at the second step: the first makes memory and plans.
 local PAGE = [==[
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>@title@</title>
@@ -9,13 +10,15 @@ local PAGE = [==[
 body { font: 13px system-ui, sans-serif; margin: 16px; color: #222; background: #fff }
 pre { font: 12px ui-monospace, monospace; overflow-x: auto }
 #key span { display: inline-block; margin-right: 14px } #key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px }
-#box { position: relative } canvas { width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc }
+#box { position: relative } canvas { width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc; touch-action: none }
+canvas:focus { outline: 2px solid #4c78a8 } dl { display: grid; grid-template-columns: max-content auto; gap: 2px 12px } dt { color: #666 } dd { margin: 0 }
 #tip { position: absolute; display: none; pointer-events: none; background: #222; color: #fff; padding: 4px 7px; border-radius: 3px; font-size: 12px; white-space: pre; z-index: 1 }
 </style></head><body>
 <h2>@title@</h2>
+<dl>@about@</dl>
 <div id="key"></div>
-<div id="box"><canvas id="picture"></canvas><div id="tip"></div></div>
-<p>Wheel: zoom. Drag: move. Double click: everything.</p>
+<div id="box"><canvas id="picture" tabindex="0" role="img" aria-label="timeline of all ranks and streams"></canvas><div id="tip"></div></div>
+<p>Wheel, two fingers, + and -: zoom. Drag, left and right: move. n and p: the next step, the one before. Double click, 0: everything.</p>
 <pre>@table@</pre>
 <script>
 "use strict";
@@ -26,7 +29,8 @@ const canvas = document.getElementById("picture"), tip = document.getElementById
 const left = 150, top_ = 22, height = 20, gap = 3;
 let whole = 1;
 for (const s of data.spans) whole = Math.max(whole, s[1] + s[2]);
-let from = 0, to = whole, drag = null;
+const steps = data.spans.filter(s => s[4] === "step" && s[0] === data.spans.find(o => o[4] === "step")[0]).sort((a, b) => a[1] - b[1]);
+let from = 0, to = whole;
 for (const kind of Object.keys(colors)) document.getElementById("key").insertAdjacentHTML("beforeend", `<span><i style="background:${colors[kind]}"></i>${kind}</span>`);
 const yOf = row => top_ + row * (height + gap);
 const width = () => canvas.clientWidth - left;
@@ -76,22 +80,58 @@ function limit(a, b) {
   const length = Math.min(b - a, whole);
   from = Math.max(0, Math.min(a, whole - length));
   to = from + length;
+  history.replaceState(null, "", `#${from.toFixed(3)}-${to.toFixed(3)}`);
   draw();
+}
+// So that t stays where it is.
+function zoom(t, factor) {
+  const length = Math.max((to - from) * factor, 0.05);
+  limit(t - (t - from) * length / (to - from), t + (to - t) * length / (to - from));
+}
+function show(step) {
+  if (!step) return;
+  const margin = step[2] * 0.03;
+  limit(step[1] - margin, step[1] + step[2] + margin);
 }
 canvas.addEventListener("wheel", e => {
   e.preventDefault();
-  const t = tOf(e.offsetX), factor = Math.exp(e.deltaY * 0.0015), length = Math.max((to - from) * factor, 0.05);
-  limit(t - (t - from) * length / (to - from), t + (to - t) * length / (to - from));
+  zoom(tOf(e.offsetX), Math.exp(e.deltaY * 0.0015));
 }, { passive: false });
-canvas.addEventListener("mousedown", e => { drag = { x: e.offsetX, from, to }; });
-window.addEventListener("mouseup", () => { drag = null; });
+// Where each pointer that is down was last: one moves, two zoom around their middle.
+const down = new Map();
+canvas.addEventListener("pointerdown", e => {
+  try { canvas.setPointerCapture(e.pointerId); } catch { /* it is gone already */ }
+  down.set(e.pointerId, e.offsetX);
+  point(e);
+});
+for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, e => down.delete(e.pointerId));
 canvas.addEventListener("dblclick", () => limit(0, whole));
-canvas.addEventListener("mouseleave", () => { tip.style.display = "none"; });
-canvas.addEventListener("mousemove", e => {
-  if (drag) {
-    const move = (drag.x - e.offsetX) / width() * (drag.to - drag.from);
-    limit(drag.from + move, drag.to + move);
+canvas.addEventListener("pointerleave", () => { tip.style.display = "none"; });
+canvas.addEventListener("pointermove", e => {
+  const before = down.get(e.pointerId), other = [...down].find(([id]) => id !== e.pointerId);
+  if (before !== undefined && other) {
+    const [, x] = other, wide = Math.max(Math.abs(before - x), 1), wider = Math.max(Math.abs(e.offsetX - x), 1);
+    zoom(tOf((e.offsetX + x) / 2), wide / wider);
+  } else if (before !== undefined) {
+    const move = (before - e.offsetX) / width() * (to - from);
+    limit(from + move, to + move);
   }
+  if (before !== undefined) down.set(e.pointerId, e.offsetX);
+  point(e);
+});
+canvas.addEventListener("keydown", e => {
+  const length = to - from, middle = (from + to) / 2, slack = length * 0.05;
+  const keys = {
+    ArrowLeft: () => limit(from - length / 5, to - length / 5), ArrowRight: () => limit(from + length / 5, to + length / 5),
+    "+": () => zoom(middle, 0.5), "=": () => zoom(middle, 0.5), ArrowUp: () => zoom(middle, 0.5), "-": () => zoom(middle, 2), ArrowDown: () => zoom(middle, 2),
+    "0": () => limit(0, whole), Home: () => limit(0, whole),
+    n: () => show(steps.find(s => s[1] > from + slack)), p: () => show(steps.findLast(s => s[1] < from - slack)),
+  };
+  if (!keys[e.key] || e.ctrlKey || e.metaKey || e.altKey) return;
+  e.preventDefault();
+  keys[e.key]();
+});
+function point(e) {
   const t = tOf(e.offsetX), slack = (to - from) / width(), row = Math.floor((e.offsetY - top_) / (height + gap));
   const hit = data.spans.findLast(s => s[0] === row && s[1] - slack <= t && t <= s[1] + s[2] + slack);
   tip.style.display = hit ? "block" : "none";
@@ -99,9 +139,13 @@ canvas.addEventListener("mousemove", e => {
   tip.textContent = `${hit[3]} (${hit[4]})\n${(hit[2] / 1000).toFixed(4)} ms, at ${(hit[1] / 1000).toFixed(4)} ms${hit[5] ? "\n" + hit[5] : ""}`;
   tip.style.left = Math.min(e.offsetX + 14, canvas.clientWidth - 260) + "px";
   tip.style.top = e.offsetY + 14 + "px";
-});
+}
 window.addEventListener("resize", draw);
-draw();
+const asked = location.hash.match(/^#([\d.]+)-([\d.]+)$/);
+if (asked) limit(+asked[1], +asked[2]);
+else if (steps.length > 1) show(steps[1]);
+else draw();
+canvas.focus({ preventScroll: true });
 </script></body></html>
 ]==]
 
@@ -121,18 +165,39 @@ end
 -- Steps and ranges stand above the streams of their rank, which come in the order of their first task.
 local FIRST = { steps = -2, ranges = -1 }
 
+-- Names of threads by "pid/tid", and what the first rank says of the run.
+local function metadata_of(events)
+  local names, about = {}, nil
+  for _, event in ipairs(events) do
+    if event.ph == "M" and type(event.args) == "table" then
+      if event.name == "thread_name" then names[event.pid .. "/" .. tostring(event.tid)] = event.args.name end
+      if event.name == "moonshard" then about = about or event.args end
+    end
+  end
+  return names, about or {}
+end
+
+local function about_of(args)
+  local items = {}
+  for _, key in ipairs { "recipe", "command", "date", "machine", "version" } do
+    if args[key] then items[#items + 1] = ("<dt>%s</dt><dd>%s</dd>"):format(key, escaped(tostring(args[key]))) end
+  end
+  return table.concat(items)
+end
+
 ---@param title string
 ---@param events table[]
 ---@param text string what stands below the picture
 ---@return string
 return function(title, events, text)
   local rows, place, spans, begin = {}, {}, core.json_list {}, math.huge
+  local names, about = metadata_of(events)
   for _, event in ipairs(events) do
     if event.ph == "X" then
-      local tid = tostring(event.tid)
-      local key = event.pid .. "/" .. tid
+      local key = event.pid .. "/" .. tostring(event.tid)
+      local name = names[key] or tostring(event.tid)
       if not place[key] then
-        rows[#rows + 1] = { rank = event.pid, name = tid, order = FIRST[tid] or #rows, key = key }
+        rows[#rows + 1] = { rank = event.pid, name = name, order = FIRST[name] or #rows, key = key }
         place[key] = true
       end
       begin = math.min(begin, event.ts)
@@ -151,6 +216,6 @@ return function(title, events, text)
     end
   end
   -- Inside of a script element only its end would be read as markup.
-  local values = { title = escaped(title), table = escaped(text), data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c") }
+  local values = { title = escaped(title), about = about_of(about), table = escaped(text), data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c") }
   return (PAGE:gsub("@(%l+)@", values))
 end

@@ -1,0 +1,57 @@
+-- The step line: its text, and in which steps there is one.
+local core = require "moonshard.core"
+
+local line = {}
+
+local FIRST_LINES = 10                   -- of a run, without a terminal; then the rarer of these two
+local EVERY_MS, EVERY_PART = 10e3, 100   -- part of all steps
+
+local function duration(seconds)
+  seconds = math.floor(seconds + 0.5)
+  if seconds >= 3600 then return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds % 60) end
+  return ("%d:%02d"):format(seconds // 60, seconds % 60)
+end
+
+local function amount(value)
+  if value >= 1e6 then return ("%.2fM"):format(value / 1e6) end
+  if value >= 1e3 then return ("%.1fk"):format(value / 1e3) end
+  return ("%.0f"):format(value)
+end
+
+--- The parts of a step's line, in order of importance. The first steps have no times: they also allocate memory and build kernels.
+---@param self ms.Report
+---@param entry table
+---@return string[]
+function line.parts(self, entry)
+  local values = entry.values
+  local parts = { ("step %5d%s"):format(entry.step, self.total and "/" .. self.total or "") }
+  if values.loss then parts[#parts + 1] = ("loss %.4f"):format(values.loss) end
+  if values.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(values.grad_norm) end
+  if values.lr then parts[#parts + 1] = ("lr %.2e"):format(values.lr) end
+  local has_times = entry.position > 3
+  if has_times then
+    parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
+    if values.tok_s then parts[#parts + 1] = amount(values.tok_s) .. " tok/s" end
+    if values.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * values.mfu) end
+  end
+  parts[#parts + 1] = ("mem %.0f MiB"):format(values.peak_bytes / 2 ^ 20)
+  if self.total and has_times then
+    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * entry.mean_ms / 1e3)
+  end
+  return parts
+end
+
+--- Whether a step's line is shown. On a terminal each is; elsewhere the first ones, then one every 10 s or 1% of the steps, whichever is
+--- rarer; where `every` was given, each so many steps. The last step of a run is always shown.
+---@param self ms.Report
+---@param entry table
+---@return boolean
+function line.is_due(self, entry)
+  if entry.step + 1 == self.total then return true end
+  if self.every then return entry.step % self.every == 0 end
+  if self.terminal or entry.position <= FIRST_LINES then return true end
+  local steps = entry.step - self.last_line.step
+  return core.clock_ms() - self.last_line.at >= EVERY_MS and steps >= (self.total or 0) / EVERY_PART
+end
+
+return line
