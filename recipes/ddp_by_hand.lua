@@ -1,18 +1,17 @@
 -- Data parallelism without ms.train: forward, backward, clipping, step, metrics, validation, on any number of ranks.
 --     ./moonshard run recipes/ddp_by_hand.lua -n 2 data=FILE_OR_FOLDER
 local ms = require "moonshard"
-local nn, optim, data, hooks = ms.nn, ms.optim, ms.data, ms.hooks
+local nn, optim, data = ms.nn, ms.optim, ms.data
 
-local cfg = ms.config {
+local cfg = ms.config(ms.scripts.options {
   data       = { "README.md", help = "a text file or a folder" },
   steps      = { 300, help = "optimizer steps" },
   batch      = { 16, help = "sequences of a step, over all ranks" },
   accumulate = { 2, help = "passes of a step; gradients travel in the last one only" },
   length     = { 64, help = "bytes of a sequence" },
   lr         = { 2e-3, help = "peak learning rate" },
-  compress   = { false, help = "send gradients as bf16" },
   run        = { "runs/ddp_by_hand", help = "folder of metrics.jsonl" },
-}
+})
 
 local train, valid = assert(data.bytes(cfg.data)):split(0.9)
 local batches  = train:loader { batch = cfg.batch // cfg.accumulate, length = cfg.length, shuffle = true }
@@ -26,10 +25,12 @@ local function count(bucket, next)
   return next(bucket)
 end
 
-local model = ms.ddp(nn.gpt2 { vocab = 256, context = cfg.length, layers = 4, width = 128, heads = 4 }, {
-  comm_hook = hooks.chain { count, cfg.compress and "bf16_compress" or "all_reduce" },
-})
-local optimizer = optim.adamw(model, { lr = cfg.lr, schedule = optim.cosine { warmup = 20, steps = cfg.steps, floor = 0.1 } })
+-- clip is nil where overlap= lets steps be early: the chain clips then.
+local gpt = nn.gpt2 { vocab = 256, context = cfg.length, layers = 4, width = 128, heads = 4 }
+local model, optimizer, clip = ms.scripts.apply(cfg, gpt, function(net)
+  local schedule = optim.cosine { warmup = 20, steps = cfg.steps, floor = 0.1 }
+  return optim.adamw(net, { lr = cfg.lr, schedule = schedule })
+end, { clip = 1.0, links = { count } })
 local report = ms.report { run = cfg.run, tokens = cfg.batch * cfg.length, total = cfg.steps }
 
 local function validation_loss()
@@ -53,9 +54,9 @@ for _ in ms.steps(cfg.steps) do
     part:backward()
     loss:add_(part:detach())
   end)
-  local norm = model:clip_grad_norm(1.0)
+  local norm = clip and model:clip_grad_norm(clip)
   local lr = optimizer:lr()
-  optimizer:step { only_if = norm:is_finite() }
+  optimizer:step { only_if = norm and norm:is_finite() }
   report:step { loss = ms.world():all_reduce(loss, "avg"):value(), grad_norm = norm, lr = lr }
 end
 report:close()

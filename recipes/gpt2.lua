@@ -4,7 +4,7 @@
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 
-local cfg = ms.config {
+local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
   valid      = { "", help = "held-out shards; the last part of data unless given" },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
@@ -26,7 +26,7 @@ local cfg = ms.config {
   run        = { "", help = "folder of the run" },
   every      = { eval = 250, save = 1000, sample = 1000 },
   model      = { layers = { 0, help = "instead of what the size says; also width and heads" }, width = 0, heads = 0 },
-}
+})
 
 local sizes = {
   ["124M"] = { layers = 12, width = 768, heads = 12 }, ["350M"] = { layers = 24, width = 1024, heads = 16 },
@@ -49,18 +49,23 @@ else
   }
 end
 
-if ms.world_size() > 1 then model = ms.ddp(model) end
-
 -- Weight decay is for matrices; biases and norms go without.
-local optimizer = optim.adamw({
-  { params = model:parameters(function(p) return p:dim() >= 2 end) },
-  { params = model:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
-}, {
-  lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay, schedule = optim.cosine { warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1 },
-})
+local optimizer, clip
+model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+  return optim.adamw({
+    { params = net:parameters(function(p) return p:dim() >= 2 end) },
+    { params = net:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
+  }, {
+    lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay,
+    schedule = optim.cosine {
+      warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1,
+    },
+  })
+end, { clip = cfg.clip })
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate, clip = cfg.clip, dtype = cfg.dtype,
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
+  clip = clip, dtype = cfg.dtype,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },

@@ -3,7 +3,7 @@
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 
-local cfg = ms.config {
+local cfg = ms.config(ms.scripts.options {
   data   = { "", help = "a text file or a folder; this repository's texts unless given" },
   steps  = { 1500, help = "optimizer steps" },
   batch  = { 16, help = "sequences of a step" },
@@ -17,7 +17,7 @@ local cfg = ms.config {
   run    = { "", help = "folder of the run" },
   every  = { eval = 250, sample = 500, save = 500 },
   model  = { layers = 4, width = 256, heads = 4, dropout = 0.0 },
-}
+})
 
 local function own_texts()
   local root = debug.getinfo(1, "S").source:match "^@(.*)/?recipes/[^/]*$" or "."
@@ -29,14 +29,16 @@ local train, valid = assert(data.bytes(cfg.data ~= "" and cfg.data or own_texts(
 local model = nn.gpt2 {
   vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width, heads = cfg.model.heads, dropout = cfg.model.dropout,
 }
-if ms.world_size() > 1 then model = ms.ddp(model) end
-local optimizer = optim.adamw(model, {
-  lr = cfg.lr, betas = { 0.9, 0.99 }, weight_decay = cfg.decay,
-  schedule = optim.cosine { warmup = cfg.warmup, steps = cfg.steps, floor = 0.05 },
-})
+local optimizer, clip
+model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+  return optim.adamw(net, {
+    lr = cfg.lr, betas = { 0.9, 0.99 }, weight_decay = cfg.decay,
+    schedule = optim.cosine { warmup = cfg.warmup, steps = cfg.steps, floor = 0.05 },
+  })
+end, { clip = cfg.clip })
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, clip = cfg.clip, dtype = cfg.dtype,
+  model = model, optimizer = optimizer, steps = cfg.steps, clip = clip, dtype = cfg.dtype,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval },

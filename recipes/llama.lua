@@ -5,7 +5,7 @@
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 
-local cfg = ms.config {
+local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
   valid      = { "", help = "held-out shards; the last part of data unless given" },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
@@ -25,7 +25,7 @@ local cfg = ms.config {
   run        = { "", help = "folder of the run" },
   every      = { eval = 200, save = 500, sample = 500 },
   model      = { layers = 6, width = 256, heads = 8, kv_heads = { 4, help = "heads of keys and values, shared by groups of query heads" }, rotary_base = 10000.0 },
-}
+})
 
 local read = cfg.bytes and data.bytes or data.tokens
 local train = assert(read(cfg.data))
@@ -37,18 +37,23 @@ local model = cfg.weights ~= "" and assert(nn.pretrained(cfg.weights, { recomput
   vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads, kv_heads = m.kv_heads, rotary_base = m.rotary_base,
   recompute = cfg.recompute,
 }
-if ms.world_size() > 1 then model = ms.ddp(model) end
-
 -- Weight decay is for matrices; norms go without.
-local optimizer = optim.adamw({
-  { params = model:parameters(function(p) return p:dim() >= 2 end) },
-  { params = model:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
-}, {
-  lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay, schedule = optim.cosine { warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1 },
-})
+local optimizer, clip
+model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+  return optim.adamw({
+    { params = net:parameters(function(p) return p:dim() >= 2 end) },
+    { params = net:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },
+  }, {
+    lr = cfg.lr, betas = { 0.9, 0.95 }, weight_decay = cfg.decay,
+    schedule = optim.cosine {
+      warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1,
+    },
+  })
+end, { clip = cfg.clip })
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate, clip = cfg.clip, dtype = cfg.dtype,
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
+  clip = clip, dtype = cfg.dtype,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },

@@ -3,7 +3,7 @@
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 
-local cfg = ms.config {
+local cfg = ms.config(ms.scripts.options {
   data   = { "data", help = "folder with an images and a labels file, idx, plain or .gz" },
   steps  = { 2500, help = "optimizer steps" },
   batch  = { 100, help = "digits of a step" },
@@ -12,7 +12,7 @@ local cfg = ms.config {
   lr     = { 2e-3, help = "learning rate" },
   train  = { 0.9, help = "share of the digits to train on; the rest is held out" },
   run    = { "", help = "folder of the run" },
-}
+})
 
 local Net = nn.class "DigitNet"
 
@@ -30,17 +30,20 @@ end
 
 local train, valid = assert(data.mnist(cfg.data)):split(cfg.train)
 local model = Net(28 * 28, cfg.hidden, cfg.dropout)
-if ms.world_size() > 1 then model = ms.ddp(model) end
+local optimizer, clip
+model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+  local schedule = optim.cosine { warmup = 50, steps = cfg.steps, floor = 0.02 }
+  return optim.adamw(net, { lr = cfg.lr, weight_decay = 0.1, schedule = schedule })
+end, { clip = 1.0 })
 
 local result = ms.train {
-  model = model, steps = cfg.steps,
-  optimizer = optim.adamw(model, { lr = cfg.lr, weight_decay = 0.1, schedule = optim.cosine { warmup = 50, steps = cfg.steps, floor = 0.02 } }),
+  model = model, optimizer = optimizer, steps = cfg.steps,
   data = train:loader { batch = cfg.batch, shuffle = true },
   valid = valid:loader { batch = cfg.batch },
   eval = {
     every = 500,
     measure = function(logits, labels) return { accuracy = logits:argmax(-1):eq(labels):to "f32":mean() } end,
   },
-  run = cfg.run ~= "" and cfg.run or nil, clip = 1.0, log_every = 100,
+  run = cfg.run ~= "" and cfg.run or nil, clip = clip, log_every = 100,
 }
 ms.log("accuracy on held-out digits %.1f%%", 100 * result.valid.accuracy)

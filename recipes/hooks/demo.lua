@@ -21,6 +21,7 @@ return function(options)
   local state, transform = hooks.state "demo", cosines(chunk)
 
   return function(bucket)
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
     local flat, group = bucket:buffer():to "f32", bucket:group()
     local momentum = state:flat(bucket, "momentum")
     momentum:mul_(decay):add_(flat)

@@ -9,14 +9,15 @@ return function(options)
   local fraction, momentum, warmup = options.fraction or 0.01, options.momentum or 0.9, options.warmup or 0
   local state = hooks.state "dgc"
 
-  -- How many of n entries travel in this step.
+  -- How many of n entries are sent in this step. The second term undoes rounding: 0.07 of 100 would be 8.
   local function kept(n)
     local now = fraction
     if ms.step() < warmup then now = 0.25 * (fraction / 0.25) ^ (ms.step() / warmup) end
-    return math.min(n, math.max(1, math.ceil(n * now)))
+    return math.min(n, math.max(1, math.ceil(n * now - n * 0x1p-52)))
   end
 
   return function(bucket)
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
     local flat, group = bucket:buffer():to "f32", bucket:group()
     local velocity, waiting = state:flat(bucket, "velocity"), state:flat(bucket, "waiting")
     velocity:mul_(momentum):add_(flat)                 -- momentum correction: entries wait with their momentum

@@ -12,7 +12,11 @@ return function(options)
     local flat, group, ranks = bucket:buffer(), bucket:group(), bucket:group():size()
     local padded = flat:pad_to(ranks * block)
     local chunk = padded:numel() // ranks
-    return group:all_to_all((int8:encode(padded:view(ranks, chunk)))):and_then(function(parts)
+    local codes = int8:encode(padded:view(ranks, chunk))
+    if bucket:wants_sent() then                                      -- for error_feedback before it
+      bucket:set_sent(int8:decode(codes, chunk):view(-1):narrow(1, 1, flat:numel()))
+    end
+    return group:all_to_all(codes):and_then(function(parts)
       local mean = int8:decode_sum(parts, chunk):div_(bucket:divisor())
       return group:all_gather((int8:encode(mean:view(1, chunk))))
     end):and_then(function(all)

@@ -12,6 +12,7 @@ return function(options)
 
   return function(bucket, next)
     if ms.step() < start then return next(bucket) end
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
     local group, ranks = bucket:group(), bucket:divisor()
     local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
     bucket:set_buffer(flat)                                            -- gradients() are views of it, of 16 bits too

@@ -1,0 +1,162 @@
+-- Scripts of one's own on any recipe: the options hook=, overlap= and buckets= of a command line,
+-- each the name of a ready-made way or a Lua file, and what they do to a model and its optimizer.
+local buckets = require "moonshard.ddp.buckets"
+local core = require "moonshard.core"
+local ddp = require "moonshard.ddp"
+local hooks = require "moonshard.hooks"
+local launch = require "moonshard.launch"
+local log = require "moonshard.log"
+local made_by = require "moonshard.scripts.made_by"
+local plans = require "moonshard.overlap.plans"
+local options_of = require "moonshard.options"
+local check = options_of.check
+
+---@class ms.scripts
+local scripts = {}
+
+-- Of each option: its ready-made ways, the folders in which files of its kind lie, and its help.
+local kinds = {
+  hook = {
+    ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients travel",
+  },
+  overlap = {
+    ready = plans.ready_made, noun = "policy", folder = "policies",
+    what = "when the optimizer steps",
+  },
+  buckets = {
+    ready = buckets.ready_made, noun = "bucket plan", folder = "policies",
+    what = "how buckets are cut",
+  },
+}
+
+-- The Lua files that lie where a user would look for them, without doubles.
+local function files_at_hand(folder)
+  local recipe, found, seen = launch.recipe or "", {}, {}
+  local near = recipe:match "^(.*/)[^/]*$" or ""
+  local below = folder .. "/"
+  for _, place in ipairs { "", near, below, near .. below, "recipes/" .. below } do
+    for _, name in ipairs(core.list(place == "" and "." or place) or {}) do
+      local path = place .. name
+      local is_script = name:match "%.lua$" and path ~= recipe and (place ~= near or near == "")
+      if is_script and not seen[path] then found[#found + 1], seen[path] = path, true end
+    end
+  end
+  return found
+end
+
+-- What is wrong with the value of an option, or nil.
+local function complaint(name, value)
+  local kind = kinds[name]
+  if value == "" or core.exists(value) == "file" and value:match "%.lua$" then return nil end
+  for _, ready in ipairs(kind.ready) do if ready == value then return nil end end
+  local files = files_at_hand(kind.folder)
+  local known, path_of = { table.unpack(kind.ready) }, {}
+  for _, path in ipairs(files) do
+    local short = path:match "([^/]*)%.lua$"
+    known[#known + 1], path_of[short] = short, path
+  end
+  local near = core.nearest(value:match "([^/]*)%.lua$" or value, known)
+  local hint = near and (": did you mean '%s'?"):format(path_of[near] or near) or ""
+  return ("there is no %s '%s'%s\nready-made: %s\nfiles at hand: %s"):format(
+    value:match "%.lua$" and "file" or kind.noun, value, hint, table.concat(kind.ready, ", "),
+    #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
+end
+
+--- Adds the options hook, overlap and buckets to those of a recipe, for ms.config. What a script
+--- takes itself is given as hook.fraction=0.001.
+---@param options table
+---@return table the same
+function scripts.options(options)
+  if type(options) ~= "table" then core.raise("scripts.options: a table of options is expected") end
+  for name, kind in pairs(kinds) do
+    if options[name] ~= nil then
+      core.raise(("scripts.options: the option %s is declared already"):format(name))
+    end
+    options[name] = {
+      "", open = true, check = function(value) return complaint(name, value) end,
+      help = ("%s: %s, or a Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
+        table.concat(kind.ready, ", "), name),
+    }
+  end
+  return options
+end
+
+--- Ends the program with 2 unless the value is a ready-made way of its kind, or a Lua file.
+---@param name "hook"|"overlap"|"buckets"
+---@param value string
+function scripts._check(name, value)
+  local wrong = complaint(name, value)
+  if wrong then launch.exit(2, ("option %s: %s"):format(name, wrong)) end
+end
+
+local makers = { hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of }
+
+--- What one of the options names: a link for "hook", a policy for "overlap", a plan for
+--- "buckets"; nil where it is not set. What is wrong with it ends the run with 2.
+---@param cfg table what ms.config gave
+---@param name "hook"|"overlap"|"buckets"
+---@return any
+function scripts.resolve(cfg, name)
+  local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
+  if value == "" then
+    local key = next(options)
+    if key then launch.exit(2, ("%s.%s is given, but no %s=..."):format(name, key, name)) end
+    return nil
+  end
+  scripts._check(name, value)
+  local is_file = value:match "%.lua$" ~= nil
+  local given = is_file and made_by.noticing(name, value, options) or options
+  local ok, result = pcall(makers[name], value, given, is_file and next(options) ~= nil)
+  if ok then return result end
+  if launch.is_exit(result) then error(result, 0) end
+  local message = tostring(result)
+  message = message:match "^[^\n:]*:%d+: (.*)" or message
+  launch.exit(2, ("option %s=%s: %s"):format(name, value, message))
+end
+
+-- Ready-made policies that never step before all gradients are there.
+local late = { [""] = true, classic = true, deferred = true }
+
+--- Wraps the model, and makes its optimizer, as the options hook, overlap and buckets of cfg say.
+--- One rank without any of them keeps the plain model.
+---
+--- make(net) gives the optimizer of the model that is trained. extra: clip, the norm by which the
+--- loop clips gradients; ddp, other options of ms.ddp; links, that stand before the hook. The
+--- third result is what the loop is to clip by: clip, or nil where a policy may step in backward,
+--- so that the chain clips, by the norm of the step before.
+---@param cfg table what ms.config gave
+---@param model ms.Module
+---@param make fun(net: ms.Module): ms.Optimizer
+---@param extra? { clip?: number, ddp?: ms.DDPOptions, links?: ms.LinkLike[] }
+---@return ms.Module net, ms.Optimizer optimizer, number? clip
+function scripts.apply(cfg, model, make, extra)
+  extra = check("scripts.apply", extra, { "clip", "ddp", "links" })
+  if type(make) ~= "function" then
+    core.raise("scripts.apply: make must be a function that gives an optimizer, not a "
+      .. type(make))
+  end
+  local options, clip, policy = {}, extra.clip, cfg.overlap or ""
+  for key, value in pairs(extra.ddp or {}) do options[key] = value end
+  if options.comm_hook ~= nil or options.buckets ~= nil then
+    core.raise "scripts.apply: hook= and buckets= are comm_hook and buckets of ms.ddp: use links"
+  end
+  local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
+  options.buckets = scripts.resolve(cfg, "buckets")
+  if core.world():size() == 1 and not (hook or planner or options.buckets or extra.links) then
+    return model, make(model), clip
+  end
+  local links = { table.unpack(extra.links or {}) }
+  if clip and not late[policy] then
+    log.log("overlap=%s may step in backward: the chain clips by the last step's norm", policy)
+    table.insert(links, 1, hooks.clip { max_norm = clip, scope = "lagged" })
+    clip = nil
+  end
+  links[#links + 1] = hook
+  if #links > 0 then options.comm_hook = hooks.chain(links) end
+  local net = ddp.ddp(model, options)
+  local optimizer = make(net)
+  if planner then optimizer:overlap(net, planner) end
+  return net, optimizer, clip
+end
+
+return options_of.closed(scripts, "ms.scripts")

@@ -1,0 +1,87 @@
+-- What a script file gives, where it gives a function that makes it from options; and whether the
+-- script has read the options that were given.
+local core = require "moonshard.core"
+local log = require "moonshard.log"
+local steps = require "moonshard.steps"
+
+local made_by = {}
+
+-- { name, path, options, read, asked }: of scripts that are on their first step.
+local waiting = {}
+
+--- The options of a script, as it sees them. Names that it never reads are told after the first
+--- step: it may read some only while it runs.
+---@param name string of the option of the command line: "hook"
+---@param path string
+---@param options table
+---@return table
+function made_by.noticing(name, path, options)
+  local item = { name = name, path = path, options = options, read = {}, asked = {} }
+  if next(options) ~= nil then waiting[#waiting + 1] = item end
+  return setmetatable({}, {
+    __index = function(_, key)
+      item.read[key] = true
+      if options[key] == nil and type(key) == "string" then item.asked[#item.asked + 1] = key end
+      return options[key]
+    end,
+    __pairs = function()
+      for key in pairs(options) do item.read[key] = true end
+      return next, options, nil
+    end,
+  })
+end
+
+local function tell(item)
+  for key in pairs(item.options) do
+    if not item.read[key] then
+      local near = core.nearest(key, item.asked)
+      log.warn("%s.%s is given, but '%s' has not read it%s", item.name, key, item.path,
+        near and (": did you mean %s.%s?"):format(item.name, near) or "")
+    end
+  end
+end
+
+steps.on_end(function()
+  if #waiting == 0 then return end
+  for _, item in ipairs(waiting) do if core.rank() == 0 then tell(item) end end
+  waiting = {}
+end)
+
+-- A link takes a bucket; what else a file returns as a function makes one from options.
+local function is_link(f)
+  local info = debug.getinfo(f, "u")
+  return info.nparams >= 2 or debug.getlocal(f, 1) == "bucket"
+end
+
+--- A link from what a file returned: itself; or what it makes from options, if it is a function
+--- whose first parameter is not called bucket.
+---@param options table
+---@param are_given boolean whether the user gave some
+---@return fun(value: any): any
+function made_by.link(options, are_given)
+  return function(value)
+    if type(value) ~= "function" or is_link(value) then
+      if are_given then error("takes no options: it returns a link, not a function(options)", 0) end
+      return value
+    end
+    local link = value(options)
+    if type(link) == "table" and getmetatable(link) == nil and link.link then
+      error("gives a link and an optimizer that belongs to it: use both in a recipe of your own", 0)
+    end
+    return link
+  end
+end
+
+--- A planner from what a file returned: itself, or what a function makes from options.
+---@param options table
+---@param are_given boolean
+---@return fun(value: any): any
+function made_by.planner(options, are_given)
+  return function(value)
+    if type(value) == "function" then return value(options) end
+    if are_given then error("takes no options: it returns a plan, not a function(options)", 0) end
+    return value
+  end
+end
+
+return made_by
