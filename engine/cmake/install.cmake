@@ -34,3 +34,12 @@ foreach(module IN LISTS modules)
   configure_file(${PROJECT_SOURCE_DIR}/engine/cmake/${module}.pc.in ${PROJECT_BINARY_DIR}/package/${module}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/package/${module}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
+
+# What a stock interpreter must be told, unless it looks there by itself (under /usr and /usr/local).
+install(CODE "set(lua_dir \"\${CMAKE_INSTALL_PREFIX}/${MOONSHARD_LUA_DIR}\")
+set(lua_c_dir \"\${CMAKE_INSTALL_PREFIX}/${MOONSHARD_LUA_CDIR}\")
+if(NOT CMAKE_INSTALL_PREFIX MATCHES \"^/usr(/local)?$\")
+  message(STATUS \"For require \\\"moonshard\\\" in a stock lua5.4, set:
+export LUA_PATH='\${lua_dir}/?.lua;\${lua_dir}/?/init.lua;;'
+export LUA_CPATH='\${lua_c_dir}/?.so;;'\")
+endif()")

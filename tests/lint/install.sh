@@ -13,7 +13,7 @@ prefix=$folder/root/opt/moonshard
 unset LUA_PATH LUA_CPATH
 
 # DESTDIR and the prefix of `cmake --install` both differ from what was configured.
-DESTDIR=$folder/root cmake --install "$build" --prefix /opt/moonshard >/dev/null
+DESTDIR=$folder/root cmake --install "$build" --prefix /opt/moonshard >"$folder/said"
 libraries=$(dirname "$(find "$prefix" -name moonshard.pc)")
 PKG_CONFIG_PATH=$libraries
 export PKG_CONFIG_PATH
@@ -41,7 +41,7 @@ target_link_libraries(host PRIVATE moonshard::moonshard moonshard::lua)
 END
 
 echo "with pkg-config"
-cc "$folder/host.c" -o "$folder/host" $(pkg-config --cflags --libs moonshard-lua) -Wl,-rpath,"${libraries%/pkgconfig}"
+cc "$folder/host.c" -o "$folder/host" $(pkg-config --cflags --libs moonshard-lua)
 "$folder/host"
 echo "with CMake"
 cmake -S "$folder" -B "$folder/build" -DCMAKE_PREFIX_PATH="$prefix" >"$folder/log" 2>&1 &&
@@ -52,8 +52,16 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 cmake -S "$source/recipes/embed" -B "$folder/embed" -DCMAKE_PREFIX_PATH="$prefix" >"$folder/log" 2>&1 &&
     cmake --build "$folder/embed" >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
 (cd "$source" && "$folder/embed/two_engines")
-echo "with $lua"
-LUA_PATH="$prefix/share/lua/5.4/?.lua;$prefix/share/lua/5.4/?/init.lua" LUA_CPATH="$prefix/lib/lua/5.4/?.so" \
-    "$lua" -e 'assert(require "moonshard")'
+echo "with $lua, and the variables that the installation names"
+sed -n "s|/opt/moonshard|$prefix|g; /^export LUA_/p" "$folder/said" >"$folder/variables"
+[ "$(wc -l <"$folder/variables")" = 2 ]
+(. "$folder/variables" && "$lua" -e 'assert(require "moonshard")')
 echo "with the CLI"
 "$prefix/bin/moonshard" --help >/dev/null
+echo "one version everywhere"
+version=$("$prefix/bin/moonshard" --version | cut -d' ' -f2)
+[ "$(pkg-config --modversion moonshard)" = "$version" ]
+[ "$(pkg-config --modversion moonshard-lua)" = "$version" ]
+grep -q "PACKAGE_VERSION \"$version\"" "${libraries%/pkgconfig}/cmake/moonshard/moonshardConfigVersion.cmake"
+grep -q "^version = \"$version-1\"" "$source/moonshard-$version-1.rockspec"
+[ "$(sed -n 's/^## \[*\([0-9.]*\).*/\1/p' "$source/CHANGELOG.md" | head -n 1)" = "$version" ]

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Builds and installs the rock with luarocks, and uses it with a stock interpreter and with the program. Slow (a build of its own): .ci/run calls it once.
+set -eu
+cd "$(dirname "$0")/../.."
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+unset LUA_PATH LUA_CPATH
+luarocks --lua-version 5.4 --tree "$folder/tree" make >"$folder/log" 2>&1 || { tail -n 40 "$folder/log"; exit 1; }
+eval "$(luarocks --lua-version 5.4 --tree "$folder/tree" path)"
+cd "$folder"
+lua5.4 -e 'assert(require "moonshard".ones { 2 }:sum():item() == 2)'
+echo 'local ms = require "moonshard" assert(ms.world():all_reduce(ms.ones { 1 }):sync():item() == 2)' >ranks.lua
+"$folder/tree/bin/moonshard" run ranks.lua -n 2
+echo "the rock works"
