@@ -10,7 +10,9 @@
 struct ms_activity {
     alignas(128) _Atomic uint64_t calls;       /* host: entered */
     _Atomic uint32_t version;                  /* host: of line; odd while it is being written */
-    _Atomic uint32_t heard, answered;          /* host's thread, in a signal handler or after it: the last question that came, and that was answered */
+    /* Number of the last question received and of the last one answered. Written by the host
+     * thread, also in a signal handler. */
+    _Atomic uint32_t heard, answered;
     _Atomic uint32_t place;                    /* ms_whereabouts at the last question heard */
     _Atomic int32_t thread;                    /* host: the system's number of its thread */
     char line[MS_LINE_BYTES];                  /* host: where its script was last seen */

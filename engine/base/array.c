@@ -1,5 +1,6 @@
 /* array.c: memory of the host side, and arrays that grow. All of it comes from the context's table. */
 #include "moonshard/base.h"
+
 #include <string.h>
 
 ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void **out)

@@ -1,5 +1,6 @@
 /* os_machine.c: cores, memory and processor of this process, by affinity, cgroup (version 2) and /proc. */
 #include "base/os_machine.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>

@@ -1,7 +1,6 @@
 /* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c, sockets in os_socket.c. */
 #include "base/os_machine.h"
-#include "base/os_socket.h"
-#include "base/thread.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,15 +17,19 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------------------------------- memory */
+#include "base/os_socket.h"
+#include "base/thread.h"
+
+/* ------------------------------------------------------------------- memory */
 
 static void *os_allocate(void *user, size_t bytes, size_t alignment)
 {
     (void)user;
     void *pointer = NULL;
+    if (bytes == 0) bytes = 1;
     /* Alignment 16 is malloc's own, which realloc keeps. */
-    if (alignment <= 16) return malloc(bytes != 0 ? bytes : 1);
-    return posix_memalign(&pointer, alignment, bytes != 0 ? bytes : 1) == 0 ? pointer : NULL;
+    if (alignment <= 16) return malloc(bytes);
+    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
 }
 
 static void *os_reallocate(void *user, void *pointer, size_t bytes)
@@ -63,13 +66,14 @@ static void os_unreserve(void *user, void *address, size_t bytes)
     if (address != NULL) munmap(address, bytes);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- files */
+/* -------------------------------------------------------------------- files */
 
 
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
     (void)user;
-    int mode = O_CLOEXEC | O_NONBLOCK;              /* opening a pipe that nobody has at its other end must not wait */
+    /* O_NONBLOCK: opening a pipe without a peer must not block. */
+    int mode = O_CLOEXEC | O_NONBLOCK;
     if (flags & MS_FILE_DIRECTORY) mode |= O_RDONLY | O_DIRECTORY;
     else if (flags & (MS_FILE_WRITE | MS_FILE_APPEND)) mode |= flags & MS_FILE_READ ? O_RDWR : O_WRONLY;
     else mode |= O_RDONLY;
@@ -191,7 +195,7 @@ static int os_list(void *user, const char *path, void (*entry)(void *to, const c
     return -error;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- shared memory */
+/* ------------------------------------------------------------ shared memory */
 
 int ms_os_file_of(int descriptor, ms_file **out)
 {
@@ -216,7 +220,8 @@ static int os_shared_create(void *user, const char *name, uint64_t bytes, ms_fil
 static int os_shared_share(void *user, ms_file *file, bool inherit)
 {
     (void)user;
-    return fcntl(file->descriptor, F_SETFD, inherit ? 0 : FD_CLOEXEC) == 0 ? file->descriptor : -errno;
+    int flags = inherit ? 0 : FD_CLOEXEC;
+    return fcntl(file->descriptor, F_SETFD, flags) == 0 ? file->descriptor : -errno;
 }
 
 static int os_shared_adopt(void *user, int descriptor, ms_file **out)
@@ -246,7 +251,8 @@ static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t
     if (errno != EINVAL) return -errno;
     do result = fallocate(file->descriptor, 0, (off_t)offset, (off_t)bytes);
     while (result != 0 && errno == EINTR);
-    return result == 0 ? 0 : errno == ENOSPC ? -ENOMEM : -errno;
+    if (result == 0) return 0;
+    return errno == ENOSPC ? -ENOMEM : -errno;
 }
 
 /* Locks of this kind belong to the process, although all ranks share the open file. */
@@ -265,7 +271,7 @@ static int os_shared_is_claimed(void *user, ms_file *file, uint64_t place)
     return lock.l_type != F_UNLCK;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- time */
+/* --------------------------------------------------------------------- time */
 
 static uint64_t clock_read(clockid_t clock)
 {
@@ -286,7 +292,7 @@ static uint64_t os_realtime_ns(void *user)
     return clock_read(CLOCK_REALTIME);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- threads, process */
+/* --------------------------------------------------------- threads, process */
 
 struct ms_os_thread {
     pthread_t thread;

@@ -80,7 +80,9 @@ static int wait_readable(int descriptor, uint64_t timeout_ns)
     struct pollfd wait = { .fd = descriptor, .events = POLLIN };
     uint64_t ms = timeout_ns / 1000000 + 1;
     int ready = poll(&wait, 1, ms > 1 << 30 ? 1 << 30 : (int)ms);
-    return ready > 0 ? 0 : ready == 0 ? -ETIMEDOUT : errno == EINTR ? -EAGAIN : -errno;
+    if (ready > 0) return 0;
+    if (ready == 0) return -ETIMEDOUT;
+    return errno == EINTR ? -EAGAIN : -errno;
 }
 
 int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out)
@@ -100,7 +102,10 @@ int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_f
 int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t bytes, ms_file *const *files, uint32_t count)
 {
     (void)user;
-    union { char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))]; struct cmsghdr align; } control;
+    union {
+        char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))];
+        struct cmsghdr align;
+    } control;
     struct iovec part = { .iov_base = (void *)(uintptr_t)message, .iov_len = bytes };
     struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
     if (count > MS_FILES_MOST) return -E2BIG;
@@ -118,7 +123,8 @@ int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t b
     ssize_t sent;
     do sent = sendmsg(socket->descriptor, &header, MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    return sent < 0 ? -errno : (size_t)sent == bytes ? 0 : -EIO;
+    if (sent < 0) return -errno;
+    return (size_t)sent == bytes ? 0 : -EIO;
 }
 
 /* The files of a message, at most `most`; what is beyond is closed, and all are where one cannot be kept. */
@@ -143,7 +149,10 @@ static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uin
 int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes, uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
 {
     (void)user;
-    union { char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))]; struct cmsghdr align; } control;
+    union {
+        char bytes[CMSG_SPACE(MS_FILES_MOST * sizeof(int))];
+        struct cmsghdr align;
+    } control;
     struct iovec part = { .iov_base = message, .iov_len = bytes };
     struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
     *count = 0;

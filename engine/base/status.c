@@ -1,5 +1,6 @@
 /* status.c: names of statuses, the error record, the log. */
 #include "moonshard/base.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

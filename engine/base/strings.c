@@ -1,10 +1,12 @@
 /* strings.c: strings kept once each, named by small numbers that tasks and trace records can carry. */
 #include "moonshard/base.h"
+
 #include <string.h>
 
 struct ms_strings {
     ms_context *context;
-    const char **texts;      /* by id - 1; each allocated for itself, so that its address never changes */
+    /* Indexed by id - 1. Each text has its own allocation, so that its address never changes. */
+    const char **texts;
     uint32_t *slots;         /* open addressing, a power of two of them; id or 0 */
     size_t count, capacity, slot_count;
 };
@@ -66,7 +68,8 @@ static ms_status strings_widen(ms_strings *strings)
 ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, uint32_t *id)
 {
     const char *end = memchr(text, '\0', bytes);
-    if (end != NULL) bytes = (size_t)(end - text);   /* ids name C strings: what follows a zero byte cannot be told apart */
+    /* Ids name C strings, so a text ends at its first zero byte. */
+    if (end != NULL) bytes = (size_t)(end - text);
     if (bytes == 0) { *id = 0; return MS_OK; }
     ms_status status = strings_widen(strings);
     if (status != MS_OK) return status;

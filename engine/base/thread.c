@@ -1,5 +1,6 @@
 /* thread.c: futexes by direct system calls, bells, spinning. */
 #include "base/thread.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>

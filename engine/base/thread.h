@@ -36,13 +36,17 @@ static inline void ms_pause(void)
 }
 
 /* How long a waiting thread burns its core before it sleeps. */
-typedef struct ms_spin { uint32_t nanoseconds; } ms_spin;
+typedef struct ms_spin {
+    uint32_t nanoseconds;
+} ms_spin;
 
 /* From how many threads want to run at once and how many cores there are: a thread with a core of its own spins for about half of
  * what a wake would cost, a helper (in the middle of shared work) a little more; a thread that shares its core does not spin. */
 ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper);
 
-typedef struct ms_bell { ms_word rings, sleepers; } ms_bell;
+typedef struct ms_bell {
+    ms_word rings, sleepers;
+} ms_bell;
 
 /* Read this first, then look at the reasons to go on, then wait with what was read. */
 static inline uint32_t ms_bell_read(ms_bell *bell) { return atomic_load_explicit(&bell->rings, memory_order_acquire); }

@@ -1,7 +1,7 @@
 /* engine.c: making and freeing an engine, and its plain settings. */
-#include <string.h>
-
 #include "exec/engine.h"
+
+#include <string.h>
 
 const char *ms_isa_name(ms_isa isa)
 {

@@ -26,7 +26,7 @@
 #define MS_STEPS_AHEAD_MAX 8
 #define MS_POOL_BINS 192
 
-/* ---------------------------------------------------------------------------------------------------------------------- storages */
+/* ----------------------------------------------------------------- storages */
 
 typedef struct ms_cell {
     ms_point writer;                           /* last write */
@@ -68,9 +68,13 @@ struct ms_storage {
     ms_part whole;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------------ streams */
+/* ------------------------------------------------------------------ streams */
 
-typedef struct ms_canary { volatile char *byte; uint16_t count; uint8_t mode; } ms_canary;
+typedef struct ms_canary {
+    volatile char *byte;
+    uint16_t count;
+    uint8_t mode;
+} ms_canary;
 
 typedef struct ms_slot {
     const ms_task *task;                       /* NULL: wait for `wait` */
@@ -84,8 +88,14 @@ typedef struct ms_slot {
 #endif
 } ms_slot;
 
-typedef struct ms_clock_change { uint64_t seq; uint64_t clock[MS_STREAMS_MAX]; } ms_clock_change;
-typedef struct ms_interval { uint64_t first, last; } ms_interval;
+typedef struct ms_clock_change {
+    uint64_t seq;
+    uint64_t clock[MS_STREAMS_MAX];
+} ms_clock_change;
+
+typedef struct ms_interval {
+    uint64_t first, last;
+} ms_interval;
 
 struct ms_stream {
     /* host */
@@ -94,7 +104,8 @@ struct ms_stream {
     uint64_t clock[MS_STREAMS_MAX];            /* newest number of each stream that this one is after */
     ms_clock_change log[MS_CLOCK_LOG];         /* ring: how the clock grew */
     uint32_t log_count;
-    ms_interval *spoiled;                      /* numbers that a failure skipped, ascending: what they should have written is garbage */
+    /* Sequence numbers of tasks that a failure skipped, ascending. Their outputs are undefined. */
+    ms_interval *spoiled;
     size_t spoiled_count, spoiled_capacity;
     uint16_t index;
     char name[32];
@@ -108,14 +119,16 @@ struct ms_stream {
     alignas(128) _Atomic uint64_t wake_at;     /* lowest number that a sleeper waits for */
     ms_word done_bell;
     _Atomic uint64_t host_awaits;              /* the number that the host blocks for; 0: it does not */
-    _Atomic uint64_t stands_at;                /* by the worker: stream << 48 | number that its slot waits for; 0: it does not */
+    /* Written by the worker: stream << 48 | sequence number that its slot waits for; 0: not
+     * waiting. */
+    _Atomic uint64_t stands_at;
     alignas(128) ms_word failed;               /* set once, after `error` is complete */
     uint64_t failed_seq;
     uint32_t failed_script;
     ms_error error;                            /* without the script line, which the host adds */
 };
 
-/* --------------------------------------------------------------------------------------------------------------------------- pool */
+/* --------------------------------------------------------------------- pool */
 
 struct ms_block {
     ms_block *before, *after;                  /* neighbours by address */
@@ -129,7 +142,8 @@ struct ms_block {
 struct ms_pool {
     ms_engine *engine;
     char *base;                                /* of the reserved range; in sim a number that is never used */
-    uint64_t reserved, committed, top;         /* bytes: of address space; usable; handed out at least once */
+    /* Bytes: reserved address space; committed memory; memory handed out at least once. */
+    uint64_t reserved, committed, top;
     uint64_t limit, grain;                     /* of top; commit in pieces of this size */
     ms_commit_function commit;
     void *commit_user;
@@ -141,7 +155,7 @@ struct ms_pool {
     size_t chunk_count, chunk_capacity;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------------- engine */
+/* ------------------------------------------------------------------- engine */
 
 /* What differs between executors. `data`: whether tasks run and memory exists. */
 typedef struct ms_executor {
@@ -185,7 +199,10 @@ struct ms_engine {
     size_t storage_chunk_count, storage_chunk_capacity;
     uint64_t step_marks[MS_STEPS_AHEAD_MAX][MS_STREAMS_MAX];
     uint64_t steps;
-    struct { void *object; void (*destroy)(ms_engine *, void *); } slots[MS_SLOTS];
+    struct {
+        void *object;
+        void (*destroy)(ms_engine *, void *);
+    } slots[MS_SLOTS];
     ms_trace_record **trace_chunks;            /* of MS_TRACE_CHUNK records; addresses stay */
     size_t trace_chunk_count, trace_chunk_capacity, trace_count;
     uint32_t trace_label;
@@ -196,7 +213,8 @@ struct ms_engine {
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the accesses of task `seq`. */
 ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses, uint32_t count);
-bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);             /* whether a failure skipped that task */
+/* Whether a failure skipped that task. */
+bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
 /* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has been enqueued there). */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);
@@ -211,8 +229,10 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */
-void ms_streams_report(ms_engine *engine);                     /* drains all, puts the first failure into the context, clears, marks spoiled */
-void ms_engine_await(ms_stream *stream, uint64_t seq);         /* the host blocks until the stream has come so far, and says so in its activity */
+/* Drains all, puts the first failure into the context, clears, marks spoiled. */
+void ms_streams_report(ms_engine *engine);
+/* Blocks the host until the stream has reached seq; the host's activity shows the wait. */
+void ms_engine_await(ms_stream *stream, uint64_t seq);
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 
 /* storage.c */

@@ -1,9 +1,9 @@
 /* future.c: events, futures and in-flight limits: points of a stream that someone holds. */
-#include <string.h>
-
 #include "exec/engine.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------- events */
+#include <string.h>
+
+/* ------------------------------------------------------------------- events */
 
 struct ms_event { ms_engine *engine; ms_point point; };
 
@@ -27,9 +27,14 @@ void ms_event_free(ms_event *event)
     if (event) ms_release(&event->engine->context, event);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ futures */
+/* ------------------------------------------------------------------ futures */
 
-struct ms_future { ms_engine *engine; ms_value value; ms_point ready; uint32_t references; };
+struct ms_future {
+    ms_engine *engine;
+    ms_value value;
+    ms_point ready;
+    uint32_t references;
+};
 
 ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_future **out)
 {
@@ -72,10 +77,13 @@ ms_status ms_future_sync(ms_future *future, void **borrowed)
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- in-flight limits */
+/* --------------------------------------------------------- in-flight limits */
 
 /* Released acquisitions form a FIFO; over the limit, the stream that acquires waits for the oldest of them. */
-typedef struct ms_held { ms_point point; uint64_t bytes; } ms_held;
+typedef struct ms_held {
+    ms_point point;
+    uint64_t bytes;
+} ms_held;
 
 struct ms_inflight {
     ms_engine *engine;

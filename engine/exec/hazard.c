@@ -3,9 +3,9 @@
  * A stream's clock says, for every other stream, the newest number that it is after. Waiting for a point merges the clock that the other
  * stream had at that point, so that orders that follow from others are known and cost nothing; strict mode depends on this being exact.
  */
-#include <string.h>
-
 #include "exec/engine.h"
+
+#include <string.h>
 
 /* The clock that `of` had at number seq: the newest remembered change at or before it. What fell out of the log only costs extra waits. */
 static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)

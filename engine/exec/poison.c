@@ -4,9 +4,9 @@
  * every float dtype, -1 in integers), and so is memory when it is handed out and given back; after it they must still be that, and come back.
  * A read that is not declared spoils results; a write that is not declared is an error that names the task.
  */
-#include <string.h>
-
 #include "exec/poison.h"
+
+#include <string.h>
 
 #define MS_POISON 0xff
 

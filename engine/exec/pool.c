@@ -5,10 +5,10 @@
  * (3) the block freed longest ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so offsets
  * and peak are the same in every run, with data or without.
  */
+#include "exec/engine.h"
+
 #include <stdio.h>
 #include <string.h>
-
-#include "exec/engine.h"
 
 #define MS_POOL_ALIGN 64u
 #define MS_POOL_SPLIT 512u                     /* a smaller rest stays with the block */
@@ -103,7 +103,7 @@ void ms_arena_free(ms_arena *arena)
 
 ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out) { return ms_storage_new_in(&arena->pool, stream, bytes, out); }
 
-/* ------------------------------------------------------------------------------------------------------------------ block structs */
+/* ------------------------------------------------------------ block structs */
 
 static ms_status reserve_structs(ms_pool *pool, uint32_t count)
 {
@@ -139,7 +139,7 @@ static void struct_give(ms_pool *pool, ms_block *block)
     pool->unused = block;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- free lists */
+/* --------------------------------------------------------------- free lists */
 
 static void list_add(ms_pool *pool, ms_block *block)
 {
@@ -187,7 +187,7 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
     return oldest;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ taking, giving */
+/* ----------------------------------------------------------- taking, giving */
 
 /* New memory at the top of the arena; NULL where the limit or the machine says no. A free block there is used up first. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
@@ -242,7 +242,10 @@ static void split(ms_pool *pool, ms_block *block, uint64_t size)
 
 /* Bytes of live storages by the line that made them. script is an id + 1; 0: a free place. */
 #define OWNERS 256
-typedef struct owner { uint32_t script; uint64_t bytes; } owner;
+typedef struct owner {
+    uint32_t script;
+    uint64_t bytes;
+} owner;
 
 /* One pass, however many storages there are; lines beyond OWNERS are left out. */
 static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
@@ -271,7 +274,8 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
             if (all[i].bytes > most->bytes) most = &all[i];
         if (!most->bytes) break;
         const char *name = ms_strings_get(engine->strings, most->script - 1);
-        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most->bytes >> 20), *name ? name : "the engine");
+        if (!*name) name = "the engine";
+        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most->bytes >> 20), name);
         if (wrote < 0 || (size_t)wrote >= sizeof owners - used) break;
         used += (size_t)wrote;
         most->bytes = 0;
@@ -289,7 +293,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     if (bytes > pool->reserved) return out_of_memory(engine, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
-    ms_status status = reserve_structs(pool, 2);     /* one for a new block, one for the rest of a split */
+    /* One for a new block, one for the rest of a split. */
+    ms_status status = reserve_structs(pool, 2);
     if (status) return status;
     ms_block *block = find_covered(pool, stream, size);
     if (block) list_remove(pool, block);
@@ -318,7 +323,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     return MS_OK;
 }
 
-static void absorb(ms_pool *pool, ms_block *block, ms_block *other)     /* other is the free neighbour after block */
+/* Other is the free neighbour after block. */
+static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
 {
     block->size += other->size;
     block->after = other->after;

@@ -1,7 +1,7 @@
 /* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes. */
-#include <string.h>
-
 #include "exec/poison.h"
+
+#include <string.h>
 
 #define MS_STORAGE_CHUNK 128
 
@@ -161,9 +161,11 @@ size_t ms_storage_bytes(const ms_storage *storage) { return storage->bytes; }
 uint32_t ms_storage_references(const ms_storage *storage) { return storage->references; }
 ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine; }
 
-/* ------------------------------------------------------------------------------------------------------------------------- parts */
+/* -------------------------------------------------------------------- parts */
 
-typedef struct { ms_part *first, *end; } ms_part_range;
+typedef struct {
+    ms_part *first, *end;
+} ms_part_range;
 
 /* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing is compared then. */
 static ms_part_range parts_of(const ms_storage *storage, size_t begin, size_t end)

@@ -1,10 +1,10 @@
 /* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has failed. */
+#include "exec/poison.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/poison.h"
-
-/* ------------------------------------------------------------------------------------------------------------------------- making */
+/* ------------------------------------------------------------------- making */
 
 ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
 {
@@ -70,7 +70,7 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
     return blocked && running == waiting;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- enqueueing */
+/* --------------------------------------------------------------- enqueueing */
 
 /* The next slot; blocks only while the ring is full, and then only for work that is already enqueued. */
 static ms_slot *reserve(ms_stream *stream)
@@ -179,7 +179,7 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
 
 double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
-/* ------------------------------------------------------------------------------------------------------------------ errors, syncing */
+/* ---------------------------------------------------------- errors, syncing */
 
 /* What the failed stream skipped was never written: remembered, so that reading it later is an error. Without memory for that, what was
  * written since the failure before counts as skipped, too. */

@@ -1,9 +1,9 @@
 /* trace.c: a record for each task and wait while tracing is on. Workers write times into records whose addresses never change. */
+#include "exec/engine.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "exec/engine.h"
 
 #define MS_TRACE_CHUNK 4096
 
@@ -23,7 +23,8 @@ ms_trace_record *ms_trace_add(ms_engine *engine)
 
 ms_status ms_trace_start(ms_engine *engine)
 {
-    ms_status status = ms_engine_sync(engine);     /* workers may still write into records of an earlier trace */
+    /* Workers may still write into records of an earlier trace. */
+    ms_status status = ms_engine_sync(engine);
     if (status) return status;
     engine->trace_count = 0;
     engine->tracing = true;

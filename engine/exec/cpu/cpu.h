@@ -9,7 +9,10 @@
 struct ms_thread {
     ms_engine *engine;
     uint32_t index;
-    struct { void *memory; size_t bytes; } scratch[MS_SCRATCH_SLOTS];
+    struct {
+        void *memory;
+        size_t bytes;
+    } scratch[MS_SCRATCH_SLOTS];
 };
 
 struct ms_run {
@@ -42,7 +45,11 @@ typedef struct ms_team {
     ms_word quit;
 } ms_team;
 
-typedef struct ms_worker { ms_stream *stream; ms_os_thread *thread; ms_thread own; } ms_worker;
+typedef struct ms_worker {
+    ms_stream *stream;
+    ms_os_thread *thread;
+    ms_thread own;
+} ms_worker;
 
 typedef struct ms_cpu {
     ms_team *team;

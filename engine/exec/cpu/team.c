@@ -120,7 +120,7 @@ void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *cont
     atomic_store(&team->busy, 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ scratch */
+/* ------------------------------------------------------------------ scratch */
 
 void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
 {

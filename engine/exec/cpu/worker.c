@@ -1,10 +1,10 @@
 /* worker.c: the thread of one CPU stream: takes slots in order, waits for other streams, runs tasks, says what is done. */
+#include "exec/cpu/cpu.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cpu/cpu.h"
-
-/* ------------------------------------------------------------------------------------------------------------------------ waiting */
+/* ------------------------------------------------------------------ waiting */
 
 /* Blocks until done >= seq. A sleeper leaves the lowest number that it waits for in wake_at; the worker rings once when it gets there. */
 static void await_done(ms_stream *stream, uint64_t seq, ms_spin spin)
@@ -33,7 +33,8 @@ static void finish(ms_stream *stream, uint64_t seq)
 {
     atomic_store(&stream->done, seq);
     if (atomic_load(&stream->wake_at) > seq) return;
-    atomic_store(&stream->wake_at, UINT64_MAX);        /* who registers in between sees the bell change and registers again */
+    /* A waiter that registers in between sees the bell change and registers again. */
+    atomic_store(&stream->wake_at, UINT64_MAX);
     atomic_fetch_add(&stream->done_bell, 1);
     ms_futex_wake(&stream->done_bell, UINT32_MAX);
 }
@@ -70,7 +71,7 @@ static void publish(ms_stream *stream)
     ms_futex_wake(&stream->bell, 1);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ running */
+/* ------------------------------------------------------------------ running */
 
 ms_isa ms_run_isa(const ms_run *run) { return run->engine->isa; }
 ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
@@ -93,7 +94,8 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
     error->rank = error->bucket = -1;
     error->collective = -1;
     snprintf(error->operation, sizeof error->operation, "%s", run->task->name);
-    run->stream->failed_script = run->script;  /* its text is the host's to read: ms_streams_report */
+    /* Only the host may read the script's text: see ms_streams_report. */
+    run->stream->failed_script = run->script;
     va_list list;
     va_start(list, format);
     vsnprintf(error->message, sizeof error->message - MS_SCRIPT_BYTES, format, list);
@@ -161,7 +163,7 @@ static void worker_run(void *argument)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- the executor */
+/* ------------------------------------------------------------- the executor */
 
 static ms_status cpu_stream_open(ms_stream *stream)
 {

@@ -23,18 +23,20 @@ extern "C" {
 #define MS_PRINTF(string, first) __attribute__((format(printf, string, first)))
 #define MS_VERSION "0.1.0"
 
-/* ------------------------------------------------------------------------------------------------------------- status and errors */
+/* -------------------------------------------------------- status and errors */
 
 typedef enum ms_status {
     MS_OK = 0,
     MS_ERROR_ARGUMENT,     /* the caller's mistake: raised in Lua */
-    MS_ERROR_STATE,        /* a call that this object's state forbids (freed graph, call inside a hook): raised in Lua */
+    /* A call that this object's state forbids (freed graph, call inside a hook): raised in Lua. */
+    MS_ERROR_STATE,
     MS_ERROR_HAZARD,       /* strict mode: a wait is missing */
     MS_ERROR_TASK,         /* a task failed on its stream; found by a later call */
     MS_ERROR_MEMORY,       /* host or device memory ran out */
     MS_ERROR_SCRIPT,       /* a callback into the host language failed */
     MS_ERROR_ABORTED,      /* given up because of an earlier error */
-    MS_ERROR_NOT_FOUND,    /* from here on: what the environment refuses; `nil, message, code` in Lua */
+    /* From here on: what the environment refuses; `nil, message, code` in Lua. */
+    MS_ERROR_NOT_FOUND,
     MS_ERROR_DENIED,
     MS_ERROR_EXISTS,
     MS_ERROR_NO_SPACE,
@@ -61,15 +63,26 @@ typedef struct ms_error {
     char message[MS_ERROR_MESSAGE_BYTES];
 } ms_error;
 
-/* ------------------------------------------------------------------------------------------------------ the operating-system table */
+/* ----------------------------------------------- the operating-system table */
 
 typedef struct ms_file ms_file;      /* an open file of the table that opened it */
 typedef struct ms_os_thread ms_os_thread;
 
-enum { MS_FILE_READ = 1, MS_FILE_WRITE = 2, MS_FILE_CREATE = 4, MS_FILE_TRUNCATE = 8, MS_FILE_EXCLUSIVE = 16, MS_FILE_APPEND = 32,
-       MS_FILE_DIRECTORY = 64 /* a folder, to be synced */ };
+enum {
+    MS_FILE_READ = 1,
+    MS_FILE_WRITE = 2,
+    MS_FILE_CREATE = 4,
+    MS_FILE_TRUNCATE = 8,
+    MS_FILE_EXCLUSIVE = 16,
+    MS_FILE_APPEND = 32,
+    MS_FILE_DIRECTORY = 64         /* opens a folder, to sync it */
+};
 
-typedef struct ms_file_info { uint64_t bytes; int64_t modified_ns; bool is_directory; } ms_file_info;
+typedef struct ms_file_info {
+    uint64_t bytes;
+    int64_t modified_ns;
+    bool is_directory;
+} ms_file_info;
 
 typedef struct ms_machine {          /* what this process may use */
     uint32_t cores;                  /* by affinity and cgroup quota, rounded up; at least 1 */
@@ -82,7 +95,8 @@ typedef struct ms_os {
     void *user;
     /* memory: alignment is a power of two >= 16; release takes what allocate or reallocate returned, or NULL */
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
-    void *(*reallocate)(void *user, void *pointer, size_t bytes);           /* alignment 16; pointer from allocate with alignment 16 */
+    /* Alignment 16; pointer from allocate with alignment 16. */
+    void *(*reallocate)(void *user, void *pointer, size_t bytes);
     void (*release)(void *user, void *pointer);
     /* address space: reserve has no pages; commit makes a range usable (zeroed; huge pages if asked and possible) or answers -ENOMEM */
     void *(*reserve)(void *user, size_t bytes);
@@ -93,15 +107,18 @@ typedef struct ms_os {
     int64_t (*read)(void *user, ms_file *file, void *buffer, size_t bytes, uint64_t offset);
     int64_t (*write)(void *user, ms_file *file, const void *buffer, size_t bytes, uint64_t offset);
     int (*sync)(void *user, ms_file *file);
-    int (*lock)(void *user, ms_file *file);                                 /* exclusive, not waiting; -EWOULDBLOCK if another has it */
+    /* exclusive, not waiting; -EWOULDBLOCK if another has it */
+    int (*lock)(void *user, ms_file *file);
     int (*size)(void *user, ms_file *file, uint64_t *bytes);
-    int (*resize)(void *user, ms_file *file, uint64_t bytes);               /* cuts the file, or fills it up with zeros */
+    /* Cuts the file, or fills it up with zeros. */
+    int (*resize)(void *user, ms_file *file, uint64_t bytes);
     void (*close)(void *user, ms_file *file);
     int (*info)(void *user, const char *path, ms_file_info *out);
     int (*rename)(void *user, const char *from, const char *to);
     int (*remove)(void *user, const char *path);                            /* a file or an empty folder */
     int (*make_directory)(void *user, const char *path);
-    int (*list)(void *user, const char *path, void (*entry)(void *to, const char *name), void *to);   /* without . and .. ; any order */
+    /* Without . and .. ; any order. */
+    int (*list)(void *user, const char *path, void (*entry)(void *to, const char *name), void *to);
     /* memory that several processes map: files without names, gone with their last user. New ones are zero and have no pages yet; map gives
      * the whole of one; populate gets the pages of a mapped range, or -ENOMEM where touching them would be a signal. share: whether programs that are
      * started from here inherit the descriptor (its number is the answer); adopt: the other end of that. Close with close, unmap with unreserve. */
@@ -127,7 +144,8 @@ typedef struct ms_os {
     /* threads and process */
     int (*thread_start)(void *user, const char *name, void (*run)(void *), void *argument, ms_os_thread **out);
     void (*thread_join)(void *user, ms_os_thread *thread);                  /* waits, then frees */
-    int (*thread_pin)(void *user, ms_os_thread *thread, uint32_t core);     /* core: position among those allowed */
+    /* core: position among those allowed */
+    int (*thread_pin)(void *user, ms_os_thread *thread, uint32_t core);
     int (*machine)(void *user, ms_machine *out);
     int (*entropy)(void *user, void *buffer, size_t bytes);
     int64_t (*process_id)(void *user);
@@ -137,7 +155,7 @@ typedef struct ms_os {
 /* The table of this system. Const, never freed. */
 MS_API const ms_os *ms_os_posix(void);
 
-/* ---------------------------------------------------------------------------------------------------------------- context and log */
+/* ---------------------------------------------------------- context and log */
 
 typedef enum ms_log_level { MS_LOG_DEBUG, MS_LOG_INFO, MS_LOG_WARN, MS_LOG_OFF } ms_log_level;
 typedef void (*ms_log_function)(void *user, ms_log_level level, const char *message);
@@ -161,14 +179,15 @@ MS_API ms_status ms_fail(ms_context *context, ms_status status, const char *form
 MS_API ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, const char *path);
 MS_API void ms_log(ms_context *context, ms_log_level level, const char *format, ...) MS_PRINTF(3, 4);
 
-/* ----------------------------------------------------------------------------------------------------------------------- activity */
+/* ----------------------------------------------------------------- activity */
 
 /* What a host thread and its workers get done, and where its script is: hints for those who wait for them. The record may lie in memory that other
  * processes see. Nothing here blocks or fails, and NULL is allowed wherever the rank itself writes. */
 #define MS_LINE_BYTES 160
 typedef enum ms_whereabouts { MS_WHERE_UNKNOWN, MS_WHERE_SCRIPT, MS_WHERE_FINALIZER } ms_whereabouts;
 typedef struct ms_activity_state {
-    uint64_t progress;               /* grows with every call of the host, task run, bytes moved, long call left */
+    /* Grows with every call of the host, task run, bytes moved, long call left. */
+    uint64_t progress;
     bool busy;                       /* the host is inside a call that may take long */
     uint32_t heard, answered;        /* the last questions that its thread has heard, and has answered */
     ms_whereabouts place;                  /* at the last question heard */
@@ -190,7 +209,7 @@ MS_API void ms_activity_hear(ms_activity *activity, ms_whereabouts place);
 MS_API bool ms_activity_answer(ms_activity *activity, const char *line);
 MS_API void ms_activity_read(const ms_activity *activity, ms_activity_state *out);
 
-/* ------------------------------------------------------------------------------------------------------------------------- memory */
+/* ------------------------------------------------------------------- memory */
 
 /* Zeroed, aligned to 128 bytes; MS_ERROR_MEMORY names `what`. Release with ms_release. */
 MS_API ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void **out);
@@ -200,7 +219,7 @@ MS_API ms_status ms_grow(ms_context *context, void **items, size_t *capacity, si
 /* a * b in *out, or false on overflow. */
 static inline bool ms_multiply(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 
-/* -------------------------------------------------------------------------------------------------------------- hash and strings */
+/* --------------------------------------------------------- hash and strings */
 
 MS_API uint64_t ms_hash(const void *data, size_t bytes, uint64_t seed);     /* XXH3, 64 bits */
 
@@ -211,7 +230,7 @@ MS_API void ms_strings_free(ms_strings *strings);
 MS_API ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, uint32_t *id);
 MS_API const char *ms_strings_get(const ms_strings *strings, uint32_t id);
 
-/* ---------------------------------------------------------------------------------------------------------------- random numbers */
+/* ----------------------------------------------------------- random numbers */
 
 /* Philox 4x32-10 (Salmon et al. 2011): four 32-bit numbers from a key and a counter; no state, so draws never depend on threads. */
 static inline void ms_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t out[4])
@@ -227,7 +246,7 @@ static inline void ms_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t
     out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- dtypes */
+/* ------------------------------------------------------------------- dtypes */
 
 static inline float ms_float_from_bits(uint32_t bits) { union { uint32_t u; float f; } x = { .u = bits }; return x.f; }
 static inline uint32_t ms_bits_from_float(float value) { union { float f; uint32_t u; } x = { .f = value }; return x.u; }

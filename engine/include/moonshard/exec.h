@@ -34,20 +34,23 @@ typedef struct ms_event ms_event;
 typedef struct ms_future ms_future;
 typedef struct ms_inflight ms_inflight;
 
-/* ------------------------------------------------------------------------------------------------------------------------- engine */
+/* ------------------------------------------------------------------- engine */
 
 typedef enum ms_isa { MS_ISA_PORTABLE, MS_ISA_AVX2, MS_ISA_AVX512, MS_ISA_AVX512BF16 } ms_isa;
 
 typedef struct ms_engine_options {
     const ms_os *os;             /* NULL: ms_os_posix() */
     const char *device;          /* "cpu" (NULL: this) or "sim": no data, same decisions */
-    uint32_t threads;            /* threads of intra-op work, the stream's own included; 0: the cores this process may use */
+    /* Threads of intra-op work, the stream's own included; 0: the cores this process may use. */
+    uint32_t threads;
     bool strict;                 /* a missing wait between streams is an error, not inserted */
     bool pin;                    /* pin intra-op threads to cores */
     uint64_t seed;
     uint64_t memory_bytes;       /* the pool's limit; 0: the machine's memory */
-    const char *cpu;             /* cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none */
-    ms_log_function log;         /* called by the host thread, and by a stream's thread where a rank tells that it waits long for another */
+    /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
+    const char *cpu;
+    /* Called by the host thread, and by a stream's thread that warns of a straggler. */
+    ms_log_function log;
     void *log_user;
     ms_log_level log_level;
 } ms_engine_options;
@@ -63,7 +66,8 @@ MS_API bool ms_engine_is_sim(const ms_engine *engine);
 MS_API bool ms_engine_is_strict(const ms_engine *engine);
 MS_API uint32_t ms_engine_threads(const ms_engine *engine);
 MS_API ms_isa ms_engine_isa(const ms_engine *engine);
-MS_API bool ms_engine_isa_is_capped(const ms_engine *engine);               /* the options named a cap, which holds for libraries too */
+/* Whether the options set a cap; the cap holds for libraries too. */
+MS_API bool ms_engine_isa_is_capped(const ms_engine *engine);
 MS_API const char *ms_isa_name(ms_isa isa);
 
 /* The error record of this engine, with the script line of the current call. */
@@ -76,36 +80,49 @@ MS_API uint32_t ms_engine_script(const ms_engine *engine);
 MS_API ms_strings *ms_engine_strings(ms_engine *engine);
 
 /* Random numbers are a function of (seed, step, draw, position). A draw takes the next number of the current step. */
-typedef struct ms_random { uint64_t seed, step, draw; } ms_random;
+typedef struct ms_random {
+    uint64_t seed, step, draw;
+} ms_random;
 MS_API ms_random ms_engine_random(const ms_engine *engine);
 MS_API void ms_engine_set_random(ms_engine *engine, ms_random random);
-MS_API ms_random ms_engine_draw(ms_engine *engine);                         /* the current state; then draw advances by one */
+/* The current state; then draw advances by one. */
+MS_API ms_random ms_engine_draw(ms_engine *engine);
 
 /* Layers above keep one object of theirs here; freed in reverse order of slots before the streams stop. */
 typedef enum ms_engine_slot { MS_SLOT_TENSOR, MS_SLOT_GRAD, MS_SLOT_COMM, MS_SLOT_OPTIM, MS_SLOT_HOOK, MS_SLOT_DDP, MS_SLOT_FSDP, MS_SLOT_IO, MS_SLOT_HOST, MS_SLOTS } ms_engine_slot;
 MS_API void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot);
 MS_API void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object, void (*destroy)(ms_engine *, void *));
 
-/* ---------------------------------------------------------------------------------------------------------------- streams, points */
+/* ---------------------------------------------------------- streams, points */
 
-typedef struct ms_point { uint64_t seq; uint16_t stream; } ms_point;        /* a moment of a stream's timeline; seq 0: complete */
+/* a moment of a stream's timeline; seq 0: complete */
+typedef struct ms_point {
+    uint64_t seq;
+    uint16_t stream;
+} ms_point;
 
 /* The stream of that name, made at first use; the engine owns it. "compute" exists always and is current at first.
  * MS_ERROR_STATE when MS_STREAMS_MAX are in use. */
 MS_API ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out);
-MS_API ms_stream *ms_engine_current(const ms_engine *engine);               /* what enqueues without naming a stream uses this */
-MS_API ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream);   /* returns the one before */
-MS_API ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index);  /* NULL past the last */
+/* The stream of every call that names none. */
+MS_API ms_stream *ms_engine_current(const ms_engine *engine);
+/* Returns the one before. */
+MS_API ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream);
+/* NULL past the last */
+MS_API ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index);
 MS_API const char *ms_stream_name(const ms_stream *stream);
 MS_API uint16_t ms_stream_index(const ms_stream *stream);
 MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
 MS_API ms_point ms_stream_last(const ms_stream *stream);                    /* what was enqueued last */
-MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);         /* the stream waits; error if not enqueued yet */
+/* The stream waits; error if not enqueued yet. */
+MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);
 MS_API ms_status ms_stream_sync(ms_stream *stream);                         /* blocks; reports the stream's first error */
 MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* blocks */
-MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);      /* an acquire load; never decides anything about memory */
+/* An acquire load. Never decides when memory is reused. */
+MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);
 MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
-MS_API ms_status ms_engine_check(ms_engine *engine);                        /* never blocks; an error that a stream has met */
+/* Never blocks; an error that a stream has met. */
+MS_API ms_status ms_engine_check(ms_engine *engine);
 /* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them. Set while nothing is enqueued; NULL: nobody. */
 MS_API void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error));
 /* For a task that waits for something outside the engine, on any thread: whether nothing else goes on here. It does not where the host blocks, and each
@@ -119,16 +136,21 @@ MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
 /* MS_ERROR_STATE while that is above 0: for calls that enqueue work and then wait for it, before they enqueue anything. */
 MS_API ms_status ms_engine_check_sync(ms_engine *engine);
 
-/* -------------------------------------------------------------------------------------------------------------------------- tasks */
+/* -------------------------------------------------------------------- tasks */
 
 /* A write orders as a read does, too. What a task updates, or writes in part, it also declares as read: else the write would make readable again
  * what a failed task before it has left unwritten. */
 typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;
-typedef struct ms_access { ms_storage *storage; uint16_t first_cell, cells; uint8_t mode; } ms_access;
+typedef struct ms_access {
+    ms_storage *storage;
+    uint16_t first_cell, cells;
+    uint8_t mode;
+} ms_access;
 
 typedef enum ms_task_result { MS_TASK_DONE, MS_TASK_PENDING, MS_TASK_FAILED } ms_task_result;
 typedef struct ms_run ms_run;    /* what a task sees of the thread that runs it */
-typedef ms_task_result (*ms_task_function)(ms_run *run, void *arguments);   /* PENDING: it is called again; arguments keep state */
+/* PENDING: it is called again; arguments keep state */
+typedef ms_task_result (*ms_task_function)(ms_run *run, void *arguments);
 
 typedef enum ms_task_kind { MS_KIND_COMPUTE, MS_KIND_COMMUNICATION, MS_KIND_OPTIMIZER, MS_KIND_COPY, MS_KIND_WAIT } ms_task_kind;
 enum { MS_TASK_PUBLISH = 1,      /* other streams will wait for it */
@@ -142,7 +164,11 @@ typedef struct ms_task {         /* one const object per kernel */
     uint8_t flags;
 } ms_task;
 
-typedef struct ms_task_cost { double flops; uint64_t bytes; } ms_task_cost; /* of this call: multiply-add is 2; bytes read and written */
+/* of this call: multiply-add is 2; bytes read and written */
+typedef struct ms_task_cost {
+    double flops;
+    uint64_t bytes;
+} ms_task_cost;
 
 /* Puts the task behind all else on the stream, after the waits that its accesses need. arguments are copied. Returns before it runs. */
 MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments, const ms_access *accesses,
@@ -165,7 +191,7 @@ MS_API void ms_run_fail(ms_run *run, ms_status status, const char *format, ...) 
 /* The record that ms_run_fail has made, to add rank, collective and bucket. */
 MS_API ms_error *ms_run_error(ms_run *run);
 
-/* ----------------------------------------------------------------------------------------------------------------------- storages */
+/* ----------------------------------------------------------------- storages */
 
 /* bytes of memory, usable on `stream` at once (64-byte aligned; contents undefined), with one reference. Zero bytes are allowed. */
 MS_API ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out);
@@ -177,7 +203,8 @@ MS_API void ms_storage_release(ms_storage *storage);
 MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts);
 /* The cells that bytes [begin, end) lie in. */
 MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first, uint16_t *count);
-MS_API void *ms_storage_data(const ms_storage *storage);                    /* for tasks; in sim an address that must not be used */
+/* For tasks; in sim an address that must not be used. */
+MS_API void *ms_storage_data(const ms_storage *storage);
 MS_API size_t ms_storage_bytes(const ms_storage *storage);
 MS_API uint32_t ms_storage_references(const ms_storage *storage);
 MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
@@ -214,7 +241,10 @@ MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_
 MS_API ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out);
 MS_API void ms_arena_free(ms_arena *arena);                                 /* NULL is allowed */
 
-typedef struct ms_memory { uint64_t live, peak, reserved, limit, waits; } ms_memory;   /* waits: stream waits inserted for reuse */
+/* waits: stream waits inserted for reuse */
+typedef struct ms_memory {
+    uint64_t live, peak, reserved, limit, waits;
+} ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine);
 /* Puts an earlier peak back, so that a measurement on the way leaves no trace in it; never below what is live. */
@@ -224,20 +254,27 @@ MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);
 MS_API void ms_engine_relieved(ms_engine *engine);
 
-/* --------------------------------------------------------------------------------------------------------------- events, futures */
+/* ---------------------------------------------------------- events, futures */
 
-MS_API ms_status ms_event_record(ms_stream *stream, ms_event **out);        /* all that is enqueued on the stream so far */
+/* The event is after everything enqueued on the stream so far. */
+MS_API ms_status ms_event_record(ms_stream *stream, ms_event **out);
 MS_API ms_status ms_event_wait(ms_event *event, ms_stream *stream);
 MS_API ms_point ms_event_point(const ms_event *event);
 MS_API void ms_event_free(ms_event *event);
 
 /* A value of some kind and the point at which it is ready. */
-typedef struct ms_value { void *object; void *(*retain)(void *object); void (*release)(void *object); } ms_value;
-MS_API ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_future **out);   /* retains the object */
+typedef struct ms_value {
+    void *object;
+    void *(*retain)(void *object);
+    void (*release)(void *object);
+} ms_value;
+/* Retains the object. */
+MS_API ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_future **out);
 MS_API ms_future *ms_future_retain(ms_future *future);
 MS_API void ms_future_release(ms_future *future);
 MS_API ms_point ms_future_point(const ms_future *future);
-MS_API ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed);   /* the stream waits; the host does not */
+/* The stream waits; the host does not. */
+MS_API ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed);
 MS_API ms_status ms_future_sync(ms_future *future, void **borrowed);                       /* blocks */
 
 /* At most `count` acquisitions and `bytes` in all between acquire and the release's point: past that the stream waits for the oldest. */
@@ -246,7 +283,7 @@ MS_API void ms_inflight_free(ms_inflight *inflight);
 MS_API ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes);
 MS_API ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t bytes);
 
-/* -------------------------------------------------------------------------------------------------------------------------- trace */
+/* -------------------------------------------------------------------- trace */
 
 typedef struct ms_trace_record {
     const char *name;            /* of the task, or "wait" */
@@ -267,7 +304,8 @@ MS_API void ms_trace_step(ms_engine *engine, int64_t step);
 MS_API uint32_t ms_trace_label(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
 MS_API void ms_trace_relabel(ms_engine *engine, uint32_t label);
 MS_API size_t ms_trace_count(const ms_engine *engine);
-MS_API const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index);   /* in order of enqueueing */
+/* Records are in order of enqueueing. */
+MS_API const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index);
 
 #ifdef __cplusplus
 }
