@@ -1,11 +1,12 @@
 /* collective.c: a collective's call: arguments checked, bytes counted, the task put on its stream. */
+#include "comm/flow.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/flow.h"
 #include "tensor/op.h"
 
-/* -------------------------------------------------------------------------------------------------------------------------- names */
+/* -------------------------------------------------------------------- names */
 
 const char *ms_collective_name(ms_collective_kind kind)
 {
@@ -39,13 +40,14 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
     if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
     char inside[320];
     snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, bucket, script);
-    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2;
+    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2, *open = " [", *close = "]";
+    if (!*shown) open = close = "";
     snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s", ms_collective_name((ms_collective_kind)flight->kind), (unsigned long long)flight->number, flight->group_name,
-             flight->channel ? ", channel 2" : "", *shown ? " [" : "", shown, *shown ? "]" : "");
+             flight->channel ? ", channel 2" : "", open, shown, close);
     return text;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- arguments */
+/* ---------------------------------------------------------------- arguments */
 
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...) MS_PRINTF(3, 4);
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
@@ -110,7 +112,9 @@ static ms_status check_presence(ms_group *group, uint32_t channel, const ms_coll
 /* The lengths that the table asks for; *count: elements of the whole. */
 static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t *count)
 {
-    uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0, out = c->out ? (uint64_t)ms_tensor_count(c->out) : 0, size = group->size, sum = 0, receive = 0;
+    uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0;
+    uint64_t out = c->out ? (uint64_t)ms_tensor_count(c->out) : 0;
+    uint64_t size = group->size, sum = 0, receive = 0;
     ms_status status = c->counts ? check_counts(group, c, "counts", c->counts, &sum) : MS_OK;
     if (!status && c->receive_counts) status = check_counts(group, c, "receive_counts", c->receive_counts, &receive);
     if (status) return status;
@@ -121,15 +125,16 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
     if (c->counts) *count = sum;
     if (cuts && !c->counts && *count % size) return refuse(group, c, "%llu elements do not divide by %llu ranks: pad to %llu, or give counts", (unsigned long long)*count, (unsigned long long)size,
                                                            (unsigned long long)((*count + size - 1) / size * size));
-    uint64_t expected_in = joins ? (c->counts ? (uint64_t)c->counts[group->rank] : in) : *count;
-    uint64_t expected_part = c->kind == MS_ALL_TO_ALL ? (c->counts ? receive : *count) : c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
-    uint64_t expected_out = cuts ? expected_part : *count;
+    uint64_t expected_in = *count, expected_out = *count;
+    if (joins) expected_in = c->counts ? (uint64_t)c->counts[group->rank] : in;
+    if (cuts && c->kind != MS_ALL_TO_ALL) expected_out = c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
+    else if (cuts && c->counts) expected_out = receive;
     if (c->in && in != expected_in) return refuse(group, c, "in has %llu elements, %llu are expected", (unsigned long long)in, (unsigned long long)expected_in);
     if (c->out && out != expected_out) return refuse(group, c, "out has %llu elements, %llu are expected", (unsigned long long)out, (unsigned long long)expected_out);
     return MS_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- accounts */
+/* ----------------------------------------------------------------- accounts */
 
 static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
 {
@@ -189,7 +194,7 @@ uint64_t ms_comm_order_hash(const ms_engine *engine)
     return hash;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- enqueueing */
+/* --------------------------------------------------------------- enqueueing */
 
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool written)
 {
@@ -248,14 +253,17 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
 {
     bool in_place = args->in && args->in == args->out && ms_flow_sink(args) && (args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST);
     bool writes_in = in_place || args->kind == MS_RECV;
-    ms_tensor *reads[] = { writes_in ? NULL : c->in }, *writes[] = { writes_in ? c->in : c->out };
+    ms_tensor *reads[] = { writes_in ? NULL : c->in };
+    ms_tensor *writes[] = { writes_in ? c->in : c->out };
     ms_status status = ms_stream_wait(stream, *place_of(args->group, args));
     if (!status) status = wait_for_uses(stream, c->in, writes_in);
     if (!status) status = wait_for_uses(stream, c->out, true);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
-    uint32_t label = c->bucket < 0 ? ms_trace_label(comm->engine, "%s%s%s", args->group->name, *args->label ? ", " : "", args->label)
-                                   : ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, *args->label ? ", " : "", args->label);
+    const char *comma = *args->label ? ", " : "";
+    uint32_t label;
+    if (c->bucket < 0) label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
+    else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
     status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);

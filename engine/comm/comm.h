@@ -27,13 +27,17 @@ typedef struct ms_comm_backend ms_comm_backend;
 
 struct ms_group {
     ms_comm *comm;
-    const ms_comm_backend *backend;            /* the membership's; of a group that has only this rank the fake one, in which nobody waits */
+    /* The membership's backend; the fake one if the group has only this rank, so that no call
+     * waits. */
+    const ms_comm_backend *backend;
     char *name;                    /* owned; no other group of this rank has it */
     uint32_t id, rank, size;
     uint32_t *members;             /* world ranks */
     uint32_t splits;               /* made from this one, for names */
-    uint64_t split_id;             /* tasks: where the last split's result is written, which may be after its caller has given up */
-    uint64_t around[MS_GROUPS_MAX / 64];       /* bit for each group of the membership that has all members of this one, itself too */
+    /* Result of the last split. Written by tasks, possibly after the caller has given up. */
+    uint64_t split_id;
+    /* Bit set of the membership's groups that contain all members of this one, itself included. */
+    uint64_t around[MS_GROUPS_MAX / 64];
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
 };
@@ -47,7 +51,9 @@ typedef struct ms_comm_args {
     bool everywhere_in_place;                  /* all_reduce: out is in; part of counts_hash */
     uint32_t root;
     int32_t bucket;
-    uint64_t number, count;                    /* number: in this channel, or of this pair and direction; count: of the longer of in and out */
+    /* number: of the call in this channel, or in this pair and direction; count: elements of the
+     * longer of in and out */
+    uint64_t number, count;
     uint64_t counts_hash;                      /* what must agree beside the call; 0: no counts */
     uint64_t order;                            /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
@@ -62,17 +68,20 @@ typedef struct ms_comm_args {
 /* How ranks reach each other. tasks: one for each kind. */
 struct ms_comm_backend {
     const ms_task *tasks;
-    ms_status (*split)(ms_group *group, uint64_t list_hash, uint32_t parts, uint32_t *first_id);   /* blocks; ids of the parts in order */
+    /* blocks; ids of the parts in order */
+    ms_status (*split)(ms_group *group, uint64_t list_hash, uint32_t parts, uint32_t *first_id);
     ms_status (*join)(ms_comm *comm, uint32_t id);                        /* before this rank's first use of a new group */
     ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
     ms_status (*check)(ms_comm *comm);
     uint64_t (*number)(ms_comm *comm, const ms_comm_args *args);          /* of a send or recv */
-    ms_status (*prepare)(ms_comm *comm, const ms_comm_args *args);        /* before a call is enqueued: what can still fail */
+    /* Called before a call is enqueued, for everything that can fail. */
+    ms_status (*prepare)(ms_comm *comm, const ms_comm_args *args);
     void (*issued)(ms_comm *comm, const ms_comm_args *args);              /* it is enqueued: peers may know */
     void (*leave)(ms_comm *comm, const char *message);
     void (*abort)(ms_comm *comm, const ms_error *error);
     void (*progress)(ms_comm *comm);
-    void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);   /* these two may be NULL */
+    /* step and set_folder may be NULL. */
+    void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
     void (*set_folder)(ms_comm *comm, const char *folder);
     void (*close)(ms_comm *comm);
 };
@@ -87,7 +96,10 @@ extern const ms_comm_backend ms_comm_local, ms_comm_fake;
     MS_COMM_TASK(MS_GATHER, "gather", run), MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run), MS_COMM_TASK(MS_RECV, "recv", run), \
     MS_COMM_TASK(MS_BARRIER, "barrier", run), MS_COMM_TASK(MS_SPLIT, "split", run) }
 
-typedef struct ms_held { ms_point point; void *memory; } ms_held;
+typedef struct ms_held {
+    ms_point point;
+    void *memory;
+} ms_held;
 
 struct ms_comm {
     ms_engine *engine;

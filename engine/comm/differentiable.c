@@ -10,9 +10,10 @@
  * All ranks must go backward through it, as all go forward. What only a root gets (reduce, gather) and scatter have no gradient: ranks whose loss
  * knows nothing of the result would not go backward through it.
  */
+#include "moonshard/comm.h"
+
 #include <string.h>
 
-#include "moonshard/comm.h"
 #include "moonshard/grad.h"
 
 typedef struct link {                          /* the collective of a forward, as its backward needs it */
@@ -124,7 +125,8 @@ static const ms_function link_function = { .name = "a collective", .backward = l
 static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective *call, const ms_tensor *input, link **out)
 {
     ms_engine *engine = ms_group_engine(group);
-    size_t lists = call->counts ? (call->receive_counts ? 2 : 1) : 0, size = ms_group_size(group);
+    size_t lists = 0, size = ms_group_size(group);
+    if (call->counts) lists = call->receive_counts ? 2 : 1;
     void *memory = NULL;
     ms_status status = ms_allocate(ms_engine_context(engine), sizeof(link) + lists * size * sizeof(int64_t), "a collective's gradient", &memory);
     if (status) return status;
@@ -144,10 +146,13 @@ ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective 
 {
     ms_engine *engine = ms_group_engine(group);
     if (!ms_engine_is_recording(engine) || !ms_tensor_requires_grad(input)) return ms_group_enqueue(group, channel, call, ready);
-    bool reduces = call->kind <= MS_REDUCE_SCATTER;
-    if (!is_differentiable(call))
+    if (!is_differentiable(call)) {
+        bool reduces = call->kind <= MS_REDUCE_SCATTER;
+        const char *with = reduces ? " with op " : "";
+        const char *operation = reduces ? ms_reduce_op_name(call->op) : "";
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s%s%s has no gradient: run it inside no_grad, on a detached tensor, or use an all_ form", ms_collective_name(call->kind),
-                              reduces ? " with op " : "", reduces ? ms_reduce_op_name(call->op) : "");
+                              with, operation);
+    }
     link *l = NULL;
     ms_tensor *output = call->out ? call->out : call->in;
     ms_status status = new_link(group, channel, call, input, &l);

@@ -33,7 +33,9 @@ ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
     case MS_SCATTER:
         ms_flow_part(args->counts, args->count, group->size, group->rank, &flow.from, &flow.length);
         break;
-    case MS_ALL_TO_ALL: {                      /* with counts `from` is right in a fake world only: others' counts are not known here */
+    /* With counts, `from` is right in a fake world only: the counts of other ranks are not known
+     * here. */
+    case MS_ALL_TO_ALL: {
         uint64_t sent = 0;
         ms_flow_part(args->counts, args->count, group->size, group->rank, &flow.from, &sent);
         ms_flow_part(args->receive_counts, args->count, group->size, member, &flow.to, &flow.length);
@@ -67,9 +69,13 @@ uint64_t ms_flow_longest(const ms_comm_args *args)
     return longest;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- tiles */
+/* -------------------------------------------------------------------- tiles */
 
-typedef struct reduction { const ms_comm_kernels *kernels; ms_reduce_task task; size_t tile; } reduction;
+typedef struct reduction {
+    const ms_comm_kernels *kernels;
+    ms_reduce_task task;
+    size_t tile;
+} reduction;
 
 static void reduce_range(const reduction *work, size_t begin, size_t count)
 {
@@ -110,7 +116,11 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
     else ms_run_tiles(run, (uint32_t)tiles, reduce_tile, &work);
 }
 
-typedef struct copying { char *to; const char *from; size_t bytes; } copying;
+typedef struct copying {
+    char *to;
+    const char *from;
+    size_t bytes;
+} copying;
 
 static void copy_tile(void *context, uint32_t tile, ms_thread *thread)
 {

@@ -5,7 +5,9 @@
 #include "comm/comm.h"
 
 /* What this rank gets from one member. Elements; from counts from the beginning of the member's `in`, to from that of this rank's `out`. */
-typedef struct ms_flow { uint64_t from, to, length; } ms_flow;
+typedef struct ms_flow {
+    uint64_t from, to, length;
+} ms_flow;
 
 static inline bool ms_kind_reduces(uint8_t kind) { return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER; }
 /* Whether every rank gets a part of its own from a contributor, or all get the same. */
@@ -34,7 +36,10 @@ static inline uint32_t ms_flow_slots(const ms_comm_args *args) { return ms_kind_
 uint64_t ms_flow_longest(const ms_comm_args *args);
 
 /* Where the elements of every member are, and its factor of a premul_sum. */
-typedef struct ms_sources { const char *const *data; const float *factors; } ms_sources;
+typedef struct ms_sources {
+    const char *const *data;
+    const float *factors;
+} ms_sources;
 
 /* The reduction of `length` elements of all sources, in rank order, to all outputs. */
 void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources, char *const *outputs, uint32_t output_count, uint64_t length);

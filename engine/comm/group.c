@@ -1,12 +1,13 @@
 /* group.c: a rank's membership and its groups: made, split, asked. */
+#include "comm/comm.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/comm.h"
+/* From this number of streams in an engine on, new groups share the world's stream. */
+#define MS_COMM_STREAMS 12
 
-#define MS_COMM_STREAMS 12         /* from so many streams of an engine on, new groups use the stream of the world */
-
-/* --------------------------------------------------------------------------------------------------------------------- membership */
+/* --------------------------------------------------------------- membership */
 
 ms_comm *ms_comm_of(const ms_engine *engine) { return ms_engine_get(engine, MS_SLOT_COMM); }
 
@@ -148,7 +149,7 @@ void ms_comm_set_folder(ms_engine *engine, const char *folder)
     if (comm && comm->backend->set_folder) comm->backend->set_folder(comm, folder);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- groups */
+/* ------------------------------------------------------------------- groups */
 
 uint32_t ms_group_rank(const ms_group *group) { return group->rank; }
 uint32_t ms_group_size(const ms_group *group) { return group->size; }
@@ -180,7 +181,7 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
 
 ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out) { return group->comm->backend->storage(group->comm, stream, bytes, out); }
 
-/* ------------------------------------------------------------------------------------------------------------------------- splitting */
+/* ---------------------------------------------------------------- splitting */
 
 /* Every number is a rank of the group, and none stands twice. *total: how many there are. */
 static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, uint32_t *total)

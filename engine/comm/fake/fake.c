@@ -1,7 +1,7 @@
 /* fake.c: a world with one rank in it: every other rank brings what this one brings, so nothing moves and nobody waits. */
-#include <string.h>
-
 #include "comm/flow.h"
+
+#include <string.h>
 
 static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 {

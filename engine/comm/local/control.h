@@ -18,11 +18,15 @@
 #include "comm/comm.h"
 
 #define MS_CONTROL_MAGIC 0x315654435244534dull          /* "MSDRCTV1" */
-#define MS_STAGE_BYTES ((size_t)256 << 10)              /* half of a staging area: one is filled while the other is read */
-#define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)   /* in each heap's beginning; the last is for sends */
+/* Half of a staging area: one is filled while the other is read. */
+#define MS_STAGE_BYTES ((size_t)256 << 10)
+/* Staging areas at the beginning of each heap; the last one is for sends. */
+#define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
-#define MS_CALLS_AHEAD 1024        /* calls of a channel whose hashes are kept; a host may be further ahead, as the calls may stand on several streams */
+/* Calls of a channel whose hashes are kept. A host may be further ahead, with calls enqueued on
+ * several streams. */
+#define MS_CALLS_AHEAD 1024
 
 /* A collective as its rank entered it: what must agree (call), and what the others use. */
 typedef struct ms_ledger_slot {
@@ -67,13 +71,16 @@ typedef struct ms_rank_line {
     ms_word asleep;                                     /* threads of this rank */
     alignas(128) ms_word phase;                         /* ms_rank_phase */
     ms_word finished;                                   /* its host will issue nothing more */
-    ms_word claimed;                                    /* its process holds the place of its number in the control file as long as it lives */
+    /* Set once the rank's process has claimed its number in the control file, until it ends. */
+    ms_word claimed;
     _Atomic int64_t process;
     _Atomic uint64_t flights;
     _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
     _Atomic int64_t step;                               /* its number, plus 1 */
-    _Atomic uint64_t told;                              /* its progress, plus 1, when somebody last told that others wait for it */
-    _Atomic uint64_t still;                             /* standstill.c: which time that nothing goes on here << 32 | rounds of looking; 0: something does */
+    /* Progress of this rank plus 1 when it was last reported as a straggler. */
+    _Atomic uint64_t told;
+    /* standstill.c: number of the standstill << 32 | rounds of looking in it; 0: not still. */
+    _Atomic uint64_t still;
     ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
     ms_word gone;                                       /* its process has ended: what it had enqueued never runs */
     ms_activity activity;
@@ -84,7 +91,8 @@ typedef struct ms_rank_line {
 /* A request to all ranks; see request.c. */
 typedef struct ms_request_line {
     ms_word raised;                                     /* how many there were, << 8 | value of the last */
-    _Atomic uint64_t decided;                           /* the last one's count << 40 | the serial number before which all ranks meet it */
+    /* The last request decided: its count << 40 | the serial number before which all ranks meet it. */
+    _Atomic uint64_t decided;
 } ms_request_line;
 
 typedef struct ms_control {
@@ -110,7 +118,10 @@ struct ms_rendezvous {
     ms_control *control;
     uint64_t control_bytes, heap_bytes;
     ms_file *control_file;
-    struct { ms_file *file; char *memory; } heaps[MS_LOCAL_RANKS_MAX];
+    struct {
+        ms_file *file;
+        char *memory;
+    } heaps[MS_LOCAL_RANKS_MAX];
 };
 
 typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
@@ -120,7 +131,8 @@ typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 /* How a rank looks whether it stands still: standstill.c. */
 typedef struct ms_standstill {
     ms_word lock;
-    uint32_t waiting, looked;                           /* tasks that wait for a peer; of them, those that have looked in this round */
+    /* waiting: tasks that wait for a peer; looked: those of them that have looked in this round */
+    uint32_t waiting, looked;
     uint64_t round, begun;                              /* rounds that are over; waits so far */
     uint64_t moves, times;                              /* at the end of the last round; times that it came to a standstill */
     uint64_t since_ns;                                  /* when it did last */
@@ -140,8 +152,10 @@ typedef struct ms_local {
     _Atomic uint64_t link_free;                         /* when the link has sent what was given to it */
     bool pair_populated;                                /* tasks of sends: the staging area has pages */
     uint64_t flights[2];                                /* tasks of sends and recvs: place in the flight record */
-    uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];   /* host: calls so far with each rank */
-    uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;       /* host: how long the last steps took */
+    /* host: calls so far with each rank */
+    uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];
+    /* host: how long the last steps took */
+    uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
     _Atomic uint64_t patience_ns;                       /* a wait longer than this is told about */
     ms_standstill standstill;
 } ms_local;
@@ -171,7 +185,7 @@ ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const
 int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes);
 int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address, size_t bytes);
 
-/* ----------------------------------------------------------------------------------------------------------------------- wait.c */
+/* ------------------------------------------------------------------- wait.c */
 
 /* What is waited for. reached: whether it is there; hopeless: looks whether it can never come, and if so aborts the job; blame: a rank that has not come. */
 typedef struct ms_wait ms_wait;
@@ -198,7 +212,7 @@ ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *a
 /* Ends the job because this rank's task met an error of its own. */
 ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args, ms_status status, const char *what);
 
-/* --------------------------------------------------------------------------------------------------------------------- ledger.c */
+/* ----------------------------------------------------------------- ledger.c */
 
 /* Enters, and waits until all members have entered the same; false: the job has ended. */
 bool ms_ledger_enter(ms_local *local, const ms_comm_args *args);

@@ -1,8 +1,8 @@
 /* death.c: how ranks that nobody supervises find out that one has died: its process held a place in the control file, which the system frees at its end. */
+#include "comm/local/control.h"
+
 #include <inttypes.h>
 #include <stdio.h>
-
-#include "comm/local/control.h"
 
 void ms_death_watch(ms_local *local)
 {

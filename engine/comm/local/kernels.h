@@ -18,7 +18,9 @@ typedef struct ms_reduce_task {
     size_t count;
 } ms_reduce_task;
 
-typedef struct ms_comm_kernels { void (*reduce)(const ms_reduce_task *task); } ms_comm_kernels;
+typedef struct ms_comm_kernels {
+    void (*reduce)(const ms_reduce_task *task);
+} ms_comm_kernels;
 
 MS_ISA_TABLE(ms_comm_kernels, ms_comm_kernels)
 

@@ -1,10 +1,11 @@
 /* ledger.c: the order ledger: every rank writes what it calls, waits until all members have, and compares. */
+#include "comm/local/control.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/local/control.h"
-
-#define MS_WITNESS_NS 500000000         /* how long a rank whose call is needed for a report may take to come */
+/* How long a report waits for the call of another rank that it needs. */
+#define MS_WITNESS_NS 500000000
 #define MS_ELSEWHERE_NS 20000000        /* the same where it seems to stand elsewhere */
 #define MS_NAP_NS 1000000
 
@@ -21,7 +22,7 @@ static void wake_members(ms_local *local, const ms_group *group)
         if (m != group->rank) ms_local_wake(local, group->members[m]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ records */
+/* ------------------------------------------------------------------ records */
 
 void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot)
 {
@@ -59,7 +60,7 @@ void ms_ledger_landed(ms_local *local, uint64_t flight)
     ms_activity_done(&line->activity);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ verdicts */
+/* ----------------------------------------------------------------- verdicts */
 
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
 {
@@ -67,14 +68,17 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
     if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel || x->root != y->root || x->bucket != y->bucket || x->group != y->group ||
         x->number != y->number || a->counts_hash != b->counts_hash || a->order != b->order)
         return false;
-    return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);   /* by counts, each rank sends as much as it likes */
+    /* With counts, the ranks may send different amounts. */
+    return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);
 }
 
 uint64_t ms_ledger_hash(const ms_comm_args *args)
 {
     bool free_count = args->kind == MS_ALL_TO_ALL && args->by_counts;
-    uint64_t fields[] = { args->kind, args->op, args->dtype, args->channel, args->rooted ? args->root : UINT64_MAX, (uint64_t)(int64_t)args->bucket, args->group->id, args->number,
-                          args->counts_hash, args->order, free_count ? 0 : args->count };
+    uint64_t root = args->rooted ? args->root : UINT64_MAX;
+    uint64_t count = free_count ? 0 : args->count;
+    uint64_t fields[] = { args->kind, args->op, args->dtype, args->channel, root, (uint64_t)(int64_t)args->bucket, args->group->id, args->number,
+                          args->counts_hash, args->order, count };
     return ms_hash(fields, sizeof fields, 0);
 }
 
@@ -218,7 +222,7 @@ static bool check_order(ms_local *local, const ms_comm_args *args, uint32_t othe
     return false;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ entering */
+/* ----------------------------------------------------------------- entering */
 
 static bool all_entered(ms_wait *wait)
 {
@@ -287,7 +291,7 @@ bool ms_ledger_enter(ms_local *local, const ms_comm_args *args)
     return ms_local_wait(&wait);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- phases */
+/* ------------------------------------------------------------------- phases */
 
 static bool all_in_phase(ms_wait *wait)
 {

@@ -1,10 +1,11 @@
 /* local.c: collectives between the ranks of a host: in place where the data lie in heaps that all map, else through staging areas. */
+#include "comm/local/control.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
-#include "comm/local/control.h"
 
 /* The link is busy from when the data are there; it is shared by all that this rank sends. Only the stream waits. */
 bool ms_local_pace(ms_local *local, uint64_t bytes)
@@ -20,18 +21,23 @@ bool ms_local_pace(ms_local *local, uint64_t bytes)
     return ms_local_sleep_until(local, after + control->link_latency_ns);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ in place */
+/* ----------------------------------------------------------------- in place */
 
 /* Whether everything that others read lies in heaps: from the ledger, so all ranks answer alike. */
 static bool in_reach(const ms_local *local, const ms_comm_args *args)
 {
-    if (args->kind == MS_ALL_TO_ALL && args->by_counts) return false;      /* where a part begins is known to its sender only */
+    /* Only the sender knows where a part begins. */
+    if (args->kind == MS_ALL_TO_ALL && args->by_counts) return false;
     for (uint32_t m = 0; m < args->group->size; m++)
         if (ms_flow_source(args, m) && !ms_ledger_slot_of(local, args, m)->heap_offset) return false;
     return true;
 }
 
-typedef struct reach { const char *data[MS_LOCAL_RANKS_MAX]; char *writable[MS_LOCAL_RANKS_MAX]; float factors[MS_LOCAL_RANKS_MAX]; } reach;
+typedef struct reach {
+    const char *data[MS_LOCAL_RANKS_MAX];
+    char *writable[MS_LOCAL_RANKS_MAX];
+    float factors[MS_LOCAL_RANKS_MAX];
+} reach;
 
 /* The part of `count` elements that a member reduces for all. Slices begin at whole cache lines of the longest element. */
 static uint64_t slice_of(const ms_group *group, uint64_t count, uint32_t member, uint64_t *begin)
@@ -77,13 +83,18 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- staged */
+/* ------------------------------------------------------------------- staged */
 
-#define MS_SLICES_RANKS 4          /* from here on reading everybody's whole tensor costs more than another wait for all */
+/* From this number of ranks on, reading every rank's whole tensor costs more than one more
+ * barrier. */
+#define MS_SLICES_RANKS 4
 #define MS_SLICES_BYTES ((uint64_t)16 << 10)
 
 /* A pass of the staged path: every contributor lays down `width` elements of each slot, all wait, every receiver takes what is its. */
-typedef struct ms_pass { uint32_t area; uint64_t width, longest, item; } ms_pass;
+typedef struct ms_pass {
+    uint32_t area;
+    uint64_t width, longest, item;
+} ms_pass;
 
 static void lay_down(const ms_local *local, const ms_comm_args *args, const ms_pass *pass, uint64_t step, uint64_t half)
 {
@@ -109,7 +120,8 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
         sources[m] = ms_stage(local->rendezvous, group->members[m], pass->area, half) + slot * pass->width * pass->item;
         factors[m] = (float)ms_ledger_slot_of(local, args, m)->factor;
         ms_flow flow = ms_flow_from(args, m);
-        uint64_t rest = flow.length > done ? flow.length - done : 0, length = rest < pass->width ? rest : pass->width;
+        uint64_t rest = flow.length > done ? flow.length - done : 0;
+        uint64_t length = rest < pass->width ? rest : pass->width;
         if (!ms_kind_reduces(args->kind)) ms_flow_copy(run, args->out + (flow.to + done) * pass->item, sources[m], length * pass->item);
         else if (m + 1 == group->size) {
             char *out = args->out + done * pass->item;
@@ -187,7 +199,7 @@ static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_ar
     return MS_TASK_DONE;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- the task */
+/* ----------------------------------------------------------------- the task */
 
 static ms_task_result run_collective(ms_run *run, void *arguments)
 {
@@ -207,7 +219,7 @@ static ms_task_result run_collective(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_collective);
 
-/* ------------------------------------------------------------------------------------------------------------------------ the host */
+/* ----------------------------------------------------------------- the host */
 
 static ms_status check(ms_comm *comm)
 {
@@ -300,8 +312,9 @@ static void raise(ms_comm *comm, const ms_error *error)
 {
     ms_local *local = comm->state;
     char text[MS_ERROR_MESSAGE_BYTES];
-    snprintf(text, sizeof text, "because rank %u: %.800s%s%s", local->rank, error->message, *error->script && !strstr(error->message, error->script) ? ", at " : "",
-             *error->script && !strstr(error->message, error->script) ? error->script : "");
+    const char *at = ", at ", *script = error->script;
+    if (!*script || strstr(error->message, script)) at = script = "";
+    snprintf(text, sizeof text, "because rank %u: %.800s%s%s", local->rank, error->message, at, script);
     ms_rendezvous_abort(local->rendezvous, error->status == MS_ERROR_MISMATCH ? MS_ABORT_MISMATCH : MS_ABORT_RAISED, (int32_t)local->rank, text);
 }
 
@@ -328,7 +341,7 @@ const ms_comm_backend ms_comm_local = {
     .progress = progress, .step = ms_local_step, .set_folder = ms_local_set_folder, .close = close_local,
 };
 
-/* ------------------------------------------------------------------------------------------------------------------------- joining */
+/* ------------------------------------------------------------------ joining */
 
 static int populate_heap(void *user, void *address, uint64_t bytes)
 {

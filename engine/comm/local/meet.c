@@ -3,12 +3,12 @@
  * A message is a fixed record; one of another length, magic or version, from another user, or with a rank that is taken or does not exist is refused, and
  * the sender is told why. Who says nothing for a while is sent away: it must not keep the others waiting.
  */
+#include "comm/local/control.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "comm/local/control.h"
 
 #define MS_MEET_MAGIC 0x3154454d4d44534dull                /* "MSDMMET1" */
 #define MS_MEET_NS (120 * (uint64_t)1000000000)
@@ -40,7 +40,7 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
     for (uint32_t i = 0; i < count; i++) os->close(os->user, files[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- rank 0 */
+/* ------------------------------------------------------------------- rank 0 */
 
 /* Why this rank cannot be let in, or NULL. */
 static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks, const bool *here)
@@ -125,7 +125,7 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- the others */
+/* --------------------------------------------------------------- the others */
 
 /* Rank 0 may come later than this one. */
 static ms_status find_rank_0(ms_context *context, const char *path, uint64_t limit, ms_file **out)

@@ -1,10 +1,11 @@
 /* pair.c: send and recv: two ranks, numbered for each ordered pair, apart from the collectives of their groups. */
+#include "comm/local/control.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
-#include "comm/local/control.h"
 
 static uint32_t other_of(const ms_comm_args *args) { return args->group->members[args->root]; }
 
@@ -19,7 +20,7 @@ static ms_ledger_slot *slot_of(const ms_local *local, const ms_comm_args *args, 
     return (sender ? line->sent : line->received) + (args->number & 1);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- waiting */
+/* ------------------------------------------------------------------ waiting */
 
 static bool other_entered(ms_wait *wait) { return atomic_load(&slot_of(wait->local, wait->args, wait->args->kind != MS_SEND)->seq) >= wait->args->number; }
 static bool all_read(ms_wait *wait) { return atomic_load(&line_of(wait->local, wait->args)->read) >= wait->target; }
@@ -53,7 +54,7 @@ static bool await(ms_local *local, const ms_comm_args *args, bool (*reached)(ms_
     return ms_local_wait(&wait);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ entering */
+/* ----------------------------------------------------------------- entering */
 
 static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_slot *mine, const ms_ledger_slot *theirs)
 {
@@ -79,7 +80,7 @@ static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mi
     return false;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- moving */
+/* ------------------------------------------------------------------- moving */
 
 static void say(ms_local *local, const ms_comm_args *args, _Atomic uint64_t *word, uint64_t value)
 {

@@ -1,17 +1,17 @@
 /* rendezvous.c: the memory files of a job: made, handed to children, taken over, and what a supervisor reads and writes in them. */
+#include "comm/local/control.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "comm/local/control.h"
 
 #define MS_HEAP_MOST ((uint64_t)64 << 30)
 #define MS_HEAP_GRAIN ((uint64_t)2 << 20)
 #define MS_TIMEOUT_NS (300 * (uint64_t)1000000000)
 #define MS_SHARE_FORMAT "local1:%u:%d"
 
-/* -------------------------------------------------------------------------------------------------------------------------- making */
+/* ------------------------------------------------------------------- making */
 
 static uint64_t control_size(uint32_t ranks)
 {
@@ -135,7 +135,7 @@ void ms_rendezvous_release(ms_rendezvous *rendezvous)
 uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous) { return rendezvous->ranks; }
 uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous) { return rendezvous->control->threads; }
 
-/* ------------------------------------------------------------------------------------------------------------------------ children */
+/* ----------------------------------------------------------------- children */
 
 ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text, size_t bytes)
 {
@@ -216,7 +216,7 @@ ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- supervision */
+/* -------------------------------------------------------------- supervision */
 
 /* strncpy that always ends the text; safe in signal handlers, as all that ms_rendezvous_abort calls. */
 static void copy_text(char *to, const char *from, size_t bytes)
@@ -228,7 +228,8 @@ static void copy_text(char *to, const char *from, size_t bytes)
 
 static ms_status status_of(ms_abort_reason reason)
 {
-    return reason == MS_ABORT_MISMATCH ? MS_ERROR_MISMATCH : reason == MS_ABORT_TIMEOUT ? MS_ERROR_TIMEOUT : MS_ERROR_ABORTED;
+    if (reason == MS_ABORT_MISMATCH) return MS_ERROR_MISMATCH;
+    return reason == MS_ABORT_TIMEOUT ? MS_ERROR_TIMEOUT : MS_ERROR_ABORTED;
 }
 
 bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank, const char *message)

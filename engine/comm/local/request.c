@@ -4,9 +4,9 @@
  * highest that any rank has written; the first proposal holds. A rank that saw no request had written its number before, so the proposal lies
  * behind it; a rank that saw it obeys the decision. All are sequentially consistent.
  */
-#include <string.h>
-
 #include "comm/local/control.h"
+
+#include <string.h>
 
 #define MS_SERIAL_BITS 40
 

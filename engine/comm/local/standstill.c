@@ -11,12 +11,14 @@
  *
  * A rank whose host is busy with something else, whose link paces it, who is stopped or has not joined has no rounds, and is waited for as ever.
  */
-#include <stdio.h>
-
 #include "comm/local/control.h"
 
+#include <stdio.h>
+
 #define MS_STILL_ROUNDS 3
-#define MS_TELL_NS 20000000            /* who has been still for so long lets the others look around at once, a few times: short waits disturb nobody */
+/* Who has been still for so long lets the others look around at once, a few times: short waits
+ * disturb nobody. */
+#define MS_TELL_NS 20000000
 #define MS_TELLS 8
 
 static uint32_t rounds_of(uint64_t still) { return (uint32_t)still; }
@@ -34,7 +36,7 @@ static void unlock(ms_standstill *s) { atomic_store(&s->lock, 0); }
 
 static bool has_left(const ms_control *control, uint32_t rank) { return atomic_load(&control->lines[rank].phase) == MS_RANK_LEFT; }
 
-/* ------------------------------------------------------------------------------------------------------------------------- verdict */
+/* ------------------------------------------------------------------ verdict */
 
 /* The calls in which a rank stands: those of its flight record that it has entered and not left. Returns how long the text is, or would be. */
 static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t bytes)
@@ -96,7 +98,7 @@ static void watch(ms_local *local)
     } else s->watching = all_still(local, found) && all_still(local, s->seen) && stay_still(local, found, &rounds);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- rounds */
+/* ------------------------------------------------------------------- rounds */
 
 static void tell_others(ms_local *local)
 {

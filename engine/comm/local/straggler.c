@@ -1,9 +1,10 @@
 /* straggler.c: a rank for which others wait unusually long is told about once, long before they give up. */
+#include "comm/local/control.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
-#include "comm/local/control.h"
 
 #define MS_PATIENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_PATIENCE_STEPS 10

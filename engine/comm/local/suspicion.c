@@ -1,7 +1,7 @@
 /* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it does something after all. */
-#include <string.h>
-
 #include "comm/local/control.h"
+
+#include <string.h>
 
 uint64_t ms_rank_progress(const ms_rank_line *line) { return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done); }
 

@@ -1,8 +1,8 @@
 /* wait.c: how a rank waits for others: it burns its core for a moment, or yields it where it is shared, then sleeps on its bell. */
+#include "comm/local/control.h"
+
 #include <stdio.h>
 #include <string.h>
-
-#include "comm/local/control.h"
 
 #define MS_SPIN_NS 50000           /* about what a wake costs */
 #define MS_YIELD_NS 100000
@@ -114,7 +114,7 @@ bool ms_local_sleep_until(ms_local *local, uint64_t until_ns)
     return false;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- failing */
+/* ------------------------------------------------------------------ failing */
 
 ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *args)
 {

@@ -34,15 +34,21 @@ extern "C" {
 typedef struct ms_rendezvous ms_rendezvous;
 typedef struct ms_group ms_group;
 
-/* ----------------------------------------------------------------------------------------------- rendezvous: where ranks of a host meet */
+/* ----------------------------------- rendezvous: where ranks of a host meet */
 
 typedef struct ms_rendezvous_options {
     uint32_t ranks;
-    uint32_t threads;              /* of each rank, for the choice between spinning and sleeping; 0: cores / ranks */
-    uint64_t heap_bytes;           /* at most this much address space for each rank's heap; 0: the machine's memory. Never more than 64 GiB. Pages come as it grows. */
-    uint64_t link_bytes_per_second;   /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
+    /* Of each rank, for the choice between spinning and sleeping; 0: cores / ranks. */
+    uint32_t threads;
+    /* Limit of each rank's heap in address space; 0: the machine's memory. At most 64 GiB. Pages
+     * are allocated as the heap grows. */
+    uint64_t heap_bytes;
+    /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
+    uint64_t link_bytes_per_second;
     uint64_t link_latency_ns;
-    uint64_t timeout_ns;           /* a wait for a peer that shows no progress ends the job after this long; 0: 300 s. Ranks that all wait for each other do not wait so long. */
+    /* A wait for a peer that shows no progress ends the job after this long; 0: 300 s. Ranks
+     * that all wait for each other do not wait so long. */
+    uint64_t timeout_ns;
 } ms_rendezvous_options;
 
 /* Creates the memory files of a job: one for control, one heap a rank. They have no names and vanish with their last user.
@@ -66,9 +72,20 @@ MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous);     /* o
 
 /* Why a job ended. */
 typedef enum ms_abort_reason {
-    MS_ABORT_NONE, MS_ABORT_MISMATCH, MS_ABORT_LEFT /* early */, MS_ABORT_TIMEOUT, MS_ABORT_RAISED, MS_ABORT_DIED, MS_ABORT_STOPPED /* by request */
+    MS_ABORT_NONE,
+    MS_ABORT_MISMATCH,
+    MS_ABORT_LEFT,                 /* a rank left while others still needed it */
+    MS_ABORT_TIMEOUT,
+    MS_ABORT_RAISED,
+    MS_ABORT_DIED,
+    MS_ABORT_STOPPED               /* by request */
 } ms_abort_reason;
-typedef struct ms_abort_record { ms_abort_reason reason; ms_error error; } ms_abort_record;   /* error.rank: whose fault, or -1 */
+
+/* error.rank: whose fault, or -1 */
+typedef struct ms_abort_record {
+    ms_abort_reason reason;
+    ms_error error;
+} ms_abort_record;
 
 /* Ends the job: every rank leaves its collectives with this cause. The first call wins; false if another had come before. From any thread,
  * and from a signal handler. rank: whom it is about, or -1. A supervisor calls this when a rank's process has ended. */
@@ -83,7 +100,8 @@ typedef struct ms_rank_state {
     uint64_t progress;             /* grows with everything that the rank gets done: see ms_activity_state */
     uint64_t collectives;          /* entered since the start: the length of the flight record */
     int64_t step;                  /* that it is in or has begun last; -1: none */
-    bool finished, waits;          /* finished: its host issues no more collectives; waits: all that it could do waits for peers */
+    /* finished: its host issues no more collectives; waits: all that it could do waits for peers */
+    bool finished, waits;
     ms_activity_state activity;
 } ms_rank_state;
 MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
@@ -103,7 +121,12 @@ MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
 
 /* What a supervisor may ask of all ranks. They learn of it between the same two steps (ms_comm_step), without a collective. One request of each
  * kind at a time: while one is under way, another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal handler. */
-typedef enum ms_request { MS_REQUEST_STOP, MS_REQUEST_SAVE, MS_REQUEST_RELOAD /* of scripts */, MS_REQUESTS } ms_request;
+typedef enum ms_request {
+    MS_REQUEST_STOP,
+    MS_REQUEST_SAVE,
+    MS_REQUEST_RELOAD,             /* of scripts */
+    MS_REQUESTS
+} ms_request;
 MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
 /* The folder that a rank has named with ms_comm_set_folder, or "". Returns text. */
 #define MS_FOLDER_BYTES 1024
@@ -126,7 +149,7 @@ MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank,
 /* "all_reduce #17 of world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text; returns text. */
 MS_API const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes);
 
-/* ------------------------------------------------------------------------------------------------------------------ a rank's membership */
+/* ------------------------------------------------------ a rank's membership */
 
 /* Joins as `rank` and gives the group of all ranks, which the engine owns. Once for each engine, on the cpu executor. MS_ERROR_STATE if the rank
  * is taken. Does not wait for the others. The engine keeps a reference to the rendezvous. */
@@ -153,7 +176,7 @@ MS_API void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8
 /* Tells the supervisor where this job keeps its files. Longer texts than MS_FOLDER_BYTES - 1 are left out. */
 MS_API void ms_comm_set_folder(ms_engine *engine, const char *folder);
 
-/* --------------------------------------------------------------------------------------------------------------------------- groups */
+/* ------------------------------------------------------------------- groups */
 
 MS_API uint32_t ms_group_rank(const ms_group *group);
 MS_API uint32_t ms_group_size(const ms_group *group);
@@ -173,11 +196,22 @@ MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t 
  * all else a storage as any other. A fake world gives ordinary memory. MS_ERROR_MEMORY when the heap or the machine is full. */
 MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out);
 
-/* ----------------------------------------------------------------------------------------------------------------------- collectives */
+/* -------------------------------------------------------------- collectives */
 
 typedef enum ms_collective_kind {
-    MS_ALL_REDUCE, MS_REDUCE, MS_REDUCE_SCATTER, MS_ALL_GATHER, MS_ALL_TO_ALL, MS_BROADCAST, MS_GATHER, MS_SCATTER, MS_SEND, MS_RECV, MS_BARRIER,
-    MS_SPLIT /* ms_group_split's own */, MS_COLLECTIVES
+    MS_ALL_REDUCE,
+    MS_REDUCE,
+    MS_REDUCE_SCATTER,
+    MS_ALL_GATHER,
+    MS_ALL_TO_ALL,
+    MS_BROADCAST,
+    MS_GATHER,
+    MS_SCATTER,
+    MS_SEND,
+    MS_RECV,
+    MS_BARRIER,
+    MS_SPLIT,                      /* issued by ms_group_split only */
+    MS_COLLECTIVES
 } ms_collective_kind;
 MS_API const char *ms_collective_name(ms_collective_kind kind);             /* "all_reduce" ... */
 
@@ -211,8 +245,9 @@ typedef struct ms_collective {
     uint32_t root;                 /* of the group; the other rank of send and recv */
     double factor;                 /* premul_sum: this rank's */
     ms_tensor *in, *out;
-    ms_dtype travels;              /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit float, as if cast there and
-                                      back, and bytes are counted in it; MS_F32 (0): not at all */
+    /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit
+     * float, as if cast there and back, and bytes are counted in it; MS_F32 (0): no rounding. */
+    ms_dtype travels;
     const int64_t *counts, *receive_counts;
     ms_stream *stream;             /* NULL: the channel's */
     int32_t bucket;                /* index for messages and the ledger, or -1 */
@@ -230,9 +265,11 @@ MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_coll
 /* A barrier that the host waits for. */
 MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
-/* -------------------------------------------------------------------------------------------------------------------------- accounts */
+/* ----------------------------------------------------------------- accounts */
 
-typedef struct ms_traffic { uint64_t calls, payload_bytes, wire_bytes; } ms_traffic;
+typedef struct ms_traffic {
+    uint64_t calls, payload_bytes, wire_bytes;
+} ms_traffic;
 /* Since the start, of one kind; MS_COLLECTIVES: of all. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
 /* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL past the last. */

@@ -6,12 +6,13 @@
 #else
 #pragma GCC optimize("fp-contract=off")
 #endif
+#include "comm/local/kernels.h"
+
 #include <string.h>
 
-#include "comm/local/kernels.h"
 #include "tensor/cpu/row.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------- floats */
+/* ------------------------------------------------------------------- floats */
 
 /* A NaN of either side is the result of min and max. */
 MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
@@ -159,7 +160,7 @@ REDUCE_FLOATS(reduce_bf16, MS_BF16, MS_BF16)
 REDUCE_FLOATS(reduce_f32_by_f16, MS_F32, MS_F16)
 REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
 
-/* ----------------------------------------------------------------------------------------------------------------------- integers */
+/* ----------------------------------------------------------------- integers */
 
 #define BLOCK 1024
 
