@@ -3,13 +3,17 @@
  */
 #include "ddp/reducer.h"
 
-enum { MOST_LINKS = 32, SPOTS = 2 };           /* marks of a bucket: so many for each link; what has none left counts as the link's before */
+/* Time marks of a bucket. A link beyond the limit is counted with the link before it. */
+enum { MOST_LINKS = 32, SPOTS = 2 };
 
 struct ms_accounts {
     uint32_t links, spots;
     ms_storage *marks;
-    uint8_t *owners, *used;                    /* of each bucket, in two sets: whose the time before each mark and behind the last one is; how many marks */
-    ms_link_stats counts[MOST_LINKS + 1], step_counts[MOST_LINKS + 1], times[MOST_LINKS + 1];   /* 0: nobody's */
+    /* Two sets, for each bucket: the link that the time before each mark, and after the last
+     * one, belongs to; the number of marks. */
+    uint8_t *owners, *used;
+    /* Index 0: not charged to any link. */
+    ms_link_stats counts[MOST_LINKS + 1], step_counts[MOST_LINKS + 1], times[MOST_LINKS + 1];
     /* the bucket that runs */
     uint32_t owner, bucket;
     uint64_t seen;                             /* bit for each link that had a part in it */
@@ -111,7 +115,8 @@ void ms_accounts_step_end(ms_reducer *reducer)
 
 static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
 {
-    uint64_t begin = a > from ? a : from, end = b < to ? b : to;
+    uint64_t begin = a > from ? a : from;
+    uint64_t end = b < to ? b : to;
     return end > begin ? end - begin : 0;
 }
 

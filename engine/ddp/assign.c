@@ -1,10 +1,14 @@
 /* assign.c: which parameters share a bucket. */
-#include <string.h>
-
 #include "moonshard/ddp.h"
 
+#include <string.h>
+
 /* A bucket is opened by its first item; the items name their bucket, and buckets are numbered in the order in which they are closed. */
-typedef struct open_bucket { uint32_t key, number, limit; uint64_t bytes; bool open; } open_bucket;
+typedef struct open_bucket {
+    uint32_t key, number, limit;
+    uint64_t bytes;
+    bool open;
+} open_bucket;
 
 #define UNCLOSED UINT32_MAX
 

@@ -1,11 +1,12 @@
 /* buckets.c: the memory of buckets, and rebuilding them in the order in which gradients come. */
+#include "ddp/reducer.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "ddp/reducer.h"
 #include "tensor/copy.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------- memory */
+/* ------------------------------------------------------------------- memory */
 
 /* A part for each gradient that has elements. `ends` has room for all of them. */
 static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket, size_t *ends)
@@ -179,7 +180,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ rebuilding */
+/* --------------------------------------------------------------- rebuilding */
 
 /* Root 0's numbers for everyone; in a fake world the others have these already. Blocks. */
 static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t count)

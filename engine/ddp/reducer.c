@@ -1,13 +1,14 @@
 /* reducer.c: counts gradients as they come, launches buckets in order, and makes backward's end wait for the results. */
+#include "ddp/reducer.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "ddp/reducer.h"
 #include "tensor/copy.h"
 
 static const uint64_t default_limits[] = { 1u << 20, 25u << 20 };
 
-/* --------------------------------------------------------------------------------------------------------------------------- errors */
+/* ------------------------------------------------------------------- errors */
 
 /* The names of parameters without gradient, the first few. */
 static ms_status missing_gradients(ms_reducer *reducer)
@@ -55,7 +56,7 @@ ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ launching */
+/* ---------------------------------------------------------------- launching */
 
 /* The stream goes on behind all that reads or writes this memory. */
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
@@ -88,8 +89,10 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     ms_stream *stream = ms_engine_current(reducer->engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
-    ms_status status = item->plain ? reduce_plainly(reducer, bucket, &result)
-                       : reducer->hook ? reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]) : ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    ms_status status;
+    if (item->plain) status = reduce_plainly(reducer, bucket, &result);
+    else if (reducer->hook) status = reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]);
+    else status = ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, result);
     if (!status && !is_same_memory(result, bucket->flat)) {
@@ -130,7 +133,7 @@ static ms_status finish(ms_reducer *reducer)
     return !status && reducer->on_reduced && !reducer->shadow ? reducer->on_reduced(reducer->on_reduced_user, MS_REDUCED_ALL) : status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- as gradients come */
+/* -------------------------------------------------------- as gradients come */
 
 ms_status ms_reducer_move_home(ms_slot_owner *owner)
 {
@@ -230,7 +233,7 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
     return ms_times_note(reducer, MS_AT_FORWARD);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- making and freeing */
+/* ------------------------------------------------------- making and freeing */
 
 static void free_parts(ms_reducer *reducer)
 {
@@ -338,6 +341,8 @@ static ms_status first_buckets(ms_reducer *reducer)
     uint32_t count = reducer->count - reducer->delayed, buckets = 0;
     const uint64_t endless = UINT64_MAX;
     bool many = reducer->find_unused && !reducer->static_graph;
+    const uint64_t *limits = many ? reducer->limits : &endless;
+    uint32_t limit_count = many ? reducer->limit_count : 1;
     void *memory = NULL;
     ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (sizeof(uint64_t) + 3 * sizeof(uint32_t)) + 1, "buckets", &memory);
     if (status) return status;
@@ -347,7 +352,7 @@ static ms_status first_buckets(ms_reducer *reducer)
         bytes[i] = ms_tensor_bytes(reducer->owners[i].tensor);
         keys[i] = ms_tensor_dtype(reducer->owners[i].tensor);
     }
-    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, many ? reducer->limits : &endless, many ? reducer->limit_count : 1, order, sizes, &buckets);
+    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
     if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
     ms_release(ms_engine_context(reducer->engine), memory);
     return status;
@@ -443,7 +448,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options, c
     return MS_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- asking and setting */
+/* ------------------------------------------------------- asking and setting */
 
 bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside)
 {

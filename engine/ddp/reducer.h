@@ -13,10 +13,14 @@ typedef struct ms_slot_owner {                 /* one parameter; what its hook i
     ms_tensor *view;                           /* its place in the bucket; the bucket's */
     bool ready;                                /* its gradient of this iteration has come */
     bool used;                                 /* it got a gradient since the last reduction */
-    bool absent, missed;                       /* none will come in this iteration; none would, by the forwards before this one */
+    /* absent: no gradient comes in this iteration; missed: none came after the earlier forwards */
+    bool absent, missed;
     bool elsewhere;                            /* some rank used it in the last reduction that asked */
-    uint32_t fired, expected;                  /* static graphs: how often its gradient came in this iteration, in the first */
-    ms_tensor *kept;                           /* its gradient from before this iteration, while it is not known whether anybody has used it */
+    /* Static graphs: number of gradients in this iteration, and in the first one. */
+    uint32_t fired, expected;
+    /* Gradient from before this iteration, kept until it is known whether any rank used the
+     * parameter. */
+    ms_tensor *kept;
 } ms_slot_owner;
 
 typedef struct ms_bucket_state {
@@ -27,7 +31,11 @@ typedef struct ms_bucket_state {
     ms_point ready[2];                         /* of the result: on the communication stream, and where else a hook says */
 } ms_bucket_state;
 
-typedef struct ms_bucket_list { ms_bucket_state *items; uint32_t count, plain /* the last so many */; } ms_bucket_list;
+typedef struct ms_bucket_list {
+    ms_bucket_state *items;
+    uint32_t count;
+    uint32_t plain;                            /* number of plain buckets; they are the last ones */
+} ms_bucket_list;
 
 typedef enum ms_reducer_phase {
     MS_REDUCER_IDLE,                           /* no forward yet */
@@ -37,16 +45,26 @@ typedef enum ms_reducer_phase {
     MS_REDUCER_REDUCED                         /* all of them are reduced */
 } ms_reducer_phase;
 
-typedef enum ms_moment { MS_AT_FORWARD, MS_AT_BACKWARD, MS_AT_WAIT /* for results */, MS_AT_READY, MS_AT_STEP_END, MS_MOMENTS } ms_moment;
+typedef enum ms_moment {
+    MS_AT_FORWARD,
+    MS_AT_BACKWARD,
+    MS_AT_WAIT,                                /* the model's stream begins to wait for results */
+    MS_AT_READY,
+    MS_AT_STEP_END,
+    MS_MOMENTS
+} ms_moment;
 
 typedef struct ms_pass_times {                 /* what the host knows of a pass whose times are being written */
     ms_point end;                              /* of its last time; seq 0: not enqueued yet, or taken over */
     uint64_t iteration, layout;
     uint32_t buckets;
-    bool has[MS_MOMENTS], noted /* each gradient */;
+    bool has[MS_MOMENTS];
+    bool noted;                                /* the arrival of each gradient was timed */
 } ms_pass_times;
 
-typedef struct ms_pass_counts { uint64_t iterations, calls, payload_bytes, wire_bytes; } ms_pass_counts;
+typedef struct ms_pass_counts {
+    uint64_t iterations, calls, payload_bytes, wire_bytes;
+} ms_pass_counts;
 
 typedef struct ms_accounts ms_accounts;
 
@@ -55,7 +73,9 @@ struct ms_reducer {
     ms_group *group;
     ms_reducer *next;                          /* of the engine's list */
     ms_slot_owner *owners;
-    uint32_t count, delayed /* the last so many */, next_bucket, divisor, arrived, limit_count;
+    uint32_t count;                            /* parameters */
+    uint32_t delayed;                          /* number of delayed parameters; they are the last ones */
+    uint32_t next_bucket, divisor, arrived, limit_count;
     uint64_t *limits, iterations;
     uint32_t *arrival;                         /* positions in the order in which gradients came, while it is logged */
     ms_bucket_list buckets;
@@ -70,13 +90,22 @@ struct ms_reducer {
     void *on_reduced_user;
     void (*on_reduced_free)(void *user);
     ms_reducer_phase phase;
-    bool find_unused, static_graph, known /* how often each is used */, looked /* at outputs */, told /* of this forward's */, shadow /* this rank only takes part */;
+    bool find_unused, static_graph;
+    bool known;                                /* static graphs: the gradients of each parameter are counted */
+    bool looked;                               /* the outputs of some forward were searched for unused parameters */
+    bool told;                                 /* the outputs of this forward were searched */
+    bool shadow;                               /* the rank has no more data and only joins the collectives */
     ms_tensor *map;                            /* the group's answer to who uses what, in its memory */
     int32_t *uses;
-    bool planned /* buckets are not rebuilt by themselves */;
-    bool no_sync, logging, rebuilt, has_steps /* whose ends are told */, abandoned;
-    ms_storage *moments, *reductions;          /* two sets of MS_MOMENTS times; two of begin and end of each bucket's reduction */
-    ms_storage *arrivals;                      /* two sets of when each bucket was ready, and of when each gradient came */
+    bool planned;                              /* buckets are rebuilt only on request */
+    bool no_sync, logging, rebuilt;
+    bool has_steps;                            /* ms_reducer_step_end is called */
+    bool abandoned;
+    /* moments: two sets of MS_MOMENTS times; reductions: two sets of begin and end of each
+     * bucket's reduction */
+    ms_storage *moments, *reductions;
+    /* Two sets: the time each bucket was ready, and the time each gradient arrived. */
+    ms_storage *arrivals;
     uint64_t *came_ns;                         /* when each gradient came, in the pass that was noted last and has ended */
     ms_bucket_times *bucket_times;             /* of each bucket, in the pass that stats are of */
     uint64_t layout, timed_layout;             /* how often buckets were made; of which bucket_times are */
@@ -84,7 +113,8 @@ struct ms_reducer {
     ms_pass_times times[2];
     ms_reducer_stats stats;                    /* times of the last pass that has ended on the device */
     ms_accounts *accounts;                     /* of the chain's links; NULL: there is only one */
-    ms_pass_counts counts, step_counts;        /* of the last pass, and of the last one whose step has ended */
+    /* Counts of the last pass, and of the last pass whose step has ended. */
+    ms_pass_counts counts, step_counts;
     char error[MS_ERROR_MESSAGE_BYTES];        /* the last one that ended a job; "" if there was none */
 };
 
@@ -100,8 +130,8 @@ ms_status ms_times_ready(ms_reducer *reducer, uint32_t bucket);
 ms_status ms_times_came(ms_reducer *reducer, uint32_t position);
 /* Writes the time into a storage, on the current stream. */
 ms_status ms_times_write(ms_reducer *reducer, ms_storage *storage, size_t index, ms_point *out);
-/* accounts.c: around the reduction of a bucket, at a step's end, and when the times of a set are there: begins and ends of reductions, and between which moments
- * the model waited. */
+/* accounts.c: around the reduction of a bucket, at a step's end, and when the times of a set are
+ * there: begins and ends of reductions, and between which moments the model waited. */
 ms_status ms_accounts_open(ms_reducer *reducer, uint32_t links);
 void ms_accounts_close(ms_reducer *reducer);
 void ms_accounts_begin(ms_reducer *reducer, uint32_t bucket);

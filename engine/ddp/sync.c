@@ -1,11 +1,12 @@
 /* sync.c: before the first step: whether all ranks have the same parameters, and rank 0's values for everyone. */
+#include "moonshard/ddp.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "moonshard/ddp.h"
 #include "tensor/copy.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------ comparing */
+/* ---------------------------------------------------------------- comparing */
 
 #define LINE_BYTES 256                         /* "'h.0.weight' [2, 3] f32" */
 
@@ -95,7 +96,8 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
     for (uint32_t i = 0; i < count; i++) {
         char line[LINE_BYTES];
         describe(&parameters[i], line);
-        hashes[i + 1] = ms_hash(line, LINE_BYTES, hashes[i]) | 1;                 /* never 0: that is "fewer parameters" */
+        /* Never 0: that is "fewer parameters". */
+        hashes[i + 1] = ms_hash(line, LINE_BYTES, hashes[i]) | 1;
     }
     status = exchange(group, &hashes[count], sizeof *hashes, "parameters", all);
     if (status || ms_group_is_fake(group)) goto done;
@@ -111,7 +113,7 @@ done:
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- broadcasting */
+/* ------------------------------------------------------------- broadcasting */
 
 /* View of `length` elements of a flat tensor in the shape of `like`. */
 static ms_status view_as(ms_tensor *flat, int64_t offset, const ms_tensor *like, ms_tensor **out)

@@ -5,7 +5,10 @@
  */
 #include "ddp/reducer.h"
 
-typedef struct clock_args { const ms_os *os; uint64_t *slot; } clock_args;
+typedef struct clock_args {
+    const ms_os *os;
+    uint64_t *slot;
+} clock_args;
 
 static ms_task_result run_clock(ms_run *run, void *arguments)
 {
@@ -95,7 +98,8 @@ ms_status ms_times_note(ms_reducer *reducer, ms_moment moment)
 
 ms_status ms_reducer_step_end(ms_reducer *reducer)
 {
-    uint32_t set = (uint32_t)((reducer->iterations + 1) % 2);       /* of the pass that was reduced last */
+    /* The set of the pass that was reduced last. */
+    uint32_t set = (uint32_t)((reducer->iterations + 1) % 2);
     ms_pass_times *times = &reducer->times[set];
     reducer->has_steps = true;
     reducer->step_counts = reducer->counts;
@@ -174,7 +178,8 @@ ms_status ms_reducer_forward_end(ms_reducer *reducer) { return reducer->phase ==
 
 ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer)
 {
-    uint32_t older = reducer->iterations % 2;                /* the next pass' set: that of the pass before the last, or the one that is being written */
+    /* The set that the next pass uses: it holds the pass before the last, or is being written. */
+    uint32_t older = reducer->iterations % 2;
     harvest(reducer, older);
     /* In the middle of a step the last pass is not all of it. */
     if (!reducer->has_steps || reducer->times[1 - older].has[MS_AT_STEP_END]) harvest(reducer, 1 - older);

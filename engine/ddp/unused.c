@@ -1,9 +1,10 @@
 /* unused.c: parameters that get no gradient in a pass: which these are, what they bring to a reduction, and what becomes of their gradients. */
 #include "ddp/reducer.h"
+
 #include "tensor/copy.h"
 #include "tensor/op.h"
 
-/* ---------------------------------------------------------------------------------------------------------------- what they bring */
+/* ---------------------------------------------------------- what they bring */
 
 static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
 {
@@ -32,7 +33,9 @@ static ms_status bring(ms_slot_owner *owner)
         ms_status status = gradient == owner->view ? move_out(owner) : MS_OK;
         return status ? status : zero(reducer, owner->view);
     }
-    if (gradient) {                            /* from passes without synchronization; or an old one, to be put back if nobody has used the parameter */
+    /* A gradient from passes without synchronization, or an old one that is restored if no rank
+     * used the parameter. */
+    if (gradient) {
         ms_status status = ms_reducer_move_home(owner);
         if (status || owner->used) return status;
         return ms_op_unary(reducer->engine, &ms_op_clone, NULL, owner->view, &owner->kept);
@@ -48,7 +51,7 @@ ms_status ms_unused_skip(ms_slot_owner *owner)
     return status ? status : ms_reducer_arrive(owner);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- what becomes of them */
+/* ----------------------------------------------------- what becomes of them */
 
 ms_status ms_unused_open(ms_reducer *reducer)
 {
@@ -129,7 +132,7 @@ bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *know
     return *known ? owner->elsewhere : owner->used;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- which these are */
+/* ---------------------------------------------------------- which these are */
 
 ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
 {
@@ -176,7 +179,7 @@ ms_status ms_reducer_begin(ms_reducer *reducer)
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- static graphs */
+/* ------------------------------------------------------------ static graphs */
 
 /* How often each parameter gets a gradient is known now: all buckets go. Once more, where another backward of this forward follows: a mean of means
  * and new gradients is the mean of all. */
@@ -221,7 +224,7 @@ ms_status ms_static_came(ms_slot_owner *owner)
     return status ? status : ms_reducer_arrive(owner);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------------ join */
+/* --------------------------------------------------------------------- join */
 
 ms_status ms_reducer_shadow(ms_reducer *reducer)
 {

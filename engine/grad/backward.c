@@ -1,7 +1,8 @@
 /* backward.c: from roots to leaves, latest node first, without recursion. */
+#include "grad/tape.h"
+
 #include <string.h>
 
-#include "grad/tape.h"
 #include "tensor/copy.h"
 
 struct ms_pass {                               /* one backward */
@@ -21,7 +22,8 @@ struct ms_pass {                               /* one backward */
 
 static const char *name_of(const ms_node *node)
 {
-    return node->op ? node->op->name : node->function ? node->function->name : "a leaf";
+    if (node->op) return node->op->name;
+    return node->function ? node->function->name : "a leaf";
 }
 
 static const char *line_of(const ms_node *node, uint32_t script)
@@ -30,7 +32,7 @@ static const char *line_of(const ms_node *node, uint32_t script)
     return *line ? line : "the engine";
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- checking */
+/* ----------------------------------------------------------------- checking */
 
 /* A tensor that the node reads and that was written after it was saved. */
 static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
@@ -117,7 +119,7 @@ static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
     return MS_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- heap */
+/* --------------------------------------------------------------------- heap */
 
 /* Latest first; accumulators share the greatest order and go in order of arrival at the top. */
 static ms_status heap_push(ms_pass *pass, ms_node *node)
@@ -150,7 +152,7 @@ static ms_node *heap_pop(ms_pass *pass)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ adding gradients */
+/* --------------------------------------------------------- adding gradients */
 
 /* Whether nobody else can see this tensor's memory, so that it may be written or kept. */
 static bool is_exclusive(const ms_tensor *tensor)
@@ -173,7 +175,8 @@ static ms_status add_to(ms_edge edge, ms_tensor *gradient)
     if (!*slot) { *slot = gradient; return MS_OK; }
     ms_tensor *inputs[] = { *slot, gradient }, *sum = NULL;
     bool fixed = is_at_home(edge.node, *slot);
-    bool swap = !fixed && !is_exclusive(*slot) && is_exclusive(gradient);       /* a + b is b + a, bit for bit */
+    /* a + b and b + a have the same bits. */
+    bool swap = !fixed && !is_exclusive(*slot) && is_exclusive(gradient);
     if (swap) { inputs[0] = gradient; inputs[1] = *slot; }
     ms_status status = ms_op_apply(edge.node->engine, &ms_op_add, NULL, fixed || is_exclusive(inputs[0]), inputs, 2, &sum, 1);
     if (!status) {
@@ -253,7 +256,7 @@ static ms_status run_accumulator(ms_node *node)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ running */
+/* ------------------------------------------------------------------ running */
 
 /* Where the operator of this node may write its gradient for input i: the home of a leaf that has none yet. Not where hooks are to see it before, and not
  * where that memory is read: by the operator itself, or, while other gradients of the leaf are to come, by what runs until then. What an outer

@@ -1,5 +1,6 @@
 /* flat.c: leaves moved into one storage. */
 #include "grad/tape.h"
+
 #include "tensor/copy.h"
 
 static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, int64_t *total)
@@ -93,7 +94,7 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ packing */
+/* ------------------------------------------------------------------ packing */
 
 static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, int64_t *total)
 {

@@ -1,7 +1,7 @@
 /* node.c: nodes, metas and hooks of the tape: making, holding, freeing. */
-#include <string.h>
-
 #include "grad/tape.h"
+
+#include <string.h>
 
 #define MS_TAPE_CHUNK 64
 
@@ -38,7 +38,7 @@ static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, voi
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- nodes */
+/* -------------------------------------------------------------------- nodes */
 
 static ms_status node_take(ms_engine *engine, ms_node **out)
 {
@@ -185,7 +185,7 @@ void ms_node_release(ms_node *node)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- metas */
+/* -------------------------------------------------------------------- metas */
 
 static void meta_free(void *object)
 {
@@ -252,7 +252,7 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ what users may ask */
+/* ------------------------------------------------------- what users may ask */
 
 bool ms_engine_set_recording(ms_engine *engine, bool on)
 {
@@ -337,7 +337,7 @@ ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
     return MS_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- hooks */
+/* -------------------------------------------------------------------- hooks */
 
 static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
 {

@@ -2,8 +2,17 @@
 #include "grad/tape.h"
 
 /* A node that was met, and the backward that had seen it before: put back at the end, as a backward may be running. */
-typedef struct met { ms_node *node; uint64_t visit; } met;
-typedef struct walk { ms_context *context; met *nodes; size_t count, capacity; uint64_t visit; } walk;
+typedef struct met {
+    ms_node *node;
+    uint64_t visit;
+} met;
+
+typedef struct walk {
+    ms_context *context;
+    met *nodes;
+    size_t count, capacity;
+    uint64_t visit;
+} walk;
 
 static ms_status meet(walk *w, ms_node *node)
 {
@@ -52,7 +61,7 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
     return status;
 }
 
-/* ----------------------------------------------------------------------------- marked gradients */
+/* --------------------------------------------------------- marked gradients */
 
 /* A gradient hook; user: the node of the tensor that marks. Backward has not come further yet. */
 static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)

@@ -1,7 +1,7 @@
 /* recompute.c: a part of the graph that keeps its inputs only and is run again in backward. */
-#include <string.h>
-
 #include "grad/tape.h"
+
+#include <string.h>
 
 typedef struct ms_recomputed {
     ms_engine *engine;
@@ -79,7 +79,8 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     for (uint32_t i = 0; i < kept->input_count; i++) {
         ms_tensor *gradient = ms_tensor_grad(kept->inputs[i]);
         if (!status && needs[i] && gradient) results[i] = ms_tensor_retain(gradient);
-        if (gradient) ms_tensor_set_grad(kept->inputs[i], NULL);      /* so that a retained graph can go again */
+        /* A retained graph can then run backward again. */
+        if (gradient) ms_tensor_set_grad(kept->inputs[i], NULL);
     }
     return status;
 }

@@ -1,7 +1,7 @@
 /* record.c: running an operator and writing its node. */
-#include <string.h>
-
 #include "grad/tape.h"
+
+#include <string.h>
 
 static void describe(ms_tensor_info *info, const ms_tensor *tensor)
 {

@@ -22,8 +22,16 @@ typedef struct ms_hook {                       /* on one output of a node, or on
     void (*free_user)(void *);
 } ms_hook;
 
-typedef struct ms_edge { ms_node *node; uint32_t output; } ms_edge;   /* node NULL: no gradient is needed there */
-typedef struct ms_saved { ms_tensor *tensor; uint64_t version; } ms_saved;
+/* node NULL: no gradient is needed there */
+typedef struct ms_edge {
+    ms_node *node;
+    uint32_t output;
+} ms_edge;
+
+typedef struct ms_saved {
+    ms_tensor *tensor;
+    uint64_t version;
+} ms_saved;
 
 #define MS_NODE_INPUTS 4
 #define MS_NODE_OUTPUTS 3
@@ -69,8 +77,15 @@ typedef struct ms_meta {
 
 /* What a recomputed function uses beside its inputs: each tensor as it was, and its node (retained; NULL for a parameter whose gradient is not needed there). The
  * nodes become edges of the recomputed node, so that a backward waits for it. */
-typedef struct ms_capture_item { ms_saved saved; ms_node *node; } ms_capture_item;
-typedef struct ms_captures { ms_capture_item *items; size_t count, capacity; } ms_captures;
+typedef struct ms_capture_item {
+    ms_saved saved;
+    ms_node *node;
+} ms_capture_item;
+
+typedef struct ms_captures {
+    ms_capture_item *items;
+    size_t count, capacity;
+} ms_captures;
 
 typedef struct ms_pass ms_pass;                /* one backward: backward.c */
 
@@ -83,7 +98,10 @@ typedef struct ms_unread {
     ms_tensor **tensors;
 } ms_unread;
 
-typedef struct ms_at_end { ms_status (*f)(void *user); void *user; } ms_at_end;
+typedef struct ms_at_end {
+    ms_status (*f)(void *user);
+    void *user;
+} ms_at_end;
 
 typedef struct ms_tape {
     bool paused;                               /* recording is off */

@@ -3,9 +3,9 @@
  * A node that takes part in a backward counts its reads in the storages that it saved, from its discovery until it has run. So whether anything still reads a
  * parameter is one look at its storage, and only a write that has to wait costs more: it goes into a list, which is walked after each node.
  */
-#include <string.h>
-
 #include "grad/tape.h"
+
+#include <string.h>
 
 bool ms_tensor_is_awaited(const ms_tensor *tensor)
 {

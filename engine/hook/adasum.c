@@ -7,9 +7,12 @@
  */
 #include "hook/work.h"
 
-typedef struct span { int64_t first, count; } span;              /* of the bucket's numbers */
+/* of the bucket's numbers */
+typedef struct span {
+    int64_t first, count;
+} span;
 
-/* ----------------------------------------------------------------------------------------------------------------------- what travels */
+/* ------------------------------------------------------------- what travels */
 
 static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other, ms_point *ready)
 {
@@ -52,10 +55,13 @@ static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype
     return theirs;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ how it is combined */
+/* ------------------------------------------------------- how it is combined */
 
 /* Three rows with a number for each parameter: a.b, a.a, b.b; then, in the place of the last two, their factors. */
-typedef struct table { ms_tensor *numbers; uint32_t mine, theirs; } table;
+typedef struct table {
+    ms_tensor *numbers;
+    uint32_t mine, theirs;
+} table;
 typedef void (*part_function)(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs);
 
 static ms_tensor *entry(ms_work *w, const table *t, uint32_t row, uint32_t position) { return part_of(w, t->numbers, (span){ (int64_t)row * w->bucket->count + position, 1 }); }
@@ -80,7 +86,9 @@ static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *th
     int64_t begin = 0, end;
     for (uint32_t i = 0; i < w->bucket->count && !w->status; i++, begin = end) {
         end = begin + ms_tensor_count(w->bucket->parameters[i]);
-        int64_t from = begin > kept.first ? begin : kept.first, to = end < kept.first + kept.count ? end : kept.first + kept.count;
+        int64_t kept_end = kept.first + kept.count;
+        int64_t from = begin > kept.first ? begin : kept.first;
+        int64_t to = end < kept_end ? end : kept_end;
         ms_work one = { .link = w->link, .bucket = w->bucket };
         if (from < to) f(&one, t, i, part_of(&one, mine, (span){ from, to - from }), part_of(&one, theirs, (span){ from - kept.first, to - from }));
         w->status = ms_work_end(&one);
@@ -122,7 +130,7 @@ static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *their
     each_parameter(w, kept, mine, theirs, &t, combine);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- all ranks */
+/* ---------------------------------------------------------------- all ranks */
 
 /* The half that a rank goes on with. */
 static span half_of(span part, bool upper)

@@ -1,7 +1,7 @@
 /* bucket.c: what a link may ask of its bucket. */
-#include <stdio.h>
-
 #include "hook/links.h"
+
+#include <stdio.h>
 
 const char *ms_bucket_kind_name(ms_bucket_kind kind)
 {

@@ -4,6 +4,7 @@
  * memory, and scales it there: results before the last bucket's are no results yet.
  */
 #include "hook/work.h"
+
 #include "moonshard/grad.h"
 
 /* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. */

@@ -3,12 +3,14 @@
  * per tensor, channel: rows x of numbers become q = round(x / scale) + zero in 0 .. 255, with (scale, zero) of each row from its least and greatest number and 0.
  * A tensor is one row (in the form all_to_all each rank's part of it), channels are rows of `block` numbers. per block: the int8 codec.
  */
+#include "hook/work.h"
+
 #include <float.h>
 #include <math.h>
 
-#include "hook/work.h"
-
-#define ROUND 12582912.0           /* 1.5 * 2^23: adding and subtracting it rounds f32 numbers below 2^22 to the nearest whole one, ties to even */
+/* 1.5 * 2^23: adding and subtracting it rounds f32 numbers below 2^22 to the nearest whole one,
+ * ties to even */
+#define ROUND 12582912.0
 
 static void round_into(ms_work *w, ms_tensor *t)
 {

@@ -1,10 +1,10 @@
 /* links.c: the links that need no state, and chains of links. */
+#include "hook/links.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "hook/links.h"
-
-/* --------------------------------------------------------------------------------------------------------------- what links are made of */
+/* --------------------------------------------------- what links are made of */
 
 static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b, ms_tensor **out)
 {
@@ -93,7 +93,7 @@ ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket)
                           link->kind->name, bucket->index, (long long)ms_tensor_count(bucket->flat), ms_tensor_describe(bucket->buffer, have, sizeof have));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ reductions */
+/* --------------------------------------------------------------- reductions */
 
 ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket)
 {
@@ -148,7 +148,7 @@ static ms_status noop(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     return ms_link_stay_local(bucket, out);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------------- cast */
+/* --------------------------------------------------------------------- cast */
 
 static ms_status cast_encode(const ms_link *link, ms_bucket *bucket)
 {
@@ -182,7 +182,7 @@ static ms_status cast_check(ms_engine *engine, const ms_link_options *options)
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "cast: gradients travel in a float dtype, not %s", ms_dtype_name(options->dtype));
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------------- chains */
+/* ------------------------------------------------------------------- chains */
 
 static const ms_link_kind ms_link_reduce = { .name = "reduce", .reduce = reduce, .defaults = { .op = MS_REDUCE_OP_AVG } };
 static const ms_link_kind ms_link_all_reduce = { .name = "all_reduce", .reduce = all_reduce, .defaults = { .op = MS_REDUCE_OP_AVG } };
@@ -274,11 +274,11 @@ static ms_status decode(const ms_link *link, uint32_t number, ms_bucket *bucket,
 static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_status status)
 {
     char message[MS_ERROR_MESSAGE_BYTES];
-    const char *name = link->kind->name;
+    const char *name = link->kind->name, *colon = ": ";
     if (status != MS_ERROR_ARGUMENT && status != MS_ERROR_STATE && status != MS_ERROR_MEMORY) return status;
     snprintf(message, sizeof message, "%s", ms_engine_error(bucket->engine)->message);
-    bool is_named = strncmp(message, name, strlen(name)) == 0;
-    return ms_engine_fail(bucket->engine, status, "comm hook, bucket %u \"%s\": %s%s%s", bucket->index, bucket->label, is_named ? "" : name, is_named ? "" : ": ", message);
+    if (strncmp(message, name, strlen(name)) == 0) name = colon = "";
+    return ms_engine_fail(bucket->engine, status, "comm hook, bucket %u \"%s\": %s%s%s", bucket->index, bucket->label, name, colon, message);
 }
 
 /* A cast right before a plain reduction of f32 needs no memory of its own: the reduction rounds in registers, to the same bits. */

@@ -2,9 +2,12 @@
  * seen: above 0 in the state's "bad", which optimizers go by, or an error.
  */
 #include "hook/work.h"
+
 #include "tensor/op.h"
 
-typedef struct stop_args { const float *bad; } stop_args;
+typedef struct stop_args {
+    const float *bad;
+} stop_args;
 
 static ms_task_result run_stop(ms_run *run, void *arguments)
 {

@@ -3,11 +3,15 @@
  * M = gradient + error; P = sum over ranks of M Q; P's columns are made orthonormal; Q = mean over ranks of M' P; the result is P Q', the error M - P Q'. Q is the
  * next iteration's start. Work is in f32; P, Q and what is not compressed travel in the buffer's dtype, P then divided by the number of ranks so that f16 holds it.
  */
-#include <math.h>
-
 #include "hook/links.h"
 
-typedef struct matrix { int64_t n, m, r, offset; bool small; } matrix;     /* small: it travels as P and Q */
+#include <math.h>
+
+/* small: it travels as P and Q */
+typedef struct matrix {
+    int64_t n, m, r, offset;
+    bool small;
+} matrix;
 
 /* What one bucket's call works with. */
 typedef struct work {
@@ -19,7 +23,8 @@ typedef struct work {
     bool *fresh;
     uint32_t count;                /* of matrices; the parameters' number unless batched */
     uint32_t smalls;               /* how many of them are small */
-    ms_tensor *wide, *error, *p, *q, *start /* Q as it was at first */;
+    ms_tensor *wide, *error, *p, *q;
+    ms_tensor *start;              /* the initial Q */
 } work;
 
 /* [rows, columns] at an offset of t, with these strides. */

@@ -1,10 +1,14 @@
 /* state.c: what a link remembers, by parameter. */
-#include <string.h>
-
 #include "hook/links.h"
 
+#include <string.h>
+
 /* A run of numbers inside a tensor that holds those of a whole bucket. parameter NULL: of none, or put and not yet asked for. */
-typedef struct piece { char *text /* name, 0, the parameter's name, 0 */; ms_tensor *parameter, *whole; int64_t offset, length; } piece;
+typedef struct piece {
+    char *text;                    /* two strings, each with its 0: the name, the parameter's name */
+    ms_tensor *parameter, *whole;
+    int64_t offset, length;
+} piece;
 
 struct ms_link_state {
     ms_engine *engine;
@@ -55,7 +59,7 @@ void ms_link_state_let_go(ms_link_state *state)
     state->held_count = 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- lifetime */
+/* ----------------------------------------------------------------- lifetime */
 
 static void free_state(ms_link_state *state)
 {
@@ -115,7 +119,7 @@ void ms_link_states_sweep(ms_engine *engine)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- asking */
+/* ------------------------------------------------------------------- asking */
 
 /* The piece of that parameter (NULL: of none), or one that was put for it. hint: where it is looked for first. */
 static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter, const char *called, size_t hint)
@@ -131,7 +135,13 @@ static piece *find(const ms_link_state *state, const char *name, const ms_tensor
     return put;
 }
 
-typedef struct request { const char *name; ms_tensor *const *parameters; const char *const *called; const int64_t *lengths; uint32_t count; } request;
+typedef struct request {
+    const char *name;
+    ms_tensor *const *parameters;
+    const char *const *called;
+    const int64_t *lengths;
+    uint32_t count;
+} request;
 
 static int64_t length_of(const request *r, uint32_t i) { return r->lengths ? r->lengths[i] : ms_tensor_count(r->parameters[i]); }
 
@@ -282,7 +292,7 @@ bool ms_link_state_is_due(ms_link_state *state, int64_t every)
     return true;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- saving and loading */
+/* ------------------------------------------------------- saving and loading */
 
 uint32_t ms_link_state_pieces(const ms_link_state *state)
 {

@@ -1,8 +1,8 @@
 /* top_k.c: the greatest numbers of each rank travel, with their places; what is left is added to the next iteration's (Lin et al. 2018: with momentum, which is cleared
  * where a number was sent). */
-#include <math.h>
-
 #include "hook/work.h"
+
+#include <math.h>
 
 /* How many of count numbers are sent: ceil(fraction * count). A decimal fraction may be stored a little too high, and the
  * product is rounded: 0.07 of 100 would be 8. */
@@ -19,7 +19,8 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     ms_dtype dtype = ms_tensor_dtype(bucket->buffer);
     if (!w.status && count > INT32_MAX)
         w.status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets", bucket->index, (long long)count);
-    if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);   /* what is not sent is not lost */
+    /* top_k keeps its own residual ("left"), so error feedback has nothing to keep. */
+    if (!w.status && bucket->wants_sent && !bucket->sent) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
     ms_tensor *left = ms_work_state(&w, "left"), *fast = NULL, *gradient = ms_work_cast(&w, bucket->buffer, MS_F32);
     if (link->options.top_k.momentum > 0) {
         fast = ms_work_state(&w, "momentum");

@@ -29,15 +29,22 @@ extern "C" {
 
 typedef struct ms_reducer ms_reducer;
 
-typedef struct ms_reducer_parameter { ms_tensor *tensor; const char *name; } ms_reducer_parameter;
+typedef struct ms_reducer_parameter {
+    ms_tensor *tensor;
+    const char *name;
+} ms_reducer_parameter;
 
 typedef struct ms_reducer_options {
     ms_group *group;
-    const uint64_t *cap_bytes;     /* of the first bucket, the second ...; the last holds on. NULL: 1 MiB, 25 MiB */
+    /* Size limits of the first bucket, the second, and so on; the last limit holds for all
+     * further buckets. NULL: 1 MiB, 25 MiB. */
+    const uint64_t *cap_bytes;
     uint32_t cap_count;
     bool find_unused, static_graph;
     bool planned;                  /* buckets change by ms_reducer_assign only */
-    uint32_t delayed;              /* so many of the last parameters share a bucket for each dtype behind all others, which passes no hook */
+    /* The last `delayed` parameters share one bucket per dtype after all others; these buckets
+     * pass no hook. */
+    uint32_t delayed;
     const ms_dtype *delayed_dtype; /* what their gradients travel in; NULL: their own */
     const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
     uint32_t link_count;
@@ -110,10 +117,13 @@ MS_API ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, c
 
 MS_API ms_group *ms_reducer_group(const ms_reducer *reducer);
 MS_API uint32_t ms_reducer_divisor(const ms_reducer *reducer);
-MS_API void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor);  /* for the next launches */
+/* For the next launches. */
+MS_API void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor);
 MS_API uint32_t ms_reducer_buckets(const ms_reducer *reducer);
-MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);   /* NULL past the last */
-MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);           /* synchronized backward passes that were reduced */
+/* NULL past the last */
+MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);
+/* Synchronized backward passes that were reduced. */
+MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);
 MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
 /* What the last reduction that failed on this rank failed of; NULL if none has. Later ones that succeed leave it. */
 MS_API const char *ms_reducer_error(const ms_reducer *reducer);
@@ -121,7 +131,9 @@ MS_API const char *ms_reducer_error(const ms_reducer *reducer);
 /* Never waits: counts are of the last synchronized pass (whose step has ended, where ms_reducer_step_end is called), times of the last one that has
  * ended on its streams. Times are 0 on the sim executor. */
 typedef struct ms_reducer_stats {
-    uint64_t iterations, timed;    /* passes up to and with that of the counts, of the times; 0: none yet */
+    /* Number of the pass that the counts are of, and of the pass that the times are of; 0: none
+     * yet. */
+    uint64_t iterations, timed;
     uint64_t forward_ns, backward_ns;         /* on the stream of the model; backward from forward's end */
     uint64_t reduce_ns;            /* of all buckets, hooks included */
     uint64_t exposed_ns;           /* what the model's stream waited for results behind backward */
@@ -131,15 +143,20 @@ typedef struct ms_reducer_stats {
 MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
 /* Of the same passes, what each link of a chain of several had a part in, from 1: reductions, and what they took. The links' number, or 0: ms_reducer_stats has
  * it all. Links whose hook does not say who works are not told apart. */
-typedef struct ms_link_stats { uint64_t calls, payload_bytes, wire_bytes, ns, exposed_ns /* of that, what the model's stream waited for */; } ms_link_stats;
+typedef struct ms_link_stats {
+    uint64_t calls, payload_bytes, wire_bytes, ns;
+    uint64_t exposed_ns;                      /* the part of ns that the model's stream waited */
+} ms_link_stats;
 MS_API uint32_t ms_reducer_links(const ms_reducer *reducer);
 MS_API ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link);
 /* Of the same pass as the times of ms_reducer_stats_get, which is called first: when the last gradient of a bucket was there, since forward's end (or since forward
  * began where nobody says its end), and how long its reduction took, links included. False (and zeros) while no pass with the present buckets was timed. */
-typedef struct ms_bucket_times { uint64_t ready_ns, reduce_ns; } ms_bucket_times;
+typedef struct ms_bucket_times {
+    uint64_t ready_ns, reduce_ns;
+} ms_bucket_times;
 MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out);
 
-/* ------------------------------------------------------------------------------------------------------------------- at the beginning */
+/* --------------------------------------------------------- at the beginning */
 
 /* Compares names, dtypes and shapes over the group: MS_ERROR_MISMATCH on every rank, with the first parameter that differs and both sides, and the job ends
  * with it. One small all_gather, and a few more only when something differs. Blocks. */

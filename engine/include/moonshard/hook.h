@@ -32,16 +32,25 @@ typedef struct ms_bucket {
     uint32_t count;                /* of parameters */
     const uint32_t *positions;     /* of the parameters among all of the model */
     const char *const *names;      /* of the parameters */
-    ms_tensor *flat;               /* the gradients, 1-D, contiguous, in the group's memory: where the result is to lie */
+    /* Gradient buffer: 1-D, contiguous, in the group's memory. The result is written here. */
+    ms_tensor *flat;
     ms_tensor **gradients;         /* views of flat in the parameters' shapes */
     ms_tensor **parameters;
-    ms_tensor *buffer;             /* what the next link sees: flat, or what a link has put in its place (retained) */
-    ms_tensor *sent;               /* what this rank's numbers were behind a lossy link, f32, or NULL: nobody has told; the chain's own */
+    /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
+    ms_tensor *buffer;
+    /* This rank's numbers as a lossy link sends them, f32, owned by the chain; NULL: no link has
+     * set them. */
+    ms_tensor *sent;
     bool wants_sent;               /* a link of this chain wants to know it */
-    const ms_storage *told;        /* the buffer's, and its version, when it was this rank's numbers as they are; see ms_bucket_tell */
+    /* Storage and version of the buffer when it last held this rank's unchanged numbers; see
+     * ms_bucket_tell. */
+    const ms_storage *told;
     uint64_t told_version;
-    ms_dtype travels;              /* a cast stands right before the reduction: it rounds to this dtype as it reads and writes; MS_F32: no cast */
-    ms_status (*account)(void *user, uint32_t link);   /* NULL: nobody counts; see ms_bucket_account */
+    /* A cast right before the reduction: the collective rounds to this dtype as it reads and
+     * writes; MS_F32: no cast. */
+    ms_dtype travels;
+    /* NULL: bytes are not counted; see ms_bucket_account. */
+    ms_status (*account)(void *user, uint32_t link);
     void *account_user;
     char label[32];                /* for messages: its first parameter */
 } ms_bucket;
@@ -67,11 +76,12 @@ MS_API ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor *
  * what made it, or NULL. */
 MS_API ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, const ms_tensor *result);
 
-/* ----------------------------------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------- state */
 
 /* What a link remembers from one iteration to the next: f32 tensors by name and parameter, and a count of iterations. */
 typedef struct ms_link_state ms_link_state;
-MS_API ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out); /* with one reference; freed with the engine at the latest */
+/* With one reference; freed with the engine at the latest. */
+MS_API ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out);
 MS_API ms_link_state *ms_link_state_retain(ms_link_state *state);           /* NULL is allowed */
 MS_API void ms_link_state_release(ms_link_state *state);                    /* NULL is allowed */
 /* For hosts with garbage collection: a reference that is released by the next sweep, which does not depend on a collector's pace. */
@@ -88,21 +98,30 @@ MS_API ms_status ms_link_state_shared(ms_link_state *state, const char *name, in
 MS_API int64_t ms_link_state_iteration(const ms_link_state *state);
 MS_API void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration);
 /* Of a link that makes matrices smaller: how many numbers it was given, and how many travelled for them, since it was made; not saved. */
-typedef struct ms_link_compression { uint64_t before, after; } ms_link_compression;
+typedef struct ms_link_compression {
+    uint64_t before, after;
+} ms_link_compression;
 MS_API ms_link_compression ms_link_state_compression(const ms_link_state *state);
 
 /* For saving: all that is kept, in a fixed order, as a view that is owned. parameter: "" for what belongs to none. MS_ERROR_ARGUMENT past the last. */
-typedef struct ms_link_piece { const char *name, *parameter; ms_tensor *tensor; } ms_link_piece;
+typedef struct ms_link_piece {
+    const char *name, *parameter;
+    ms_tensor *tensor;
+} ms_link_piece;
 MS_API uint32_t ms_link_state_pieces(const ms_link_state *state);
 MS_API ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piece *out);
 /* For loading: forgets everything; then puts copies, each for the first parameter of that name that comes. */
 MS_API void ms_link_state_clear(ms_link_state *state);
 MS_API ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter, ms_tensor *tensor);
 
-/* ----------------------------------------------------------------------------------------------------------------------------- links */
+/* -------------------------------------------------------------------- links */
 
 typedef enum ms_int8_per { MS_INT8_TENSOR, MS_INT8_CHANNEL, MS_INT8_BLOCK } ms_int8_per;
-typedef enum ms_clip_scope { MS_CLIP_GLOBAL, MS_CLIP_BUCKET, MS_CLIP_LAGGED /* by the norm of the step before */ } ms_clip_scope;
+typedef enum ms_clip_scope {
+    MS_CLIP_GLOBAL,
+    MS_CLIP_BUCKET,
+    MS_CLIP_LAGGED                 /* by the norm of the step before */
+} ms_clip_scope;
 typedef enum ms_int8_form { MS_INT8_ALL_GATHER, MS_INT8_ALL_TO_ALL } ms_int8_form;
 
 typedef struct ms_link_options {
@@ -110,16 +129,44 @@ typedef struct ms_link_options {
     ms_dtype dtype;                /* cast: what travels */
     ms_group *group;               /* NULL: the bucket's; a mean is over its size */
     double decay;                  /* error_feedback: of what was left over */
-    struct { int64_t rank, start_step, seed, stats_every /* iterations from one logged line to the next */; double min_rate, eps; bool error_feedback, warm_start, batched; } powersgd;
-    struct { ms_int8_per per; ms_int8_form form; int64_t block; } int8;    /* block: numbers of a channel, or of a block */
-    struct { double fraction, momentum; } top_k;   /* sends ceil(fraction * count) numbers; a decimal fraction counts as written: 0.07 of 100 are 7 */
-    struct { double max_norm; ms_clip_scope scope; } clip;
-    struct { bool stop; } nan_check;                                        /* stop: an error; else what optimizers ask for */
-    struct { int64_t start_step; ms_group *subgroup; bool reduce_after; } post_local_sgd;   /* subgroup NULL: the bucket's group */
+    struct {
+        int64_t rank, start_step, seed;
+        int64_t stats_every;       /* iterations between two logged lines */
+        double min_rate, eps;
+        bool error_feedback, warm_start, batched;
+    } powersgd;
+    /* block: numbers of a channel, or of a block */
+    struct {
+        ms_int8_per per;
+        ms_int8_form form;
+        int64_t block;
+    } int8;
+    /* sends ceil(fraction * count) numbers; a decimal fraction counts as written: 0.07 of 100 are 7 */
+    struct {
+        double fraction, momentum;
+    } top_k;
+    struct {
+        double max_norm;
+        ms_clip_scope scope;
+    } clip;
+    /* stop: an error; else what optimizers ask for */
+    struct {
+        bool stop;
+    } nan_check;
+    /* subgroup NULL: the bucket's group */
+    struct {
+        int64_t start_step;
+        ms_group *subgroup;
+        bool reduce_after;
+    } post_local_sgd;
 } ms_link_options;
 
 typedef struct ms_link_kind ms_link_kind;
-typedef struct ms_link { const ms_link_kind *kind; ms_link_options options; ms_link_state *state; } ms_link;
+typedef struct ms_link {
+    const ms_link_kind *kind;
+    ms_link_options options;
+    ms_link_state *state;
+} ms_link;
 
 /* A link either wraps what follows (encode, and decode unless nothing is to be undone) or reduces. Its object is the ms_link: options, and state if it
  * is of a kind that has some. */
@@ -129,7 +176,8 @@ struct ms_link_kind {
     /* before: the buffer as it was when encode was called; reduced: what the later links made; *out: owned. */
     ms_status (*decode)(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out);
     ms_status (*reduce)(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
-    ms_status (*check)(ms_engine *engine, const ms_link_options *options);  /* NULL: all are allowed */
+    /* NULL: all are allowed */
+    ms_status (*check)(ms_engine *engine, const ms_link_options *options);
     ms_link_options defaults;
     bool has_state;
 };
