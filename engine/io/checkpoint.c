@@ -4,13 +4,14 @@
  * replaced, and counts again if a crash leaves no NAME beside it.
  */
 #include "io/path.h"
+
 #include <stdatomic.h>
 #include <string.h>
 
 #define TEMPORARY ".tmp-"
 #define REPLACED ".old-"
 
-/* ----------------------------------------------------------------------------------------------------------------------- snapshots */
+/* ---------------------------------------------------------------- snapshots */
 
 struct ms_snapshot {
     ms_context context;              /* for releasing, on whichever thread */
@@ -72,7 +73,7 @@ void ms_snapshot_free(ms_snapshot *snapshot)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ms_release(&context, parts[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ folder of them */
+/* ----------------------------------------------------------- folder of them */
 
 /* folder/<prefix>name */
 static ms_status place(ms_context *context, const char *folder, const char *prefix, const char *name, char **out)
@@ -139,7 +140,7 @@ ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const ch
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ writing */
+/* ------------------------------------------------------------------ writing */
 
 static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot, const char *path)
 {
@@ -208,7 +209,7 @@ ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, 
     return status ? status : write_one(context, snapshot, folder, name, manifest, bytes);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- on a thread */
+/* -------------------------------------------------------------- on a thread */
 
 struct ms_checkpoint_job {
     ms_context context;              /* the thread's, until it was joined */

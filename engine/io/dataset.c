@@ -1,11 +1,12 @@
 /* dataset.c: data sets: bytes of files and folders, token shards, parts of data sets. */
 #include "io/dataset.h"
+
 #include <inttypes.h>
 #include <string.h>
 
 #define FOLDERS_DEEP 64              /* deeper can only be a link to a parent */
 
-/* --------------------------------------------------------------------------------------------------------------------- references */
+/* --------------------------------------------------------------- references */
 
 ms_status ms_data_new(ms_context *context, ms_data **out)
 {
@@ -74,7 +75,7 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
     return MS_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- bytes */
+/* -------------------------------------------------------------------- bytes */
 
 /* Adds bytes [offset, end) of a file behind what there is. */
 static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, const char *path, uint64_t offset, uint64_t end)
@@ -133,24 +134,32 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
     ms_data *data = NULL;
     ms_status status = ms_data_new(context, &data);
     for (uint32_t i = 0; i < count && !status; i++) status = append_path(context, data, paths[i], 0);
-    if (!status && data->count == 0) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in %s%s%s", count ? "'" : "no path", count ? paths[0] : "", count ? "'" : "");
+    if (!status && data->count == 0) {
+        if (count) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in '%s'", paths[0]);
+        else status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in no path");
+    }
     if (!status) status = ms_dataset_of(context, data, out);
     if (status) ms_data_release(data);
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- token shards */
+/* ------------------------------------------------------------- token shards */
 
 #define SHARD_HEADER 1024            /* llm.c: 256 numbers of 32 bits: magic, version, count of tokens */
 
-typedef struct ms_shard { uint64_t begin, end; uint32_t width; } ms_shard;
+typedef struct ms_shard {
+    uint64_t begin, end;
+    uint32_t width;
+} ms_shard;
 
 static uint32_t little_endian(const uint8_t *at) { return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24; }
 
 /* Tells the formats apart. A file without one of llm.c's magic numbers is nanoGPT's: nothing but u16. */
 static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path, uint64_t bytes, ms_shard *out)
 {
-    static const struct { uint32_t magic, version, width; } known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
+    static const struct {
+        uint32_t magic, version, width;
+    } known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
     uint8_t header[12] = { 0 };
     if (bytes >= sizeof header) {
         ms_status status = ms_file_read(context, file, path, header, sizeof header, 0);
@@ -192,7 +201,10 @@ ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint3
     ms_data *data = NULL;
     ms_status status = ms_data_new(context, &data);
     for (uint32_t i = 0; i < count && !status; i++) status = append_shard(context, data, paths[i]);
-    if (!status && data->count == 0) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in %s%s%s", count ? "'" : "no path", count ? paths[0] : "", count ? "'" : "");
+    if (!status && data->count == 0) {
+        if (count) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in '%s'", paths[0]);
+        else status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in no path");
+    }
     if (!status) status = ms_dataset_of(context, data, out);
     if (status) ms_data_release(data);
     return status;

@@ -1,5 +1,6 @@
 /* file.c: whole files: reading, locking, and writing so that a crash leaves the old content or the new. */
 #include "io/path.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,7 +75,7 @@ ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ writing */
+/* ------------------------------------------------------------------ writing */
 
 struct ms_writer {
     ms_context *context;
@@ -146,7 +147,7 @@ ms_status ms_file_write_atomic(ms_context *context, const char *path, const void
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ locking */
+/* ------------------------------------------------------------------ locking */
 
 /* What the holder has written into its lock, for a message; unreadable is no failure of its own. */
 static void read_holder(ms_context *context, ms_file *file, char *text, size_t bytes)

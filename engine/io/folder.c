@@ -1,5 +1,6 @@
 /* folder.c: folders and names: made, listed, removed and synced; the texts of paths. */
 #include "io/path.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,11 @@ size_t ms_text_character(const char *characters)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
     const unsigned char *text = (const unsigned char *)characters;
-    size_t bytes = text[0] < 0x80 ? text[0] != 0 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : text[0] >= 0xc0 ? 2 : 0;
+    size_t bytes = 0;
+    if (text[0] < 0x80) bytes = text[0] != 0;
+    else if (text[0] >= 0xf0) bytes = 4;
+    else if (text[0] >= 0xe0) bytes = 3;
+    else if (text[0] >= 0xc0) bytes = 2;
     if (bytes <= 1) return bytes;
     uint32_t code = text[0] & (0xffu >> (bytes + 1));
     for (size_t i = 1; i < bytes; i++) {
@@ -61,7 +66,7 @@ bool ms_text_is_name(const char *text, size_t longest)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- names */
+/* -------------------------------------------------------------------- names */
 
 ms_status ms_names_add(ms_context *context, ms_names *names, const char *name)
 {
@@ -85,7 +90,7 @@ void ms_names_free(ms_context *context, ms_names *names)
     *names = (ms_names){ 0 };
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ folders */
+/* ------------------------------------------------------------------ folders */
 
 ms_status ms_folder_make(ms_context *context, const char *path)
 {
@@ -110,7 +115,11 @@ ms_status ms_folder_make(ms_context *context, const char *path)
     return status;
 }
 
-typedef struct ms_listing { ms_context *context; ms_names names; ms_status status; } ms_listing;
+typedef struct ms_listing {
+    ms_context *context;
+    ms_names names;
+    ms_status status;
+} ms_listing;
 
 static void add_entry(void *to, const char *name)
 {

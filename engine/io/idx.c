@@ -1,10 +1,12 @@
 /* idx.c: MNIST's idx files (magic, sizes, bytes), plain or compressed by gzip. */
 #include "io/dataset.h"
+
 #include <inttypes.h>
 #include <string.h>
 #include <zlib.h>
 
-#define IDX_BYTES_MAX (UINT64_C(1) << 31)      /* of a file and of what it expands to: deflate can make a thousand bytes of one */
+/* Limit of a file and of its inflated size: deflate expands up to a thousandfold. */
+#define IDX_BYTES_MAX (UINT64_C(1) << 31)
 
 static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 {
@@ -35,8 +37,11 @@ static ms_status inflate_all(ms_context *context, const char *path, const uint8_
         result = inflate(&stream, Z_NO_FLUSH);
     }
     if (!status && result == Z_MEM_ERROR) status = ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
-    if (!status && (result != Z_STREAM_END || stream.avail_in))
-        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in, stream.msg ? stream.msg : result == Z_STREAM_END ? "something follows the gzip data" : "the gzip data ends too early");
+    if (!status && (result != Z_STREAM_END || stream.avail_in)) {
+        const char *problem = result == Z_STREAM_END ? "something follows the gzip data" : "the gzip data ends too early";
+        if (stream.msg) problem = stream.msg;
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in, problem);
+    }
     *bytes = stream.total_out;
     inflateEnd(&stream);
     if (status) { ms_release(context, data); return status; }

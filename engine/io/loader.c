@@ -3,15 +3,21 @@
  * The host and the thread share a ring of slots. `filled` is written by the thread, `taken` by the host; a slot belongs to the thread
  * from the moment that the host asks for the next one. Everything else is either constant or one side's own.
  */
-#include "base/thread.h"
 #include "io/dataset.h"
+
 #include <inttypes.h>
 #include <string.h>
 
-#define SLOTS 3                      /* one in the host's hands, two ahead */
-#define OFFSET_WINDOWS 16            /* with more windows than that, one of them is given for a free choice of where they begin */
+#include "base/thread.h"
 
-typedef struct ms_prepared { void *x, *y; ms_loader_state after; } ms_prepared;
+#define SLOTS 3                      /* one in the host's hands, two ahead */
+/* With more windows than this, one window is given up so that the offset can be chosen freely. */
+#define OFFSET_WINDOWS 16
+
+typedef struct ms_prepared {
+    void *x, *y;
+    ms_loader_state after;
+} ms_prepared;
 
 struct ms_loader {
     ms_context context;              /* of the host side, for memory */
@@ -29,7 +35,7 @@ struct ms_loader {
     atomic_bool stop;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------------- order */
+/* -------------------------------------------------------------------- order */
 
 /* A number below `bound`, the same for the same arguments. */
 static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_t bound)
@@ -73,7 +79,7 @@ static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t posi
     return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position) : position;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- filling */
+/* ------------------------------------------------------------------ filling */
 
 static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int64_t *to)
 {
@@ -116,7 +122,7 @@ static ms_loader_state advance(const ms_loader *loader, ms_loader_state state)
     return state;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ thread */
+/* ------------------------------------------------------------------- thread */
 
 static void prepare(void *argument)
 {
@@ -166,7 +172,7 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
     return error ? ms_fail_os(context, error, "cannot start the loader's thread", NULL) : MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ public */
+/* ------------------------------------------------------------------- public */
 
 static ms_status count_windows(ms_context *context, const ms_dataset *dataset, const ms_loader_options *options, uint64_t *windows)
 {

@@ -4,11 +4,13 @@
  * file's size before it is used.
  */
 #include "io/path.h"
-#include "io/safetensors.h"
-#include "io/scan.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "io/safetensors.h"
+#include "io/scan.h"
 
 const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { "F32", "f32", 4, MS_F32 }, { "F16", "f16", 2, MS_F16 }, { "BF16", "bf16", 2, MS_BF16 }, { "I64", "i64", 8, MS_I64 },
@@ -19,7 +21,9 @@ const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { "F8_E8M0", "f8_e8m0", 1, MS_DTYPES }, { "C64", "c64", 8, MS_DTYPES }, { NULL, NULL, 0, MS_DTYPES },
 };
 
-typedef struct ms_pair { char *key, *value; } ms_pair;
+typedef struct ms_pair {
+    char *key, *value;
+} ms_pair;
 
 struct ms_safetensors {
     ms_context context;              /* for memory and for closing, whichever thread does it */
@@ -41,10 +45,13 @@ static ms_status malformed(ms_context *context, const ms_safetensors *file, cons
     return corrupt(context, file, "the header, byte %zu: %s: '%s'", (size_t)(scan->at - scan->begin) + 8, scan->problem);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ one tensor */
+/* --------------------------------------------------------------- one tensor */
 
 /* An entry as it stands in the header; members are NULL or -1 until they were met. */
-typedef struct ms_raw { char *dtype; int64_t dims, begin, end; } ms_raw;
+typedef struct ms_raw {
+    char *dtype;
+    int64_t dims, begin, end;
+} ms_raw;
 
 static ms_status scan_shape(ms_context *context, ms_safetensors *file, ms_scan *scan, const char *name, ms_raw *raw)
 {
@@ -100,7 +107,10 @@ static ms_status find_dtype(ms_context *context, const ms_safetensors *file, con
 static ms_status check_entry(ms_context *context, const ms_safetensors *file, const ms_raw *raw, uint64_t data, ms_safetensors_entry *entry)
 {
     uint64_t bytes = 0;
-    const char *missing = !raw->dtype ? "dtype" : raw->dims < 0 ? "shape" : raw->begin < 0 || raw->end < 0 ? "data_offsets" : NULL;
+    const char *missing = NULL;
+    if (!raw->dtype) missing = "dtype";
+    else if (raw->dims < 0) missing = "shape";
+    else if (raw->begin < 0 || raw->end < 0) missing = "data_offsets";
     if (missing) return corrupt(context, file, "tensor '%.200s' has no %s: '%s'", entry->name, missing);
     ms_status status = find_dtype(context, file, raw->dtype, entry, &bytes);
     if (status) return status;
@@ -157,13 +167,14 @@ static ms_status scan_metadata(ms_context *context, ms_safetensors *file, ms_sca
     return scan->problem ? malformed(context, file, scan) : MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- whole header */
+/* ------------------------------------------------------------- whole header */
 
 static int compare_offsets(const void *a, const void *b)
 {
     const ms_safetensors_entry *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;         /* empty tensors stand before the one that begins there */
+    /* Empty tensors stand before the one that begins there. */
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
 static int compare_entries(const void *a, const void *b)
@@ -247,7 +258,7 @@ static ms_status read_header(ms_context *context, ms_safetensors *file)
     return scan_header(context, file, (size_t)length, sizeof prefix + length, end);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- public */
+/* ------------------------------------------------------------------- public */
 
 ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetensors **out)
 {
@@ -305,7 +316,8 @@ ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file, const ms_
     ms_tensor *tensor = NULL;
     if (!entry->supported)
         return ms_fail(context, MS_ERROR_UNSUPPORTED, "tensor '%.200s' is %s with %u dimensions, which cannot be loaded: '%s'", entry->name, entry->dtype_name, entry->dims, file->path);
-    bool values = !ms_engine_is_sim(engine);   /* without data only the shape counts, and nothing is read */
+    /* Without data only the shape counts, and nothing is read. */
+    bool values = !ms_engine_is_sim(engine);
     ms_status status = values ? ms_bytes_new(context, (size_t)entry->bytes, entry->name, (void **)&data) : MS_OK;
     if (!status && values) status = ms_safetensors_read(context, file, entry, data);
     if (!status && values && hash) *hash = ms_hash(data, (size_t)entry->bytes, 0);

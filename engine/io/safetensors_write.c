@@ -1,12 +1,17 @@
 /* safetensors_write.c: writing safetensors, tensor by tensor, into a file that appears as a whole. */
 #include "io/path.h"
-#include "io/safetensors.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct ms_place { uint64_t offset, bytes; bool written; } ms_place;
+#include "io/safetensors.h"
+
+typedef struct ms_place {
+    uint64_t offset, bytes;
+    bool written;
+} ms_place;
 
 struct ms_safetensors_writer {
     ms_context *context;
@@ -15,7 +20,10 @@ struct ms_safetensors_writer {
     ms_place *places;                /* by index of the specs */
 };
 
-typedef struct ms_ordered { const ms_safetensors_spec *spec; uint32_t index; } ms_ordered;
+typedef struct ms_ordered {
+    const ms_safetensors_spec *spec;
+    uint32_t index;
+} ms_ordered;
 
 static size_t spec_width(const ms_safetensors_spec *spec) { return ms_dtype_bytes(spec->dtype); }
 
@@ -41,10 +49,15 @@ static ms_status check_spec(ms_context *context, const char *path, const ms_safe
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- header */
+/* ------------------------------------------------------------------- header */
 
 /* The header's text while it grows. After a failure nothing is added, so that only the end must look. */
-typedef struct ms_header { ms_context *context; char *text; size_t count, capacity; ms_status status; } ms_header;
+typedef struct ms_header {
+    ms_context *context;
+    char *text;
+    size_t count, capacity;
+    ms_status status;
+} ms_header;
 
 static void put(ms_header *header, const char *text, size_t bytes)
 {
@@ -85,7 +98,8 @@ static ms_status put_metadata(ms_header *header, const char *path, const char *c
         for (const char *at = metadata[i]; *at; at += ms_text_character(at))
             if (!ms_text_character(at)) return ms_fail(header->context, MS_ERROR_ARGUMENT, "'%s': metadata '%.200s' is not text in UTF-8", path, metadata[i & ~1u]);
         put_string(header, metadata[i]);
-        put_text(header, i % 2 == 0 ? ":" : i + 1 < 2 * pairs ? "," : "}");
+        if (i % 2 == 0) put_text(header, ":");
+        else put_text(header, i + 1 < 2 * pairs ? "," : "}");
     }
     return MS_OK;
 }
@@ -182,7 +196,7 @@ done:
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- tensors */
+/* ------------------------------------------------------------------ tensors */
 
 ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data, size_t bytes)
 {

@@ -1,5 +1,6 @@
 /* scan.c: reading JSON of a known form, in place. */
 #include "io/scan.h"
+
 #include <string.h>
 
 #include "io/path.h"
@@ -28,8 +29,14 @@ bool ms_scan_is(ms_scan *scan, char expected)
 bool ms_scan_character(ms_scan *scan, char expected)
 {
     if (ms_scan_is(scan, expected)) return true;
-    return fail(scan, expected == '{' ? "'{' expected" : expected == '}' ? "',' or '}' expected" : expected == '[' ? "'[' expected" :
-                expected == ']' ? "',' or ']' expected" : expected == ':' ? "':' expected" : "',' expected");
+    switch (expected) {
+    case '{': return fail(scan, "'{' expected");
+    case '}': return fail(scan, "',' or '}' expected");
+    case '[': return fail(scan, "'[' expected");
+    case ']': return fail(scan, "',' or ']' expected");
+    case ':': return fail(scan, "':' expected");
+    default: return fail(scan, "',' expected");
+    }
 }
 
 bool ms_scan_end(ms_scan *scan)
@@ -50,15 +57,22 @@ bool ms_scan_more(ms_scan *scan, char close, bool *first)
     return false;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ strings */
+/* ------------------------------------------------------------------ strings */
+
+/* The value of a hexadecimal digit, or -1. */
+static int digit_of(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
 
 /* Four hexadecimal digits. */
 static bool read_unit(ms_scan *scan, uint32_t *unit)
 {
     *unit = 0;
     for (int i = 0; i < 4; i++, scan->at++) {
-        char c = *scan->at;          /* at the end stands 0, which is no digit */
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = digit_of(*scan->at);         /* at the end stands 0, which is no digit */
         if (digit < 0) return fail(scan, "four hexadecimal digits expected");
         *unit = *unit << 4 | (uint32_t)digit;
     }
@@ -133,7 +147,7 @@ bool ms_scan_string(ms_scan *scan, char **text)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ other values */
+/* ------------------------------------------------------------- other values */
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 

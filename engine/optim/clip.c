@@ -1,8 +1,9 @@
 /* clip.c: clipping by the common norm of many gradients, and unscaling with a found-inf flag: few tasks, fixed order of sums. */
+#include "optim/tasks.h"
+
 #include <math.h>
 
 #include "moonshard/ops.h"
-#include "optim/tasks.h"
 #include "tensor/op.h"
 
 static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients, uint32_t count)
@@ -41,7 +42,8 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
 {
     for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
         ms_scale_args args = { .factor = ms_tensor_data(factor), .count = group_size(count, first), .finite = finite ? ms_tensor_data(finite) : NULL };
-        ms_tensor *used[MS_CLIP_TENSORS + 2];         /* gradients and finite are updated: read and written */
+        /* Gradients and `finite` are updated: read and written. */
+        ms_tensor *used[MS_CLIP_TENSORS + 2];
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
             ms_tensor *g = gradients[first + i];
@@ -66,7 +68,8 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     if (!(p > 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: p = %g; above 0 or math.huge is allowed", p);
     ms_status status = check_gradients(engine, "clip_grad_norm", gradients, count);
     int64_t numbers = count;
-    if (!status) status = ms_tensor_new(engine, MS_I64, 1, &numbers, &partial);     /* 8 bytes each: they hold doubles */
+    /* 8 bytes each: they hold doubles */
+    if (!status) status = ms_tensor_new(engine, MS_I64, 1, &numbers, &partial);
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made);
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &factor);
     if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &first_bad);

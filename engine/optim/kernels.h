@@ -23,7 +23,8 @@ typedef struct ms_optimizer_args {
 typedef struct ms_optimizer_scalars {
     float lr, weight_decay, sign;              /* sign: -1 for maximize */
     float beta1, beta2, eps;
-    float rest1, rest2;                        /* 1 - beta, rounded once: the difference of rounded numbers is off by a hundred times as much */
+    /* 1 - beta, rounded once: the difference of rounded numbers has a hundred times the error. */
+    float rest1, rest2;
     float step_size, root_correction;          /* adam, adamax: lr / (1 - b1^t); 1 / sqrt(1 - b2^t) */
     float momentum, damped;                    /* damped: 1 - dampening, 1 at the first step */
     float eta_minus, eta_plus, step_min, step_max;
@@ -36,7 +37,8 @@ typedef void (*ms_optimizer_kernel)(const ms_optimizer_scalars *s, float *restri
 
 typedef struct ms_optimizer_kernels {
     ms_optimizer_kernel step[MS_OPTIMIZER_KINDS];
-    double (*sum_of_powers)(const float *g, size_t n, double p);       /* sum |g|^p; p infinite: the maximum. NaN stays */
+    /* The sum of |g|^p; p infinite: the maximum. NaN stays. */
+    double (*sum_of_powers)(const float *g, size_t n, double p);
     void (*scale)(float *g, size_t n, float factor);
     bool (*all_finite)(const float *g, size_t n);
 } ms_optimizer_kernels;

@@ -1,8 +1,9 @@
 /* optimizer.c: what each kind of optimizer is called, keeps and allows, and its step as one task. */
+#include "optim/tasks.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "optim/tasks.h"
 #include "tensor/op.h"
 
 typedef struct kind_facts {
@@ -47,7 +48,11 @@ static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *n
 
 ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperparameters *hyper)
 {
-    const struct { const char *name; double value; bool below_one; } rules[] = {
+    const struct {
+        const char *name;
+        double value;
+        bool below_one;
+    } rules[] = {
         { "lr", hyper->lr, false }, { "weight_decay", hyper->weight_decay, false }, { "betas[1]", hyper->beta1, true }, { "betas[2]", hyper->beta2, true },
         { "eps", hyper->eps, false }, { "momentum", hyper->momentum, false }, { "lr_decay", hyper->lr_decay, false },
         { "initial_accumulator_value", hyper->initial_accumulator_value, false }, { "alpha", hyper->alpha, false },
@@ -66,7 +71,7 @@ ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind, const ms
     return MS_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- step */
+/* --------------------------------------------------------------------- step */
 
 static ms_status check_state(const ms_optimizer_step *step, const char *name, const ms_tensor *state)
 {

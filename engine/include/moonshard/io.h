@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* -------------------------------------------------------------------------------------------------------------------------- files */
+/* -------------------------------------------------------------------- files */
 
 /* The whole file, followed by a zero byte that `bytes` does not count; release with ms_release. More than `limit` bytes: MS_ERROR_CORRUPT. */
 MS_API ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out, size_t *bytes);
@@ -45,19 +45,26 @@ MS_API ms_status ms_writer_commit(ms_writer *writer);                       /* o
 MS_API void ms_writer_free(ms_writer *writer);                              /* NULL is allowed */
 
 /* A list of strings that it owns. */
-typedef struct ms_names { char **items; size_t count, capacity; } ms_names;
+typedef struct ms_names {
+    char **items;
+    size_t count, capacity;
+} ms_names;
 MS_API ms_status ms_names_add(ms_context *context, ms_names *names, const char *name);
 MS_API void ms_names_sort(ms_names *names);                                 /* by bytes */
 MS_API void ms_names_free(ms_context *context, ms_names *names);            /* leaves it empty */
 
-MS_API ms_status ms_folder_make(ms_context *context, const char *path);     /* with its parents; being there already is success */
-MS_API ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out);   /* adds the names in it, sorted */
-MS_API ms_status ms_folder_remove(ms_context *context, const char *path);   /* with the files in it; it must hold no folders */
-MS_API ms_status ms_folder_sync(ms_context *context, const char *path);     /* makes names in it durable */
+/* With its parents; being there already is success. */
+MS_API ms_status ms_folder_make(ms_context *context, const char *path);
+/* Adds the names in the folder, sorted. */
+MS_API ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out);
+/* Removes the folder and the files in it; it must hold no folders. */
+MS_API ms_status ms_folder_remove(ms_context *context, const char *path);
+/* Makes the names in the folder durable. */
+MS_API ms_status ms_folder_sync(ms_context *context, const char *path);
 /* Renames and syncs the folder that both lie in. */
 MS_API ms_status ms_folder_rename(ms_context *context, const char *from, const char *to);
 
-/* -------------------------------------------------------------------------------------------------------------------- safetensors */
+/* -------------------------------------------------------------- safetensors */
 
 #define MS_SAFETENSORS_HEADER_MAX (32u << 20)
 #define MS_SAFETENSORS_COUNT_MAX 1000000u
@@ -80,8 +87,10 @@ typedef struct ms_safetensors ms_safetensors;
 MS_API ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetensors **out);
 MS_API void ms_safetensors_close(ms_safetensors *file);                     /* NULL is allowed */
 MS_API uint32_t ms_safetensors_count(const ms_safetensors *file);
-MS_API const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32_t index);    /* in order of names */
-MS_API const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, const char *name);   /* NULL if there is none */
+/* In order of names. */
+MS_API const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32_t index);
+/* NULL if there is none */
+MS_API const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, const char *name);
 /* Metadata by index; false past the last. */
 MS_API bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const char **key, const char **value);
 /* All entry->bytes of one tensor, as they stand in the file. The error goes to `context`, which may be another thread's than open's. */
@@ -90,20 +99,28 @@ MS_API ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file, 
 MS_API ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file, const ms_safetensors_entry *entry, uint64_t *hash, ms_tensor **out);
 
 /* What is to be written. */
-typedef struct ms_safetensors_spec { const char *name; ms_dtype dtype; uint32_t dims; const int64_t *shape; } ms_safetensors_spec;
+typedef struct ms_safetensors_spec {
+    const char *name;
+    ms_dtype dtype;
+    uint32_t dims;
+    const int64_t *shape;
+} ms_safetensors_spec;
+
 typedef struct ms_safetensors_writer ms_safetensors_writer;
 /* Fixes the header; the same specs in any order give the same file. Names must differ. metadata: `pairs` times key, value; strings in UTF-8. */
 MS_API ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_safetensors_spec *specs, uint32_t count,
                                        const char *const *metadata, uint32_t pairs, ms_safetensors_writer **out);
 /* All bytes of specs[index], in any order of indices. */
 MS_API ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data, size_t bytes);
-MS_API ms_status ms_safetensors_commit(ms_safetensors_writer *writer);      /* every tensor must have been written */
-MS_API void ms_safetensors_free(ms_safetensors_writer *writer);             /* NULL is allowed; without a commit nothing is left */
+/* Every tensor must have been written. */
+MS_API ms_status ms_safetensors_commit(ms_safetensors_writer *writer);
+/* NULL is allowed; without a commit nothing is left */
+MS_API void ms_safetensors_free(ms_safetensors_writer *writer);
 /* The file of these tensors; blocks until each has its value. */
 MS_API ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names, ms_tensor *const *tensors, uint32_t count,
                                      const char *const *metadata, uint32_t pairs);
 
-/* ------------------------------------------------------------------------------------------------------------ data sets, loaders */
+/* ------------------------------------------------------- data sets, loaders */
 
 /* Tokens in a row, or images with labels. Reference counted; retain and release from any thread. */
 typedef struct ms_dataset ms_dataset;
@@ -130,11 +147,17 @@ typedef struct ms_loader_options {
 } ms_loader_options;
 
 /* seed, and how many samples of the epoch all ranks together have been given; samples: of an epoch, to recognise other data. */
-typedef struct ms_loader_state { uint64_t seed, epoch, position, samples; } ms_loader_state;
+typedef struct ms_loader_state {
+    uint64_t seed, epoch, position, samples;
+} ms_loader_state;
 
 /* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later. Images: x f32 [rows, height, width] in
  * 0 .. 1, y i64 [rows]. */
-typedef struct ms_batch { void *x, *y; size_t x_bytes, y_bytes; uint32_t rows; } ms_batch;
+typedef struct ms_batch {
+    void *x, *y;
+    size_t x_bytes, y_bytes;
+    uint32_t rows;
+} ms_batch;
 
 typedef struct ms_loader ms_loader;
 /* MS_ERROR_ARGUMENT: batch does not divide by the ranks, length does not fit the data. One thread at a time uses a loader. */
@@ -156,13 +179,14 @@ MS_API ms_loader_state ms_loader_get_state(const ms_loader *loader);
 /* Goes on from there. MS_ERROR_MISMATCH, and no change, if it is the state of other data or of another length. */
 MS_API ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state);
 
-/* -------------------------------------------------------------------------------------------------------------------- checkpoints */
+/* -------------------------------------------------------------- checkpoints */
 
 /* Values of tensors at one moment, in host memory, so that they can be written while training goes on. */
 typedef struct ms_snapshot ms_snapshot;
 /* Blocks until each tensor has its value. */
 MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors, uint32_t count, ms_snapshot **out);
-MS_API uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index);   /* ms_hash of the tensor's bytes, seed 0 */
+/* ms_hash of the tensor's bytes, seed 0 */
+MS_API uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index);
 MS_API void ms_snapshot_free(ms_snapshot *snapshot);                        /* NULL is allowed */
 
 #define MS_CHECKPOINT_TENSORS "tensors.safetensors"

@@ -21,13 +21,23 @@ extern "C" {
 #define MS_OPTIMIZER_STATES 3
 
 typedef enum ms_optimizer_kind {
-    MS_SGD,        /* with momentum: b = g at t = 1, else mu b + (1 - dampening) g; g = nesterov ? g + mu b : b; p -= lr g */
-    MS_ADAM,       /* m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; amsgrad: v = max(v); p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps) */
+    /* With momentum: b = g at t = 1, else mu b + (1 - dampening) g; g = nesterov ? g + mu b : b;
+     * p -= lr g. */
+    MS_SGD,
+    /* m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; amsgrad: v = max(v); p -= lr / (1 - b1^t)
+     * m / (sqrt(v) / sqrt(1 - b2^t) + eps) */
+    MS_ADAM,
     MS_ADAMW,      /* p *= 1 - lr wd first, then as adam without wd */
     MS_ADAGRAD,    /* s += g^2; p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps) */
-    MS_ADADELTA,   /* s = rho s + (1 - rho) g^2; d = sqrt(a + eps) / sqrt(s + eps) g; a = rho a + (1 - rho) d^2; p -= lr d */
-    MS_RMSPROP,    /* s = alpha s + (1 - alpha) g^2; centered: a += (1 - alpha)(g - a), r = sqrt(s - a^2) else sqrt(s); r += eps; momentum: b = mu b + g / r, p -= lr b */
-    MS_RPROP,      /* step *= eta_plus or eta_minus as g keeps or changes its sign, clamped; where it changes g = 0; p -= sign(g) step */
+    /* s = rho s + (1 - rho) g^2; d = sqrt(a + eps) / sqrt(s + eps) g; a = rho a + (1 - rho) d^2;
+     * p -= lr d */
+    MS_ADADELTA,
+    /* s = alpha s + (1 - alpha) g^2; centered: a += (1 - alpha)(g - a), r = sqrt(s - a^2) else
+     * sqrt(s); r += eps; momentum: b = mu b + g / r, p -= lr b */
+    MS_RMSPROP,
+    /* step *= eta_plus or eta_minus as g keeps or changes its sign, clamped; where it changes g
+     * = 0; p -= sign(g) step. */
+    MS_RPROP,
     MS_ADAMAX,     /* m as adam; u = max(b2 u, |g| + eps); p -= lr / (1 - b1^t) m / u */
     MS_OPTIMIZER_KINDS
 } ms_optimizer_kind;
@@ -57,7 +67,9 @@ typedef struct ms_optimizer_step {
     ms_tensor *gradient;         /* same shape, any float dtype */
     ms_tensor *states[MS_OPTIMIZER_STATES];   /* NULL where the kind has none */
     ms_tensor *count;            /* i64 [] */
-    ms_tensor *master;           /* f32 copy of a 16-bit parameter, which is then rounded from it; NULL: rounded stochastically */
+    /* f32 copy of a 16-bit parameter, which is then rounded from it; NULL: rounded
+     * stochastically */
+    ms_tensor *master;
     ms_tensor *lr;               /* one f32 element, instead of hyper.lr; may be NULL */
     ms_tensor *only_if;          /* one bool; may be NULL */
     ms_random random;            /* for stochastic rounding */

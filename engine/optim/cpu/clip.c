@@ -1,7 +1,8 @@
 /* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task, cut at fixed places. */
+#include "optim/tasks.h"
+
 #include <math.h>
 
-#include "optim/tasks.h"
 #include "tensor/cpu/convert.h"
 
 #define MS_TILE 65536
@@ -9,9 +10,14 @@
 
 static int64_t tiles_of(int64_t elements) { return (elements + MS_TILE - 1) / MS_TILE; }
 
-/* ----------------------------------------------------------------------------------------------------------------------- measuring */
+/* ---------------------------------------------------------------- measuring */
 
-typedef struct measure_job { const ms_measure_args *args; const ms_optimizer_kernels *kernels; const ms_convert_kernels *convert; double *sums; } measure_job;
+typedef struct measure_job {
+    const ms_measure_args *args;
+    const ms_optimizer_kernels *kernels;
+    const ms_convert_kernels *convert;
+    double *sums;
+} measure_job;
 
 static double measure_range(const measure_job *j, const char *data, ms_dtype dtype, size_t n)
 {
@@ -22,7 +28,8 @@ static double measure_range(const measure_job *j, const char *data, ms_dtype dty
         size_t part = n - at < MS_CHUNK ? n - at : MS_CHUNK;
         j->convert->to_f32[dtype](chunk, data + at * 2, part);
         double value = j->kernels->sum_of_powers(chunk, part, j->args->p);
-        sum = isinf(j->args->p) ? (value > sum || isnan(value) ? value : sum) : sum + value;
+        if (!isinf(j->args->p)) sum += value;
+        else if (value > sum || isnan(value)) sum = value;
     }
     return sum;
 }
@@ -78,7 +85,8 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
         if (!isinf(args->p)) sum += args->partial[i];
         else if (args->partial[i] > sum || isnan(args->partial[i])) sum = args->partial[i];
     }
-    double norm = isinf(args->p) || args->p == 1 ? sum : args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
+    double norm = sum;
+    if (!isinf(args->p) && args->p != 1) norm = args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
     double factor = isinf(args->max) ? 1 : args->max / (norm + 1e-6);
     *args->norm = (float)norm;
     *args->factor = factor < 1 || isnan(factor) ? (float)factor : 1;
@@ -87,9 +95,14 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
 
 const ms_task ms_cpu_combine = { .name = "clip_factor", .function = combine_run, .args_bytes = sizeof(ms_combine_args), .kind = MS_KIND_OPTIMIZER };
 
-/* -------------------------------------------------------------------------------------------------------------------------- scaling */
+/* ------------------------------------------------------------------ scaling */
 
-typedef struct scale_job { const ms_scale_args *args; const ms_optimizer_kernels *kernels; const ms_convert_kernels *convert; _Atomic uint8_t bad; } scale_job;
+typedef struct scale_job {
+    const ms_scale_args *args;
+    const ms_optimizer_kernels *kernels;
+    const ms_convert_kernels *convert;
+    _Atomic uint8_t bad;
+} scale_job;
 
 static bool scale_range(const scale_job *j, char *data, ms_dtype dtype, size_t n)
 {

@@ -1,22 +1,30 @@
 /* optimizer.c: the step of one parameter on the CPU: tiles of elements, 16-bit parameters and gradients through f32 chunks. */
+#include "optim/tasks.h"
+
 #include <math.h>
 
-#include "optim/tasks.h"
 #include "tensor/cpu/convert.h"
 
 #define MS_TILE 65536            /* elements of a tile: fixed, so that results do not depend on threads */
 #define MS_CHUNK 2048            /* elements that are converted at once */
 
-typedef struct job { const ms_optimizer_args *args; ms_optimizer_scalars scalars; const ms_optimizer_kernels *kernels; const ms_convert_kernels *convert; } job;
+typedef struct job {
+    const ms_optimizer_args *args;
+    ms_optimizer_scalars scalars;
+    const ms_optimizer_kernels *kernels;
+    const ms_convert_kernels *convert;
+} job;
 
 static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 {
     const ms_hyperparameters *h = &args->hyper;
     double lr = args->lr ? (double)*args->lr : h->lr;
-    double first = args->kind == MS_ADADELTA ? h->rho : args->kind == MS_RMSPROP ? h->alpha : h->beta1;
+    double first = args->kind == MS_RMSPROP ? h->alpha : h->beta1;
+    if (args->kind == MS_ADADELTA) first = h->rho;
+    float damped = t == 1 ? 1 : (float)(1 - h->dampening);
     ms_optimizer_scalars s = { .lr = (float)lr, .weight_decay = (float)h->weight_decay, .sign = h->maximize ? -1 : 1, .beta1 = (float)first, .beta2 = (float)h->beta2,
                                .rest1 = (float)(1 - first), .rest2 = (float)(1 - h->beta2),
-                               .eps = (float)h->eps, .momentum = (float)h->momentum, .damped = t == 1 ? 1 : (float)(1 - h->dampening), .eta_minus = (float)h->eta_minus,
+                               .eps = (float)h->eps, .momentum = (float)h->momentum, .damped = damped, .eta_minus = (float)h->eta_minus,
                                .eta_plus = (float)h->eta_plus, .step_min = (float)h->step_min, .step_max = (float)h->step_max, .nesterov = h->nesterov,
                                .has_max = h->amsgrad, .centered = h->centered, .has_momentum = h->momentum != 0, .first = t == 1 };
     if (args->kind == MS_ADAGRAD) s.step_size = (float)(lr / (1 + (double)(t - 1) * h->lr_decay));
@@ -73,7 +81,7 @@ static void step_tile(void *context, uint32_t tile, ms_thread *thread)
     int64_t first = (int64_t)tile * MS_TILE, end = first + MS_TILE < j->args->elements ? first + MS_TILE : j->args->elements;
     bool whole = j->args->dtype == MS_F32 && j->args->gradient_dtype == MS_F32;
     for (int64_t at = first; at < end; at += whole ? MS_TILE : MS_CHUNK) {
-        int64_t n = whole ? end - at : end - at < MS_CHUNK ? end - at : MS_CHUNK;
+        int64_t n = whole || end - at < MS_CHUNK ? end - at : MS_CHUNK;
         step_chunk(j, at, (size_t)n);
     }
 }

@@ -101,10 +101,14 @@ MS_STEP(rprop)
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i], agree = grad * a[i];
         float step = s->first ? s->lr : b[i];
-        step *= agree > 0 ? s->eta_plus : agree < 0 ? s->eta_minus : 1.0f;
-        step = step < s->step_min ? s->step_min : step > s->step_max ? s->step_max : step;
+        float factor = agree < 0 ? s->eta_minus : 1.0f;
+        factor = agree > 0 ? s->eta_plus : factor;
+        step *= factor;
+        float at_most = step > s->step_max ? s->step_max : step;
+        step = step < s->step_min ? s->step_min : at_most;
         grad = agree < 0 ? 0 : grad;
-        p[i] -= grad > 0 ? step : grad < 0 ? -step : 0;
+        float change = grad < 0 ? -step : 0;
+        p[i] -= grad > 0 ? step : change;
         a[i] = grad;
         b[i] = step;
     }
@@ -122,7 +126,7 @@ MS_STEP(adamax)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- clipping */
+/* ----------------------------------------------------------------- clipping */
 
 /* 16 lanes, in f64 halves so that long sums keep their digits. */
 static double sum_of_squares(const float *g, size_t n)
