@@ -8,7 +8,7 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-/* -------------------------------------------------------------------------------------------------------------------------- heads */
+/* -------------------------------------------------------------------- heads */
 
 static ms_heads heads_of(const ms_tensor *t)
 {
@@ -36,7 +36,7 @@ static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out
     return MS_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- attention */
+/* ---------------------------------------------------------------- attention */
 
 static ms_status attention_check(const ms_op_call *call)
 {
@@ -168,7 +168,7 @@ static ms_status attention_backward(ms_op_gradient *gradient)
 
 const ms_op ms_op_attention = { .name = "attention", .forward = attention_forward, .backward = attention_backward, .inputs_min = 3, .inputs_max = 3 };
 
-/* ------------------------------------------------------------------------------------------------------------------------- rotary */
+/* ------------------------------------------------------------------- rotary */
 
 static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back, ms_tensor **out)
 {

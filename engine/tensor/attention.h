@@ -9,16 +9,23 @@
 #include "tensor/backend.h"
 
 /* The first element, and elements from one batch, head, moment to the next. */
-typedef struct ms_heads { void *data; int64_t batch, head, time; } ms_heads;
+typedef struct ms_heads {
+    void *data;
+    int64_t batch, head, time;
+} ms_heads;
 
 /* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 .. keys - queries + i. */
 typedef struct ms_attention_args {
-    ms_heads q, k, v, out, cast;        /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
+    /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
+    ms_heads q, k, v, out, cast;
     ms_heads dout, dq, dk, dv;          /* backward */
-    float *log_sum;                     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or NULL */
+    /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or
+     * NULL */
+    float *log_sum;
     int64_t batches, heads, groups, queries, keys, width;
     double scale;
-    uint8_t dtype, compute, cast_dtype; /* of tensors, and of operands of products: see ms_engine_set_autocast */
+    /* Of tensors, and of operands of products: see ms_engine_set_autocast. */
+    uint8_t dtype, compute, cast_dtype;
     bool causal;
 } ms_attention_args;
 

@@ -11,42 +11,72 @@
 
 /* Elementwise kernels on operands a, b, c with the numbers value and high; x_backward takes what forward saved and the gradient g, in the
  * order of its operands. They share one argument struct and one driver; apart only so that a trace and an error message name them. */
+/* clang-format off */
 #define MS_ELEMENTWISE_KERNELS(K) \
-    K(cast) K(neg) K(exp) K(log) K(sqrt) K(rsqrt) K(square) K(abs) K(sign) K(relu) K(gelu) K(gelu_erf) K(silu) K(tanh) K(sigmoid) \
+    K(cast) K(neg) K(exp) K(log) K(sqrt) K(rsqrt) K(square) K(abs) K(sign) K(relu) K(gelu) \
+    K(gelu_erf) K(silu) K(tanh) K(sigmoid) \
     K(pow) K(clamp) K(is_finite) \
     K(add) K(sub)      /* a + value * b */ \
-    K(mul) K(div) K(scaled_mul) K(scaled_div)   /* value * a * b, value * a / b */ \
-    K(maximum) K(minimum) K(swiglu) K(eq) K(ne) K(lt) K(le) K(gt) K(ge) K(lerp) K(addcmul) K(addcdiv) K(where) \
-    K(sqrt_backward) K(rsqrt_backward) K(relu_backward) K(tanh_backward) K(sigmoid_backward)   /* result, g */ \
-    K(square_backward) K(abs_backward) K(gelu_backward) K(gelu_erf_backward) K(silu_backward) K(pow_backward) K(clamp_backward)   /* x, g */ \
-    K(div_backward)    /* g, a, b: -value * g * a / b^2 */ \
-    K(maximum_backward) K(minimum_backward) K(swiglu_backward)   /* a, b, g */ \
-    K(lerp_backward)   /* g, c: g * (1 - c) */ \
+    /* value * a * b, value * a / b */ \
+    K(mul) K(div) K(scaled_mul) K(scaled_div) \
+    K(maximum) K(minimum) K(swiglu) K(eq) K(ne) K(lt) K(le) K(gt) K(ge) K(lerp) K(addcmul) \
+    K(addcdiv) K(where) \
+    /* result, g */ \
+    K(sqrt_backward) K(rsqrt_backward) K(relu_backward) K(tanh_backward) K(sigmoid_backward) \
+    /* x, g */ \
+    K(square_backward) K(abs_backward) K(gelu_backward) K(gelu_erf_backward) K(silu_backward) \
+    K(pow_backward) K(clamp_backward) \
+    /* g, a, b: -value * g * a / b^2 */ \
+    K(div_backward) \
+    /* a, b, g */ \
+    K(maximum_backward) K(minimum_backward) K(swiglu_backward) \
+    /* g, c: g * (1 - c) */ \
+    K(lerp_backward) \
     K(difference_mul)  /* a, b, g: g * (b - a) */ \
-    K(p_norm_backward) /* x, norm, g; value = p */
+    /* x, norm, g; value = p */ \
+    K(p_norm_backward)
 
-/* One line per kernel: K(NAME) is the enumerator MS_KERNEL_NAME and the task ms_cpu_NAME. The elementwise ones come first. */
+/* K(NAME) is the enumerator MS_KERNEL_NAME and the task ms_cpu_NAME. The elementwise kernels come
+ * first. */
 #define MS_KERNELS(K) \
-    /* elementwise.h */ MS_ELEMENTWISE_KERNELS(K) \
-    /* copy.h        */ K(copy) K(fill) \
-    /* random.h      */ K(random) K(dropout) \
-    /* reduce.h      */ K(reduce) K(reduce_arg) K(cumsum) K(histogram) \
-    /* select.h      */ K(gather) K(scatter) K(scatter_add) K(topk) K(above) K(quantile) \
-    /* matmul.h      */ K(matmul) \
-    /* orthonormalize.h */ K(orthonormalize) \
-    /* codec.h       */ K(codec_encode) K(codec_decode) \
-    /* linear.h      */ K(activation) K(linear_backward) \
-    /* norm.h        */ K(norm_forward) K(norm_backward) \
-    /* softmax.h     */ K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) K(mse_backward) \
-    /* attention.h   */ K(attention_forward) K(attention_backward) K(rotary) \
-    /* embedding.h   */ K(embedding) K(embedding_backward) \
-    /* tensor.c      */ K(host_write) K(host_read)
+    /* elementwise.h */ \
+    MS_ELEMENTWISE_KERNELS(K) \
+    /* copy.h */ \
+    K(copy) K(fill) \
+    /* random.h */ \
+    K(random) K(dropout) \
+    /* reduce.h */ \
+    K(reduce) K(reduce_arg) K(cumsum) K(histogram) \
+    /* select.h */ \
+    K(gather) K(scatter) K(scatter_add) K(topk) K(above) K(quantile) \
+    /* matmul.h */ \
+    K(matmul) \
+    /* orthonormalize.h */ \
+    K(orthonormalize) \
+    /* codec.h */ \
+    K(codec_encode) K(codec_decode) \
+    /* linear.h */ \
+    K(activation) K(linear_backward) \
+    /* norm.h */ \
+    K(norm_forward) K(norm_backward) \
+    /* softmax.h */ \
+    K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) \
+    K(mse_backward) \
+    /* attention.h */ \
+    K(attention_forward) K(attention_backward) K(rotary) \
+    /* embedding.h */ \
+    K(embedding) K(embedding_backward) \
+    /* tensor.c */ \
+    K(host_write) K(host_read)
+/* clang-format on */
 
 #define MS_KERNEL_ENUM(name) MS_KERNEL_##name,
 typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;
 #define MS_ELEMENTWISE_COUNT MS_KERNEL_copy
 
-typedef struct ms_backend { const ms_task *tasks[MS_KERNEL_COUNT]; } ms_backend;
+typedef struct ms_backend {
+    const ms_task *tasks[MS_KERNEL_COUNT];
+} ms_backend;
 
 extern const ms_backend ms_cpu_backend;
 

@@ -61,7 +61,8 @@ static ms_status decode(ms_op_call *call, bool sum)
     int64_t have = shape[dims - 1], bytes = ms_codec_bytes(codec, n);
     if (have != bytes) return ms_op_refuse(call, "rows of %lld numbers have %lld bytes, not %lld", (long long)n, (long long)bytes, (long long)have);
     shape[dims - 1] = n;
-    status = ms_op_output(call, 0, MS_F32, sum ? 1 : dims, sum ? &n : shape, &out);
+    if (sum) status = ms_op_output(call, 0, MS_F32, 1, &n, &out);
+    else status = ms_op_output(call, 0, MS_F32, dims, shape, &out);
     if (status != MS_OK || ms_tensor_count(out) == 0) return status;
     status = ms_op_as_contiguous(call->engine, payload, &from);
     if (status != MS_OK) return status;

@@ -15,6 +15,10 @@ typedef struct ms_codec_args {
 } ms_codec_args;
 
 static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n) { return (n + codec->block - 1) / codec->block; }
-static inline int64_t ms_codec_bits(ms_codec_kind kind) { return kind == MS_CODEC_SIGN ? 1 : kind == MS_CODEC_INT4 || kind == MS_CODEC_FP4 ? 4 : 8; }
+static inline int64_t ms_codec_bits(ms_codec_kind kind)
+{
+    if (kind == MS_CODEC_SIGN) return 1;
+    return kind == MS_CODEC_INT4 || kind == MS_CODEC_FP4 ? 4 : 8;
+}
 
 #endif

@@ -1,14 +1,14 @@
 /* copy.c: operators that copy: clone, contiguous, cast, copy, fill, cat, stack. */
 #include "tensor/copy.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "moonshard/ops.h"
 #include "tensor/elementwise.h"
 #include "tensor/op.h"
 
-#include <math.h>
-#include <string.h>
-
-/* ------------------------------------------------------------------------------------------------------------------------ copying */
+/* ------------------------------------------------------------------ copying */
 
 /* First and last byte of a tensor in its storage. */
 static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
@@ -77,7 +77,7 @@ ms_status ms_copy_into(ms_engine *engine, ms_tensor *from, ms_tensor *to)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------- clone, contiguous, cast */
+/* -------------------------------------------------- clone, contiguous, cast */
 
 static ms_status clone_forward(ms_op_call *call)
 {
@@ -123,7 +123,7 @@ static ms_status cast_backward(ms_op_gradient *gradient)
     return cast_to(gradient->engine, gradient->gradients[0], gradient->inputs[0].dtype, &gradient->results[0]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- copy and fill */
+/* ------------------------------------------------------------ copy and fill */
 
 static ms_status copy_forward(ms_op_call *call)
 {
@@ -200,7 +200,7 @@ static ms_status fill_forward(ms_op_call *call)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- cat and stack */
+/* ------------------------------------------------------------ cat and stack */
 
 /* Copies the inputs one behind the other along dim; with `stack` each is one position of a new dimension. */
 static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims, const int64_t *shape)

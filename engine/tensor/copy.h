@@ -6,8 +6,19 @@
 #include "tensor/loop.h"
 
 /* Operand 0 of the loop is the target, 1 the source; both have elements of `size` bytes. */
-typedef struct ms_copy_args { ms_loop loop; void *to; const void *from; uint8_t size; } ms_copy_args;
-typedef struct ms_fill_args { ms_loop loop; void *to; uint64_t bits; uint8_t size; } ms_fill_args;
+typedef struct ms_copy_args {
+    ms_loop loop;
+    void *to;
+    const void *from;
+    uint8_t size;
+} ms_copy_args;
+
+typedef struct ms_fill_args {
+    ms_loop loop;
+    void *to;
+    uint64_t bits;
+    uint8_t size;
+} ms_fill_args;
 
 /* Casts and broadcasts `from` into `to`; they may overlap. */
 ms_status ms_copy_into(ms_engine *engine, ms_tensor *from, ms_tensor *to);

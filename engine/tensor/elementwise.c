@@ -1,14 +1,14 @@
 /* elementwise.c: the elementwise operators: a table of what each computes, saves and passes back, and the two functions that read it. */
 #include "tensor/elementwise.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 #include "tensor/op.h"
 
-#include <math.h>
-#include <string.h>
-
-/* ---------------------------------------------------------------------------------------------------------------- calling a kernel */
+/* --------------------------------------------------------- calling a kernel */
 
 /* Arguments and cost of a call whose operands do not overlap the result. */
 static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out, ms_elementwise_args *args, ms_task_cost *cost)
@@ -86,30 +86,49 @@ ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_d
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- the table */
+/* ---------------------------------------------------------------- the table */
 
 /* Operands of forward and backward kernels. */
-enum { NONE, IN0, IN1, IN2,         /* inputs; an absent third one is the number */
-       G,                           /* the gradient that enters */
-       S0, S1, S2,                  /* what forward saved, in the order of inputs, then the result; an absent third one is the number */
-       N,                           /* the number: scalar.value */
-       ZERO };                      /* minimum of two: nothing flows back, not even where the gradient is infinite */
+enum {
+    NONE,
+    /* Inputs; an absent third one is the number. */
+    IN0,
+    IN1,
+    IN2,
+    /* The incoming gradient. */
+    G,
+    /* What forward saved, in the order of inputs, then the result; an absent third one is the
+     * number. */
+    S0,
+    S1,
+    S2,
+    /* The number: scalar.value. */
+    N,
+    /* The constant 0. minimum(ZERO, ZERO) is a gradient of 0 whatever the incoming gradient is. */
+    ZERO
+};
 
 enum { SAVE0 = 1, SAVE1 = 2, SAVE2 = 4, SAVE_RESULT = 8 };
 
-enum { WHOLE = 1,        /* works on integers */
-       TRUTH = 2,        /* works on bool */
-       TO_BOOL = 4,      /* the result is bool */
-       FACTOR = 8,       /* scalar.value is a factor: 0 means 1 unless has_low */
-       BOUNDS = 16,      /* scalar.value and high, where has_low and has_high */
-       USES_NUMBER = 32, /* scalar.value is an operand or an exponent */
-       MASK0 = 64, MASK1 = 128 };   /* input 0 or 1 is a bool mask, not one of the operands that share a dtype */
+enum {
+    WHOLE = 1,        /* works on integers */
+    TRUTH = 2,        /* works on bool */
+    TO_BOOL = 4,      /* the result is bool */
+    FACTOR = 8,       /* scalar.value is a factor: 0 means 1 unless has_low */
+    BOUNDS = 16,      /* scalar.value and high, where has_low and has_high */
+    USES_NUMBER = 32, /* scalar.value is an operand or an exponent */
+    MASK0 = 64,       /* input 0 is a bool mask, not one of the operands that share a dtype */
+    MASK1 = 128       /* the same for input 1 */
+};
 
-typedef struct gradient_part { uint8_t kernel, operands[3]; } gradient_part;
+typedef struct gradient_part {
+    uint8_t kernel, operands[3];
+} gradient_part;
 
 typedef struct elementwise_rule {
     uint8_t kernel, operands[3], flags, save;
-    gradient_part backward[3];               /* of each input; MS_KERNEL_cast of G passes the gradient on as it is */
+    /* Of each input; MS_KERNEL_cast of G passes the gradient on as it is. */
+    gradient_part backward[3];
 } elementwise_rule;
 
 #define PASS { MS_KERNEL_cast, { G } }
@@ -188,13 +207,15 @@ static const elementwise_rule rule_power_one = { MS_KERNEL_cast, { IN0 }, WHOLE 
 static const elementwise_rule rule_power_zero = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) } };
 static const elementwise_rule *power_rule(double exponent)
 {
-    return exponent == 2 ? &rule_power_two : exponent == 1 ? &rule_power_one : exponent == 0 ? &rule_power_zero : &rule_power;
+    if (exponent == 2) return &rule_power_two;
+    if (exponent == 1) return &rule_power_one;
+    return exponent == 0 ? &rule_power_zero : &rule_power;
 }
 static ms_status forward_pow(ms_op_call *call) { return run_forward(call, power_rule(call->attributes.scalar.value)); }
 static ms_status backward_pow(ms_op_gradient *gradient) { return run_backward(gradient, power_rule(gradient->attributes.scalar.value)); }
 const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE };
 
-/* ------------------------------------------------------------------------------------------------------------------------- forward */
+/* ------------------------------------------------------------------ forward */
 
 /* The dtype that the operands share. A tensor of one element may be of another float dtype: it stands for a number. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
@@ -304,7 +325,7 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ backward */
+/* ----------------------------------------------------------------- backward */
 
 /* The gradient of one input, in the shape and dtype of the result. */
 static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule, const gradient_part *part, ms_tensor **out)

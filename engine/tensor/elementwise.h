@@ -18,7 +18,11 @@ typedef struct ms_elementwise_args {
     bool integers;                      /* compute in i64, not f32 */
 } ms_elementwise_args;
 
-typedef struct ms_operand { ms_tensor *tensor; double number; } ms_operand;      /* tensor NULL: the number; one number a call */
+/* tensor NULL: the number; one number a call */
+typedef struct ms_operand {
+    ms_tensor *tensor;
+    double number;
+} ms_operand;
 
 /* A call: kernel, operands that broadcast to the result, parameters. */
 typedef struct ms_elementwise {

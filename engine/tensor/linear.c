@@ -34,7 +34,7 @@ static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **o
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ forward */
+/* ------------------------------------------------------------------ forward */
 
 static bool is_activated(const ms_attributes *attributes) { return attributes->linear.activation == MS_ACTIVATION_GELU; }
 
@@ -53,13 +53,19 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
     ms_dtype dtype = call->inputs[0]->dtype;
     bool in_place = !call->record && before->dtype == dtype;
     ms_status status = ms_op_save(call, before);
-    if (!status) status = in_place ? (y = ms_tensor_retain(before), MS_OK) : ms_tensor_new(engine, dtype, before->dims, before->shape, &y);
+    if (!status && in_place) y = ms_tensor_retain(before);
+    else if (!status) status = ms_tensor_new(engine, dtype, before->dims, before->shape, &y);
     if (!status) status = ms_tensor_new_cast(engine, y, &cast);
     if (!status && y->count > 0) {
-        ms_activation_args args = { .before = ms_tensor_data(before), .y = ms_tensor_data(y), .cast = cast ? ms_tensor_data(cast) : NULL, .count = y->count,
-                                    .before_dtype = (uint8_t)before->dtype, .y_dtype = (uint8_t)y->dtype, .cast_dtype = cast ? (uint8_t)cast->dtype : 0 };
+        ms_activation_args args = { .before = ms_tensor_data(before), .y = ms_tensor_data(y), .count = y->count,
+                                    .before_dtype = (uint8_t)before->dtype, .y_dtype = (uint8_t)y->dtype };
         ms_tensor *writes[] = { y, cast };
-        ms_task_cost cost = { .flops = 20.0 * (double)y->count, .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) + (cast ? ms_tensor_bytes(cast) : 0) };
+        ms_task_cost cost = { .flops = 20.0 * (double)y->count, .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
+        if (cast) {
+            args.cast = ms_tensor_data(cast);
+            args.cast_dtype = (uint8_t)cast->dtype;
+            cost.bytes += ms_tensor_bytes(cast);
+        }
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args, &before, 1, writes, 2, cost);
     }
     if (!status) ms_tensor_keep_cast(y, cast);
@@ -100,7 +106,7 @@ static ms_status linear_forward(ms_op_call *call)
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- backward */
+/* ----------------------------------------------------------------- backward */
 
 static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
 {
@@ -165,13 +171,24 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
     if (wants_h) status = result_place(gradient, rows, compute, &h);
     if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
     if (!status && (h || bias) && rows->count > 0) {
-        ms_linear_gradient_args args = { .g = ms_tensor_data(rows), .before = before ? ms_tensor_data(before) : NULL, .out = h ? ms_tensor_data(h) : NULL,
-                                         .bias = bias ? ms_tensor_data(bias) : NULL, .rows = rows->shape[0], .width = rows->shape[1], .g_row = rows->strides[0],
-                                         .g_dtype = (uint8_t)rows->dtype, .before_dtype = before ? (uint8_t)before->dtype : 0,
-                                         .out_dtype = (uint8_t)compute, .bias_dtype = bias ? (uint8_t)bias->dtype : 0 };
+        ms_linear_gradient_args args = { .g = ms_tensor_data(rows), .rows = rows->shape[0], .width = rows->shape[1], .g_row = rows->strides[0],
+                                         .g_dtype = (uint8_t)rows->dtype, .out_dtype = (uint8_t)compute };
         ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
-        ms_task_cost cost = { .flops = (before ? 25.0 : 1.0) * (double)rows->count,
-                              .bytes = ms_tensor_bytes(rows) + (before ? ms_tensor_bytes(before) : 0) + (h ? ms_tensor_bytes(h) : 0) };
+        ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
+        if (before) {
+            args.before = ms_tensor_data(before);
+            args.before_dtype = (uint8_t)before->dtype;
+            cost.flops *= 25.0;
+            cost.bytes += ms_tensor_bytes(before);
+        }
+        if (h) {
+            args.out = ms_tensor_data(h);
+            cost.bytes += ms_tensor_bytes(h);
+        }
+        if (bias) {
+            args.bias = ms_tensor_data(bias);
+            args.bias_dtype = (uint8_t)bias->dtype;
+        }
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward), &args, reads, 2, writes, 2, cost);
     } else if (!status && bias) {
         ms_tensor_release(bias);

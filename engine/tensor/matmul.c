@@ -7,13 +7,16 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-/* --------------------------------------------------------------------------------------------------------------------- the kernel */
+/* --------------------------------------------------------------- the kernel */
 
 /* Into how many tiles work of this size is cut. Few, large products are best: with two halves a core that is stolen for a moment holds
  * up the other, and more than four cost some percent on two cores; large work is cut further for the sake of larger machines. */
 static uint32_t tiles_for(double flops)
 {
-    return flops < 2e6 ? 1 : flops < 2.5e9 ? 2 : flops < 4e10 ? 4 : flops < 4e11 ? 8 : 16;
+    static const double steps[] = { 2e6, 2.5e9, 4e10, 4e11 };
+    uint32_t tiles = 1;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps && !(flops < steps[i]); i++) tiles *= 2;
+    return tiles;
 }
 
 /* A matrix that a library can read: inner stride 1 either way round. */
@@ -48,7 +51,9 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
         int64_t size = c->shape[d];
         args->batches *= size;
         if (size == 1) continue;
-        int64_t sa = a->shape[d] == 1 ? 0 : a->strides[d], sb = b->shape[d] == 1 ? 0 : b->strides[d], sc = c->strides[d];
+        int64_t sa = a->shape[d] == 1 ? 0 : a->strides[d];
+        int64_t sb = b->shape[d] == 1 ? 0 : b->strides[d];
+        int64_t sc = c->strides[d];
         uint32_t last = args->batch_dims - 1;
         bool follows = args->batch_dims > 0 && args->a_batch[last] == sa * size && args->b_batch[last] == sb * size && args->c_batch[last] == sc * size;
         if (!follows) args->batch_shape[last = args->batch_dims++] = 1;
@@ -128,7 +133,7 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- views */
+/* -------------------------------------------------------------------- views */
 
 ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 {
@@ -156,7 +161,9 @@ ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **
     }
     if (rows > 1 && step == 0) regular = false;     /* an expanded dimension */
     ms_tensor *source = NULL;
-    ms_status status = regular ? (source = ms_tensor_retain(tensor), MS_OK) : ms_op_as_contiguous(engine, tensor, &source);
+    ms_status status = MS_OK;
+    if (regular) source = ms_tensor_retain(tensor);
+    else status = ms_op_as_contiguous(engine, tensor, &source);
     if (status) return status;
     int64_t shape[2] = { rows, width }, strides[2] = { regular && rows > 1 ? step : width, tensor->strides[last] };
     if (!regular) strides[1] = 1;
@@ -198,7 +205,7 @@ static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape
     return ms_tensor_window(tensor, dims, shape, strides, 0, out);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- matmul */
+/* ------------------------------------------------------------------- matmul */
 
 /* What a product of these shapes is: all as matrices with `dims` dimensions, and the shape of the result. */
 typedef struct product {
@@ -210,10 +217,13 @@ typedef struct product {
 static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
 {
     int64_t am[2] = { a->dims > 1 ? a->shape[a->dims - 2] : 1, a->shape[a->dims - 1] };
-    int64_t bm[2] = { b->dims > 1 ? b->shape[b->dims - 2] : b->shape[0], b->dims > 1 ? b->shape[b->dims - 1] : 1 };
+    int64_t bm[2] = { b->shape[0], 1 };
+    if (b->dims > 1) memcpy(bm, b->shape + b->dims - 2, sizeof bm);
+    uint32_t a_dims = a->dims > 1 ? a->dims - 2 : 0;
+    uint32_t b_dims = b->dims > 1 ? b->dims - 2 : 0;
     uint32_t batch = 0;
     if (am[1] != bm[0]) return false;
-    if (!ms_shape_broadcast(a->dims > 1 ? a->dims - 2 : 0, a->shape, b->dims > 1 ? b->dims - 2 : 0, b->shape, &batch, p->full)) return false;
+    if (!ms_shape_broadcast(a_dims, a->shape, b_dims, b->shape, &batch, p->full)) return false;
     p->full[batch] = am[0];
     p->full[batch + 1] = bm[1];
     p->dims = batch + 2;
@@ -331,8 +341,14 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     uint32_t dims = fold ? 2 : p->dims;
     memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);
     shape[dims - 2] = b->shape[b->dims - 2];
-    ms_status status = fold ? ms_matrix_flattened(engine, a, &a_rows) : (a_rows = ms_tensor_retain(a), MS_OK);
-    if (!status) status = fold ? ms_matrix_flattened(engine, g, &g_rows) : (g_rows = ms_tensor_retain(g), MS_OK);
+    ms_status status = MS_OK;
+    if (fold) {
+        status = ms_matrix_flattened(engine, a, &a_rows);
+        if (!status) status = ms_matrix_flattened(engine, g, &g_rows);
+    } else {
+        a_rows = ms_tensor_retain(a);
+        g_rows = ms_tensor_retain(g);
+    }
     if (!status) status = ms_matrix_swapped(a_rows, &a_swapped);
     if (!status) status = direct ? ms_op_result(gradient, 1, &whole) : ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
     if (!status) status = ms_matmul_into(engine, a_swapped, g_rows, NULL, whole);

@@ -13,14 +13,16 @@ typedef struct ms_matmul_args {
     const float *bias;                  /* or NULL */
     void *c;
     const ms_gemm *gemm;
-    const ms_gemm_plan *plan, *last_plan;   /* NULL: the operands are converted to f32, block by block */
+    /* NULL: the operands are converted to f32, block by block */
+    const ms_gemm_plan *plan, *last_plan;
     ms_gemm_shape shape;                /* of a part; m or n is the part's size */
     int64_t last;                       /* size of the last part */
     uint32_t groups, parts;
     bool split_columns;
     uint32_t batch_dims;
     int64_t batches, batch_shape[MS_MATMUL_BATCH_DIMS];
-    int64_t a_batch[MS_MATMUL_BATCH_DIMS], b_batch[MS_MATMUL_BATCH_DIMS], c_batch[MS_MATMUL_BATCH_DIMS];   /* in elements */
+    /* In elements. */
+    int64_t a_batch[MS_MATMUL_BATCH_DIMS], b_batch[MS_MATMUL_BATCH_DIMS], c_batch[MS_MATMUL_BATCH_DIMS];
 } ms_matmul_args;
 
 /* out[..., m, n] = a[..., m, k] b[..., k, n] (+ bias [n], f32 or out's dtype, or NULL). All have the same number of dimensions and equal

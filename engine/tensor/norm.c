@@ -73,10 +73,12 @@ static ms_status norm_forward(ms_op_call *call)
     ms_engine *engine = call->engine;
     bool fused = is_sum(call->op);
     ms_tensor *x = call->inputs[0], *residual = fused ? call->inputs[1] : NULL;
-    ms_tensor *weight = input(call, fused ? 2 : 1), *bias = is_centered(call->op) ? input(call, fused ? 3 : 2) : NULL;
+    uint32_t at = fused ? 2 : 1;
+    uint32_t results = fused ? 2 : 1;
+    ms_tensor *weight = input(call, at), *bias = is_centered(call->op) ? input(call, at + 1) : NULL;
     ms_status status = check(call, x, residual, weight, bias);
     if (status) return status;
-    if (call->output_count != (fused ? 2u : 1u)) return ms_op_refuse(call, "it has %d results", fused ? 2 : 1);
+    if (call->output_count != results) return ms_op_refuse(call, "it has %u results", results);
     parts p = { 0 };
     int64_t rows = ms_shape_count(x->dims - 1, x->shape);
     status = contiguous(engine, x, &p.x);
@@ -99,7 +101,9 @@ static ms_status norm_forward(ms_op_call *call)
     return status;
 }
 
-typedef struct backward_parts { ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias; } backward_parts;
+typedef struct backward_parts {
+    ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias;
+} backward_parts;
 
 /* Gradients that arrived, contiguous; a result that nobody used counts as zeros. */
 static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, ms_tensor **out)
@@ -136,7 +140,8 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     const ms_tensor_info *x = &gradient->inputs[0];
     backward_parts p = { 0 };
     bool has_mean = is_centered(gradient->op);
-    ms_tensor *weight = gradient->saved_count > (has_mean ? 3u : 2u) ? gradient->saved[2] : NULL;
+    uint32_t always_saved = has_mean ? 3 : 2;
+    ms_tensor *weight = gradient->saved_count > always_saved ? gradient->saved[2] : NULL;
     bool needs_x = gradient->needs[0] || (fused && gradient->needs[1]);
     ms_status status = arrived(gradient, fused ? 1 : 0, true, &p.gradient);
     if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);

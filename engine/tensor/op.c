@@ -8,7 +8,7 @@
 #include "tensor/backend.h"
 #include "tensor/state.h"
 
-/* ---------------------------------------------------------------------------------------------------------------------- the table */
+/* ---------------------------------------------------------------- the table */
 
 #define MS_OP_ADDRESS(name) &ms_op_##name,
 static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
@@ -29,14 +29,15 @@ const ms_task *ms_engine_kernel(const ms_engine *engine, ms_kernel kernel)
     return ms_cpu_backend.tasks[kernel];
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- shapes */
+/* ------------------------------------------------------------------- shapes */
 
 bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b, uint32_t *dims, int64_t *shape)
 {
     uint32_t most = a_dims > b_dims ? a_dims : b_dims;
     int64_t result[MS_DIMS_MAX];
     for (uint32_t i = 0; i < most; i++) {      /* from the last dimension */
-        int64_t x = i < a_dims ? a[a_dims - 1 - i] : 1, y = i < b_dims ? b[b_dims - 1 - i] : 1;
+        int64_t x = i < a_dims ? a[a_dims - 1 - i] : 1;
+        int64_t y = i < b_dims ? b[b_dims - 1 - i] : 1;
         if (x != y && x != 1 && y != 1) return false;
         result[most - 1 - i] = x == 1 ? y : x;
     }
@@ -64,7 +65,7 @@ bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const in
     return a_dims == b_dims && (a_dims == 0 || memcmp(a, b, a_dims * sizeof *a) == 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ running */
+/* ------------------------------------------------------------------ running */
 
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
 {
@@ -125,7 +126,7 @@ ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *a
     return ms_op_run(&call);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ helpers for forward */
+/* ------------------------------------------------------ helpers for forward */
 
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **borrowed)
 {
@@ -191,7 +192,7 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
     return MS_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- helpers for backward */
+/* ----------------------------------------------------- helpers for backward */
 
 ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor **out)
 {
@@ -250,7 +251,10 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
 {
     if (ms_shape_equal(gradient->dims, gradient->shape, to->dims, to->shape)) { *out = ms_tensor_retain(gradient); return MS_OK; }
     /* Neighbouring dimensions that are all summed, or all kept, are one segment. */
-    struct { int64_t size; bool sum; } segments[MS_DIMS_MAX];
+    struct {
+        int64_t size;
+        bool sum;
+    } segments[MS_DIMS_MAX];
     int count = 0;
     for (uint32_t d = 0; d < gradient->dims; d++) {
         uint32_t lead = gradient->dims - to->dims;

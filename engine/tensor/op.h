@@ -13,7 +13,11 @@
 
 #define MS_OP_SAVED_MAX 8
 
-typedef struct ms_tensor_info { ms_dtype dtype; uint32_t dims; int64_t shape[MS_DIMS_MAX]; } ms_tensor_info;
+typedef struct ms_tensor_info {
+    ms_dtype dtype;
+    uint32_t dims;
+    int64_t shape[MS_DIMS_MAX];
+} ms_tensor_info;
 
 typedef struct ms_op_call {
     ms_engine *engine;
@@ -41,18 +45,26 @@ typedef struct ms_op_gradient {
     uint32_t output_count;
     ms_tensor **results;
     const bool *needs;
-    ms_tensor *const *sums;             /* NULL, or for each input NULL or the gradient that others have given it so far: backward may add to it in
-                                           place and then has it, retained, as its result */
-    ms_tensor *const *homes;            /* NULL, or for each input NULL or a tensor alike, contiguous, that backward may write and then has, retained, as its
-                                           result: see ms_op_result */
-    bool last;                          /* the graph is freed behind this call: memory that only `saved` refers to may be written over */
+    /* For each input its gradient summed so far, or NULL: backward may add to it in place; it then
+     * returns the same tensor, retained, as the result. The array may be NULL. */
+    ms_tensor *const *sums;
+    /* For each input a destination buffer, or NULL: a contiguous tensor of the input's shape and
+     * dtype that backward may write; it then returns the same tensor, retained, as the result. See
+     * ms_op_result. The array may be NULL. */
+    ms_tensor *const *homes;
+    /* The graph is freed after this call: memory that only `saved` refers to may be overwritten. */
+    bool last;
 } ms_op_gradient;
 
-enum { MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
-       MS_OP_IN_PLACE = 2,   /* has an in-place twin */
-       MS_OP_NO_GRAD = 4,    /* the result never needs a gradient (comparisons, argmax) */
-       MS_OP_VARIADIC = 8, /* any number of inputs from inputs_min on */
-       MS_OP_LOSES_GRAD = 16 }; /* with MS_OP_NO_GRAD: the result depends smoothly on the inputs, so that the tape refuses an input that requires a gradient */
+enum {
+    MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
+    MS_OP_IN_PLACE = 2,   /* has an in-place twin */
+    MS_OP_NO_GRAD = 4,    /* the result never needs a gradient (comparisons, argmax) */
+    MS_OP_VARIADIC = 8,   /* any number of inputs from inputs_min on */
+    /* With MS_OP_NO_GRAD: the result depends smoothly on the inputs, so that the tape refuses an
+     * input that requires a gradient. */
+    MS_OP_LOSES_GRAD = 16
+};
 
 struct ms_op {
     const char *name;
@@ -66,7 +78,7 @@ struct ms_op {
 ms_status ms_op_run(ms_op_call *call);
 void ms_op_drop_saved(ms_op_call *call);
 
-/* ------------------------------------------------------------------------------------------------------------ helpers for forward */
+/* ------------------------------------------------------ helpers for forward */
 
 /* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must have this dtype and shape). */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **borrowed);
@@ -90,7 +102,7 @@ bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out);
 int64_t ms_shape_count(uint32_t dims, const int64_t *shape);
 bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b);
 
-/* ----------------------------------------------------------------------------------------------------------- helpers for backward */
+/* ----------------------------------------------------- helpers for backward */
 
 /* Short forms of ms_op_apply for one output. The result is owned by the caller. */
 ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor **out);

@@ -1,12 +1,12 @@
 /* random.c: operators that draw numbers: uniform, normal, randint, dropout. */
 #include "tensor/random.h"
 
+#include <math.h>
+
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
 #include "tensor/copy.h"
 #include "tensor/op.h"
-
-#include <math.h>
 
 /* Fills inputs[0] in place. Positions count in row-major order, so what is not contiguous is drawn apart and copied in. */
 static ms_status fill_random(ms_op_call *call, ms_random_args *args)
@@ -96,7 +96,7 @@ static ms_status overwrite_backward(ms_op_gradient *gradient)
     return ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &gradient->results[0]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- dropout */
+/* ------------------------------------------------------------------ dropout */
 
 /* in times the mask of the attributes, into out of the same shape. */
 static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_tensor *in, ms_tensor *out)

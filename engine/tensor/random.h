@@ -17,6 +17,14 @@ typedef struct ms_random_args {
 } ms_random_args;
 
 /* An element is kept, times scale, if the upper 24 bits of its draw are at least `threshold`. */
-typedef struct ms_dropout_args { ms_random random; void *out; const void *in; int64_t count; uint32_t threshold; float scale; uint8_t dtype; } ms_dropout_args;
+typedef struct ms_dropout_args {
+    ms_random random;
+    void *out;
+    const void *in;
+    int64_t count;
+    uint32_t threshold;
+    float scale;
+    uint8_t dtype;
+} ms_dropout_args;
 
 #endif

@@ -1,6 +1,9 @@
 /* reduce.c: operators that make fewer numbers of many: sums, means, extremes, norms, positions, counts. */
 #include "tensor/reduce.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
 #include "tensor/copy.h"
@@ -8,10 +11,7 @@
 #include "tensor/op.h"
 #include "tensor/select.h"
 
-#include <math.h>
-#include <string.h>
-
-/* -------------------------------------------------------------------------------------------------------------------- shapes, rows */
+/* ------------------------------------------------------------- shapes, rows */
 
 /* Dimensions first .. last-1 as one with a single stride, if they are walked like that. */
 static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count, int64_t *stride)
@@ -42,7 +42,11 @@ static bool whole_rows(const ms_tensor *tensor, ms_rows *out)
 }
 
 /* What is reduced: which dimension of the input (all of them if `all`), and the shape that is left. */
-typedef struct reduction { bool all; uint32_t dim, dims; int64_t shape[MS_DIMS_MAX]; } reduction;
+typedef struct reduction {
+    bool all;
+    uint32_t dim, dims;
+    int64_t shape[MS_DIMS_MAX];
+} reduction;
 
 static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint32_t dim, bool keep, reduction *out)
 {
@@ -97,9 +101,14 @@ static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_ten
     return ms_tensor_window(small, info->dims, info->shape, strides, 0, out);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- the reduction */
+/* ------------------------------------------------------------ the reduction */
 
-typedef struct reduce_call { ms_reduce_kind kind; double power, root; bool mean; ms_dtype dtype; } reduce_call;
+typedef struct reduce_call {
+    ms_reduce_kind kind;
+    double power, root;
+    bool mean;
+    ms_dtype dtype;
+} reduce_call;
 
 static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how, ms_tensor *out)
 {
@@ -171,7 +180,7 @@ static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
 static ms_status any_forward(ms_op_call *call) { return truth_forward(call, MS_REDUCE_GREATEST); }
 static ms_status every_forward(ms_op_call *call) { return truth_forward(call, MS_REDUCE_LEAST); }
 
-/* --------------------------------------------------------------------------------------------------------------- max, min, argmax */
+/* --------------------------------------------------------- max, min, argmax */
 
 /* Positions of the greatest or least elements, i64, in the reduced shape. */
 static ms_status positions(ms_op_call *call, const reduction *what, bool least, ms_tensor *out)
@@ -226,7 +235,11 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     bool all = gradient->attributes.reduce.all;
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     if (!all) ms_shape_dim(info->dims, gradient->attributes.reduce.dim, &dim);
-    for (uint32_t d = 0; d < info->dims; d++) *(all || d == dim ? &rows.n : d < dim ? &rows.outer : &rows.inner) *= info->shape[d];
+    for (uint32_t d = 0; d < info->dims; d++) {
+        if (all || d == dim) rows.n *= info->shape[d];
+        else if (d < dim) rows.outer *= info->shape[d];
+        else rows.inner *= info->shape[d];
+    }
     ms_status status = ms_op_full(engine, info->dtype, info->dims, info->shape, 0, &whole);
     if (status == MS_OK) status = ms_op_as_contiguous(engine, gradient->gradients[0], &g);
     if (status == MS_OK) {
@@ -254,7 +267,7 @@ static ms_status argmax_forward(ms_op_call *call)
     return status == MS_OK ? positions(call, &what, false, out) : status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------------- norm */
+/* --------------------------------------------------------------------- norm */
 
 static ms_status norm_forward(ms_op_call *call)
 {
@@ -322,14 +335,16 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- cumsum, dot */
+/* -------------------------------------------------------------- cumsum, dot */
 
 static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim, bool reverse, ms_tensor *out)
 {
     ms_tensor *in = NULL;
     ms_cumsum_args args = { .out = ms_tensor_data(out), .dtype = (uint8_t)ms_tensor_dtype(tensor), .out_dtype = (uint8_t)ms_tensor_dtype(out), .reverse = reverse };
     if (ms_tensor_count(out) == 0) return MS_OK;
-    ms_status status = ms_rows_of(tensor, dim, &args.rows) ? (in = ms_tensor_retain(tensor), MS_OK) : ms_op_unary(engine, &ms_op_clone, NULL, tensor, &in);
+    ms_status status = MS_OK;
+    if (ms_rows_of(tensor, dim, &args.rows)) in = ms_tensor_retain(tensor);
+    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, &in);
     if (status != MS_OK) return status;
     ms_rows_of(in, dim, &args.rows);
     args.in = ms_tensor_data(in);
@@ -396,13 +411,15 @@ static ms_status dot_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------------- histogram, quantile */
+/* ------------------------------------------------------ histogram, quantile */
 
 /* All elements with one stride, in any order that is fixed by the shape: the tensor itself or a copy. The caller releases it. */
 static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int64_t *stride)
 {
     ms_rows rows;
-    ms_status status = whole_rows(tensor, &rows) ? (*out = ms_tensor_retain(tensor), MS_OK) : ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
+    ms_status status = MS_OK;
+    if (whole_rows(tensor, &rows)) *out = ms_tensor_retain(tensor);
+    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
     if (status != MS_OK) return status;
     whole_rows(*out, &rows);
     *stride = rows.stride;

@@ -8,7 +8,9 @@ typedef enum ms_reduce_kind { MS_REDUCE_ADD, MS_REDUCE_ADD_ABS, MS_REDUCE_ADD_SQ
                               MS_REDUCE_GREATEST, MS_REDUCE_LEAST, MS_REDUCE_GREATEST_ABS, MS_REDUCE_KINDS } ms_reduce_kind;
 
 /* The input as [outer, n, inner]; strides in elements. Results are contiguous [outer, inner] (cumsum: [outer, n, inner]). */
-typedef struct ms_rows { int64_t outer, n, inner, outer_stride, stride, inner_stride; } ms_rows;
+typedef struct ms_rows {
+    int64_t outer, n, inner, outer_stride, stride, inner_stride;
+} ms_rows;
 
 /* The sum is divided by `divisor`, then raised to 1 / root (root 1: left as it is). */
 typedef struct ms_reduce_args {
@@ -20,9 +22,29 @@ typedef struct ms_reduce_args {
     uint8_t kind, dtype, out_dtype;
 } ms_reduce_args;
 
-typedef struct ms_reduce_arg_args { ms_rows rows; int64_t *out; const void *in; uint8_t dtype; bool least; } ms_reduce_arg_args;
-typedef struct ms_cumsum_args { ms_rows rows; void *out; const void *in; uint8_t dtype, out_dtype; bool reverse; } ms_cumsum_args;
-typedef struct ms_histogram_args { int64_t *out; const void *in; int64_t count, stride, bins; double low, high; uint8_t dtype; } ms_histogram_args;
+typedef struct ms_reduce_arg_args {
+    ms_rows rows;
+    int64_t *out;
+    const void *in;
+    uint8_t dtype;
+    bool least;
+} ms_reduce_arg_args;
+
+typedef struct ms_cumsum_args {
+    ms_rows rows;
+    void *out;
+    const void *in;
+    uint8_t dtype, out_dtype;
+    bool reverse;
+} ms_cumsum_args;
+
+typedef struct ms_histogram_args {
+    int64_t *out;
+    const void *in;
+    int64_t count, stride, bins;
+    double low, high;
+    uint8_t dtype;
+} ms_histogram_args;
 
 /* Dimension dim of a tensor as rows, if its strides allow; else false. */
 bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out);

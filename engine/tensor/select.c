@@ -1,19 +1,21 @@
 /* select.c: operators that pick or place elements by index or by size. */
 #include "tensor/select.h"
 
+#include <string.h>
+
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
 #include "tensor/copy.h"
 #include "tensor/op.h"
-
-#include <string.h>
 
 static bool is_index(ms_dtype dtype) { return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16; }
 
 /* A tensor, retained, and its rows along dim; a contiguous copy where its strides allow none. */
 static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out, ms_rows *rows)
 {
-    ms_status status = ms_rows_of(tensor, dim, rows) ? (*out = ms_tensor_retain(tensor), MS_OK) : ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
+    ms_status status = MS_OK;
+    if (ms_rows_of(tensor, dim, rows)) *out = ms_tensor_retain(tensor);
+    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
     if (status == MS_OK) ms_rows_of(*out, dim, rows);
     return status;
 }
@@ -25,7 +27,7 @@ static void set_strides(int64_t *strides, const ms_rows *rows)
     strides[2] = rows->inner_stride;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- gather, index_select */
+/* ----------------------------------------------------- gather, index_select */
 
 /* From whole to small, which is new and contiguous. A 1-D index (index_select) serves all rows. */
 static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *whole, uint32_t dim, ms_tensor *index, bool one_index, ms_tensor *small)
@@ -68,7 +70,8 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
         set_strides(args.index_strides, &index_rows);
         args.small = ms_tensor_data(from);
         args.index = ms_tensor_data(at);
-        ms_tensor *reads[] = { from, at, target };      /* the target keeps what is not written, and what it is added to */
+        /* The target keeps what is not written, and what it is added to. */
+        ms_tensor *reads[] = { from, at, target };
         ms_task_cost cost = { .flops = add ? (double)ms_tensor_count(values) : 0, .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(at) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, add ? MS_KERNEL_scatter_add : MS_KERNEL_scatter), &args, reads, 3, &target, 1, cost);
     }
@@ -120,7 +123,9 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
     ms_attributes to_f32 = { .cast = { .dtype = MS_F32 } }, back = { .cast = { .dtype = info->dtype } };
     ms_tensor *g = NULL, *sums = NULL;
     bool narrow = info->dtype != MS_F32;
-    ms_status status = narrow ? ms_op_unary(engine, &ms_op_cast, &to_f32, gradient->gradients[0], &g) : (g = ms_tensor_retain(gradient->gradients[0]), MS_OK);
+    ms_status status = MS_OK;
+    if (narrow) status = ms_op_unary(engine, &ms_op_cast, &to_f32, gradient->gradients[0], &g);
+    else g = ms_tensor_retain(gradient->gradients[0]);
     if (status == MS_OK) status = ms_op_full(engine, MS_F32, info->dims, info->shape, 0, &sums);
     if (status == MS_OK) status = ms_scatter_into(engine, gradient->op->name, sums, dim, index, g, true);
     if (status == MS_OK && narrow) status = ms_op_unary(engine, &ms_op_cast, &back, sums, &gradient->results[0]);
@@ -153,7 +158,7 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------------- scatter, scatter_add */
+/* ----------------------------------------------------- scatter, scatter_add */
 
 /* Values as a window of the index's shape: one element may stand for all. */
 static ms_status values_for(const ms_op_call *call, ms_tensor **out)
@@ -274,7 +279,7 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
 static ms_status scatter_backward(ms_op_gradient *gradient) { return place_backward(gradient, false); }
 static ms_status scatter_add_backward(ms_op_gradient *gradient) { return place_backward(gradient, true); }
 
-/* --------------------------------------------------------------------------------------------------------------------- topk, above */
+/* -------------------------------------------------------------- topk, above */
 
 static ms_status topk_forward(ms_op_call *call)
 {

@@ -15,7 +15,15 @@ typedef struct ms_select_args {
 } ms_select_args;
 
 /* Per row the k greatest (or least) in order; results contiguous [outer, k, inner]. */
-typedef struct ms_topk_args { ms_rows rows; int64_t k; const void *in; void *values; int64_t *indices; uint8_t dtype; bool largest; } ms_topk_args;
+typedef struct ms_topk_args {
+    ms_rows rows;
+    int64_t k;
+    const void *in;
+    void *values;
+    int64_t *indices;
+    uint8_t dtype;
+    bool largest;
+} ms_topk_args;
 
 typedef struct ms_above_args {
     const void *in, *threshold;
@@ -25,7 +33,13 @@ typedef struct ms_above_args {
     uint8_t dtype, threshold_dtype;
 } ms_above_args;
 
-typedef struct ms_quantile_args { const void *in; void *out; int64_t count, stride; double q; uint8_t dtype; } ms_quantile_args;
+typedef struct ms_quantile_args {
+    const void *in;
+    void *out;
+    int64_t count, stride;
+    double q;
+    uint8_t dtype;
+} ms_quantile_args;
 
 /* Writes (or adds, in order of position) values at index along dim of target, whose strides must allow rows (contiguous does). index and
  * values have target's shape but for dim. 16-bit floats cannot be added to. name is static. */

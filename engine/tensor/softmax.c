@@ -7,7 +7,7 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------ softmax */
+/* ------------------------------------------------------------------ softmax */
 
 static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *args)
 {
@@ -59,7 +59,7 @@ static ms_status softmax_backward(ms_op_gradient *gradient)
 const ms_op ms_op_softmax = { .name = "softmax", .forward = softmax_forward, .backward = softmax_backward, .inputs_min = 1, .inputs_max = 1 };
 const ms_op ms_op_log_softmax = { .name = "log_softmax", .forward = softmax_forward, .backward = softmax_backward, .inputs_min = 1, .inputs_max = 1 };
 
-/* ------------------------------------------------------------------------------------------------------------------ cross entropy */
+/* ------------------------------------------------------------ cross entropy */
 
 static ms_status cross_entropy_check(const ms_op_call *call)
 {
@@ -93,7 +93,7 @@ static ms_status cross_entropy_forward(ms_op_call *call)
     bool rows = call->attributes.loss.reduction == MS_REDUCE_NONE;
     status = ms_op_as_contiguous(engine, call->inputs[0], &logits);
     if (!status) status = ms_op_as_contiguous(engine, call->inputs[1], &target);
-    if (!status) status = ms_op_output(call, 0, MS_F32, rows ? target->dims : 0, target ? target->shape : NULL, &loss);
+    if (!status) status = ms_op_output(call, 0, MS_F32, rows ? target->dims : 0, target->shape, &loss);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &target->count, &log_sum);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 0, NULL, &share);
     if (!status && (!rows || target->count > 0)) {
@@ -143,7 +143,7 @@ static ms_status cross_entropy_backward(ms_op_gradient *gradient)
 
 const ms_op ms_op_cross_entropy = { .name = "cross_entropy", .forward = cross_entropy_forward, .backward = cross_entropy_backward, .inputs_min = 2, .inputs_max = 2 };
 
-/* ------------------------------------------------------------------------------------------------------------------ squared error */
+/* ------------------------------------------------------------ squared error */
 
 static ms_status mse_forward(ms_op_call *call)
 {

@@ -17,7 +17,8 @@ typedef struct ms_softmax_args {
 typedef struct ms_cross_entropy_args {
     const void *logits, *target;
     const float *gradient;              /* backward: of the loss, one number or [rows] */
-    float *log_sum;                     /* [rows]: logarithm of the sum of exponentials; forward writes it, backward reads it */
+    /* [rows]: logarithm of the sum of exponentials; forward writes it, backward reads it */
+    float *log_sum;
     float *loss;                        /* forward: one number or [rows] */
     float *share;                       /* [1]: what a row's loss counts in the result: 1, or 1 / rows that count */
     void *dlogits;                      /* backward; may be the logits themselves */

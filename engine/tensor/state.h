@@ -15,7 +15,8 @@ struct ms_tensor {
     uint32_t dims;
     bool contiguous;
     int64_t count, offset;              /* elements */
-    int64_t extent;                     /* elements of the storage from the first to the last, both included; 0 if there are none */
+    /* Elements of the storage from the first to the last, both included; 0 if there are none. */
+    int64_t extent;
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint64_t made_version;              /* of its memory when this window, or its history, was made */
     void *meta;                         /* the tape's, or NULL */

@@ -1,8 +1,9 @@
 /* tensor.c: tensors as windows on storages, and the only two ways between host memory and tensor memory. */
+#include "tensor/backend.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "tensor/backend.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
 
@@ -24,10 +25,13 @@ bool ms_dtype_find(const char *name, ms_dtype *out)
     return false;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- the layer's state */
+/* -------------------------------------------------------- the layer's state */
 
 /* Host buffers of writes that are under way; freed when their task is done, which decides nothing else. */
-typedef struct ms_staged { ms_point point; void *buffer; } ms_staged;
+typedef struct ms_staged {
+    ms_point point;
+    void *buffer;
+} ms_staged;
 
 typedef struct ms_tensor_state {
     ms_tensor *unused;
@@ -106,7 +110,7 @@ static void struct_give(ms_tensor *tensor)
     state->unused = tensor;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- making and freeing */
+/* ------------------------------------------------------- making and freeing */
 
 /* Fills in what follows from shape and strides. */
 static void derive(ms_tensor *tensor)
@@ -280,7 +284,7 @@ void ms_tensor_release(ms_tensor *tensor)
     struct_give(tensor);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ reading */
+/* ------------------------------------------------------------------ reading */
 
 ms_engine *ms_tensor_engine(const ms_tensor *tensor) { return tensor->engine; }
 ms_dtype ms_tensor_dtype(const ms_tensor *tensor) { return tensor->dtype; }
@@ -314,9 +318,15 @@ const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes
     return text;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ from and to the host */
+/* ----------------------------------------------------- from and to the host */
 
-typedef struct ms_host_write_args { void *to; const void *staged; uint32_t bytes_inline; uint64_t bytes; unsigned char data[MS_INLINE_WRITE]; } ms_host_write_args;
+typedef struct ms_host_write_args {
+    void *to;
+    const void *staged;
+    uint32_t bytes_inline;
+    uint64_t bytes;
+    unsigned char data[MS_INLINE_WRITE];
+} ms_host_write_args;
 
 static ms_task_result host_write_run(ms_run *run, void *arguments)
 {
@@ -401,12 +411,21 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- readback */
+/* ----------------------------------------------------------------- readback */
 
 /* Freed when both the host has let go and the copy is done: the staged list keeps it until then. */
-struct ms_readback { ms_engine *engine; ms_point ready; ms_dtype dtype; _Alignas(8) unsigned char value[8]; };
+struct ms_readback {
+    ms_engine *engine;
+    ms_point ready;
+    ms_dtype dtype;
+    _Alignas(8) unsigned char value[8];
+};
 
-typedef struct ms_host_read_args { const void *from; ms_readback *to; uint32_t bytes; } ms_host_read_args;
+typedef struct ms_host_read_args {
+    const void *from;
+    ms_readback *to;
+    uint32_t bytes;
+} ms_host_read_args;
 
 static ms_task_result host_read_run(ms_run *run, void *arguments)
 {
@@ -466,7 +485,7 @@ void ms_readback_free(ms_readback *readback)
     else state->staged[state->staged_count++] = (ms_staged){ .point = readback->ready, .buffer = readback };
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ autocast */
+/* ----------------------------------------------------------------- autocast */
 
 void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
 {

@@ -1,10 +1,11 @@
 /* view.c: operators that only look at the same memory in another way; reshape copies where no strides can say it. */
-#include "moonshard/ops.h"
 #include "tensor/copy.h"
-#include "tensor/op.h"
-#include "tensor/state.h"
 
 #include <string.h>
+
+#include "moonshard/ops.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
 
 /* A window on inputs[0] as the only output. */
 static ms_status window(ms_op_call *call, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
@@ -19,7 +20,7 @@ static ms_status no_dim(const ms_op_call *call, int32_t dim)
     return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(dim));
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- view, reshape */
+/* ------------------------------------------------------------ view, reshape */
 
 /* The asked sizes with -1 worked out. */
 static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
@@ -101,7 +102,7 @@ static ms_status shape_backward(ms_op_gradient *gradient)
     return ms_op_unary(gradient->engine, &ms_op_reshape, &to, gradient->gradients[0], &gradient->results[0]);
 }
 
-/* -------------------------------------------------------------------------------------------------------- narrow, select, split */
+/* ---------------------------------------------------- narrow, select, split */
 
 static ms_status narrow_forward(ms_op_call *call)
 {
@@ -204,7 +205,8 @@ static ms_status split_backward(ms_op_gradient *gradient)
         status = ms_tensor_slice(whole, dim, at, length, false, &part);
         if (status == MS_OK) {
             ms_tensor *inputs[] = { part, g };
-            status = ms_op_apply(gradient->engine, g != NULL ? &ms_op_copy : &ms_op_fill, NULL, true, inputs, g != NULL ? 2 : 1, &written, 1);
+            if (g != NULL) status = ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
+            else status = ms_op_apply(gradient->engine, &ms_op_fill, NULL, true, inputs, 1, &written, 1);
         }
         ms_tensor_release(written);
         ms_tensor_release(part);
@@ -215,7 +217,7 @@ static ms_status split_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------ transpose, permute, expand */
+/* ----------------------------------------------- transpose, permute, expand */
 
 static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
 {
@@ -231,7 +233,9 @@ static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t 
 {
     uint32_t a = 0, b = 0;
     if (!ms_shape_dim(dims, attributes->dim.a, &a) || !ms_shape_dim(dims, attributes->dim.b, &b)) return false;
-    for (uint32_t d = 0; d < dims; d++) order[d] = d == a ? b : d == b ? a : d;
+    for (uint32_t d = 0; d < dims; d++) order[d] = d;
+    order[a] = b;
+    order[b] = a;
     return true;
 }
 
@@ -303,7 +307,7 @@ static ms_status expand_backward(ms_op_gradient *gradient)
     return ms_op_sum_to(gradient->engine, gradient->gradients[0], &gradient->inputs[0], &gradient->results[0]);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- squeeze, unsqueeze */
+/* ------------------------------------------------------- squeeze, unsqueeze */
 
 static ms_status squeeze_forward(ms_op_call *call)
 {

@@ -22,76 +22,132 @@ extern "C" {
     O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
     O(silu) O(tanh) O(sigmoid) \
     O(pow)             /* scalar.value: exponent */ \
-    O(clamp)           /* scalar.value and high, where has_low and has_high; gradient passes inside and at the bounds */ \
+    /* scalar.value and high, where has_low and has_high; gradient passes inside and at the \
+     * bounds */ \
+    O(clamp) \
     O(is_finite)       /* bool */ \
+    \
     /* elementwise.c, with a number (scalar.value) */ \
-    O(add_scalar) O(mul_scalar) O(div_scalar) O(rsub_scalar) /* value - x */ O(rdiv_scalar) /* value / x */ O(maximum_scalar) O(minimum_scalar) \
-    O(eq_scalar) O(ne_scalar) O(lt_scalar) O(le_scalar) O(gt_scalar) O(ge_scalar)          /* bool */ \
+    O(add_scalar) O(mul_scalar) O(div_scalar) \
+    O(rsub_scalar)     /* value - x */ \
+    O(rdiv_scalar)     /* value / x */ \
+    O(maximum_scalar) O(minimum_scalar) \
+    O(eq_scalar) O(ne_scalar) O(lt_scalar) O(le_scalar) O(gt_scalar) O(ge_scalar) /* bool */ \
+    \
     /* elementwise.c, two inputs */ \
-    O(add) O(sub)      /* a + value * b, a - value * b; scalar.value 0 means 1 (write has_low = true for a true 0) */ \
-    O(mul) O(div) O(maximum) O(minimum)   /* equal elements of maximum and minimum: half of the gradient to each */ \
+    /* a + value * b, a - value * b; scalar.value 0 means 1 (write has_low = true for a true 0) */ \
+    O(add) O(sub) \
+    /* equal elements of maximum and minimum: half of the gradient to each */ \
+    O(mul) O(div) O(maximum) O(minimum) \
     O(swiglu)          /* silu(b) * a, as `x:swiglu(gate)` */ \
     O(eq) O(ne) O(lt) O(le) O(gt) O(ge)   /* bool */ \
+    \
     /* elementwise.c, three inputs */ \
-    O(lerp)            /* a + c * (b - a); c broadcasts; with two inputs scalar.value is the weight */ \
+    /* a + c * (b - a); c broadcasts; with two inputs scalar.value is the weight */ \
+    O(lerp) \
     O(addcmul) O(addcdiv)   /* a + value * b * c, a + value * b / c; value as in add */ \
     O(where)           /* a bool ? b : c */ \
     O(masked_fill)     /* a, bool mask; scalar.value */ \
+    \
     /* copy.c */ \
     O(clone)           /* contiguous copy */ \
     O(contiguous)      /* itself (a view) if it is */ \
     O(cast)            /* cast.dtype; float to integer truncates; to bool: != 0 */ \
-    O(copy)            /* in place only: inputs[0] = inputs[1] cast and broadcast; gradient to inputs[1] */ \
-    O(fill)            /* in place only: inputs[0] = scalar.value, or inputs[1], a one-element tensor */ \
+    /* in place only: inputs[0] = inputs[1] cast and broadcast; gradient to inputs[1] */ \
+    O(copy) \
+    /* in place only: inputs[0] = scalar.value, or inputs[1], a one-element tensor */ \
+    O(fill) \
     O(cat)             /* dim.a; any number of inputs, equal but for that dimension */ \
     O(stack)           /* dim.a is the new dimension */ \
+    \
     /* view.c: no tasks, but reshape where it must copy */ \
     O(view)            /* shape; one size may be -1; refuses where a copy would be needed */ \
-    O(reshape) O(narrow) /* dim a start length */ O(select) /* dim a start */ O(split) /* split.sizes along split.dim: one output each */ \
-    O(transpose) /* dim a b */ O(permute) /* shape.sizes are dimensions */ O(expand) /* shape; -1 keeps; may add leading dimensions */ \
+    O(reshape) \
+    O(narrow)          /* dim a start length */ \
+    O(select)          /* dim a start */ \
+    O(split)           /* split.sizes along split.dim: one output each */ \
+    O(transpose)       /* dim a b */ \
+    O(permute)         /* shape.sizes are dimensions */ \
+    O(expand)          /* shape; -1 keeps; may add leading dimensions */ \
     O(squeeze) O(unsqueeze) /* dim a */ \
+    \
     /* reduce.c: reduce.all, or reduce.dim with reduce.keep */ \
-    O(sum) O(mean) O(max) O(min)          /* max, min: gradient to the first of equal elements. sum of bool and integers: i64 */ \
-    O(norm)            /* reduce.p: 1, 2, other p > 0, or infinity; in f32; gradient 0 where the norm is 0 */ \
+    /* max, min: gradient to the first of equal elements. sum of bool and integers: i64 */ \
+    O(sum) O(mean) O(max) O(min) \
+    /* reduce.p: 1, 2, other p > 0, or infinity; in f32; gradient 0 where the norm is 0 */ \
+    O(norm) \
     O(any) O(every)    /* bool to scalar */ \
     O(argmax)          /* i64; the lowest of equal ones; NaN wins, as in max */ \
     O(cumsum)          /* dim.a */ \
     O(dot)             /* 1-D, 1-D to scalar */ \
-    O(histogram)       /* histogram; i64 [bins]; values outside [low, high] are not counted, high falls in the last bin */ \
-    O(quantile)        /* scalar.value in 0..1; over everything, linear interpolation; no gradient */ \
+    /* histogram; i64 [bins]; values outside [low, high] are not counted, high falls in the \
+     * last bin */ \
+    O(histogram) \
+    /* scalar.value in 0..1; over everything, linear interpolation; no gradient */ \
+    O(quantile) \
+    \
     /* select.c */ \
     O(topk)            /* top: values and i64 indices, sorted; ties: lower index first */ \
-    O(above)           /* 1-D; inputs a, threshold (one element); dim.length = capacity: values, i64 indices, i64 count [1] of the slots used; in order of position; no gradient */ \
-    O(gather) O(index_select)             /* index.dim; gather: index has a's sizes but for that dimension; index_select: 1-D */ \
-    O(scatter)         /* a, index, values: out of place copy of a with values at index along index.dim; no equal indices for a gradient */ \
+    /* 1-D; inputs a, threshold (one element); dim.length = capacity: values, i64 indices, i64 \
+     * count [1] of the slots used; in order of position; no gradient */ \
+    O(above) \
+    /* index.dim; gather: index has a's sizes but for that dimension; index_select: 1-D */ \
+    O(gather) O(index_select) \
+    /* a, index, values: out of place copy of a with values at index along index.dim; no equal \
+     * indices for a gradient */ \
+    O(scatter) \
     O(scatter_add)     /* equal indices add in order of position */ \
+    \
     /* matmul.c */ \
-    O(matmul)          /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D as in the field's libraries; any strides; float, result of the operands' dtype */ \
-    O(linear)          /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \
+    /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D as in the field's libraries; \
+     * any strides; float, result of the operands' dtype */ \
+    O(matmul) \
+    /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \
+    O(linear) \
     O(linear_t)        /* the same with weight [in, out] */ \
+    \
     /* orthonormalize.c */ \
-    O(orthonormalize)  /* in place only: columns of [..., n, r], r <= n, from left to right (Gram-Schmidt); norm.eps is added to each norm; a column of zeros stays; no gradient */ \
+    /* in place only: columns of [..., n, r], r <= n, from left to right (Gram-Schmidt); \
+     * norm.eps is added to each norm; a column of zeros stays; no gradient */ \
+    O(orthonormalize) \
+    \
     /* codec.c: codec, codec.h has the format; rows are the last dimension; no gradient */ \
-    O(codec_encode)    /* x [..., n]: u8 [..., bytes], and, of two outputs, x minus what that says, in x's dtype */ \
+    /* x [..., n]: u8 [..., bytes], and, of two outputs, x minus what that says, in x's dtype */ \
+    O(codec_encode) \
     O(codec_decode)    /* u8 [..., bytes]: f32 [..., codec.n] */ \
     O(codec_decode_sum) /* u8 [rows, bytes]: f32 [codec.n], added in order of rows */ \
+    \
     /* norm.c */ \
-    O(layer_norm)      /* x, weight or absent, bias or absent; norm.eps; over the last dimension, biased variance */ \
+    /* x, weight or absent, bias or absent; norm.eps; over the last dimension, biased variance */ \
+    O(layer_norm) \
     O(rms_norm)        /* x, weight or absent; norm.eps */ \
-    O(add_layer_norm)  /* x, residual, weight, bias: outputs s = x + residual and layer_norm(s) in one pass */ \
+    /* x, residual, weight, bias: outputs s = x + residual and layer_norm(s) in one pass */ \
+    O(add_layer_norm) \
     O(add_rms_norm)    /* x, residual, weight: likewise */ \
+    \
     /* softmax.c */ \
     O(softmax) O(log_softmax)             /* dim.a */ \
-    O(cross_entropy)   /* logits [..., classes], target index [...]; loss; natural logarithm; in f32 whatever the logits' dtype */ \
+    /* logits [..., classes], target index [...]; loss; natural logarithm; in f32 whatever the \
+     * logits' dtype */ \
+    O(cross_entropy) \
     O(mse_loss)        /* mean of (a - b)^2 over all elements; gradients to both */ \
+    \
     /* attention.c */ \
-    O(attention)       /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; attention; query i sees keys 0 .. s - t + i if causal */ \
+    /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; attention; query i sees keys 0 \
+     * .. s - t + i if causal */ \
+    O(attention) \
     O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2), see ms_rotary_scaling */ \
+    \
     /* embedding.c */ \
-    O(embedding)       /* ids index [...], weight [rows, width]: [..., width]; repeated ids add up in the gradient in order of position */ \
+    /* ids index [...], weight [rows, width]: [..., width]; repeated ids add up in the gradient \
+     * in order of position */ \
+    O(embedding) \
+    \
     /* random.c */ \
     O(uniform) O(normal) O(randint)       /* in place only: inputs[0] filled; random */ \
-    O(dropout)         /* random.a = p, random.random = ms_engine_draw: zero with probability p, else x / (1 - p); the mask is drawn again in backward */
+    /* random.a = p, random.random = ms_engine_draw: zero with probability p, else x / (1 - p); \
+     * the mask is drawn again in backward */ \
+    O(dropout)
 /* clang-format on */
 
 #define MS_OP_DECLARE(name) extern MS_API const ms_op ms_op_##name;

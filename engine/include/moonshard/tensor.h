@@ -29,7 +29,7 @@ MS_API const char *ms_dtype_name(ms_dtype dtype);                           /* "
 MS_API bool ms_dtype_find(const char *name, ms_dtype *out);
 static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; }
 
-/* ------------------------------------------------------------------------------------------------------------------------ tensors */
+/* ------------------------------------------------------------------ tensors */
 
 /* A contiguous tensor on the current stream; MS_ERROR_ARGUMENT for more than MS_DIMS_MAX dimensions, negative sizes or overflow. */
 MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
@@ -51,8 +51,10 @@ MS_API int64_t ms_tensor_count(const ms_tensor *tensor);                    /* e
 MS_API size_t ms_tensor_bytes(const ms_tensor *tensor);                     /* elements times their size */
 MS_API bool ms_tensor_is_contiguous(const ms_tensor *tensor);
 MS_API ms_storage *ms_tensor_storage(const ms_tensor *tensor);              /* borrowed */
-MS_API int64_t ms_tensor_offset(const ms_tensor *tensor);                   /* elements from the storage's beginning */
-MS_API void *ms_tensor_data(const ms_tensor *tensor);                       /* address of the first element: for tasks only */
+/* Elements from the storage's beginning. */
+MS_API int64_t ms_tensor_offset(const ms_tensor *tensor);
+/* Address of the first element: for tasks only. */
+MS_API void *ms_tensor_data(const ms_tensor *tensor);
 
 /* Grows with each write of memory that the tensor may read: see ms_storage_version. */
 MS_API uint64_t ms_tensor_version(const ms_tensor *tensor);
@@ -73,7 +75,7 @@ MS_API ms_status ms_readback_number(ms_readback *readback, double *out);
 /* Never blocks: the memory goes when the copy is done. NULL is allowed. */
 MS_API void ms_readback_free(ms_readback *readback);
 
-/* ------------------------------------------------------------------------------------------------------------------------- codecs */
+/* ------------------------------------------------------------------- codecs */
 
 /* How a row of n floats becomes bytes: it is cut into blocks; first stand the blocks' scales (f32, as the machine stores them), then all codes, packed
  * from the lowest bit on. A number is its code's value times the scale.
@@ -87,7 +89,8 @@ typedef enum ms_codec_kind { MS_CODEC_INT8, MS_CODEC_INT4, MS_CODEC_FP8, MS_CODE
 typedef struct ms_codec {
     ms_codec_kind kind;
     int64_t block;                 /* numbers that share a scale: a multiple of 8 */
-    bool stochastic, bare;         /* stochastic: to one of the two neighbours, so that the mean is right; bare: sign only */
+    /* stochastic: to one of the two neighbours, so that the mean is right; bare: sign only */
+    bool stochastic, bare;
 } ms_codec;
 MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n);            /* of a row of n numbers */
 
@@ -101,33 +104,97 @@ typedef enum ms_rotary_kind { MS_ROTARY_PLAIN, MS_ROTARY_LINEAR, MS_ROTARY_LLAMA
 typedef struct ms_rotary_scaling {
     ms_rotary_kind kind;
     double factor;                      /* above 0 */
-    double low, high, original_context; /* llama3: low_freq_factor < high_freq_factor, both 0 or more; positions, above 0 */
+    /* llama3: low_freq_factor < high_freq_factor, both 0 or more; positions, above 0 */
+    double low, high, original_context;
 } ms_rotary_scaling;
 
-/* ---------------------------------------------------------------------------------------------------------------------- operators */
+/* ---------------------------------------------------------------- operators */
 
 /* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
 typedef union ms_attributes {
-    struct { double value, high; bool has_low, has_high; } scalar;          /* scalar forms (value), clamp (value = low), pow, factors, eps */
-    struct { int32_t dim; bool all, keep; double p; } reduce;               /* all: over everything; p: norm */
-    struct { int32_t a, b; int64_t start, length; } dim;                    /* transpose a b; narrow and select: a; cat, split, cumsum: a */
-    struct { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; } shape;            /* view, reshape, expand; permute: sizes are dimensions */
-    struct { const int64_t *sizes; uint32_t count; int32_t dim; } split;    /* forward only; outputs carry the sizes */
-    struct { double eps; } norm;
-    struct { int64_t ignore_index; int32_t reduction; } loss;               /* reduction: ms_reduction */
-    struct { double scale; bool causal; ms_dtype compute; } attention;      /* scale 0: 1/sqrt(width); compute is the operator's own */
-    struct { int64_t first; double base; ms_rotary_scaling scaling; } rotary;
-    struct { int64_t k; int32_t dim; bool largest; } top;
-    struct { ms_random random; double a, b; } random;                       /* uniform [a, b); normal mean a, deviation b; dropout: p = a */
-    struct { int32_t kind; ms_dtype dtype; } cast;
-    struct { int32_t activation; } linear;                                  /* ms_activation */
-    struct { double low, high; int64_t bins; } histogram;
-    struct { ms_codec codec; ms_random random; int64_t n; } codec;          /* random: for stochastic rounding; n: numbers in a row, for decoding */
-    struct { int32_t dim; } index;                                          /* gather, index_select, scatter, scatter_add */
+    /* scalar forms (value), clamp (value = low), pow, factors, eps */
+    struct {
+        double value, high;
+        bool has_low, has_high;
+    } scalar;
+    /* all: over everything; p: norm */
+    struct {
+        int32_t dim;
+        bool all, keep;
+        double p;
+    } reduce;
+    /* transpose a b; narrow and select: a; cat, split, cumsum: a */
+    struct {
+        int32_t a, b;
+        int64_t start, length;
+    } dim;
+    /* view, reshape, expand; permute: sizes are dimensions */
+    struct {
+        uint32_t dims;
+        int64_t sizes[MS_DIMS_MAX];
+    } shape;
+    /* forward only; outputs carry the sizes */
+    struct {
+        const int64_t *sizes;
+        uint32_t count;
+        int32_t dim;
+    } split;
+    struct {
+        double eps;
+    } norm;
+    /* reduction: ms_reduction */
+    struct {
+        int64_t ignore_index;
+        int32_t reduction;
+    } loss;
+    /* scale 0: 1/sqrt(width); compute is the operator's own */
+    struct {
+        double scale;
+        bool causal;
+        ms_dtype compute;
+    } attention;
+    struct {
+        int64_t first;
+        double base;
+        ms_rotary_scaling scaling;
+    } rotary;
+    struct {
+        int64_t k;
+        int32_t dim;
+        bool largest;
+    } top;
+    /* uniform [a, b); normal mean a, deviation b; dropout: p = a */
+    struct {
+        ms_random random;
+        double a, b;
+    } random;
+    struct {
+        int32_t kind;
+        ms_dtype dtype;
+    } cast;
+    /* ms_activation */
+    struct {
+        int32_t activation;
+    } linear;
+    struct {
+        double low, high;
+        int64_t bins;
+    } histogram;
+    /* random: for stochastic rounding; n: numbers in a row, for decoding */
+    struct {
+        ms_codec codec;
+        ms_random random;
+        int64_t n;
+    } codec;
+    /* gather, index_select, scatter, scatter_add */
+    struct {
+        int32_t dim;
+    } index;
 } ms_attributes;
 
 typedef enum ms_reduction { MS_REDUCE_MEAN, MS_REDUCE_SUM, MS_REDUCE_NONE } ms_reduction;
-typedef enum ms_activation { MS_ACTIVATION_NONE, MS_ACTIVATION_GELU } ms_activation;   /* gelu: the tanh form */
+/* gelu: the tanh form */
+typedef enum ms_activation { MS_ACTIVATION_NONE, MS_ACTIVATION_GELU } ms_activation;
 
 /* Runs forward on the current stream: `inputs` (NULL where optional and absent) to `output_count` new tensors in `outputs`, which the
  * caller owns. in_place: the result is written into inputs[0], and outputs[0] is another reference to it. attributes may be NULL.

@@ -5,13 +5,13 @@
  * first, as f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first to the last, sums over queries from
  * the first head's first block to the last head's last: who computes which tile never shows in the result.
  */
-#include "tensor/attention.h"
+#include "tensor/cpu/attention.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "tensor/cpu/attention.h"
+#include "tensor/attention.h"
 
 enum { LANES = MS_QUERY_LANES, KEY_BLOCK = 64, KEY_PART = 16, TILE_BLOCKS = 4 };
 
@@ -40,7 +40,7 @@ static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t hea
     return address_in((ms_dtype)j->args->dtype, h, batch, head, time);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- packs */
+/* -------------------------------------------------------------------- packs */
 
 /* Takes `floats` of the scratch. */
 static float *take(float **room, int64_t floats)
@@ -74,10 +74,12 @@ static void unpack(const job *j, const float *from, int64_t count, const float *
     unpack_as(j, (ms_dtype)j->args->dtype, from, count, factor, h, batch, head, time);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- blocks */
+/* ------------------------------------------------------------------- blocks */
 
 /* Queries query .. query + count - 1 of a head. */
-typedef struct queries { int64_t batch, head, first, count; } queries;
+typedef struct queries {
+    int64_t batch, head, first, count;
+} queries;
 
 /* How many keys the queries before `end` see. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end) { return a->causal ? a->keys - a->queries + end : a->keys; }
@@ -90,7 +92,8 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
     int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key), seen = keys_for(a, q->first + 1) - key;
     if (begin >= rows) return false;
     bool cut = a->causal && seen < rows;
-    int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;      /* queries before this one see nothing of the part */
+    /* Queries before this one see nothing of the part. */
+    int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;
     *part = (ms_score_block){ .scores = scores + begin * LANES, .rows = padded(cut ? least(KEY_PART, rows - begin) : rows, 4), .begin = hidden / 16 * 16,
                               .end = padded(q->count, 16), .seen = seen - begin, .step = a->causal, .scale = (float)a->scale };
     return true;
@@ -121,13 +124,18 @@ static void add_to_rows(const job *j, const ms_score_block *part, const float *l
     j->kernels->multiply(j->pairs, &p);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ forward */
+/* ------------------------------------------------------------------ forward */
 
 /* A block of queries on its way: its columns packed, its result [width, queries], and per query the greatest score and the total. */
-typedef struct progress { queries q; float *columns, *out, *most, *total; } progress;
+typedef struct progress {
+    queries q;
+    float *columns, *out, *most, *total;
+} progress;
 
 /* Shared by the blocks of a tile. */
-typedef struct forward_room { float *keys, *values, *scores, *steps, *rows; } forward_room;
+typedef struct forward_room {
+    float *keys, *values, *scores, *steps, *rows;
+} forward_room;
 
 static int64_t forward_floats(const job *j)
 {
@@ -211,13 +219,18 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
     for (int64_t i = 0; i < count; i++) finish_queries(j, &blocks[i], r.rows);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- backward */
+/* ----------------------------------------------------------------- backward */
 
 /* One group of a batch: its keys and values packed whole, and the sums of their gradients. */
-typedef struct group_room { float *k_rows, *v_rows, *k_steps, *dk, *dv; } group_room;
+typedef struct group_room {
+    float *k_rows, *v_rows, *k_steps, *dk, *dv;
+} group_room;
 
 /* One block of queries: queries and incoming gradients as columns and steps, what is known of each query, and one block of scores. */
-typedef struct query_room { float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores, *change; ms_score_units units; } query_room;
+typedef struct query_room {
+    float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores, *change;
+    ms_score_units units;
+} query_room;
 
 static int64_t backward_floats(const job *j)
 {
@@ -308,7 +321,7 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
     unpack(j, g.dv, a->keys, NULL, &a->dv, batch, group, 0);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- tasks */
+/* -------------------------------------------------------------------- tasks */
 
 static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, bool backward)
 {

@@ -32,7 +32,9 @@ typedef struct ms_score_block {
 } ms_score_block;
 
 /* What becomes of a block's scores and their gradients: as left operands [rows, 64 / 2 or 64 units] and right ones [rows / 2 or rows, 64]. */
-typedef struct ms_score_units { float *p_rows, *d_rows, *d_steps; } ms_score_units;
+typedef struct ms_score_units {
+    float *p_rows, *d_rows, *d_steps;
+} ms_score_units;
 
 typedef struct ms_attention_kernels {
     bool has_pairs;                      /* else `pairs` is false everywhere */

@@ -20,11 +20,15 @@ static uint32_t tiles_for(int64_t units, int64_t numbers)
 {
     int64_t tiles = numbers / 16384;
     tiles = tiles > 64 ? 64 : tiles;
-    return (uint32_t)(tiles > units ? units : tiles < 1 ? 1 : tiles);
+    if (tiles > units) return (uint32_t)units;
+    return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
 /* Where block `block` of a row begins, its length, and its place in the payload. */
-typedef struct place { int64_t first, n; uint8_t *scale, *codes; } place;
+typedef struct place {
+    int64_t first, n;
+    uint8_t *scale, *codes;
+} place;
 
 static place place_of(const job *j, int64_t row, int64_t block)
 {

@@ -1,5 +1,6 @@
 /* copy.c: tasks that copy and fill strided memory, element by element, row by row or in transposed blocks. */
 #include "tensor/copy.h"
+
 #include "tensor/backend.h"
 #include "tensor/cpu/strided.h"
 
@@ -9,10 +10,11 @@ typedef struct copy_work {
     const ms_copy_args *args;
     int64_t count;
     uint32_t tiles;
-    int32_t down;       /* the dimension along which the source is contiguous, if that is not the innermost; else -1 */
+    /* The dimension along which the source is contiguous, if that is not the innermost; else -1. */
+    int32_t down;
 } copy_work;
 
-/* ------------------------------------------------------------------------------------------------------------------- row by row */
+/* --------------------------------------------------------------- row by row */
 
 static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
@@ -34,7 +36,7 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- transposed */
+/* --------------------------------------------------------------- transposed */
 
 /* to[r * to_row + c] = from[r + c * from_column]: through a block in the first-level cache, so that both sides are walked along lines. */
 #define TRANSPOSE(type, name) \
@@ -117,9 +119,13 @@ static ms_task_result copy_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ filling */
+/* ------------------------------------------------------------------ filling */
 
-typedef struct fill_work { const ms_fill_args *args; int64_t count; uint32_t tiles; } fill_work;
+typedef struct fill_work {
+    const ms_fill_args *args;
+    int64_t count;
+    uint32_t tiles;
+} fill_work;
 
 static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_t n)
 {

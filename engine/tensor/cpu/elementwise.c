@@ -1,10 +1,14 @@
 /* elementwise.c: the tasks of the elementwise kernels: tiles, chunks, and staging of operands that are not contiguous f32 or i64. */
 #include "tensor/cpu/elementwise.h"
+
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
 /* One buffer of MS_CHUNK elements of the computing type (f32 uses half of it). */
-typedef union stage { int64_t whole[MS_CHUNK]; float real[MS_CHUNK]; } stage;
+typedef union stage {
+    int64_t whole[MS_CHUNK];
+    float real[MS_CHUNK];
+} stage;
 
 typedef struct work {
     const ms_elementwise_args *args;
@@ -104,7 +108,8 @@ static void chunk(const work *w, const ms_cursor *cursor, const void *const spla
     stage stages[4];
     const void *in[3] = { NULL, NULL, NULL };
     bool out_direct = w->direct_out && n <= ms_cursor_row(&args->loop, cursor);
-    void *out = out_direct ? (void *)((char *)args->out + cursor->offset[0] * (args->integers ? 8 : 4)) : &stages[3];
+    void *out = &stages[3];
+    if (out_direct) out = (char *)args->out + cursor->offset[0] * (args->integers ? 8 : 4);
     /* A cast needs no kernel between its two conversions. */
     bool bare = args->kernel == MS_KERNEL_cast && splat[0] == NULL && !out_direct;
     for (uint32_t k = 0; k < args->operands; k++) in[k] = splat[k] != NULL ? splat[k] : operand(w, cursor, k + 1, n, &stages[k]);

@@ -5,7 +5,10 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/elementwise.h"
 
-typedef struct ms_elementwise_scalars { float value, high; int64_t whole_value, whole_high; } ms_elementwise_scalars;
+typedef struct ms_elementwise_scalars {
+    float value, high;
+    int64_t whole_value, whole_high;
+} ms_elementwise_scalars;
 
 /* Operands beyond the kernel's own number are not read. out may be one of them. */
 typedef void (*ms_elementwise_f32)(float *out, const float *a, const float *b, const float *c, size_t n, const ms_elementwise_scalars *scalars);

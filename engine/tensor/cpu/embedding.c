@@ -1,13 +1,14 @@
 /* embedding.c: rows of a table on the CPU: copies forward; backward sums of the rows of one id in order of position. */
-#include "tensor/embedding.h"
+#include "tensor/cpu/embedding.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
+#include "tensor/embedding.h"
 #include "tensor/cpu/convert.h"
-#include "tensor/cpu/embedding.h"
 
-enum { SUM_FLOATS = 1 << 18 };           /* a tile's part of a 16-bit table is summed in f32 in pieces of this size */
+/* A tile's part of a 16-bit table is summed in f32 in pieces of this size. */
+enum { SUM_FLOATS = 1 << 18 };
 
 typedef struct job {
     const ms_embedding_args *args;
@@ -22,7 +23,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 32768;
     tiles = tiles > 16 ? 16 : tiles;
-    return (uint32_t)(tiles > rows ? rows : tiles < 1 ? 1 : tiles);
+    if (tiles > rows) return (uint32_t)rows;
+    return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
 static int64_t id_at(const ms_embedding_args *args, int64_t position)

@@ -1,10 +1,13 @@
 /* gemm_cblas.c: matrix products by any CBLAS, in f32; other dtypes are converted by who calls. */
 #include "tensor/cpu/gemm.h"
+
 #if defined(MS_WITH_CBLAS)
-#include "tensor/state.h"
+
 #include <cblas.h>
 #include <dlfcn.h>
 #include <string.h>
+
+#include "tensor/state.h"
 
 struct ms_gemm { int unused; };
 struct ms_gemm_plan { int unused; };
@@ -55,8 +58,11 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
 {
     (void)gemm;
-    cblas_sgemm(CblasRowMajor, s->a_transposed ? CblasTrans : CblasNoTrans, s->b_transposed ? CblasTrans : CblasNoTrans, (int)s->m,
-                (int)s->n, (int)s->k, 1.0f, a, (int)s->a_row, b, (int)s->b_row, s->accumulate ? 1.0f : 0.0f, c, (int)s->c_row);
+    int a_order = s->a_transposed ? CblasTrans : CblasNoTrans;
+    int b_order = s->b_transposed ? CblasTrans : CblasNoTrans;
+    float keep = s->accumulate ? 1.0f : 0.0f;
+    cblas_sgemm(CblasRowMajor, a_order, b_order, (int)s->m, (int)s->n, (int)s->k, 1.0f, a, (int)s->a_row, b, (int)s->b_row, keep, c,
+                (int)s->c_row);
 }
 
 bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,

@@ -1,16 +1,21 @@
 /* gemm_onednn.c: matrix products by oneDNN. The only file that knows it, and the difference between its versions 2 and 3. */
 #include "tensor/cpu/gemm.h"
+
 #if defined(MS_WITH_ONEDNN)
-#include "tensor/state.h"
+
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------- what differs between 2 and 3 */
+#include "tensor/state.h"
+
+/* --------------------------------------------- what differs between 2 and 3 */
 
 /* A description of memory: a struct in version 2, an object in version 3. */
-typedef struct description { dnnl_memory_desc_t value; } description;
+typedef struct description {
+    dnnl_memory_desc_t value;
+} description;
 
 #if DNNL_VERSION_MAJOR >= 3
 #define DESCRIPTION(d) ((d)->value)
@@ -44,7 +49,7 @@ static bool append_sum(dnnl_post_ops_t list) { return dnnl_post_ops_append_sum(l
 static size_t description_bytes(const dnnl_memory_desc_t *d) { return d != NULL ? dnnl_memory_desc_get_size(d) : 0; }
 #endif
 
-/* -------------------------------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------- state */
 
 struct ms_gemm_plan {
     ms_gemm_shape key;
@@ -147,7 +152,7 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
     return gemm->bf16 && in == MS_BF16 && (out == MS_BF16 || out == MS_F32);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- plans */
+/* -------------------------------------------------------------------- plans */
 
 /* Sizes made at run time cost a few percent of speed, and save a plan for each length of a text that grows token by token: so only
  * shapes of the kind that training repeats get plans of their own. Small f32 products go through dnnl_sgemm, which costs least. */
@@ -167,7 +172,8 @@ static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
     if (s->in != MS_F32 || s->bias || !s->a_transposed || s->b_transposed) return STRETCHES_NONE;
     if (gemm->wide) return s->a_row > s->b_row && s->n <= STRETCH_COLUMNS && s->k >= 2 * STRETCH ? STRETCHES_IN_PLACE : STRETCHES_NONE;
-    int64_t few = s->m < s->n ? s->m : s->n, many = s->m < s->n ? s->n : s->m;
+    int64_t few = s->m < s->n ? s->m : s->n;
+    int64_t many = s->m < s->n ? s->n : s->m;
     return few >= COPIED_LEAST && many <= COPIED_MOST && s->k >= COPIED_LEAST ? STRETCHES_COPIED : STRETCHES_NONE;
 }
 
@@ -185,11 +191,17 @@ static dnnl_data_type_t type_of(uint8_t dtype) { return dtype == MS_BF16 ? dnnl_
 /* rows x columns, stored transposed or not. */
 static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row, bool transposed, dnnl_data_type_t type)
 {
-    dnnl_dims_t sizes = { rows, columns }, strides = { transposed ? 1 : row, transposed ? row : 1 };
+    dnnl_dims_t sizes = { rows, columns }, strides = { row, 1 };
+    if (transposed) {
+        strides[0] = 1;
+        strides[1] = row;
+    }
     return description_make(d, 2, sizes, type, strides);
 }
 
-typedef struct descriptions { description a, b, c, bias; } descriptions;
+typedef struct descriptions {
+    description a, b, c, bias;
+} descriptions;
 
 /* The bias is one row. */
 static bool describe(descriptions *d, const ms_gemm_shape *s)
@@ -321,18 +333,23 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
     return MS_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- runs */
+/* --------------------------------------------------------------------- runs */
 
 /* One call of the library, over k of the products of a sum. Fails only for sizes that an operator has refused before. */
 static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add, float *c)
 {
-    (void)dnnl_sgemm(s->a_transposed ? 'T' : 'N', s->b_transposed ? 'T' : 'N', s->m, s->n, k, 1.0f, a, s->a_row, b, s->b_row, add ? 1.0f : 0.0f, c, s->c_row);
+    char a_order = s->a_transposed ? 'T' : 'N';
+    char b_order = s->b_transposed ? 'T' : 'N';
+    float keep = add ? 1.0f : 0.0f;
+    (void)dnnl_sgemm(a_order, b_order, s->m, s->n, k, 1.0f, a, s->a_row, b, s->b_row, keep, c, s->c_row);
 }
 
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
 {
     if (gemm->set_threads != NULL) gemm->set_threads(1);
-    int64_t stretch = stretches_of(gemm, s) == STRETCHES_IN_PLACE ? STRETCH : s->k, a_step = s->a_transposed ? s->a_row : 1, b_step = s->b_transposed ? 1 : s->b_row;
+    int64_t stretch = stretches_of(gemm, s) == STRETCHES_IN_PLACE ? STRETCH : s->k;
+    int64_t a_step = s->a_transposed ? s->a_row : 1;
+    int64_t b_step = s->b_transposed ? 1 : s->b_row;
     for (int64_t k = 0; k < s->k; k += stretch)
         multiply(s, s->k - k < stretch ? s->k - k : stretch, a + k * a_step, b + k * b_step, s->accumulate || k > 0, c);
 }

@@ -21,7 +21,9 @@
     extern const type name##_portable, name##_avx2, name##_avx512, name##_avx512bf16; \
     static inline const type *name##_for(ms_isa isa) \
     { \
-        return isa == MS_ISA_AVX512BF16 ? &name##_avx512bf16 : isa == MS_ISA_AVX512 ? &name##_avx512 : isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable; \
+        if (isa == MS_ISA_AVX512BF16) return &name##_avx512bf16; \
+        if (isa == MS_ISA_AVX512) return &name##_avx512; \
+        return isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable; \
     }
 #else
 #define MS_ISA_TABLE(type, name) \
@@ -43,6 +45,7 @@
 typedef float ms_vf __attribute__((vector_size(4 * MS_LANES)));
 typedef int32_t ms_vi __attribute__((vector_size(4 * MS_LANES)));
 typedef uint32_t ms_vu __attribute__((vector_size(4 * MS_LANES)));
-typedef float ms_vf_any __attribute__((vector_size(4 * MS_LANES), aligned(4), may_alias));   /* for unaligned loads and stores */
+/* For unaligned loads and stores. */
+typedef float ms_vf_any __attribute__((vector_size(4 * MS_LANES), aligned(4), may_alias));
 
 #endif

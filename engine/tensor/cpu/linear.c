@@ -8,9 +8,13 @@
 
 enum { BLOCK_ROWS = 64, TILES_MAX = 16 };
 
-/* ---------------------------------------------------------------------------------------------------------------------- activation */
+/* --------------------------------------------------------------- activation */
 
-typedef struct activation_job { const ms_activation_args *args; const ms_linear_kernels *kernels; uint32_t tiles; } activation_job;
+typedef struct activation_job {
+    const ms_activation_args *args;
+    const ms_linear_kernels *kernels;
+    uint32_t tiles;
+} activation_job;
 
 static void activation_tile(void *context, uint32_t tile, ms_thread *thread)
 {
@@ -28,7 +32,7 @@ static ms_task_result activation_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ gradient */
+/* ----------------------------------------------------------------- gradient */
 
 typedef struct gradient_job {
     const ms_linear_gradient_args *args;
@@ -43,7 +47,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
     tiles = tiles > TILES_MAX ? TILES_MAX : tiles;
-    return (uint32_t)(tiles > rows ? rows : tiles < 1 ? 1 : tiles);
+    if (tiles > rows) return (uint32_t)rows;
+    return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
 static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)

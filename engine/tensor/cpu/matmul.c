@@ -12,7 +12,7 @@ typedef struct job {
     atomic_bool failed;
 } job;
 
-/* ------------------------------------------------------------------------------------------------------------------ by conversion */
+/* ------------------------------------------------------------ by conversion */
 
 /* Blocks whose f32 copies stay in cache; the sum over k goes on in the block of the result. */
 enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 256, BLOCK_DEPTH = 512 };
@@ -30,7 +30,9 @@ static void widen_block(const job *j, const void *from, int64_t row_distance, bo
 {
     ms_dtype dtype = (ms_dtype)j->args->shape.in;
     int64_t at = transposed ? column * row_distance + row : row * row_distance + column;
-    widen(j, dtype, (const char *)from + (size_t)at * ms_dtype_bytes(dtype), row_distance, transposed ? columns : rows, transposed ? rows : columns, to);
+    const char *first = (const char *)from + (size_t)at * ms_dtype_bytes(dtype);
+    if (transposed) widen(j, dtype, first, row_distance, columns, rows, to);
+    else widen(j, dtype, first, row_distance, rows, columns, to);
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -46,8 +48,10 @@ static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, c
         int64_t deep = least(BLOCK_DEPTH, s->k - depth);
         widen_block(j, a, s->a_row, s->a_transposed, row, depth, rows, deep, a_wide);
         widen_block(j, b, s->b_row, s->b_transposed, depth, column, deep, columns, b_wide);
+        int64_t a_row = s->a_transposed ? rows : deep;
+        int64_t b_row = s->b_transposed ? deep : columns;
         ms_gemm_shape inner = { .m = rows, .n = columns, .k = deep, .a_transposed = s->a_transposed, .b_transposed = s->b_transposed,
-                                .a_row = s->a_transposed ? rows : deep, .b_row = s->b_transposed ? deep : columns, .c_row = columns,
+                                .a_row = a_row, .b_row = b_row, .c_row = columns,
                                 .accumulate = true, .in = MS_F32, .out = MS_F32 };
         ms_gemm_f32(j->args->gemm, &inner, a_wide, b_wide, block);
     }
@@ -67,7 +71,7 @@ static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- tiles */
+/* -------------------------------------------------------------------- tiles */
 
 /* Part `part` of one batch. */
 static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char *a, const char *b, char *c)

@@ -10,7 +10,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
     tiles = tiles > 16 ? 16 : tiles;
-    return (uint32_t)(tiles > rows ? rows : tiles < 1 ? 1 : tiles);
+    if (tiles > rows) return (uint32_t)rows;
+    return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
 typedef struct job {
@@ -43,8 +44,9 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     const ms_norm_backward_args *args = j->args;
     float *dweight = j->partial + (size_t)tile * 2 * (size_t)args->width, *dbias = dweight + args->width;
     memset(dweight, 0, 2 * (size_t)args->width * sizeof *dweight);
-    j->kernels->backward(args, args->rows * tile / j->tiles, args->rows * (tile + 1) / j->tiles, args->dweight != NULL ? dweight : NULL,
-                         args->dbias != NULL ? dbias : NULL);
+    if (args->dweight == NULL) dweight = NULL;
+    if (args->dbias == NULL) dbias = NULL;
+    j->kernels->backward(args, args->rows * tile / j->tiles, args->rows * (tile + 1) / j->tiles, dweight, dbias);
 }
 
 /* The tiles' sums added up in their order, into the first one. */

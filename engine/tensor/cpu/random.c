@@ -1,5 +1,6 @@
 /* random.c: tasks that draw numbers and drop elements. */
 #include "tensor/cpu/random.h"
+
 #include "tensor/backend.h"
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
@@ -38,7 +39,10 @@ static void random_tile(void *context, uint32_t index, ms_thread *thread)
     ms_dtype dtype = (ms_dtype)args->dtype;
     int64_t end = ms_tile_begin(args->count, work->tiles, index + 1);
     for (int64_t at = ms_tile_begin(args->count, work->tiles, index), n; at < end; at += n) {
-        union { float real[MS_CHUNK]; int64_t whole[MS_CHUNK]; } drawn;
+        union {
+            float real[MS_CHUNK];
+            int64_t whole[MS_CHUNK];
+        } drawn;
         n = end - at < MS_CHUNK ? end - at : MS_CHUNK;
         char *to = (char *)args->out + at * (int64_t)ms_dtype_bytes(dtype);
         float *real = dtype == MS_F32 ? (float *)(void *)to : drawn.real;

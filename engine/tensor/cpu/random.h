@@ -5,7 +5,8 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/random.h"
 
-#define MS_RANDOM_GROUP 64     /* elements drawn at once: 16 Philox blocks. Positions are multiples of it. */
+/* elements drawn at once: 16 Philox blocks. Positions are multiples of it. */
+#define MS_RANDOM_GROUP 64
 
 /* The upper half of a draw's counter. */
 static inline uint64_t ms_random_high(ms_random random) { return random.step << 32 ^ random.draw; }

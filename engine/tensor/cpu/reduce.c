@@ -4,11 +4,12 @@
  * very long row, which different threads may take, in f64 in order of position.
  */
 #include "tensor/cpu/reduce.h"
+
+#include <math.h>
+
 #include "tensor/backend.h"
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
-
-#include <math.h>
 
 #define PART (64 * 1024)       /* elements of a row that one thread takes */
 #define WIDTH 512              /* columns that are reduced together */
@@ -23,7 +24,10 @@ typedef struct reduce_work {
     bool integers;
 } reduce_work;
 
-typedef union block { float real[MS_REDUCE_BLOCK]; int64_t whole[MS_REDUCE_BLOCK]; } block;
+typedef union block {
+    float real[MS_REDUCE_BLOCK];
+    int64_t whole[MS_REDUCE_BLOCK];
+} block;
 
 /* n elements of a dtype, `stride` apart, as contiguous f32: where they are if that will do, else in `to`. */
 static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from, int64_t stride, int64_t n, float *to)
@@ -59,9 +63,13 @@ static const void *step(const void *from, int64_t elements, ms_dtype dtype)
     return (const char *)from + elements * (int64_t)ms_dtype_bytes(dtype);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- f32 results */
+/* -------------------------------------------------------------- f32 results */
 
-static double identity(uint8_t kind) { return kind == MS_REDUCE_GREATEST ? -INFINITY : kind == MS_REDUCE_LEAST ? INFINITY : 0; }
+static double identity(uint8_t kind)
+{
+    if (kind == MS_REDUCE_GREATEST) return -INFINITY;
+    return kind == MS_REDUCE_LEAST ? INFINITY : 0;
+}
 
 static double joined(uint8_t kind, double a, double b)
 {
@@ -172,7 +180,7 @@ static void finish(const reduce_work *work, int64_t near, int64_t far)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- integer results */
+/* ---------------------------------------------------------- integer results */
 
 static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
 {
@@ -192,7 +200,8 @@ static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
     }
     /* Over nothing: any is false, every is true. */
     if (args->rows.n == 0 && args->kind != MS_REDUCE_ADD) return args->kind == MS_REDUCE_LEAST;
-    return args->kind == MS_REDUCE_ADD ? (int64_t)sum : args->kind == MS_REDUCE_GREATEST ? greatest : least;
+    if (args->kind == MS_REDUCE_ADD) return (int64_t)sum;
+    return args->kind == MS_REDUCE_GREATEST ? greatest : least;
 }
 
 static void whole_tile(void *context, uint32_t index, ms_thread *thread)
@@ -206,7 +215,7 @@ static void whole_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- the reduction */
+/* ------------------------------------------------------------ the reduction */
 
 static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 {
@@ -253,14 +262,22 @@ static ms_task_result reduce_run(ms_run *run, void *arguments)
             return MS_TASK_FAILED;
         }
     }
-    ms_run_tiles(run, work.tiles, work.integers ? whole_tile : columns ? column_tile : row_tile, &work);
-    if (work.partial != NULL) finish(&work, columns ? 1 : work.parts, columns ? results : 1);
+    if (work.integers) ms_run_tiles(run, work.tiles, whole_tile, &work);
+    else ms_run_tiles(run, work.tiles, columns ? column_tile : row_tile, &work);
+    if (work.partial != NULL && columns) finish(&work, 1, results);
+    else if (work.partial != NULL) finish(&work, work.parts, 1);
     return MS_TASK_DONE;
 }
 
-/* ---------------------------------------------------------------------------------------------------- position of the greatest */
+/* ------------------------------------------------- position of the greatest */
 
-typedef struct arg_work { const ms_reduce_arg_args *args; const ms_reduce_kernels *kernels; const ms_convert_kernels *convert; int64_t rows; uint32_t tiles; } arg_work;
+typedef struct arg_work {
+    const ms_reduce_arg_args *args;
+    const ms_reduce_kernels *kernels;
+    const ms_convert_kernels *convert;
+    int64_t rows;
+    uint32_t tiles;
+} arg_work;
 
 /* Whole blocks are compared first; only a block that holds a new best is looked through. The lowest position wins, NaN over all. */
 static int64_t find_real(const arg_work *work, const void *from)
@@ -320,9 +337,14 @@ static ms_task_result reduce_arg_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- cumulative sums */
+/* ---------------------------------------------------------- cumulative sums */
 
-typedef struct cumsum_work { const ms_cumsum_args *args; const ms_convert_kernels *convert; int64_t rows; uint32_t tiles; } cumsum_work;
+typedef struct cumsum_work {
+    const ms_cumsum_args *args;
+    const ms_convert_kernels *convert;
+    int64_t rows;
+    uint32_t tiles;
+} cumsum_work;
 
 /* One row, block by block; f64 keeps the error of a long sum below that of one f32 operation. */
 static void cumsum_row(const cumsum_work *work, int64_t row)
@@ -337,7 +359,8 @@ static void cumsum_row(const cumsum_work *work, int64_t row)
     double real_sum = 0;
     uint64_t whole_sum = 0;
     for (int64_t done = 0; done < rows->n; done += MS_REDUCE_BLOCK) {
-        int64_t n = rows->n - done < MS_REDUCE_BLOCK ? rows->n - done : MS_REDUCE_BLOCK, at = args->reverse ? rows->n - done - n : done;
+        int64_t n = rows->n - done < MS_REDUCE_BLOCK ? rows->n - done : MS_REDUCE_BLOCK;
+        int64_t at = args->reverse ? rows->n - done - n : done;
         block sums;
         uint64_t raw[MS_REDUCE_BLOCK];
         const void *x = step(from, at * rows->stride, dtype);
@@ -370,9 +393,14 @@ static ms_task_result cumsum_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- histogram */
+/* ---------------------------------------------------------------- histogram */
 
-typedef struct histogram_work { const ms_histogram_args *args; const ms_convert_kernels *convert; int64_t *counts; uint32_t tiles; } histogram_work;
+typedef struct histogram_work {
+    const ms_histogram_args *args;
+    const ms_convert_kernels *convert;
+    int64_t *counts;
+    uint32_t tiles;
+} histogram_work;
 
 static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
 {

@@ -1,9 +1,10 @@
 /* rotary.c: rotary position embedding on the CPU: the angles of a moment are made once for all batches and heads. */
+#include "tensor/cpu/attention.h"
+
 #include <math.h>
 #include <stdatomic.h>
 
 #include "tensor/attention.h"
-#include "tensor/cpu/attention.h"
 
 typedef struct job {
     const ms_rotary_args *args;
@@ -14,7 +15,10 @@ typedef struct job {
 
 /* Cosines and sines of one moment in f64, and of one step; each moment follows from the one before by a rotation, whose error grows by
  * 1e-16 a step, far below what f32 shows. */
-typedef struct angles { double *cosine, *sine, *step_cosine, *step_sine; float *cosine_f32, *sine_f32; } angles;
+typedef struct angles {
+    double *cosine, *sine, *step_cosine, *step_sine;
+    float *cosine_f32, *sine_f32;
+} angles;
 
 /* The angle of pair k from one position to the next; formulas and their source: ms_rotary_scaling in moonshard/tensor.h. */
 static double frequency(const ms_rotary_args *args, int64_t k)
@@ -26,7 +30,8 @@ static double frequency(const ms_rotary_args *args, int64_t k)
     if (scaling->kind == MS_ROTARY_LINEAR) return stretched;
     double turns = scaling->original_context * plain / (2.0 * acos(-1.0));
     double smooth = (turns - scaling->low) / (scaling->high - scaling->low);
-    return smooth <= 0.0 ? stretched : smooth >= 1.0 ? plain : (1.0 - smooth) * stretched + smooth * plain;
+    if (smooth <= 0.0) return stretched;
+    return smooth >= 1.0 ? plain : (1.0 - smooth) * stretched + smooth * plain;
 }
 
 static void start(const ms_rotary_args *args, const angles *a, int64_t time)
@@ -83,7 +88,9 @@ static ms_task_result rotary_run(ms_run *run, void *arguments)
 {
     const ms_rotary_args *args = arguments;
     int64_t tiles = args->batches * args->heads * args->times * args->width / 32768, most = args->times < 8 ? args->times : 8;
-    job j = { .args = args, .kernels = ms_attention_kernels_for(ms_run_isa(run)), .tiles = (uint32_t)(tiles > most ? most : tiles < 1 ? 1 : tiles) };
+    if (tiles > most) tiles = most;
+    else if (tiles < 1) tiles = 1;
+    job j = { .args = args, .kernels = ms_attention_kernels_for(ms_run_isa(run)), .tiles = (uint32_t)tiles };
     ms_run_tiles(run, j.tiles, tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
     ms_run_fail(run, MS_ERROR_MEMORY, "rotary: no memory for the angles of width %lld", (long long)args->width);

@@ -44,7 +44,10 @@ MS_VECTOR ms_vf ms_v_from_f16(ms_vh h)
     v = (ms_vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
     union { ms_vh h; __m128i part[MS_PARTS]; } x = { .h = h };
-    union { ms_vf v; __m256 part[MS_PARTS]; } y;
+    union {
+        ms_vf v;
+        __m256 part[MS_PARTS];
+    } y;
     for (int k = 0; k < MS_PARTS; k++) y.part[k] = _mm256_cvtph_ps(x.part[k]);
     v = y.v;
 #else
@@ -59,7 +62,10 @@ MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
     h = (ms_vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
     union { ms_vf v; __m256 part[MS_PARTS]; } x = { .v = v };
-    union { ms_vh h; __m128i part[MS_PARTS]; } y;
+    union {
+        ms_vh h;
+        __m128i part[MS_PARTS];
+    } y;
     for (int k = 0; k < MS_PARTS; k++) y.part[k] = _mm256_cvtps_ph(x.part[k], _MM_FROUND_TO_NEAREST_INT);
     h = y.h;
 #else

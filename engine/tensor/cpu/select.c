@@ -1,10 +1,11 @@
 /* select.c: tasks that gather, scatter and choose. What one position gets is always done by one thread, in order of position. */
 #include "tensor/select.h"
+
+#include <math.h>
+
 #include "tensor/backend.h"
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
-
-#include <math.h>
 
 #define BLOCK 1024
 
@@ -12,10 +13,11 @@ static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 {
     uint32_t tiles = ms_tiles(elements, bytes);
     if (tiles == 0) tiles = 1;
-    return units < tiles ? (uint32_t)(units > 0 ? units : 1) : tiles;
+    if (units >= tiles) return tiles;
+    return (uint32_t)(units > 0 ? units : 1);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- gather and scatter */
+/* ------------------------------------------------------- gather and scatter */
 
 typedef struct select_work {
     const ms_select_args *args;
@@ -139,10 +141,19 @@ static ms_task_result gather_run(ms_run *run, void *arguments) { return select_r
 static ms_task_result scatter_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, false); }
 static ms_task_result scatter_add_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, true); }
 
-/* ---------------------------------------------------------------------------------------------------------------------------- topk */
+/* --------------------------------------------------------------------- topk */
 
-typedef struct candidate { int64_t key, index; } candidate;
-typedef struct topk_work { const ms_topk_args *args; const ms_convert_kernels *convert; int64_t rows; uint32_t tiles; int no_memory; } topk_work;
+typedef struct candidate {
+    int64_t key, index;
+} candidate;
+
+typedef struct topk_work {
+    const ms_topk_args *args;
+    const ms_convert_kernels *convert;
+    int64_t rows;
+    uint32_t tiles;
+    int no_memory;
+} topk_work;
 
 /* Integers in the order of the numbers; both zeros are equal, NaN is above all. */
 static int64_t order_of(float x)
@@ -190,7 +201,10 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
     const char *from = (const char *)args->in + (outer * rows->outer_stride + inner * rows->inner_stride) * (int64_t)size;
     for (int64_t at = 0; at < rows->n; at += BLOCK) {
         uint64_t raw[BLOCK];
-        union { float real[BLOCK]; int64_t whole[BLOCK]; } block;
+        union {
+            float real[BLOCK];
+            int64_t whole[BLOCK];
+        } block;
         int64_t n = rows->n - at < BLOCK ? rows->n - at : BLOCK;
         ms_copy_strided(raw, 1, from + at * rows->stride * (int64_t)size, rows->stride, n, size);
         if (real) work->convert->to_f32[dtype](block.real, raw, (size_t)n);
@@ -237,9 +251,16 @@ static ms_task_result topk_run(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- above */
+/* -------------------------------------------------------------------- above */
 
-typedef struct above_work { const ms_above_args *args; const ms_convert_kernels *convert; int64_t *counts; float threshold; uint32_t tiles; bool write; } above_work;
+typedef struct above_work {
+    const ms_above_args *args;
+    const ms_convert_kernels *convert;
+    int64_t *counts;
+    float threshold;
+    uint32_t tiles;
+    bool write;
+} above_work;
 
 /* First pass: counts per tile. Second: counts hold where each tile's results begin. */
 static void above_tile(void *context, uint32_t tile, ms_thread *thread)
@@ -296,7 +317,15 @@ static ms_task_result above_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- quantile */
+/* ----------------------------------------------------------------- quantile */
+
+static float median(float a, float b, float c)
+{
+    float least = a < b ? a : b;
+    float most = a < b ? b : a;
+    if (most < c) return most;
+    return least < c ? c : least;
+}
 
 /* The k-th smallest of x, which is reordered so that nothing greater stands before it. No NaN. */
 static float select_kth(float *x, int64_t n, int64_t k)
@@ -304,7 +333,7 @@ static float select_kth(float *x, int64_t n, int64_t k)
     int64_t low = 0, high = n - 1;
     while (low < high) {
         /* The median of three as pivot: ordered input is common. */
-        float a = x[low], b = x[low + (high - low) / 2], c = x[high], pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
+        float pivot = median(x[low], x[low + (high - low) / 2], x[high]);
         int64_t i = low, j = high;
         while (i <= j) {
             while (x[i] < pivot) i++;

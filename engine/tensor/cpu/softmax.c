@@ -12,7 +12,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 8192;
     tiles = tiles > 16 ? 16 : tiles;
-    return (uint32_t)(tiles > rows ? rows : tiles < 1 ? 1 : tiles);
+    if (tiles > rows) return (uint32_t)rows;
+    return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
 typedef struct job {
@@ -26,7 +27,7 @@ typedef struct job {
     int64_t rows;
 } job;
 
-/* -------------------------------------------------------------------------------------------------------------------------- softmax */
+/* ------------------------------------------------------------------ softmax */
 
 static void softmax_tile(void *context, uint32_t tile, ms_thread *thread)
 {
@@ -49,7 +50,7 @@ static ms_task_result softmax_run(ms_run *run, const ms_softmax_args *args, void
 static ms_task_result forward_run(ms_run *run, void *arguments) { return softmax_run(run, arguments, softmax_forward_rows); }
 static ms_task_result backward_run(ms_run *run, void *arguments) { return softmax_run(run, arguments, softmax_backward_rows); }
 
-/* -------------------------------------------------------------------------------------------------------------------- cross entropy */
+/* ------------------------------------------------------------ cross entropy */
 
 static int64_t target_at(const ms_cross_entropy_args *args, int64_t row)
 {
@@ -154,7 +155,7 @@ static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ squared error */
+/* ------------------------------------------------------------ squared error */
 
 enum { MSE_BLOCK = 4096 };               /* elements whose sum is made in f32 before it joins the f64 total */
 

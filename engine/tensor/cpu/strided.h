@@ -9,14 +9,16 @@
 /* Below this many bytes in all, waking a helper costs more than it saves. */
 #define MS_TILES_MIN_BYTES (256 * 1024)
 #define MS_TILE_ELEMENTS (64 * 1024)
-#define MS_CHUNK 512                /* elements staged at once: a few of these buffers stay in the first-level cache */
+/* Elements staged at once: a few of these buffers stay in the first-level cache. */
+#define MS_CHUNK 512
 
 /* The number of tiles depends on sizes only, so that results never depend on threads. */
 static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
 {
     if (bytes < MS_TILES_MIN_BYTES || elements < 8) return elements > 0;
     int64_t tiles = (elements + MS_TILE_ELEMENTS - 1) / MS_TILE_ELEMENTS;
-    return tiles < 8 ? 8 : tiles > 65536 ? 65536 : (uint32_t)tiles;
+    if (tiles < 8) return 8;
+    return tiles > 65536 ? 65536 : (uint32_t)tiles;
 }
 
 /* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line of f32. */
@@ -28,7 +30,9 @@ static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t i
 }
 
 /* A position in a loop: coordinates, and each operand's offset in elements. */
-typedef struct ms_cursor { int64_t at[MS_DIMS_MAX], offset[MS_LOOP_OPERANDS]; } ms_cursor;
+typedef struct ms_cursor {
+    int64_t at[MS_DIMS_MAX], offset[MS_LOOP_OPERANDS];
+} ms_cursor;
 
 static inline void ms_cursor_set(const ms_loop *loop, int64_t position, ms_cursor *cursor)
 {

@@ -53,8 +53,15 @@ MS_VECTOR void ms_v_store_part(float *p, ms_vf v, size_t n)
 #define MS_PARTS (MS_LANES / MS_PART_LANES)
 typedef float ms_part_f __attribute__((vector_size(4 * MS_PART_LANES)));
 typedef int32_t ms_part_i __attribute__((vector_size(4 * MS_PART_LANES)));
-typedef union ms_parts_f { ms_vf whole; ms_part_f part[MS_PARTS]; } ms_parts_f;
-typedef union ms_parts_i { ms_vi whole; ms_part_i part[MS_PARTS]; } ms_parts_i;
+typedef union ms_parts_f {
+    ms_vf whole;
+    ms_part_f part[MS_PARTS];
+} ms_parts_f;
+
+typedef union ms_parts_i {
+    ms_vi whole;
+    ms_part_i part[MS_PARTS];
+} ms_parts_i;
 
 #define MS_VECTOR_COMPARE(name, operator) \
     MS_VECTOR ms_vi name(ms_vf a, ms_vf b) \
@@ -108,7 +115,10 @@ MS_VECTOR ms_vf ms_v_lesser(ms_vf a, ms_vf b) { return ms_v_select(ms_v_less(a, 
 /* By fours: lane by lane would be a chain of as many dependent steps. */
 typedef float ms_v4f __attribute__((vector_size(16)));
 typedef int32_t ms_v4i __attribute__((vector_size(16)));
-typedef union ms_fours { ms_vf whole; ms_v4f four[MS_LANES / 4]; } ms_fours;
+typedef union ms_fours {
+    ms_vf whole;
+    ms_v4f four[MS_LANES / 4];
+} ms_fours;
 
 /* Lanes added in a fixed order: pairs half the lanes apart, a quarter, and so on to neighbours. */
 MS_VECTOR float ms_v_sum(ms_vf v)
@@ -122,7 +132,9 @@ MS_VECTOR float ms_v_sum(ms_vf v)
 /* 64 sums side by side: element i of a row goes to sum i % 64, so that the order of additions, and with it the bits, is the same for any number
  * of lanes; and so that one addition need not wait for the one before. */
 enum { MS_SUM_LANES = 64, MS_SUMS = MS_SUM_LANES / MS_LANES };
-typedef struct ms_sum64 { ms_vf of[MS_SUMS]; } ms_sum64;
+typedef struct ms_sum64 {
+    ms_vf of[MS_SUMS];
+} ms_sum64;
 /* What was added 16, then 32, then 8, 4, 2 and 1 apart. */
 MS_VECTOR float ms_v_sum64(ms_sum64 sums)
 {
@@ -143,7 +155,8 @@ MS_VECTOR float ms_v_reduce_max(ms_vf v)
             x.four[i] = (ms_v4f)((upper & (ms_v4i)b) | (~upper & (ms_v4i)a));
         }
     ms_v4f four = x.four[0];
-    float a = four[0] > four[1] || four[0] != four[0] ? four[0] : four[1], b = four[2] > four[3] || four[2] != four[2] ? four[2] : four[3];
+    float a = four[0] > four[1] || four[0] != four[0] ? four[0] : four[1];
+    float b = four[2] > four[3] || four[2] != four[2] ? four[2] : four[3];
     return a > b || a != a ? a : b;
 }
 
@@ -173,11 +186,13 @@ MS_VECTOR ms_vf ms_v_scaled(ms_vf p, ms_vf shifted, float shift)
 /* e^x, at most 1.1 ulp; 0 below -104, infinity above 88.73, subnormal results included. */
 MS_VECTOR ms_vf ms_v_exp(ms_vf x)
 {
-    const float shift = 12582912.0f;   /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
+    /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
+    const float shift = 12582912.0f;
     x = ms_v_greater(ms_v_splat(-110.0f), ms_v_lesser(ms_v_splat(100.0f), x));      /* NaN passes */
     ms_vf shifted = x * 1.442695041f + shift;
     ms_vf whole = shifted - shift;
-    ms_vf r = x - whole * 0.693359375f;      /* ln 2 in two parts, the first so short that the product is exact */
+    /* ln 2 in two parts, the first so short that the product is exact. */
+    ms_vf r = x - whole * 0.693359375f;
     r = r - whole * -2.12194440e-4f;
     ms_vf p = r * 1.381314127e-03f + 8.369418792e-03f;
     p = p * r + 4.166845605e-02f;

@@ -1,5 +1,6 @@
 /* attention.c: products of units, softmax with queries as lanes, and back; rotation of pairs. */
 #include "tensor/cpu/attention.h"
+
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
@@ -14,7 +15,7 @@ enum { TILE_VECTORS = 2 };
 
 MS_VECTOR int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
-/* ----------------------------------------------------------------------------------------------------------------------- products */
+/* ----------------------------------------------------------------- products */
 
 MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 {
@@ -72,7 +73,7 @@ static void multiply(bool pairs, const ms_unit_product *p)
     else multiply_as(false, p);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ packing */
+/* ------------------------------------------------------------------ packing */
 
 #if defined(__AVX512BF16__)
 /* 16 numbers as 8 units. */
@@ -102,9 +103,10 @@ MS_VECTOR void fetch(const char *row, int64_t bytes)
 
 MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
 {
-    int64_t units = pairs ? padded(width) / 2 : padded(width), bytes = row * (D == MS_F32 ? 4 : 2);
+    const int64_t item = D == MS_F32 ? 4 : 2, bytes = row * item;
+    int64_t units = pairs ? padded(width) / 2 : padded(width);
     for (int64_t i = 0; i < count; i++, from += bytes, to += units) {
-        fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
+        fetch(from + FETCH_ROWS * bytes, width * item);
         for (int64_t k = 0; k < padded(width); k += MS_LANES) {
             ms_vf v = row_part(D, from, k, width);
             if (pairs) store_pairs(to + k / 2, v);
@@ -141,8 +143,9 @@ static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t co
 
 MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, char *to, int64_t row)
 {
-    for (int64_t i = 0; i < count; i++, from += from_row, to += row * (D == MS_F32 ? 4 : 2)) {
-        for (int64_t k = 0; k < width; k += 64 / (D == MS_F32 ? 4 : 2)) __builtin_prefetch(to + FETCH_ROWS * row * (D == MS_F32 ? 4 : 2) + k * (D == MS_F32 ? 4 : 2), 1);
+    const int64_t item = D == MS_F32 ? 4 : 2;
+    for (int64_t i = 0; i < count; i++, from += from_row, to += row * item) {
+        for (int64_t k = 0; k < width; k += 64 / item) __builtin_prefetch(to + FETCH_ROWS * row * item + k * item, 1);
         ms_vf times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
         int64_t k = 0;
         for (; k + MS_LANES <= width; k += MS_LANES) ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
@@ -174,7 +177,7 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
         }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ softmax */
+/* ------------------------------------------------------------------ softmax */
 
 MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row) { return b->scores + row * MS_QUERY_LANES; }
 
@@ -189,7 +192,8 @@ MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
 MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
 {
     int64_t n = b->seen + q * b->step;
-    return n < 0 ? 0 : n > b->rows ? b->rows : n;
+    if (n < 0) return 0;
+    return n > b->rows ? b->rows : n;
 }
 
 static void mask(const ms_score_block *b, float *most)
@@ -261,7 +265,7 @@ static void finish(const float *most, float *total, float *log_sum)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- backward */
+/* ----------------------------------------------------------------- backward */
 
 /* Two keys at a time, because their gradients are a pair as right operand. */
 MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change, const float *log_sum, const float *offset, const ms_score_units *units)
@@ -311,7 +315,7 @@ static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a,
     MS_ROW_SWITCH(dtype, row_dots_as(D, rows, width, a, a_row, b, b_row, offset));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- rotary */
+/* ------------------------------------------------------------------- rotary */
 
 MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float *cosine, const float *sine, size_t half, bool back)
 {

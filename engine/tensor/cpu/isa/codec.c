@@ -8,21 +8,30 @@
 /* 16 codes fill whole bytes, and sums over a block have the same order on every instruction set. */
 #define MS_LANES 16
 
+#include "tensor/cpu/codec.h"
+
 #include <string.h>
 
-#include "tensor/cpu/codec.h"
 #include "tensor/cpu/row.h"
 
-#define LEAST 1e-35f                     /* greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float */
+/* Greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float. */
+#define LEAST 1e-35f
 #define MOST 0x1.fffffcp127f             /* a scale of it times its greatest code is a float */
 
 /* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as f32 has it, the greatest number. */
-typedef struct small_float { int mantissa, least, greatest; } small_float;
+typedef struct small_float {
+    int mantissa, least, greatest;
+} small_float;
 static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
 
-MS_VECTOR float greatest_code(ms_codec_kind kind) { return kind == MS_CODEC_INT8 ? 127.0f : kind == MS_CODEC_INT4 ? 7.0f : kind == MS_CODEC_FP8 ? 448.0f : 6.0f; }
+MS_VECTOR float greatest_code(ms_codec_kind kind)
+{
+    if (kind == MS_CODEC_INT8) return 127.0f;
+    if (kind == MS_CODEC_INT4) return 7.0f;
+    return kind == MS_CODEC_FP8 ? 448.0f : 6.0f;
+}
 
-/* ---------------------------------------------------------------------------------------------------------------- sixteen numbers */
+/* ---------------------------------------------------------- sixteen numbers */
 
 /* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that number. For |x| < 2^22. */
 #define WHOLE 12582912.0f
@@ -81,7 +90,7 @@ MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
     return decode_float(code, K == MS_CODEC_FP8 ? fp8 : fp4);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ packing */
+/* ------------------------------------------------------------------ packing */
 
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
@@ -121,7 +130,7 @@ MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
     return __builtin_convertvector(c.whole, ms_vu);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- blocks */
+/* ------------------------------------------------------------------- blocks */
 
 /* The greatest |x| of a block, or NaN if one is not finite: bits of sizes order as the sizes do. */
 MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
@@ -152,7 +161,8 @@ MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
     float mean = mean_of(D, x, n, 1.0f);
     if (mean - mean == 0.0f) return mean;
     mean = mean_of(D, x, n, 0x1p-64f);
-    return mean - mean == 0.0f ? (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f : __builtin_nanf("");
+    if (mean - mean != 0.0f) return __builtin_nanf("");
+    return (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f;
 }
 
 MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec, const void *x, size_t n, const float *u, float *scale, uint8_t *codes, void *error)
@@ -173,7 +183,8 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     for (size_t i = 0; i < n; i += MS_LANES) {
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
         ms_vf v = count == MS_LANES ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f);
-        ms_vf scaled = K == MS_CODEC_SIGN ? v : inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
+        ms_vf scaled = v;
+        if (K != MS_CODEC_SIGN) scaled = inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
         ms_vu code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
         pack(K, code, count, codes + i * (size_t)ms_codec_bits(K) / 8);
         if (error == NULL) continue;

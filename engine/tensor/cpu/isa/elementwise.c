@@ -1,8 +1,9 @@
 /* elementwise.c: inner loops of the elementwise kernels, compiled once for each instruction set. */
 #include "tensor/cpu/elementwise.h"
-#include "tensor/cpu/gelu.h"
 
 #include <math.h>
+
+#include "tensor/cpu/gelu.h"
 
 /* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer elements runs through
  * the same formula, so that a result does not depend on where its element lies. */
@@ -143,6 +144,13 @@ static inline uint64_t whole_power(int64_t base, int64_t exponent)
     return result;
 }
 
+/* The lower bound wins where low > high. */
+static inline int64_t clamped(int64_t value, int64_t low, int64_t high)
+{
+    int64_t at_most = value > high ? high : value;
+    return value < low ? low : at_most;
+}
+
 WHOLE(cast, A)
 WHOLE(neg, -U(A))
 WHOLE(square, U(A) * U(A))
@@ -150,7 +158,7 @@ WHOLE(abs, A < 0 ? -U(A) : U(A))
 WHOLE(sign, (A > 0) - (A < 0))
 WHOLE(relu, A > 0 ? A : 0)
 WHOLE(pow, whole_power(A, v))
-WHOLE(clamp, A < v ? v : A > h ? h : A)
+WHOLE(clamp, clamped(A, v, h))
 WHOLE(is_finite, A == A)
 WHOLE(add, U(A) + U(v) * U(B))
 WHOLE(sub, U(A) - U(v) * U(B))

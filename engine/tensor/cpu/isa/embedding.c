@@ -1,5 +1,6 @@
 /* embedding.c: a row of any float dtype added to a row of f32. */
 #include "tensor/cpu/embedding.h"
+
 #include "tensor/cpu/row.h"
 
 MS_VECTOR void add_row(const ms_dtype D, float *to, const void *from, size_t n)

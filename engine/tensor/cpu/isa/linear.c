@@ -12,7 +12,7 @@
 
 static size_t bytes_of(ms_dtype dtype) { return dtype == MS_F32 ? 4 : 2; }
 
-/* ---------------------------------------------------------------------------------------------------------------------- activation */
+/* --------------------------------------------------------------- activation */
 
 MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C, const void *x, void *y, void *cast, size_t n)
 {
@@ -43,10 +43,15 @@ static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
     activate_run(d1, d2, d3, x, y, cast, n);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ gradient */
+/* ----------------------------------------------------------------- gradient */
 
 /* Up to four rows at once, so that the sums are fetched and put back less often; they are added in their order all the same. */
-typedef struct band { const char *g, *before; char *out; size_t g_step, before_step, out_step, rows; float *sums; } band;
+typedef struct band {
+    const char *g, *before;
+    char *out;
+    size_t g_step, before_step, out_step, rows;
+    float *sums;
+} band;
 
 MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dtype O, const band *b, size_t width)
 {
@@ -84,7 +89,9 @@ MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype 
 
 static void gradient(const ms_linear_gradient_args *a, int64_t begin, int64_t end, float *sums)
 {
-    ms_dtype d1 = (ms_dtype)a->g_dtype, d2 = a->before != NULL ? (ms_dtype)a->before_dtype : NO_TENSOR, d3 = a->out != NULL ? (ms_dtype)a->out_dtype : NO_TENSOR;
+    ms_dtype d1 = (ms_dtype)a->g_dtype;
+    ms_dtype d2 = a->before != NULL ? (ms_dtype)a->before_dtype : NO_TENSOR;
+    ms_dtype d3 = a->out != NULL ? (ms_dtype)a->out_dtype : NO_TENSOR;
     SPECIAL(MS_F32, NO_TENSOR, NO_TENSOR, gradient_rows(D1, D2, D3, a, begin, end, sums))
     SPECIAL(MS_F32, NO_TENSOR, MS_BF16, gradient_rows(D1, D2, D3, a, begin, end, sums))
     SPECIAL(MS_F32, MS_F32, MS_F32, gradient_rows(D1, D2, D3, a, begin, end, sums))

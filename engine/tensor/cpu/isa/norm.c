@@ -1,5 +1,6 @@
 /* norm.c: rows through layer norm and RMS norm, forward and backward. A row is read three times, but from memory only once. */
 #include "tensor/cpu/norm.h"
+
 #include "tensor/cpu/row.h"
 
 /* Lane i of a part of `width`: whether it is inside. */
@@ -9,7 +10,7 @@ MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
     return v;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ forward */
+/* ------------------------------------------------------------------ forward */
 
 /* s = x + residual, rounded to its dtype as it is stored, because that is what the norm and its gradient see. Returns the sum of s. */
 MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, const char *residual, char *sum)
@@ -97,11 +98,13 @@ static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
     MS_ROW_SWITCH(args->dtype, forward_rows(D, args, begin, end));
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- backward */
+/* ----------------------------------------------------------------- backward */
 
 /* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row, and what the row adds to the
  * gradients of weight and bias. */
-typedef struct row_sums { ms_vf g, gh; } row_sums;
+typedef struct row_sums {
+    ms_vf g, gh;
+} row_sums;
 
 MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
 {

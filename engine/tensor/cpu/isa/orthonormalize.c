@@ -1,5 +1,6 @@
 /* orthonormalize.c: the modified Gram-Schmidt process: each column is divided by its norm, then its share is taken out of the columns behind it. */
 #include "tensor/cpu/orthonormalize.h"
+
 #include "tensor/cpu/vector_math.h"
 
 MS_VECTOR float dot(const float *a, const float *b, size_t n)

@@ -13,6 +13,7 @@
 #define MS_LANES 16
 
 #include "tensor/cpu/random.h"
+
 #include "tensor/cpu/vector_math.h"
 
 #if defined(__SSE2__)
@@ -31,7 +32,11 @@
 #define PRODUCT(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
 #endif
 typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
-typedef union words16 { uint32_t lane[MS_LANES]; ms_vu whole; ms_part_l part[MS_PARTS]; } words16;
+typedef union words16 {
+    uint32_t lane[MS_LANES];
+    ms_vu whole;
+    ms_part_l part[MS_PARTS];
+} words16;
 
 MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 {

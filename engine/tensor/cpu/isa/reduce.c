@@ -1,5 +1,6 @@
 /* reduce.c: inner loops of the reductions, compiled once for each instruction set. 64 partial sums in fixed order on all of them. */
 #include "tensor/cpu/reduce.h"
+
 #include "tensor/cpu/vector_math.h"
 
 /* What a lane takes in, from x and y (MS_LANES each) and the power p. Terms of sums are 0 for 0, so a last part may be padded. */

@@ -1,10 +1,11 @@
 /* softmax.c: rows through softmax, log-softmax, cross entropy and squared error. */
 #include "tensor/cpu/softmax.h"
+
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
 
-/* ------------------------------------------------------------------------------------------------------------------- parts of a row */
+/* ----------------------------------------------------------- parts of a row */
 
 /* NaN is left to the exponentials: it comes out of their sum. */
 MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
@@ -43,7 +44,7 @@ MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shi
     if (i < n) ms_row_put_part(D, out, i, n, spread_lanes(ms_row_get_part(D, row, i, n, LEAST), shift, factor, logarithm));
 }
 
-/* -------------------------------------------------------------------------------------------------------- softmax, last dimension */
+/* -------------------------------------------------- softmax, last dimension */
 
 MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
 {
@@ -81,7 +82,7 @@ MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const vo
     if (i < n) ms_row_put_part(D, dx, i, n, backward_lanes(ms_row_get_part(D, y, i, n, 0.0f), ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
 }
 
-/* ------------------------------------------------------------------------------------------------------- softmax, other dimensions */
+/* ------------------------------------------------ softmax, other dimensions */
 
 /* Neighbouring columns at once, each a softmax of its own; fewer at the end of a row. */
 MS_VECTOR ms_vf column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
@@ -154,7 +155,7 @@ static void backward(const ms_softmax_args *args, int64_t begin, int64_t end)
     MS_ROW_SWITCH(args->dtype, backward_all(D, args, begin, end));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ cross entropy */
+/* ------------------------------------------------------------ cross entropy */
 
 MS_VECTOR float log_sum_row(const ms_dtype D, const void *row, size_t n)
 {
@@ -174,7 +175,7 @@ static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, floa
     MS_ROW_SWITCH(dtype, row_spread(D, row, (size_t)n, shift, factor, false, out));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ squared error */
+/* ------------------------------------------------------------ squared error */
 
 MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size_t n)
 {
