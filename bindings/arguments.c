@@ -1,12 +1,12 @@
 /* arguments.c: reading and checking what Lua passes, with errors that name the nearest right thing. */
+#include "bindings/runtime.h"
+
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/runtime.h"
-
-/* ----------------------------------------------------------------------------------------------------------------------- tensors */
+/* ------------------------------------------------------------------ tensors */
 
 bool ms_lua_is_tensor(lua_State *L, int index)
 {
@@ -20,7 +20,8 @@ ms_handle *ms_lua_handle(lua_State *L, int index)
     if (!handle || handle->magic != MS_HANDLE_MAGIC) luaL_typeerror(L, index, "ms.Tensor");
     if (!handle->tensor) {
         const char *line = handle->script ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script) : "";
-        ms_lua_error(L, "the tensor made at %s %s", *line ? line : "an unknown line", handle->gone ? handle->gone : "was closed");
+        if (!*line) line = "an unknown line";
+        ms_lua_error(L, "the tensor made at %s %s", line, handle->gone ? handle->gone : "was closed");
     }
     return handle;
 }
@@ -46,7 +47,7 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
     return tensors;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- numbers */
+/* ------------------------------------------------------------------ numbers */
 
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what)
 {
@@ -81,7 +82,7 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
     return count > 0 ? (uint32_t)count : 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- names */
+/* -------------------------------------------------------------------- names */
 
 /* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names; small and capital letters are equal. */
 static int distance(const char *a, const char *b)
@@ -199,7 +200,7 @@ void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ fields */
+/* ------------------------------------------------------------------- fields */
 
 static int field(lua_State *L, int table, const char *name)
 {

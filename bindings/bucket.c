@@ -1,8 +1,9 @@
 /* bucket.c: the bucket that links written in Lua see. What users call is lua/moonshard/hooks.lua's. */
+#include "bindings/bucket.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "bindings/bucket.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
 
@@ -13,10 +14,23 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
 
 /* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's. User value 1: list of the tensor handles that were
  * given out, which end with the hook; 2: the reducer's list of parameters. */
-typedef struct bucket_life { uint64_t serial; ms_bucket *bucket; int given; uint32_t link; ms_tensor *buffer; int buffer_at; } bucket_life;
-typedef struct bucket_box { bucket_life *life; uint64_t serial; uint32_t index; char label[32]; } bucket_box;
+typedef struct bucket_life {
+    uint64_t serial;
+    ms_bucket *bucket;
+    int given;
+    uint32_t link;
+    ms_tensor *buffer;
+    int buffer_at;
+} bucket_life;
 
-/* ---------------------------------------------------------------------------------------------------------------------------- buckets */
+typedef struct bucket_box {
+    bucket_life *life;
+    uint64_t serial;
+    uint32_t index;
+    char label[32];
+} bucket_box;
+
+/* ------------------------------------------------------------------ buckets */
 
 static bucket_life *get_life(lua_State *L)
 {
@@ -117,7 +131,8 @@ static int bucket_set_buffer(lua_State *L)
     ms_bucket *bucket = check_bucket(L);
     ms_tensor *tensor = ms_lua_tensor(L, 2);
     ms_dtype dtype = ms_tensor_dtype(tensor);
-    bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer) && ms_bucket_is_told(bucket);       /* taken as one: it rounds, no more */
+    /* A plain cast only rounds: the numbers it makes still count as this rank's. */
+    bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer) && ms_bucket_is_told(bucket);
     ms_bucket_set_buffer(bucket, tensor);
     if (cast) ms_bucket_tell(bucket);
     get_life(L)->buffer = NULL;
@@ -298,7 +313,7 @@ static int bucket_string(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ calling the hook */
+/* --------------------------------------------------------- calling the hook */
 
 /* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the parameters, upvalue 3, at hand; upvalue 4 is the
  * hook's name. */
@@ -351,9 +366,10 @@ static const char *hook_name(lua_State *L, const ms_callback *callback) { return
 
 static ms_status wrong_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket, const char *what)
 {
-    const char *name = hook_name(L, callback);
+    const char *name = hook_name(L, callback), *before = "; the hook is ";
+    if (!name) name = before = "";
     return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s; a tensor, or a future of one, is expected%s%.200s", bucket->index, bucket->label, what,
-                          name ? "; the hook is " : "", name ? name : "");
+                          before, name);
 }
 
 /* The value on top: a tensor, or a future that has its value. */

@@ -1,13 +1,14 @@
 /* call.c: the only place that calls Lua functions, and the way of errors between Lua and the engine. */
+#include "bindings/runtime.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/runtime.h"
-
 static const char error_key = 0;               /* registry: the error object of the last failed call */
 
-static const char trace_key = 0;               /* registry: { error object, its traceback } of the last failed call */
+/* registry: { error object, its traceback } of the last failed call */
+static const char trace_key = 0;
 
 /* Errors arrive as they were raised, whoever catches them; where they came from is kept beside, for who prints them. */
 static int keep_traceback(lua_State *L)
@@ -46,13 +47,15 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
     if (!failed) { lua_remove(L, function); return MS_OK; }
     ms_context *context = runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
     const char *message = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
-    ms_fail(context, MS_ERROR_SCRIPT, "%.*s", message ? (int)strcspn(message, "\n") : 64, message ? message : "a callback raised an error that is not a string");
+    if (!message) message = "a callback raised an error that is not a string";
+    ms_fail(context, MS_ERROR_SCRIPT, "%.*s", (int)strcspn(message, "\n"), message);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
     lua_settop(L, function - 1);
     return MS_ERROR_SCRIPT;
 }
 
-static const char drain_key = 0;               /* registry: the library's function that runs what futures wait for */
+/* registry: the library's function that runs what futures wait for */
+static const char drain_key = 0;
 
 void ms_lua_set_drain(lua_State *L, int index)
 {
@@ -96,7 +99,8 @@ int ms_lua_error(lua_State *L, const char *format, ...)
 
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 {
-    runtime->exit_code = error->status == MS_ERROR_MEMORY ? 8 : error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
+    runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
+    if (error->status == MS_ERROR_MEMORY) runtime->exit_code = 8;
     snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", error->message);
 }
 
@@ -124,7 +128,7 @@ int ms_lua_failed(lua_State *L, const ms_error *error)
     return 3;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- callbacks */
+/* ---------------------------------------------------------------- callbacks */
 
 static const char weak_key = 0;                /* registry: number -> function, weak values */
 

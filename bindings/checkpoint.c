@@ -1,14 +1,14 @@
 /* checkpoint.c: copies of tensors, and folders of checkpoints that are written while Lua goes on. */
-#include <string.h>
-
 #include "bindings/io.h"
+
+#include <string.h>
 
 #define SNAPSHOT "ms.Snapshot"
 #define PENDING "ms.PendingCheckpoint"
 
 static const char pending_key = 0;             /* registry: the userdata that holds the job under way */
 
-/* ---------------------------------------------------------------------------------------------------------------------- snapshots */
+/* ---------------------------------------------------------------- snapshots */
 
 static int snapshot_gc(lua_State *L)
 {
@@ -39,9 +39,12 @@ static int snapshot(lua_State *L)
     return 2;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ writing */
+/* ------------------------------------------------------------------ writing */
 
-typedef struct pending { ms_checkpoint_job *job; const ms_os *os; } pending;
+typedef struct pending {
+    ms_checkpoint_job *job;
+    const ms_os *os;
+} pending;
 
 /* Runs when the state closes: the program ends only after its last checkpoint is on disk. */
 static int pending_gc(lua_State *L)

@@ -3,7 +3,8 @@
 
 #define MS_CODEC_TYPE "ms.Codec"
 
-static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL };       /* as ms_codec_kind */
+/* As ms_codec_kind. */
+static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL };
 
 static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, MS_CODEC_TYPE); }
 

@@ -1,7 +1,7 @@
 /* dataset.c: data sets and loaders in Lua: `next` and `batches` give new tensors; byte tokens to text and back. */
-#include <string.h>
-
 #include "bindings/io.h"
+
+#include <string.h>
 
 #define DATASET "ms.Dataset"
 #define LOADER "ms.Loader"
@@ -59,7 +59,7 @@ static int dataset_split(lua_State *L)
     return 2;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ loaders */
+/* ------------------------------------------------------------------ loaders */
 
 /* Joins the loader's thread, which ends as soon as the batch in its hands is filled. */
 static int loader_gc(lua_State *L)
@@ -205,7 +205,7 @@ static int loader_load_state(lua_State *L)
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- text */
+/* --------------------------------------------------------------------- text */
 
 /* core.to_tokens(text): its bytes as i64 [length] */
 static int to_tokens(lua_State *L)

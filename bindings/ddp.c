@@ -1,14 +1,19 @@
 /* ddp.c: reducers in Lua. What users call is lua/moonshard/ddp.lua's. */
 #include "bindings/bucket.h"
+
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "moonshard/ddp.h"
 
 #define MS_REDUCER_TYPE "ms.Reducer"
 
-typedef struct reducer_box { ms_reducer *reducer; const ms_runtime *runtime; } reducer_box;      /* reducer: NULL once it was freed */
+/* reducer: NULL once it was freed */
+typedef struct reducer_box {
+    ms_reducer *reducer;
+    const ms_runtime *runtime;
+} reducer_box;
 
-/* --------------------------------------------------------------------------------------------------------------------------- reducers */
+/* ----------------------------------------------------------------- reducers */
 
 /* Tensors and their names, two lists of one length at `tensors` and `names`; in a userdata on the stack. */
 static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int names, uint32_t *count)
@@ -219,7 +224,7 @@ static int reducer_free(lua_State *L)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- as buckets are reduced */
+/* --------------------------------------------------- as buckets are reduced */
 
 /* Positions of the bucket's parameters in the list that the reducer was made of, from 1. */
 static void push_positions(lua_State *L, const ms_bucket *bucket)
@@ -247,7 +252,10 @@ static int call_on_reduced(lua_State *L)
     return 0;
 }
 
-typedef struct reduced_user { ms_callback *callback; ms_reducer *reducer; } reduced_user;
+typedef struct reduced_user {
+    ms_callback *callback;
+    ms_reducer *reducer;
+} reduced_user;
 
 static ms_status on_reduced(void *user, uint32_t bucket)
 {
@@ -325,7 +333,7 @@ static int reducer_bucket_times(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- plans */
+/* -------------------------------------------------------------------- plans */
 
 /* reducer:record(on) */
 static int reducer_record(lua_State *L)

@@ -1,8 +1,9 @@
 /* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine has. */
+#include "bindings/runtime.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "bindings/runtime.h"
 #include "moonshard/comm.h"
 
 /* The world of the engine that will start, from options group, rank and world_size at index 1. */
@@ -13,8 +14,9 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
     bool named = !lua_isnil(L, -1);
     int group = named ? ms_lua_choice(L, -1, groups, "group") : -1;
     lua_pop(L, 1);
+    static const char *const fields[] = { "rank", "world_size", "rendezvous" };
     bool more = false;
-    for (int i = 0; i < 3; i++) more = lua_getfield(L, 1, i == 0 ? "rank" : i == 1 ? "world_size" : "rendezvous") != LUA_TNIL || more;
+    for (int i = 0; i < 3; i++) more = lua_getfield(L, 1, fields[i]) != LUA_TNIL || more;
     lua_pop(L, 3);
     if (!named && !more) return;
     if (!named) ms_lua_error(L, "init: rank, world_size and rendezvous belong to a group: \"local\" or \"fake\"");
@@ -52,7 +54,12 @@ static int configure(lua_State *L)
     settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
     settings.seed = (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
-    struct { const char *name; char *text; size_t bytes; const char **setting; } texts[] = {
+    struct {
+        const char *name;
+        char *text;
+        size_t bytes;
+        const char **setting;
+    } texts[] = {
         { "device", runtime->device_text, sizeof runtime->device_text, &settings.device },
         { "cpu", runtime->cpu_text, sizeof runtime->cpu_text, &settings.cpu },
     };

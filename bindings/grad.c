@@ -1,7 +1,7 @@
 /* grad.c: gradients in Lua: backward, hooks, scopes, recomputation. */
-#include <string.h>
-
 #include "bindings/bucket.h"
+
+#include <string.h>
 
 static int requires_grad(lua_State *L)
 {
@@ -131,7 +131,7 @@ static int backwards(lua_State *L)
     return 1;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- hooks */
+/* -------------------------------------------------------------------- hooks */
 
 /* Calls f(gradient) and takes a tensor that it returns. */
 static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **replacement)
@@ -239,7 +239,7 @@ static int on_grad_ready(lua_State *L)
     return push_remover(L, id);
 }
 
-/* ------------------------------------------------------------------------------------------------------- writes that wait for reads */
+/* ----------------------------------------------- writes that wait for reads */
 
 static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
 {
@@ -280,7 +280,7 @@ static int when_unread(lua_State *L)
     return 0;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- scopes */
+/* ------------------------------------------------------------------- scopes */
 
 /* Calls the function at 1 with nothing and leaves its results; an error is raised again by ms_lua_ok after the caller has cleaned up. */
 static ms_status call_scope(lua_State *L, int function)
@@ -324,10 +324,14 @@ static int is_recording(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- recomputation */
+/* ------------------------------------------------------------ recomputation */
 
 /* What recompute keeps: the function, and its arguments with tensors replaced by the engine's aliases at each run. */
-typedef struct recomputed { ms_callback *callback; uint32_t inputs; uint64_t begin, end; } recomputed;
+typedef struct recomputed {
+    ms_callback *callback;
+    uint32_t inputs;
+    uint64_t begin, end;
+} recomputed;
 
 static void recomputed_free(void *object)
 {
@@ -337,7 +341,12 @@ static void recomputed_free(void *object)
     ms_release(context, kept);
 }
 
-typedef struct recompute_io { ms_tensor *const *inputs; uint32_t input_count; ms_tensor **outputs; uint32_t count; } recompute_io;
+typedef struct recompute_io {
+    ms_tensor *const *inputs;
+    uint32_t input_count;
+    ms_tensor **outputs;
+    uint32_t count;
+} recompute_io;
 
 /* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. */
 static int run_recomputed(lua_State *L)

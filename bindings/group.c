@@ -1,11 +1,15 @@
 /* group.c: process groups in Lua: the world, splitting, and collectives that return the stream behind whose last task the result is there. */
-#include <string.h>
-
 #include "bindings/group.h"
+
+#include <string.h>
 
 #define MS_GROUP_TYPE "ms.Group"
 
-typedef struct group_box { ms_group *group; uint32_t channel; } group_box;      /* the engine owns the group */
+/* the engine owns the group */
+typedef struct group_box {
+    ms_group *group;
+    uint32_t channel;
+} group_box;
 
 static const char *const kinds[] = { "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv", NULL };
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_sum", NULL };
@@ -33,7 +37,7 @@ ms_group *ms_lua_world(lua_State *L)
 /* core.world() */
 static int world(lua_State *L) { return ms_lua_push_group(L, ms_lua_world(L), 1); }
 
-/* ---------------------------------------------------------------------------------------------------------------- what a group is */
+/* ---------------------------------------------------------- what a group is */
 
 static int group_rank(lua_State *L)
 {
@@ -134,7 +138,7 @@ static int group_traffic(lua_State *L)
     return 3;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ splitting */
+/* ---------------------------------------------------------------- splitting */
 
 /* The lists at index 2 as numbers: how many there are, their lengths, and all ranks one behind the other. In a userdata on the stack. */
 static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
@@ -191,7 +195,7 @@ static int group_barrier(lua_State *L)
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- collectives */
+/* -------------------------------------------------------------- collectives */
 
 /* "sum" ..., or { premul_sum = factor }. */
 static void read_op(lua_State *L, int index, ms_collective *call)
@@ -247,7 +251,7 @@ static int group_enqueue(lua_State *L)
     return ms_lua_push_stream(L, ms_engine_stream_at(ms_group_engine(box->group), ready.stream));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- for `check` */
+/* -------------------------------------------------------------- for `check` */
 
 /* core.comm_record(on) */
 static int comm_record(lua_State *L)

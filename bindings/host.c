@@ -1,11 +1,12 @@
 /* host.c: opening the library in a Lua state, and running recipes for a host program. */
+#include "bindings/runtime.h"
+
 #include <dlfcn.h>
 #include <lualib.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "moonshard/moonshard_lua.h"
-#include "bindings/runtime.h"
 
 /* The Lua folder that belongs to the file in which this function lies. */
 static bool own_library(char *path, size_t bytes)
@@ -41,7 +42,12 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_pop(L, 4);
 }
 
-typedef struct recipe_call { const char *recipe, *library; int count; const char *const *arguments; int code; } recipe_call;
+typedef struct recipe_call {
+    const char *recipe, *library;
+    int count;
+    const char *const *arguments;
+    int code;
+} recipe_call;
 
 /* require("moonshard.cli").recipe(file, arguments) -> exit code, message */
 static int run_protected(lua_State *L)

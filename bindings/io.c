@@ -1,11 +1,12 @@
 /* io.c: files, folders, locks and clocks for the Lua library. */
 #include "bindings/io.h"
+
 #include <string.h>
 
 #define FILE_TYPE "ms.File"
 #define READ_LIMIT (UINT64_C(1) << 31)         /* of a file that becomes a Lua string */
 
-/* ------------------------------------------------------------------------------------------------------------- shared by io's files */
+/* ----------------------------------------------------- shared by io's files */
 
 ms_context *ms_lua_context(lua_State *L)
 {
@@ -56,7 +57,7 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
     return *box;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- whole files */
+/* -------------------------------------------------------------- whole files */
 
 /* core.file_read(path): its bytes */
 static int file_read(lua_State *L)
@@ -95,9 +96,14 @@ static int file_write(lua_State *L)
     return 1;
 }
 
-/* --------------------------------------------------------------------------------------------------------- files that stay open */
+/* ----------------------------------------------------- files that stay open */
 
-typedef struct open_file { ms_file *file; const ms_os *os; char path[256]; } open_file;   /* path: for messages, may be cut */
+/* path: for messages, may be cut */
+typedef struct open_file {
+    ms_file *file;
+    const ms_os *os;
+    char path[256];
+} open_file;
 
 static open_file *new_file(lua_State *L, const char *path)
 {
@@ -149,7 +155,7 @@ static int file_append_text(lua_State *L)
     return 1;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- folders */
+/* ------------------------------------------------------------------ folders */
 
 static int make_directory(lua_State *L)
 {
@@ -184,7 +190,10 @@ static int exists(lua_State *L)
     return 1;
 }
 
-typedef struct names_box { ms_names names; ms_context context; } names_box;
+typedef struct names_box {
+    ms_names names;
+    ms_context context;
+} names_box;
 
 static int names_gc(lua_State *L)
 {
@@ -210,7 +219,7 @@ static int list(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ clocks */
+/* ------------------------------------------------------------------- clocks */
 
 /* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction */
 static int clock_ms(lua_State *L)

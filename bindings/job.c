@@ -1,7 +1,8 @@
 /* job.c: what a rank tells its job and hears from it, in Lua: requests, the cause of its end, leaving. */
+#include "bindings/runtime.h"
+
 #include <stdio.h>
 
-#include "bindings/runtime.h"
 #include "moonshard/comm.h"
 
 /* core.rank(): this rank's number, which needs no engine. */

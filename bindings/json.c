@@ -1,9 +1,9 @@
 /* json.c: values of Lua as JSON text and back, by jansson, because integers must stay integers. */
+#include "bindings/io.h"
+
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
-
-#include "bindings/io.h"
 
 #define JSON_TYPE "ms.Json"
 #define LIST_TYPE "ms.JsonList"                /* metatable of tables that are lists even when they are empty */
@@ -26,7 +26,7 @@ static int tree_gc(lua_State *L)
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- encoding */
+/* ----------------------------------------------------------------- encoding */
 
 /* Puts `value` (owned) where it belongs: as the tree itself, into an object under key, or at an array's end. */
 static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *key, json_t *value)
@@ -95,7 +95,9 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
         attach(L, tree, parent, key, made);
         return;
     }
-    default: ms_lua_error(L, "json: a %s cannot be encoded%s%.60s", luaL_typename(L, index), key ? ", at the key " : "", key ? key : "");
+    default:
+        if (key) ms_lua_error(L, "json: a %s cannot be encoded, at the key %.60s", luaL_typename(L, index), key);
+        ms_lua_error(L, "json: a %s cannot be encoded", luaL_typename(L, index));
     }
 }
 
@@ -125,7 +127,7 @@ static int encode(lua_State *L)
     return 1;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- decoding */
+/* ----------------------------------------------------------------- decoding */
 
 /* exact: what Lua has no word for is kept: lists are marked as such, and null is core.json_null. */
 static void push_value(lua_State *L, const json_t *value, bool exact, int depth)

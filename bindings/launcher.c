@@ -10,7 +10,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define MS_LEAVE_NS 3000000000u    /* ranks that are in their own code when the job ends have this long to leave */
+/* Ranks that are in their own code when the job ends have this long to leave. */
+#define MS_LEAVE_NS 3000000000u
 
 static uint64_t now_of(const ms_job *job)
 {
@@ -25,7 +26,7 @@ uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *fi
     return each;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- the job ends */
+/* ------------------------------------------------------------- the job ends */
 
 void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
 {
@@ -102,7 +103,7 @@ static bool time_is_over(ms_job *job)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- signals */
+/* ------------------------------------------------------------------ signals */
 
 /* The first request: all ranks end behind the same step. The second: at once. */
 static void stop_requested(ms_job *job, int number)
@@ -165,7 +166,7 @@ static void supervise(lua_State *L, ms_job *job)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- in Lua */
+/* ------------------------------------------------------------------- in Lua */
 
 static void set_integer(lua_State *L, const char *name, int64_t value)
 {

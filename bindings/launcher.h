@@ -19,7 +19,9 @@ typedef struct ms_outcome {
     int code, signal;              /* signal 0: it ended by itself, with code */
     int64_t process;
     uint64_t ended_ns;             /* monotonic */
-    char state;                    /* of its process when others gave up waiting for it: R, S, D, T as ps shows it; 0 otherwise */
+    /* Process state (R, S, D, T as in ps) when the other ranks timed out waiting for it; 0
+     * otherwise. */
+    char state;
 } ms_outcome;
 
 /* What the supervisor knows of a rank that runs. */
@@ -45,7 +47,8 @@ struct ms_job {
     char **arguments;
     char program[4096];            /* its path */
     int signals;                   /* descriptor that gives this process' signals */
-    int ended[MS_LOCAL_RANKS_MAX]; /* descriptors, readable when that rank has ended; -1: not running */
+    /* descriptors, readable when that rank has ended; -1: not running */
+    int ended[MS_LOCAL_RANKS_MAX];
     ms_outcome outcomes[MS_LOCAL_RANKS_MAX];
     void *ranks_data;              /* of processes or threads */
     void (*reap)(ms_job *job, uint32_t rank);      /* fills the outcome */

@@ -26,7 +26,7 @@ typedef struct located {
 
 static _Thread_local located here;
 
-/* ------------------------------------------------------------------------------------------------------------------------- asking */
+/* ------------------------------------------------------------------- asking */
 
 static void tell(lua_State *L, lua_Debug *unused)
 {
@@ -65,7 +65,7 @@ void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool
 
 void ms_locate_close(void) { here.depth = 0; }
 
-/* --------------------------------------------------------------------------------------------------------------------- coroutines */
+/* --------------------------------------------------------------- coroutines */
 
 static void enter(lua_State *coroutine)
 {

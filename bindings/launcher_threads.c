@@ -8,7 +8,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-typedef struct rank_thread { ms_job *job; uint32_t rank; pthread_t thread; int code, ended; } rank_thread;
+typedef struct rank_thread {
+    ms_job *job;
+    uint32_t rank;
+    pthread_t thread;
+    int code, ended;
+} rank_thread;
 
 static void *run_rank(void *argument)
 {

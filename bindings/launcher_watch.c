@@ -11,7 +11,8 @@
 uint64_t ms_watch_tick(const ms_job *job)
 {
     uint64_t tick = job->timeout_ns / 8;
-    return tick < MS_TICK_LEAST_NS ? MS_TICK_LEAST_NS : tick > MS_TICK_MOST_NS ? MS_TICK_MOST_NS : tick;
+    if (tick < MS_TICK_LEAST_NS) return MS_TICK_LEAST_NS;
+    return tick > MS_TICK_MOST_NS ? MS_TICK_MOST_NS : tick;
 }
 
 /* The beginning of a file of the system; "" if it cannot be read. */

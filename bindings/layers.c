@@ -1,10 +1,10 @@
 /* layers.c: selection, matrix products and layers as methods of tensors. */
+#include "bindings/operators.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "bindings/operators.h"
-
-/* ---------------------------------------------------------------------------------------------------------------------- selection */
+/* ---------------------------------------------------------------- selection */
 
 static int topk(lua_State *L)
 {
@@ -59,7 +59,7 @@ static int scatter(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, ms_lua_own_in_place(L), inputs, 3);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- layers */
+/* ------------------------------------------------------------------- layers */
 
 static int linear(lua_State *L)
 {
@@ -173,7 +173,7 @@ static int attention(lua_State *L)
     return ms_lua_apply(L, &ms_op_attention, &attributes, false, inputs, 3);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ opening */
+/* ------------------------------------------------------------------ opening */
 
 void ms_open_layers(lua_State *L, int runtime)
 {

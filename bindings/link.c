@@ -1,17 +1,21 @@
 /* link.c: native links in Lua, and what links remember. What users call is lua/moonshard/hooks.lua's and link_state.lua's. */
+#include "bindings/link.h"
+
 #include <stddef.h>
 #include <string.h>
 
 #include "bindings/bucket.h"
 #include "bindings/group.h"
-#include "bindings/link.h"
 
 #define MS_LINK_TYPE "ms.NativeLink"
 #define MS_LINK_STATE_TYPE "ms.LinkState"
 
-/* ----------------------------------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------- state */
 
-typedef struct state_box { ms_link_state *state; const ms_runtime *runtime; } state_box;
+typedef struct state_box {
+    ms_link_state *state;
+    const ms_runtime *runtime;
+} state_box;
 
 static ms_link_state *check_state(lua_State *L, int index) { return ((state_box *)luaL_checkudata(L, index, MS_LINK_STATE_TYPE))->state; }
 
@@ -137,10 +141,14 @@ static int state_compression(lua_State *L)
     return 2;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- native links */
+/* ------------------------------------------------------------- native links */
 
 typedef enum field_type { NUMBER, INTEGER, BOOLEAN } field_type;
-typedef struct field { const char *name; field_type type; size_t offset; } field;
+typedef struct field {
+    const char *name;
+    field_type type;
+    size_t offset;
+} field;
 #define FIELD(name, type, member) { name, type, offsetof(ms_link_options, member) }
 
 static const field fields[] = {

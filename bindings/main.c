@@ -84,7 +84,16 @@ static int quit(lua_State *L)
     _exit((int)luaL_checkinteger(L, 1));
 }
 
-typedef struct arguments { int count; char **values; ms_rendezvous *rendezvous; uint32_t rank; bool is_thread; int code; size_t warned; char warning[4096]; } arguments;
+typedef struct arguments {
+    int count;
+    char **values;
+    ms_rendezvous *rendezvous;
+    uint32_t rank;
+    bool is_thread;
+    int code;
+    size_t warned;
+    char warning[4096];
+} arguments;
 
 const char *ms_fresh_row(void) { return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : ""; }
 
@@ -138,7 +147,8 @@ static void set_process(lua_State *L, arguments *args, const char *program)
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "columns", columns }, { "quit", quit }, { NULL, NULL } };
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
-    lua_pushboolean(L, args->is_thread);                   /* in a thread that is a rank, signals are the supervisor's */
+    /* In a thread that is a rank, signals are the supervisor's. */
+    lua_pushboolean(L, args->is_thread);
     luaL_setfuncs(L, functions, 1);
     lua_pushstring(L, program);
     lua_setfield(L, -2, "program");

@@ -1,11 +1,17 @@
 /* make.c: making tensors: from values, filled, random, joined. */
+#include "bindings/group.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "bindings/group.h"
-
 /* What a shape table says. */
-typedef struct shape_options { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; ms_dtype dtype; bool requires_grad; ms_group *group; } shape_options;
+typedef struct shape_options {
+    uint32_t dims;
+    int64_t sizes[MS_DIMS_MAX];
+    ms_dtype dtype;
+    bool requires_grad;
+    ms_group *group;
+} shape_options;
 
 static const char *const shape_keys[] = { "dtype", "device", "group", "requires_grad", NULL };
 static const char *const random_keys[] = { "dtype", "device", "group", "requires_grad", "seed", "per_rank", "std", "low", "high", NULL };
@@ -87,7 +93,7 @@ static int full(lua_State *L)
     return filled(L, 2, value);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- random ones */
+/* -------------------------------------------------------------- random ones */
 
 static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool normal)
 {
@@ -96,7 +102,11 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     read_shape(L, 1, random_keys, fallback, &shape);
     double low = ms_lua_field_number(L, 1, "low", 0), high = ms_lua_field_number(L, 1, "high", 1), std = ms_lua_field_number(L, 1, "std", 1);
     if (!normal && !(low < high)) return ms_lua_error(L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
-    ms_attributes attributes = { .random = { .a = normal ? 0 : low, .b = normal ? std : high } };
+    ms_attributes attributes = { .random = { .a = low, .b = high } };
+    if (normal) {
+        attributes.random.a = 0;
+        attributes.random.b = std;
+    }
     bool seeded = lua_getfield(L, 1, "seed") != LUA_TNIL;
     /* An own seed is a sequence of its own: the same numbers wherever and whenever it is asked. */
     if (seeded) attributes.random.random = (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
@@ -118,9 +128,13 @@ static int randint(lua_State *L)
     return random_tensor(L, &ms_op_randint, MS_I64, false);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- from values */
+/* -------------------------------------------------------------- from values */
 
-typedef struct nested { uint32_t dims; int64_t sizes[MS_DIMS_MAX]; bool integers, booleans, numbers; } nested;
+typedef struct nested {
+    uint32_t dims;
+    int64_t sizes[MS_DIMS_MAX];
+    bool integers, booleans, numbers;
+} nested;
 
 static void measure(lua_State *L, int index, uint32_t depth, nested *out)
 {
@@ -206,7 +220,8 @@ static int tensor(lua_State *L)
     luaL_checkany(L, 1);
     measure(L, 1, 0, &shape);
     if (shape.booleans && shape.numbers) return ms_lua_error(L, "tensor: numbers and booleans are mixed");
-    ms_dtype dtype = shape.booleans ? MS_BOOL : shape.numbers && shape.integers ? MS_I64 : MS_F32;
+    ms_dtype dtype = shape.numbers && shape.integers ? MS_I64 : MS_F32;
+    if (shape.booleans) dtype = MS_BOOL;
     if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
     int64_t count = 1;
     for (uint32_t d = 0; d < shape.dims; d++) count *= shape.sizes[d];
@@ -228,7 +243,11 @@ static int64_t count_integers(int64_t first, int64_t last, int64_t step)
 {
     bool up = step > 0;
     if (up ? last < first : last > first) return 0;
-    uint64_t span = up ? (uint64_t)last - (uint64_t)first : (uint64_t)first - (uint64_t)last, stride = up ? (uint64_t)step : 0 - (uint64_t)step;
+    uint64_t span = (uint64_t)last - (uint64_t)first, stride = (uint64_t)step;
+    if (!up) {
+        span = 0 - span;
+        stride = 0 - stride;
+    }
     uint64_t steps = stride ? span / stride : 0;
     return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
 }
@@ -243,7 +262,8 @@ static int arange(lua_State *L)
     int64_t stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
     if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step)) return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", first, last, step);
     double steps = floor((last - first) / step + 1e-9);
-    int64_t count = steps < 0 ? 0 : steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
+    int64_t count = 0;
+    if (!(steps < 0)) count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
     if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), stride);
     if (count > LONGEST) return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first, last, step, LONGEST);
     void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
@@ -262,7 +282,7 @@ static int arange(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ joining */
+/* ------------------------------------------------------------------ joining */
 
 static int join(lua_State *L, const ms_op *op, uint32_t extra)
 {

@@ -1,8 +1,8 @@
 /* operators.c: running operators for Lua; elementwise operators and reductions as methods with their in-place twins, and Lua's arithmetic. */
+#include "bindings/operators.h"
+
 #include <math.h>
 #include <string.h>
-
-#include "bindings/operators.h"
 
 /* The operator of a generic function is upvalue 2, whether it writes in place upvalue 3. */
 const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(2)); }
@@ -87,7 +87,7 @@ void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, siz
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- elementwise */
+/* -------------------------------------------------------------- elementwise */
 
 static int unary(lua_State *L)
 {
@@ -123,7 +123,11 @@ static int clamp(lua_State *L)
 }
 
 /* One line per operator that takes a tensor or a number on its right. */
-typedef struct binary_forms { const char *name; const ms_op *tensor, *number; bool factor, negate; } binary_forms;
+typedef struct binary_forms {
+    const char *name;
+    const ms_op *tensor, *number;
+    bool factor, negate;
+} binary_forms;
 
 static const binary_forms binaries[] = {
     { "add", &ms_op_add, &ms_op_add_scalar, true, false },
@@ -166,7 +170,9 @@ static int arithmetic(lua_State *L)
     ms_lua_enter(L);
     ms_attributes attributes = { .scalar = { .value = ms_lua_number(L, 1, forms->name) } };
     ms_tensor *b = ms_lua_tensor(L, 2);
-    const ms_op *op = forms->tensor == &ms_op_sub ? &ms_op_rsub_scalar : forms->tensor == &ms_op_div ? &ms_op_rdiv_scalar : forms->number;
+    const ms_op *op = forms->number;
+    if (forms->tensor == &ms_op_sub) op = &ms_op_rsub_scalar;
+    else if (forms->tensor == &ms_op_div) op = &ms_op_rdiv_scalar;
     return ms_lua_apply(L, op, &attributes, false, &b, 1);
 }
 
@@ -235,7 +241,7 @@ static int dropout(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_dropout, &attributes, ms_lua_own_in_place(L));
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- reductions */
+/* --------------------------------------------------------------- reductions */
 
 /* (dim, keep) at `at`; everything where dim is absent. */
 static ms_attributes reduce_attributes(lua_State *L, int at)
@@ -290,7 +296,7 @@ static int histogram(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_histogram, &attributes, false);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ opening */
+/* ------------------------------------------------------------------ opening */
 
 static const ms_method methods[] = {
     { "neg", unary, &ms_op_neg, true }, { "exp", unary, &ms_op_exp, true }, { "log", unary, &ms_op_log, true }, { "sqrt", unary, &ms_op_sqrt, true },

@@ -8,7 +8,12 @@
 #include "bindings/runtime.h"
 
 /* Methods that share a function: name, function, operator, whether there is a twin `name_`. */
-typedef struct ms_method { const char *name; lua_CFunction function; const ms_op *op; bool twin; } ms_method;
+typedef struct ms_method {
+    const char *name;
+    lua_CFunction function;
+    const ms_op *op;
+    bool twin;
+} ms_method;
 
 /* Adds methods, and their twins, to the table on top of the stack. */
 void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, size_t count);

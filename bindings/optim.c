@@ -1,7 +1,8 @@
 /* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are lua/moonshard/optim.lua's. */
+#include "bindings/runtime.h"
+
 #include <string.h>
 
-#include "bindings/runtime.h"
 #include "moonshard/optim.h"
 
 static const char *const kinds[] = { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax", NULL };
@@ -67,7 +68,9 @@ static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dty
         lua_pop(L, 1);
         ms_handle *handle = ms_lua_new_handle(L);
         ms_tensor *made = NULL, *result = NULL;
-        ms_status status = ms_tensor_new(engine, dtype, like ? ms_tensor_dims(like) : 0, like ? ms_tensor_shape(like) : NULL, &made);
+        uint32_t dims = like ? ms_tensor_dims(like) : 0;
+        const int64_t *shape = like ? ms_tensor_shape(like) : NULL;
+        ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
         ms_attributes attributes = { .scalar = { .value = start } };
         if (!status) status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
         ms_tensor_release(result);

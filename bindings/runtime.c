@@ -8,7 +8,7 @@
 #include "moonshard/hook.h"
 #include "moonshard/moonshard_lua.h"
 
-/* ---------------------------------------------------------------------------------------------------------------------- entering */
+/* ----------------------------------------------------------------- entering */
 
 ms_runtime *ms_lua_runtime(lua_State *L)
 {
@@ -24,7 +24,8 @@ static bool is_library(const ms_runtime *runtime, const char *source)
     return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
 }
 
-#define LIBRARY_DEEPEST 256                    /* frames of the library in a row: modules in modules; Lua allows 200 calls through C */
+/* Frames of the library in a row: modules in modules; Lua allows 200 calls through C. */
+#define LIBRARY_DEEPEST 256
 
 /* The first Lua frame outside the library; else the first Lua frame. */
 static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
@@ -184,7 +185,7 @@ void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
     if (ms_lua_runtime(L)->hook_depth > 0) ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- handles */
+/* ------------------------------------------------------------------ handles */
 
 static void unlink_handle(ms_handle *handle)
 {
@@ -289,7 +290,7 @@ static void release_step(ms_runtime *runtime)
     release_dropped(runtime, runtime->step_serial, 0, UINT64_MAX);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- steps */
+/* -------------------------------------------------------------------- steps */
 
 /* core.step_begin(step) */
 static int step_begin(lua_State *L)
@@ -328,7 +329,7 @@ static int step_number(lua_State *L)
     return 2;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ opening and closing */
+/* ------------------------------------------------------ opening and closing */
 
 static int runtime_gc(lua_State *L)
 {
@@ -414,7 +415,9 @@ static void read_environment(ms_runtime *runtime)
     runtime->settings.strict = strict && strcmp(strict, "1") == 0;
     runtime->settings.log = log_as_warning;
     runtime->settings.log_user = runtime;
-    runtime->settings.log_level = log && strcmp(log, "debug") == 0 ? MS_LOG_DEBUG : log && strcmp(log, "info") == 0 ? MS_LOG_INFO : MS_LOG_WARN;
+    runtime->settings.log_level = MS_LOG_WARN;
+    if (log && strcmp(log, "debug") == 0) runtime->settings.log_level = MS_LOG_DEBUG;
+    else if (log && strcmp(log, "info") == 0) runtime->settings.log_level = MS_LOG_INFO;
 }
 
 static const luaL_Reg functions[] = {
@@ -468,7 +471,9 @@ static int open_module(lua_State *L)
 
 MS_API int luaopen_moonshard_core(lua_State *L)
 {
-    static const char key = 0;                 /* its address names the module in the registry: opening twice gives the same one */
+    /* The address is the module's registry key, so that opening the module twice returns the
+     * same table. */
+    static const char key = 0;
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key) == LUA_TTABLE) return 1;
     lua_pop(L, 1);
     open_module(L);

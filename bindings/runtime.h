@@ -40,17 +40,23 @@ typedef struct ms_handle {
     struct ms_handle *previous, *next;         /* those that are not kept, the latest first */
 } ms_handle;
 
-typedef struct ms_dropped { ms_tensor *tensor; uint64_t step, order; } ms_dropped;
+typedef struct ms_dropped {
+    ms_tensor *tensor;
+    uint64_t step, order;
+} ms_dropped;
 
 struct ms_runtime {
     ms_context context;                        /* for what happens before there is an engine */
     lua_State *main;
-    _Atomic uint32_t waiting_line;             /* of another thread, for the log: 0 none, 1 being written, 2 there */
+    /* State of the log line that another thread leaves here: 0 none, 1 being written, 2
+     * complete. */
+    _Atomic uint32_t waiting_line;
     char waiting_text[MS_ERROR_MESSAGE_BYTES];
     ms_engine *engine;                         /* NULL until first use */
     ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];
-    struct ms_rendezvous *rendezvous;          /* of the ranks of this host, or NULL: the environment may name one */
+    /* Rendezvous of this host's ranks; NULL: the environment may name one. */
+    struct ms_rendezvous *rendezvous;
     uint32_t rank;                             /* in it, or in a fake world */
     uint32_t shown_script;                     /* the line that others see in this rank's activity */
     uint32_t fake_size;                        /* of the fake world that the engine starts in, or 0 */
@@ -66,20 +72,28 @@ struct ms_runtime {
     uint64_t orders;                           /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
-    uint64_t live_after_backward;              /* bytes, behind the last backward: what grows from there on is the next forward's */
-    uint64_t live_before_links;                /* bytes, when this pass' first bucket came to its links, or what they made was collected last */
+    /* Live bytes after the last backward; growth from there belongs to the next forward. */
+    uint64_t live_after_backward;
+    /* Live bytes when this pass' first bucket reached its links, or at the last collection after
+     * that. */
+    uint64_t live_before_links;
     int64_t callbacks;                         /* numbers handed out */
     uint64_t callbacks_freed;
     int64_t backwards;                         /* calls of backward that succeeded */
     size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
-    struct { const char *source; int line; uint32_t id; } lines[64];   /* user's lines met before, by where they hash to */
+    /* Cache of the script's lines that made calls before, indexed by hash. */
+    struct {
+        const char *source;
+        int line;
+        uint32_t id;
+    } lines[64];
     int exit_code;                             /* of the command line, if the error in exit_message ends the run */
     char exit_message[MS_ERROR_MESSAGE_BYTES];
     bool closed;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------- entering */
+/* ----------------------------------------------------------------- entering */
 
 /* The runtime of a bound function; raises from a foreign thread. */
 ms_runtime *ms_lua_runtime(lua_State *L);
@@ -99,7 +113,7 @@ static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank) { return se
 /* Raises "<what> inside a hook ..." while hooks run. */
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 
-/* --------------------------------------------------------------------------------------------------------------------- errors */
+/* ------------------------------------------------------------------- errors */
 
 /* Raises the engine's last error if status is not MS_OK, with the user's line in front; a callback's error as it was. */
 void ms_lua_ok(lua_State *L, ms_status status);
@@ -112,7 +126,7 @@ int ms_lua_error(lua_State *L, const char *format, ...) MS_PRINTF(2, 3);
 /* The user's line "file:12" into text. */
 void ms_lua_line(lua_State *L, char *text, size_t bytes);
 
-/* ------------------------------------------------------------------------------------------------------------------ arguments */
+/* ---------------------------------------------------------------- arguments */
 
 ms_handle *ms_lua_handle(lua_State *L, int index);                       /* raises unless it is a live tensor */
 ms_tensor *ms_lua_tensor(lua_State *L, int index);
@@ -141,7 +155,7 @@ int ms_lua_no_field(lua_State *L, int key, int methods, const char *what);
 /* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them alive). */
 ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
 
-/* -------------------------------------------------------------------------------------------------------------------- results */
+/* ------------------------------------------------------------------ results */
 
 /* Pushes a stream, which the engine owns. */
 int ms_lua_push_stream(lua_State *L, ms_stream *stream);
@@ -157,7 +171,7 @@ void ms_handle_drop(ms_handle *handle, const char *why);                 /* rele
 uint64_t ms_handle_count(const ms_runtime *runtime);
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
 
-/* -------------------------------------------------------------------------------------------------------------- calls into Lua */
+/* ----------------------------------------------------------- calls into Lua */
 
 /* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is as before the function was pushed, the
  * error is kept for ms_lua_ok, and the engine's error has its first line. */
@@ -170,14 +184,19 @@ bool ms_lua_traceback(lua_State *L, int index);
 
 /* A Lua function that the engine calls. anchor: stack index of a userdata (with a user value) whose life it shares, so that a function that
  * refers to it is no leak; 0: it lives until freed. */
-typedef struct ms_callback { lua_State *L; ms_runtime *runtime; int reference; int64_t number; } ms_callback;
+typedef struct ms_callback {
+    lua_State *L;
+    ms_runtime *runtime;
+    int reference;
+    int64_t number;
+} ms_callback;
 ms_callback *ms_callback_new(lua_State *L, int index, int anchor);       /* raises on out of memory */
 void ms_callback_free(void *callback);
 /* The anchor need not keep the function any longer. */
 void ms_callback_forget(lua_State *L, int anchor, int index);
 bool ms_callback_push(const ms_callback *callback);                      /* false, nothing pushed: its anchor is gone */
 
-/* ------------------------------------------------------------------------------------------------------------ parts of the module */
+/* ------------------------------------------------------ parts of the module */
 
 /* Each adds its functions to the module table on top of the stack; the runtime is at index `runtime`. */
 void ms_open_tensor(lua_State *L, int runtime);

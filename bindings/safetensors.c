@@ -1,7 +1,7 @@
 /* safetensors.c: safetensors files for the Lua library: an open file whose tensors are loaded one by one, and saving. */
-#include <string.h>
-
 #include "bindings/io.h"
+
+#include <string.h>
 
 #define TYPE "ms.Safetensors"
 
@@ -72,8 +72,9 @@ static int load(lua_State *L)
     ms_handle *handle = ms_lua_new_handle(L);
     const ms_safetensors_entry *entry = ms_safetensors_find(file, name);
     ms_tensor *tensor = NULL;
-    ms_status status = entry ? ms_safetensors_load(engine, file, entry, checked ? &hash : NULL, &tensor)
-                             : ms_fail(context, MS_ERROR_NOT_FOUND, "the file has no tensor '%.200s'", name);
+    ms_status status;
+    if (entry) status = ms_safetensors_load(engine, file, entry, checked ? &hash : NULL, &tensor);
+    else status = ms_fail(context, MS_ERROR_NOT_FOUND, "the file has no tensor '%.200s'", name);
     if (!status && hash != expected && !ms_engine_is_sim(engine)) {
         ms_tensor_release(tensor);
         status = ms_fail(context, MS_ERROR_CORRUPT, "the bytes of tensor '%.200s' are not those that were saved", name);

@@ -1,15 +1,18 @@
 /* stream.c: streams, futures, probes and traces in Lua. */
+#include "bindings/runtime.h"
+
 #include <stdio.h>
 #include <string.h>
-
-#include "bindings/runtime.h"
 
 #define MS_STREAM_TYPE "ms.Stream"
 #define MS_PROBE_TYPE "ms.Probe"
 
-/* ------------------------------------------------------------------------------------------------------------------------ streams */
+/* ------------------------------------------------------------------ streams */
 
-typedef struct stream_box { ms_stream *stream; } stream_box;   /* the engine owns the stream */
+/* the engine owns the stream */
+typedef struct stream_box {
+    ms_stream *stream;
+} stream_box;
 
 int ms_lua_push_stream(lua_State *L, ms_stream *stream)
 {
@@ -135,10 +138,12 @@ static int set_drain(lua_State *L)
 
 static int request_drain(lua_State *L) { ms_lua_runtime(L)->drain = true; return 0; }
 
-/* ------------------------------------------------------------------------------------------------------------------------- probes */
+/* ------------------------------------------------------------------- probes */
 
 /* A value on its way to the host: copied behind all that is enqueued, read later without waiting for what came after. */
-typedef struct probe_box { ms_readback *readback; } probe_box;
+typedef struct probe_box {
+    ms_readback *readback;
+} probe_box;
 
 static int probe_gc(lua_State *L)
 {
@@ -177,7 +182,7 @@ static int probe_value(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- traces */
+/* ------------------------------------------------------------------- traces */
 
 static int trace_start(lua_State *L)
 {

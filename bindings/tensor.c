@@ -1,11 +1,11 @@
 /* tensor.c: the tensor handle: what it is, its values, and Lua's own operators on it. */
+#include "bindings/runtime.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/runtime.h"
-
-/* -------------------------------------------------------------------------------------------------------------------- what it is */
+/* --------------------------------------------------------------- what it is */
 
 static int shape(lua_State *L)
 {
@@ -93,7 +93,7 @@ static int same_memory(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- values */
+/* ------------------------------------------------------------------- values */
 
 static void push_element(lua_State *L, ms_dtype type, const void *data, int64_t i)
 {
@@ -178,18 +178,27 @@ static int bytes(lua_State *L)
     return 1;
 }
 
+static float float_at(ms_dtype type, const void *data, int64_t i)
+{
+    if (type == MS_F32) return ((const float *)data)[i];
+    if (type == MS_F16) return ms_float_from_f16(((const uint16_t *)data)[i]);
+    return ms_float_from_bf16(((const uint16_t *)data)[i]);
+}
+
+static long long integer_at(ms_dtype type, const void *data, int64_t i)
+{
+    if (type == MS_I64) return ((const int64_t *)data)[i];
+    if (type == MS_I32) return ((const int32_t *)data)[i];
+    if (type == MS_U16) return ((const uint16_t *)data)[i];
+    return ((const uint8_t *)data)[i];
+}
+
 static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
 {
     char text[40];
-    if (ms_dtype_is_float(type)) {
-        float value = type == MS_F32 ? ((const float *)data)[i] : type == MS_F16 ? ms_float_from_f16(((const uint16_t *)data)[i]) : ms_float_from_bf16(((const uint16_t *)data)[i]);
-        snprintf(text, sizeof text, "%.5g", (double)value);
-    } else if (type == MS_BOOL) {
-        snprintf(text, sizeof text, "%s", ((const uint8_t *)data)[i] ? "true" : "false");
-    } else {
-        long long value = type == MS_I64 ? (long long)((const int64_t *)data)[i] : type == MS_I32 ? ((const int32_t *)data)[i] : type == MS_U16 ? ((const uint16_t *)data)[i] : ((const uint8_t *)data)[i];
-        snprintf(text, sizeof text, "%lld", value);
-    }
+    if (ms_dtype_is_float(type)) snprintf(text, sizeof text, "%.5g", (double)float_at(type, data, i));
+    else if (type == MS_BOOL) snprintf(text, sizeof text, "%s", ((const uint8_t *)data)[i] ? "true" : "false");
+    else snprintf(text, sizeof text, "%lld", integer_at(type, data, i));
     luaL_addstring(buffer, text);
 }
 
@@ -248,7 +257,7 @@ static int write_values(lua_State *L)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ opening */
+/* ------------------------------------------------------------------ opening */
 
 /* t[i] selects along the first dimension; other keys are methods. */
 static int index_value(lua_State *L)

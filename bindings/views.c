@@ -1,8 +1,8 @@
 /* views.c: copies, conversions and views as methods of tensors. */
+#include "bindings/operators.h"
+
 #include <math.h>
 #include <string.h>
-
-#include "bindings/operators.h"
 
 static int like(lua_State *L, double value, bool fill)
 {
@@ -102,7 +102,8 @@ static int flatten(lua_State *L)
     int64_t joined = 1;
     uint32_t count = 0;
     for (int32_t d = 0; d < (int32_t)dims; d++) {
-        if (d >= first && d <= last) joined = (int64_t)((uint64_t)joined * (uint64_t)ms_tensor_shape(t)[d]);   /* overflows only beside a size of 0 */
+        /* Overflows only beside a size of 0. */
+        if (d >= first && d <= last) joined = (int64_t)((uint64_t)joined * (uint64_t)ms_tensor_shape(t)[d]);
         if (d == last) attributes.shape.sizes[count++] = joined;
         else if (d < first || d > last) attributes.shape.sizes[count++] = ms_tensor_shape(t)[d];
     }
@@ -191,13 +192,17 @@ static int split(lua_State *L)
     int64_t size = ms_tensor_shape(t)[dim];
     bool list = lua_istable(L, 2);
     int64_t each = list ? 0 : ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part");
-    int64_t count = list ? (int64_t)lua_rawlen(L, 2) : size ? (size - 1) / each + 1 : 0;
+    int64_t count = 0;
+    if (list) count = (int64_t)lua_rawlen(L, 2);
+    else if (size) count = (size - 1) / each + 1;
     if (count > 100000) return ms_lua_error(L, "split: %lld parts are too many", (long long)count);
     int64_t *sizes = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *sizes, 0), sum = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (list) lua_rawgeti(L, 2, i + 1);
-        sizes[i] = list ? ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part") : (size - i * each < each ? size - i * each : each);
-        if (list) lua_pop(L, 1);
+        if (list) {
+            lua_rawgeti(L, 2, i + 1);
+            sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
+            lua_pop(L, 1);
+        } else sizes[i] = size - i * each < each ? size - i * each : each;
         if (sizes[i] > INT64_MAX - sum) return ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d", (long long)i + 1, (long long)sizes[i], dim + 1);
         sum += sizes[i];
     }
@@ -242,7 +247,7 @@ static int pad_to(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ opening */
+/* ------------------------------------------------------------------ opening */
 
 void ms_open_views(lua_State *L, int runtime)
 {
