@@ -3,6 +3,7 @@
  *     two_engines [RECIPE [key=value ...] -- RECIPE [key=value ...]]      (run in the checkout, it finds its two recipes by itself)
  */
 #include <moonshard/moonshard_lua.h>
+
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

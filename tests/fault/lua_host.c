@@ -1,6 +1,8 @@
 /* lua_host.c: hazards of the bindings that a script cannot bring about (reliability 5.4): B5 to B7 every failed allocation of Lua, B8 a call from
  * another thread, B17 and B18 states opened and closed, B23 fork.
  * ctest: lua-host */
+#include "moonshard/moonshard_lua.h"
+
 #include <lauxlib.h>
 #include <lualib.h>
 #include <pthread.h>
@@ -13,17 +15,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "moonshard/moonshard_lua.h"
-
 static bool is_full(void)
 {
     const char *full = getenv("MOONSHARD_TEST_FULL");
     return full && strcmp(full, "1") == 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ the allocator */
+/* ------------------------------------------------------------ the allocator */
 
-typedef struct heap { long calls, fail_at; size_t bytes; } heap;
+typedef struct heap {
+    long calls, fail_at;
+    size_t bytes;
+} heap;
 
 static void *heap_allocate(void *user, void *pointer, size_t before, size_t bytes)
 {
@@ -65,7 +68,7 @@ static lua_State *open_state(heap *h)
     return NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- B5-B7 */
+/* -------------------------------------------------------------------- B5-B7 */
 
 /* A bit of everything: making, operators, views of several results, values, hooks, scopes, recomputation, options, errors. */
 static const char program[] =
@@ -144,9 +147,13 @@ static void any_failed_allocation_while_opening_is_an_error(void **state)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------------ B8 */
+/* ----------------------------------------------------------------------- B8 */
 
-typedef struct visit { lua_State *L; int failed; char message[512]; } visit;
+typedef struct visit {
+    lua_State *L;
+    int failed;
+    char message[512];
+} visit;
 
 static void *call_from_here(void *argument)
 {
@@ -173,7 +180,7 @@ static void a_call_from_another_thread_is_refused(void **state)
     lua_close(v.L);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ B17, B18 */
+/* ----------------------------------------------------------------- B17, B18 */
 
 static long resident_kib(void)
 {
@@ -215,7 +222,7 @@ static void states_come_and_go_without_a_trace(void **state)
     if (grown > allowed) fail_msg("%ld KiB more after %d states", grown, count - count / 4);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------------- B23 */
+/* ---------------------------------------------------------------------- B23 */
 
 /* In the child there are no worker threads: whatever would wait for them is an error, and closing does not hang. */
 static void a_forked_child_gets_errors_and_never_hangs(void **state)

@@ -2,7 +2,7 @@
  * ctest: each-isa poisoned */
 #include "reference.h"
 
-/* --------------------------------------------------------------------------------------------------------------------- attention */
+/* ---------------------------------------------------------------- attention */
 
 static void attention_reference(const check *c)
 {
@@ -26,7 +26,10 @@ static void attention_reference(const check *c)
     free(p);
 }
 
-typedef struct sizes { int64_t batches, heads, groups, queries, keys, width; bool causal; } sizes;
+typedef struct sizes {
+    int64_t batches, heads, groups, queries, keys, width;
+    bool causal;
+} sizes;
 
 static check attention_of(ms_dtype dtype, sizes s, int layout)
 {
@@ -48,8 +51,10 @@ static void test_attention_small(void **state)
     for (int causal = 0; causal < 2; causal++)
         for (int layout = PLAIN; layout <= SPREAD; layout++) {
             run_attention(MS_F32, (sizes){ 2, 2, 2, 5, 5, 8, causal }, layout);
-            run_attention(MS_F32, (sizes){ 1, 4, 2, 3, 6, 5, causal }, layout);       /* grouped, more keys than queries */
-            run_attention(MS_F32, (sizes){ 1, 3, 1, 4, 4, 17, causal }, layout);      /* all heads share keys */
+            /* grouped, more keys than queries */
+            run_attention(MS_F32, (sizes){ 1, 4, 2, 3, 6, 5, causal }, layout);
+            /* All heads share keys. */
+            run_attention(MS_F32, (sizes){ 1, 3, 1, 4, 4, 17, causal }, layout);
         }
     run_attention(MS_F32, (sizes){ 2, 2, 1, 1, 7, 8, true }, PLAIN);                  /* one token at a time */
     run_attention(MS_F32, (sizes){ 1, 1, 1, 1, 1, 1, true }, PLAIN);
@@ -67,7 +72,8 @@ static void test_attention_blocks(void **state)
     run_attention(MS_F32, (sizes){ 1, 1, 1, 65, 257, 16, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 2, 2, 300, 300, 16, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 2, 1, 130, 600, 24, false }, PLAIN);
-    run_attention(MS_F32, (sizes){ 1, 1, 1, 50, 63, 40, true }, PLAIN);               /* the diagonal begins anywhere in a block */
+    /* The diagonal begins anywhere in a block. */
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 50, 63, 40, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 1, 1, 70, 121, 130, true }, PLAIN);
 }
 
@@ -245,7 +251,7 @@ static void test_attention_refusals(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ rotary */
+/* ------------------------------------------------------------------- rotary */
 
 /* The frequency of a pair as the peer's code says it, by wavelengths. */
 static double frequency_of(const ms_attributes *attributes, int64_t j, int64_t width)
@@ -277,7 +283,12 @@ static void rotary_reference(const check *c)
 static void test_rotary(void **state)
 {
     (void)state;
-    const struct { ms_dtype dtype; int64_t heads, times, width, first; double base; int layout; } cases[] = {
+    const struct {
+        ms_dtype dtype;
+        int64_t heads, times, width, first;
+        double base;
+        int layout;
+    } cases[] = {
         { MS_F32, 3, 5, 8, 0, 10000, PLAIN }, { MS_F32, 3, 5, 34, 0, 10000, SWAPPED }, { MS_F32, 2, 4, 2, 7, 500000, SPREAD },
         { MS_F32, 2, 700, 64, 100000, 10000, PLAIN }, { MS_BF16, 2, 4, 40, 3, 10000, PLAIN }, { MS_F16, 2, 4, 6, 3, 10000, PLAIN },
     };
@@ -339,7 +350,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half), cmocka_unit_test(test_attention_autocast),
-       
         cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_side_by_side), cmocka_unit_test(test_attention_memory),
         cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary), cmocka_unit_test(test_rotary_scaled),
         cmocka_unit_test(test_lack_of_memory),

@@ -1,5 +1,6 @@
 /* base.c: statuses and messages, the POSIX table, growing arrays, strings, 16-bit floats, random numbers, bells. */
 #include "base/thread.h"
+
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -108,7 +109,11 @@ static void test_arrays_grow_zeroed_and_refuse_overflow(void **state)
 }
 
 /* A table whose allocations fail from the n-th on. */
-typedef struct failing { ms_os os; const ms_os *real; int left; } failing;
+typedef struct failing {
+    ms_os os;
+    const ms_os *real;
+    int left;
+} failing;
 
 static void *failing_allocate(void *user, size_t bytes, size_t alignment)
 {
@@ -218,7 +223,8 @@ static void test_reserved_space_becomes_zeroed_memory(void **state)
 {
     (void)state;
     const ms_os *os = ms_os_posix();
-    size_t space = (size_t)64 << 30, used = (size_t)4 << 20;   /* more than any memory: no pages are behind it */
+    /* More than any memory: no pages back it. */
+    size_t space = (size_t)64 << 30, used = (size_t)4 << 20;
     char *base = os->reserve(NULL, space);
     assert_non_null(base);
     assert_int_equal(os->commit(NULL, base + used, used, true), 0);
@@ -247,7 +253,12 @@ static void test_machine_clock_and_entropy(void **state)
     assert_null(os->environment(NULL, "MOONSHARD_NO_SUCH_VARIABLE"));
 }
 
-typedef struct player { ms_bell bells[2]; ms_word ball; int blocked; float product; } player;
+typedef struct player {
+    ms_bell bells[2];
+    ms_word ball;
+    int blocked;
+    float product;
+} player;
 
 /* Two threads pass a number to and fro; both sleep at once, so that every pass needs a wake: one that is lost hangs the test. */
 static void pass_ball(player *game, uint32_t side, uint32_t rounds, ms_spin spin)
@@ -364,7 +375,10 @@ static void test_bf16_rounds_to_even(void **state)
 static void test_philox_known_answers(void **state)
 {
     (void)state;
-    static const struct { uint64_t key, high, low; uint32_t out[4]; } known[] = {
+    static const struct {
+        uint64_t key, high, low;
+        uint32_t out[4];
+    } known[] = {
         { 0, 0, 0, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
         { UINT64_MAX, UINT64_MAX, UINT64_MAX, { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
         { 0x299f31d0a4093822u, 0x0370734413198a2eu, 0x85a308d3243f6a88u, { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },

@@ -1,5 +1,7 @@
 /* canary.c: in builds with the thread sanitizer a missing wait between streams is reported even if the tasks touch no memory that the sanitizer
  * can see, as products in a library do. The program starts itself once with the wait and once without it. */
+#include "exec/engine.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,8 +9,6 @@
 #include <string.h>
 #include <cmocka.h>
 #include <sys/wait.h>
-
-#include "exec/engine.h"
 
 #if defined(__SANITIZE_THREAD__)
 enum { WATCHED = 1 };

@@ -1,8 +1,8 @@
 /* codec.c: floats as bytes and back: every code against a list of what the format can say, errors, layout, and the same bytes everywhere.
  * ctest: each-isa poisoned */
-#include <float.h>
-
 #include "gradcheck.h"
+
+#include <float.h>
 
 static ms_engine *engine;
 
@@ -17,8 +17,11 @@ static double value_of(ms_codec_kind kind, unsigned code)
     if (kind == MS_CODEC_INT8) return (int8_t)code;
     if (kind == MS_CODEC_INT4) return (int)code - 8;
     if (kind == MS_CODEC_SIGN) return code ? 1 : -1;
-    int mantissa = kind == MS_CODEC_FP8 ? 3 : 1, bias = kind == MS_CODEC_FP8 ? 7 : 1, sign = code >> (kind == MS_CODEC_FP8 ? 7 : 3);
-    int exponent = (int)(code >> mantissa) & (kind == MS_CODEC_FP8 ? 15 : 3), fraction = (int)code & ((1 << mantissa) - 1);
+    bool is_fp8 = kind == MS_CODEC_FP8;
+    int mantissa = is_fp8 ? 3 : 1;
+    int bias = is_fp8 ? 7 : 1;
+    int sign = code >> (is_fp8 ? 7 : 3);
+    int exponent = (int)(code >> mantissa) & (is_fp8 ? 15 : 3), fraction = (int)code & ((1 << mantissa) - 1);
     double size = exponent == 0 ? ldexp(fraction, 1 - bias - mantissa) : ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
     return sign ? -size : size;
 }
@@ -177,7 +180,8 @@ static void test_sum_of_rows(void **state)
             for (int64_t row = 0; row < rows; row++) total += (float)one[row * n + i];
             want[i] = total;
         }
-        assert_values(sum, want, (size_t)n, 5e-7, "rows added in their order");     /* one multiplication may be fused with the addition */
+        /* One multiplication may be fused with the addition. */
+        assert_values(sum, want, (size_t)n, 5e-7, "rows added in their order");
         free(one);
         ms_tensor *all[] = { x, payload, each, sum };
         for (size_t i = 0; i < 4; i++) ms_tensor_release(all[i]);
@@ -228,12 +232,16 @@ static void test_stochastic_rounding(void **state)
         double *got = tensor_get(back);
         for (int64_t i = 0; i < rows * n; i++) {
             /* The gap between neighbours is at most twice the least distance of any number in it. */
-            double y = values[i] * most_of(kind), z = got[i] * most_of(kind), gap = kind == MS_CODEC_INT8 || kind == MS_CODEC_INT4 ? 1 : fmax(fabs(y) / (kind == MS_CODEC_FP8 ? 8 : 2), kind == MS_CODEC_FP8 ? 0x1p-9 : 0.5);
+            double y = values[i] * most_of(kind), z = got[i] * most_of(kind), gap = 1;
+            if (kind == MS_CODEC_FP8) gap = fmax(fabs(y) / 8, 0x1p-9);
+            else if (kind != MS_CODEC_INT8 && kind != MS_CODEC_INT4) gap = fmax(fabs(y) / 2, 0.5);
             if (fabs(z - y) > gap * 1.0001) fail_msg("kind %d: %g for %g", (int)kind, z, y);
             sums[i % n] += got[i];
         }
         for (int64_t i = 0; i < n; i++) {
-            double gap = (kind == MS_CODEC_INT8 ? 1 : kind == MS_CODEC_INT4 ? 1 : kind == MS_CODEC_FP8 ? 32 : 2) / most_of(kind);
+            double gap = 2 / most_of(kind);
+            if (kind == MS_CODEC_INT8 || kind == MS_CODEC_INT4) gap = 1 / most_of(kind);
+            else if (kind == MS_CODEC_FP8) gap = 32 / most_of(kind);
             assert_near(sums[i] / (double)rows, values[i], 4 * gap / 2 / sqrt((double)rows), "mean", (size_t)i);
         }
         uint8_t *a, *b;

@@ -1,8 +1,8 @@
 /* comm_collectives.c: every collective against what it should give, computed apart: ops, dtypes, odd sizes, in heaps and staged, threads and processes.
  * ctest: each-isa */
-#include <math.h>
-
 #include "comm_support.h"
+
+#include <math.h>
 
 /* Small whole numbers, which no order of additions rounds; as bool 0 and 1. */
 static double start_of(uint32_t number, int64_t i, ms_dtype dtype)
@@ -11,7 +11,12 @@ static double start_of(uint32_t number, int64_t i, ms_dtype dtype)
     return dtype == MS_BOOL ? value % 2 : (double)value;
 }
 
-typedef struct whole { uint32_t ranks, number; ms_dtype dtype; ms_reduce_op op; int64_t from; } whole;
+typedef struct whole {
+    uint32_t ranks, number;
+    ms_dtype dtype;
+    ms_reduce_op op;
+    int64_t from;
+} whole;
 
 static double own(const void *context, int64_t i)
 {
@@ -37,7 +42,7 @@ static double reduced(const void *context, int64_t i)
 
 static bool allowed(ms_dtype dtype, ms_reduce_op op) { return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM); }
 
-/* ---------------------------------------------------------------------------------------------------------------------- reductions */
+/* --------------------------------------------------------------- reductions */
 
 static void reductions(rank *self)
 {
@@ -181,7 +186,8 @@ static void sums_round_in_rank_order(void **state)
 static double special(const void *context, int64_t i)
 {
     const whole *w = context;
-    return i % 3 == (int64_t)w->number ? (double)NAN : i % 5 == 0 ? (double)-INFINITY : (double)i;
+    if (i % 3 == (int64_t)w->number) return (double)NAN;
+    return i % 5 == 0 ? (double)-INFINITY : (double)i;
 }
 
 static void not_numbers(rank *self)
@@ -195,7 +201,10 @@ static void not_numbers(rank *self)
         ms_collective c = { .kind = MS_ALL_REDUCE, .op = op, .in = t, .bucket = -1 };
         OK(run_one(self, self->world, &c));
         OK(ms_tensor_read(t, values, sizeof values));
-        for (int i = 0; i < 100; i++) CHECK(i % 3 < 2 ? values[i] != values[i] : values[i] == (i % 5 == 0 ? -INFINITY : (float)i));
+        for (int i = 0; i < 100; i++) {
+            float want = i % 5 == 0 ? -INFINITY : (float)i;
+            CHECK(i % 3 < 2 ? values[i] != values[i] : values[i] == want);
+        }
         ms_tensor_release(t);
     }
 }
@@ -204,7 +213,8 @@ static void not_numbers(rank *self)
 static void nans_of_16_bits(rank *self)
 {
     for (ms_reduce_op op = MS_REDUCE_OP_SUM; op <= MS_REDUCE_OP_PREMUL_SUM; op++)
-        for (int how = 0; how < 2; how++) {              /* a NaN of this rank against numbers; numbers, with a NaN as rank 0's factor */
+        /* A NaN of this rank against numbers; numbers, with a NaN as rank 0's factor. */
+        for (int how = 0; how < 2; how++) {
             if (how == 1 && op != MS_REDUCE_OP_PREMUL_SUM) continue;
             uint16_t bits[2 * 254];
             int64_t n = (int64_t)(sizeof bits / sizeof *bits);
@@ -236,13 +246,17 @@ static void nans_of_16_bits_stay_nans(void **state)
     run_well(THREADS, 2, nans_of_16_bits, NULL);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ movement */
+/* ----------------------------------------------------------------- movement */
 
 /* Element i of rank number's tensor. */
 static double tagged(uint32_t number, int64_t i) { return (double)(number * 1000003 + i); }
 static double tagged_own(const void *context, int64_t i) { return tagged(*(const uint32_t *)context, i); }
 
-typedef struct joined { uint32_t ranks; const int64_t *counts; int64_t begin; } joined;
+typedef struct joined {
+    uint32_t ranks;
+    const int64_t *counts;
+    int64_t begin;
+} joined;
 
 /* All ranks' tensors one behind the other. */
 static double joined_value(const void *context, int64_t i)
@@ -312,7 +326,11 @@ static void exchange(rank *self, int64_t base, bool heap, bool even)
     OK(make(self, MS_I64, sent, heap, &in));
     OK(make(self, MS_I64, received, heap, &out));
     OK(fill(in, tagged_own, &self->number));
-    ms_collective c = { .kind = MS_ALL_TO_ALL, .in = in, .out = out, .counts = even ? NULL : send, .receive_counts = even ? NULL : receive, .bucket = -1 };
+    ms_collective c = { .kind = MS_ALL_TO_ALL, .in = in, .out = out, .bucket = -1 };
+    if (!even) {
+        c.counts = send;
+        c.receive_counts = receive;
+    }
     OK(run_one(self, self->world, &c));
     for (uint32_t r = 0, at = 0; r < self->ranks; at += (uint32_t)receive[r++]) {
         ms_tensor *window = NULL;
@@ -371,7 +389,8 @@ static void mixed(rank *self)
     whole w = { .ranks = self->ranks, .number = self->number };
     for (uint32_t mask = 0; mask < 8; mask++) {
         ms_tensor *t = NULL, *unused = NULL;
-        OK(make(self, MS_F32, 64 * (self->number + 1), true, &unused));    /* so that offsets differ between ranks */
+        /* So that offsets differ between ranks. */
+        OK(make(self, MS_F32, 64 * (self->number + 1), true, &unused));
         OK(make(self, MS_F32, 5000, (mask >> self->number) & 1, &t));
         OK(fill(t, own, &w));
         ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
@@ -388,7 +407,7 @@ static void ranks_whose_tensors_lie_elsewhere_agree_on_a_way(void **state)
     run_well(THREADS, 3, mixed, NULL);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- send and recv */
+/* ------------------------------------------------------------ send and recv */
 
 /* Everybody sends to the next and receives from the one before: no order of the two may stop the ring. */
 static void ring(rank *self)
@@ -417,7 +436,7 @@ static void a_ring_of_sends_turns(void **state)
     run_well(PROCESSES, 3, ring, NULL);
 }
 
-/* ---------------------------------------------------------------------------------------------------- many calls, channels, groups */
+/* --------------------------------------------- many calls, channels, groups */
 
 /* The host runs ahead; two channels and sub-groups are under way at once; each result is right. */
 static void many(rank *self)

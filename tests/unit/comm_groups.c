@@ -1,13 +1,14 @@
 /* comm_groups.c: groups of groups, splits that may not wait, and ranks whose host is far ahead on several streams. */
+#include "comm/local/control.h"
+
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "comm/local/control.h"
 #include "comm_support.h"
 
 enum { NESTED = 20 };
 
-/* ------------------------------------------------------------------------------------------------------------------------- names */
+/* -------------------------------------------------------------------- names */
 
 static void nest(rank *self)
 {
@@ -47,7 +48,7 @@ static void nested_groups_have_names_of_their_own(void **state)
     if (*self.why) fail_msg("%s", self.why);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- where waits are forbidden */
+/* ------------------------------------------------ where waits are forbidden */
 
 static void split_inside_a_hook(rank *self)
 {
@@ -71,7 +72,7 @@ static void a_split_that_may_not_wait_enqueues_nothing(void **state)
     run_well(THREADS, 2, split_inside_a_hook, NULL);
 }
 
-/* -------------------------------------------------------------------------------------------------------- far ahead on many streams */
+/* ------------------------------------------------ far ahead on many streams */
 
 static atomic_uint reads;
 
@@ -120,7 +121,9 @@ static void a_hash_that_was_overwritten_is_not_compared(void **state)
 
 enum { FAR = 3 * MS_CALLS_AHEAD, STREAMS = 6 };
 
-typedef struct gap { _Atomic int far; } gap;
+typedef struct gap {
+    _Atomic int far;
+} gap;
 
 /* Calls of one channel on several streams: rank 1's host has enqueued all of them before rank 0's first. */
 static void call_on_many_streams(rank *self)

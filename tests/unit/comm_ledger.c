@@ -1,23 +1,48 @@
 /* comm_ledger.c: nobody hangs: calls that differ in any field, in number or in order, ranks that leave, raise, or are killed. */
+#include "comm_support.h"
+
 #include <pthread.h>
 #include <signal.h>
 
-#include "comm_support.h"
-
 /* What one rank does otherwise than the others in its third call. */
 typedef enum difference {
-    KIND, DTYPE, COUNT, OP, ROOT, BUCKET, COUNTS, OUT, ROUNDED, SPLIT_LIST, RECEIVE_COUNTS, SWAPPED, GROUP, CHANNEL, PEER_COUNT, PEER_DTYPE,    /* mismatches */
-    DROPPED, TWICE, EARLY, PEER_MISSING,                                                                                               /* ranks that leave */
+    /* mismatches */
+    KIND,
+    DTYPE,
+    COUNT,
+    OP,
+    ROOT,
+    BUCKET,
+    COUNTS,
+    OUT,
+    ROUNDED,
+    SPLIT_LIST,
+    RECEIVE_COUNTS,
+    SWAPPED,
+    GROUP,
+    CHANNEL,
+    PEER_COUNT,
+    PEER_DTYPE,
+    /* ranks that leave */
+    DROPPED,
+    TWICE,
+    EARLY,
+    PEER_MISSING,
     NONE
 } difference;
 static const char *const names[] = { "kind", "dtype", "count", "op", "root", "bucket", "counts", "out", "rounded", "split list", "receive counts", "swapped", "group", "channel", "peer count",
                                      "peer dtype", "dropped", "twice", "early", "peer missing", "none" };
 
-typedef struct plan { difference what; uint32_t who; } plan;
+typedef struct plan {
+    difference what;
+    uint32_t who;
+} plan;
 
 enum { CALLS = 6, THE_CALL = 3 };
 
-typedef struct tensors { ms_tensor *t, *out, *longer, *integers, *gathered, *part, *half; } tensors;
+typedef struct tensors {
+    ms_tensor *t, *out, *longer, *integers, *gathered, *part, *half;
+} tensors;
 
 /* The third call: what all make, or what the one makes instead. */
 static ms_collective third_call(const rank *self, const tensors *all, difference what, bool differs, int64_t counts[2][4])
@@ -72,7 +97,8 @@ static ms_status make_call(rank *self, const tensors *all, ms_group *twin, const
     }
     if (number != THE_CALL) return ms_group_enqueue(self->world, 1, &usual, NULL);
     if (p->what >= PEER_COUNT && p->what <= PEER_DTYPE) {
-        ms_collective c = { .kind = self->number ? MS_RECV : MS_SEND, .root = !self->number, .in = !differs ? all->t : p->what == PEER_COUNT ? all->longer : all->integers, .bucket = -1 };
+        ms_collective c = { .kind = self->number ? MS_RECV : MS_SEND, .root = !self->number, .in = all->t, .bucket = -1 };
+        if (differs) c.in = p->what == PEER_COUNT ? all->longer : all->integers;
         return self->number < 2 ? ms_group_enqueue(self->world, 1, &c, NULL) : MS_OK;
     }
     if (p->what == PEER_MISSING) {
@@ -86,7 +112,8 @@ static ms_status make_call(rank *self, const tensors *all, ms_group *twin, const
     }
     ms_collective c = third_call(self, all, p->what, differs, counts);
     if (differs && p->what == DROPPED) return MS_OK;
-    ms_status status = ms_group_enqueue(differs && p->what == GROUP ? twin : self->world, differs && p->what == CHANNEL ? 2 : 1, &c, NULL);
+    ms_group *group = differs && p->what == GROUP ? twin : self->world;
+    ms_status status = ms_group_enqueue(group, differs && p->what == CHANNEL ? 2 : 1, &c, NULL);
     if (!status && differs && p->what == TWICE) status = ms_group_enqueue(self->world, 1, &c, NULL);
     return status;
 }
@@ -194,9 +221,12 @@ static void equal_calls_raise_no_alarm(void **state)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- ends from elsewhere */
+/* ------------------------------------------------------ ends from elsewhere */
 
-typedef struct ending { void (*end)(rank *self); uint32_t who; } ending;
+typedef struct ending {
+    void (*end)(rank *self);
+    uint32_t who;
+} ending;
 
 /* All but one wait for it. It waits until they do, then `end` happens. */
 static void wait_for_one(rank *self)

@@ -7,8 +7,15 @@ typedef enum mutation { NOTHING, SWAP, DROP, DUPLICATE, DTYPE, SIZE, OP, ROOT, G
 static const char *const names[] = { "nothing", "swap", "drop", "duplicate", "dtype", "size", "op", "root", "group", "channel" };
 
 /* One call, in numbers that compare by memory. */
-typedef struct step { uint32_t kind, op, dtype, size, root, twin, channel; } step;
-typedef struct program { uint64_t seed; mutation mutation; uint32_t who, at; } program;
+typedef struct step {
+    uint32_t kind, op, dtype, size, root, twin, channel;
+} step;
+
+typedef struct program {
+    uint64_t seed;
+    mutation mutation;
+    uint32_t who, at;
+} program;
 
 static uint32_t draw(uint64_t seed, uint64_t what, uint32_t below)
 {
@@ -50,7 +57,8 @@ static uint32_t planned(const program *p, bool mine, uint32_t i, uint32_t ranks,
     if (p->mutation == SWAP && (i == p->at || i == p->at + 1)) *out = step_of(p->seed, i == p->at ? i + 1 : i - 1, ranks);
     if (i != p->at) return 1;
     *out = changed(*out, p->mutation, ranks);
-    return p->mutation == DROP ? 0 : p->mutation == DUPLICATE ? 2 : 1;
+    if (p->mutation == DROP) return 0;
+    return p->mutation == DUPLICATE ? 2 : 1;
 }
 
 static void run_program(rank *self)
@@ -69,8 +77,8 @@ static void run_program(rank *self)
     for (uint32_t i = 0; i < LENGTH && !self->status; i++) {
         step s;
         for (uint32_t times = planned(p, self->number == p->who, i, self->ranks, &s); times > 0 && !self->status; times--) {
-            ms_collective c = { .kind = (ms_collective_kind)s.kind, .op = s.op ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM, .root = s.root, .bucket = -1,
-                                .in = s.kind == MS_BARRIER ? NULL : tensors[s.dtype][s.size] };
+            ms_collective c = { .kind = (ms_collective_kind)s.kind, .op = s.op ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM, .root = s.root, .bucket = -1 };
+            if (s.kind != MS_BARRIER) c.in = tensors[s.dtype][s.size];
             self->status = ms_group_enqueue(s.twin ? twin : self->world, s.channel, &c, NULL);
         }
     }

@@ -1,8 +1,8 @@
 /* comm_standstill.c: ranks that all wait for each other are found, whatever they wait in; ranks of which one still does something are left alone. */
+#include "comm_support.h"
+
 #include <sched.h>
 #include <stdatomic.h>
-
-#include "comm_support.h"
 
 enum { RANKS = 4 };
 
@@ -58,7 +58,7 @@ static ms_abort_record run_ranks(job_kind kind, uint32_t count, void (*run)(rank
     return run_job(&work, ranks);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- standing still */
+/* ----------------------------------------------------------- standing still */
 
 static void one_reduces_the_other_receives(rank *self)
 {
@@ -122,7 +122,7 @@ static void a_rank_with_two_waits_shows_both(void **state)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- going on */
+/* ----------------------------------------------------------------- going on */
 
 /* Ranks that look around read the clock, so its reads tell how often they have: a moment is long enough for many rounds, in which only rank 1 does anything, unseen. */
 enum { MOMENT_READS = 100, LATENCY_NS = 400000000 };
@@ -134,7 +134,9 @@ static void let_a_moment_pass(const ms_rendezvous *rendezvous)
     for (unsigned begin = atomic_load(&reads); atomic_load(&reads) - begin < MOMENT_READS && !ms_rendezvous_cause(rendezvous, &cause);) sched_yield();
 }
 
-typedef struct moment_args { const ms_rendezvous *rendezvous; } moment_args;
+typedef struct moment_args {
+    const ms_rendezvous *rendezvous;
+} moment_args;
 
 static ms_task_result moment_run(ms_run *run, void *arguments)
 {

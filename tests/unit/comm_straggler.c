@@ -1,8 +1,8 @@
 /* comm_straggler.c: a rank that keeps others waiting is told about once, in good time, with where it is. The clock is the test's. */
+#include "comm_support.h"
+
 #include <stdatomic.h>
 #include <time.h>
-
-#include "comm_support.h"
 
 enum { RANKS = 3, STEPS = 5 };
 

@@ -119,7 +119,7 @@ static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *), 
     free(ranks);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ tensors */
+/* ------------------------------------------------------------------ tensors */
 
 /* n elements of dtype, in this rank's heap or in ordinary memory. */
 static inline ms_status make(rank *self, ms_dtype dtype, int64_t n, bool heap, ms_tensor **out)

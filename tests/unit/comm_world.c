@@ -1,9 +1,10 @@
 /* comm_world.c: how a job is made, handed to other programs and refused; fake worlds and their accounts; the link; memory that runs out. */
+#include "comm_support.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "comm_support.h"
 #include "fault_os.h"
 
 static ms_engine *alone(const char *device)
@@ -14,7 +15,7 @@ static ms_engine *alone(const char *device)
     return engine;
 }
 
-/* --------------------------------------------------------------------------------------------------------- handed to other programs */
+/* ------------------------------------------------- handed to other programs */
 
 /* What this program does when it is started as a rank: its number and 1, added over all. */
 static int as_rank(const char *number)
@@ -145,7 +146,7 @@ static void a_rank_is_taken_once(void **state)
     ms_rendezvous_release(rendezvous);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- arguments */
+/* ---------------------------------------------------------------- arguments */
 
 static void wrong_arguments_say_what_would_be_right(void **state)
 {
@@ -161,7 +162,11 @@ static void wrong_arguments_say_what_would_be_right(void **state)
     assert_int_equal(ms_tensor_new(engine, MS_I32, 1, &ten, &integers), MS_OK);
     assert_int_equal(ms_tensor_new(other, MS_F32, 1, &ten, &foreign), MS_OK);
     assert_int_equal(ms_tensor_window(t, 2, shape, one_by_two, 0, &turned), MS_OK);
-    const struct { uint32_t channel; ms_collective c; const char *says; } cases[] = {
+    const struct {
+        uint32_t channel;
+        ms_collective c;
+        const char *says;
+    } cases[] = {
         { 3, { .kind = MS_ALL_REDUCE, .in = t }, "channel 3" },
         { 1, { .kind = MS_ALL_REDUCE }, "tensor is missing" },
         { 1, { .kind = MS_BARRIER, .in = t }, "brings no tensor" },
@@ -204,9 +209,13 @@ static void wrong_arguments_say_what_would_be_right(void **state)
     ms_engine_free(other);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- accounts, fake worlds */
+/* ---------------------------------------------------- accounts, fake worlds */
 
-typedef struct accounts { ms_traffic traffic[MS_COLLECTIVES + 1]; uint64_t hash, peak; size_t records; } accounts;
+typedef struct accounts {
+    ms_traffic traffic[MS_COLLECTIVES + 1];
+    uint64_t hash, peak;
+    size_t records;
+} accounts;
 
 /* One of each kind, on both channels and in a half of the world, with 24 f32 elements. Fake worlds make no send and recv, which need two. */
 static ms_status one_of_each(ms_engine *engine, ms_group *world, accounts *out)
@@ -222,10 +231,12 @@ static ms_status one_of_each(ms_engine *engine, ms_group *world, accounts *out)
     if (!status) status = ms_tensor_on(storage, MS_F32, 1, &whole, &t);
     if (!status) status = ms_tensor_new(engine, MS_F32, 1, &part, &p);
     if (!status) status = ms_group_split(world, 2, sizes, halves, &half);
+    ms_tensor *gathered = own == 3 ? t : NULL;
+    ms_tensor *scattered = own ? NULL : t;
     const ms_collective calls[] = {
         { .kind = MS_ALL_REDUCE, .in = t, .bucket = 0 }, { .kind = MS_REDUCE, .in = t, .root = 1 }, { .kind = MS_REDUCE_SCATTER, .in = t, .out = p },
-        { .kind = MS_ALL_GATHER, .in = p, .out = t }, { .kind = MS_BROADCAST, .in = t, .root = 2 }, { .kind = MS_GATHER, .in = p, .out = own == 3 ? t : NULL, .root = 3 },
-        { .kind = MS_SCATTER, .in = own ? NULL : t, .out = p, .root = 0 }, { .kind = MS_BARRIER },
+        { .kind = MS_ALL_GATHER, .in = p, .out = t }, { .kind = MS_BROADCAST, .in = t, .root = 2 }, { .kind = MS_GATHER, .in = p, .out = gathered, .root = 3 },
+        { .kind = MS_SCATTER, .in = scattered, .out = p, .root = 0 }, { .kind = MS_BARRIER },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls && !status; i++) status = ms_group_enqueue(world, 1 + (uint32_t)i % 2, &calls[i], NULL);
     if (!status) status = ms_group_enqueue(half, 1, &calls[0], NULL);
@@ -316,7 +327,7 @@ static void a_fake_world_repeats_this_rank(void **state)
     ms_engine_free(engine);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- the link */
+/* ----------------------------------------------------------------- the link */
 
 /* Twelve collectives of 40,000 wire bytes each on two channels that share 4 MB/s, and 5 ms on the way: at least 120 + 5 ms. No host is held: one rank calls all of
  * them before the other calls the first. */
@@ -350,7 +361,7 @@ static void a_link_is_shared_by_channels(void **state)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- memory runs out */
+/* ---------------------------------------------------------- memory runs out */
 
 static void full_heap(rank *self)
 {

@@ -15,7 +15,7 @@ static double at(const ms_tensor *window, int64_t position, const double *base)
     return base[offset];
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- copies */
+/* ------------------------------------------------------------------- copies */
 
 /* Clones of all kinds of windows: rows, transposed in two and in four dimensions, large enough for tiles, and every element size. */
 static void test_clones_of_every_layout(void **state)
@@ -29,8 +29,10 @@ static void test_clones_of_every_layout(void **state)
         ms_tensor *base = tensor_of(engine, dtypes[t], DIMS(count), ramp);
         ms_tensor *all[] = {
             window_of(base, DIMS(count), SHAPE(1), 0), window_of(base, DIMS(600, 500), SHAPE(1, 600), 7), window_of(base, DIMS(33, 17), SHAPE(1, 40), 3),
-            window_of(base, DIMS(3, 20, 50, 16), SHAPE(16000, 16, 320, 1), 0),       /* [B, T, H, D] as [B, H, T, D] */
-            window_of(base, DIMS(4, 37, 5, 61), SHAPE(15000, 1, 3000, 40), 1),       /* transposed under two outer dimensions */
+            /* [B, T, H, D] as [B, H, T, D] */
+            window_of(base, DIMS(3, 20, 50, 16), SHAPE(16000, 16, 320, 1), 0),
+            /* Transposed under two outer dimensions. */
+            window_of(base, DIMS(4, 37, 5, 61), SHAPE(15000, 1, 3000, 40), 1),
             window_of(base, DIMS(1000, 100), SHAPE(100, 2), 0), window_of(base, DIMS(70, 5000), SHAPE(0, 1), 9), window_of(base, DIMS(5000, 70), SHAPE(1, 0), 9),
             window_of(base, DIMS(2, 3, 1), SHAPE(1, 2, 77), 5), window_of(base, 0, NULL, NULL, 11), window_of(base, DIMS(3, 0, 2), SHAPE(1, 1, 1), 0),
         };
@@ -76,7 +78,10 @@ static void test_casts_between_all_dtypes(void **state)
 static void test_casts_round_to_even_and_define_what_does_not_fit(void **state)
 {
     (void)state;
-    struct { ms_dtype to; double from, want; } cases[] = {
+    struct {
+        ms_dtype to;
+        double from, want;
+    } cases[] = {
         { MS_BF16, 1.00390625, 1 }, { MS_BF16, 1.01171875, 1.015625 }, { MS_BF16, 3.4e38, INFINITY }, { MS_BF16, NAN, NAN }, { MS_F16, 2049, 2048 }, { MS_F16, 2051, 2052 },
         { MS_F16, 65519, 65504 }, { MS_F16, 65520, INFINITY }, { MS_F16, 5.9604645e-8, 5.9604645e-8 }, { MS_F16, NAN, NAN }, { MS_I64, -2.9, -2 }, { MS_I64, 1e30, 9223372036854775807.0 },
         { MS_I64, -INFINITY, -9223372036854775808.0 }, { MS_I64, NAN, 0 }, { MS_I32, -1.5, -1 }, { MS_U8, 258, 2 }, { MS_U16, -1, 65535 }, { MS_BOOL, 0.25, 1 }, { MS_BOOL, NAN, 1 },
@@ -137,7 +142,7 @@ static void test_copy_onto_itself(void **state)
     release_all(all, 4);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- joins */
+/* -------------------------------------------------------------------- joins */
 
 static void test_cat_and_stack(void **state)
 {
@@ -163,7 +168,7 @@ static void test_cat_and_stack(void **state)
     release_all(all, 4);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- views */
+/* -------------------------------------------------------------------- views */
 
 static ms_attributes shape_of(uint32_t dims, const int64_t *sizes)
 {
@@ -188,7 +193,10 @@ static void test_view_and_reshape(void **state)
 {
     (void)state;
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(4, 6), NULL), *turned = window_of(x, DIMS(6, 4), SHAPE(1, 6), 0), *part = window_of(x, DIMS(4, 2, 2), SHAPE(6, 2, 1), 1), *out = NULL;
-    const struct { uint32_t dims; int64_t sizes[4], shape[4]; } fine[] = { { 1, { -1 }, { 24 } }, { 3, { 2, 2, 6 }, { 2, 2, 6 } }, { 4, { 1, 8, 1, -1 }, { 1, 8, 1, 3 } }, { 2, { 24, 1 }, { 24, 1 } } };
+    const struct {
+        uint32_t dims;
+        int64_t sizes[4], shape[4];
+    } fine[] = { { 1, { -1 }, { 24 } }, { 3, { 2, 2, 6 }, { 2, 2, 6 } }, { 4, { 1, 8, 1, -1 }, { 1, 8, 1, 3 } }, { 2, { 24, 1 }, { 24, 1 } } };
     for (size_t i = 0; i < COUNT(fine); i++) {
         ms_attributes to = shape_of(fine[i].dims, fine[i].sizes);
         check_view(&ms_op_view, &to, x, fine[i].dims, fine[i].shape, true);
@@ -197,7 +205,8 @@ static void test_view_and_reshape(void **state)
         check_gradients(engine, (gradcheck){ .op = &ms_op_reshape, .attributes = to, .inputs = 1 }, &turned);
     }
     ms_attributes joined = shape_of(2, SHAPE(4, 4)), split = shape_of(4, SHAPE(2, 3, 2, 2)), whole = shape_of(1, SHAPE(16)), wrong = shape_of(2, SHAPE(5, 5)), two = shape_of(2, SHAPE(-1, -1));
-    check_view(&ms_op_view, &joined, part, DIMS(4, 4), true);        /* inner dimensions are contiguous among themselves */
+    /* Inner dimensions are contiguous among themselves. */
+    check_view(&ms_op_view, &joined, part, DIMS(4, 4), true);
     check_view(&ms_op_view, &split, turned, DIMS(2, 3, 2, 2), true);
     assert_refused(engine, ms_op_apply(engine, &ms_op_view, &whole, false, &part, 1, &out, 1), "use reshape");
     assert_refused(engine, ms_op_apply(engine, &ms_op_view, &wrong, false, &x, 1, &out, 1), "24 elements");
@@ -221,7 +230,13 @@ static void test_slices_and_turns(void **state)
     double ramp[24];
     for (int i = 0; i < 24; i++) ramp[i] = i;
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(2, 3, 4), ramp);
-    const struct { const ms_op *op; ms_attributes attributes; uint32_t dims; int64_t shape[5]; double first, last; } cases[] = {
+    const struct {
+        const ms_op *op;
+        ms_attributes attributes;
+        uint32_t dims;
+        int64_t shape[5];
+        double first, last;
+    } cases[] = {
         { &ms_op_narrow, { .dim = { .a = -1, .start = 1, .length = 2 } }, 3, { 2, 3, 2 }, 1, 22 },
         { &ms_op_narrow, { .dim = { .a = 0, .start = 1, .length = 1 } }, 3, { 1, 3, 4 }, 12, 23 },
         { &ms_op_select, { .dim = { .a = 1, .start = 2 } }, 2, { 2, 4 }, 8, 23 },

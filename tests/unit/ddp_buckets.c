@@ -1,9 +1,10 @@
 /* ddp_buckets.c: how parameters are cut into buckets, and plans that say so.
  * ctest: poisoned */
 #include "ddp_support.h"
+
 #include "fault_os.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------ assignment */
+/* --------------------------------------------------------------- assignment */
 
 static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, const char *expected)
 {
@@ -13,7 +14,11 @@ static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     uint32_t order[16], sizes[16], buckets = 0, at = 0;
     char text[256] = "";
-    assert_int_equal((backwards ? ms_ddp_assign_backwards : ms_ddp_assign)(engine, bytes, keys ? keys : zeros, count, limits, limit_count, order, sizes, &buckets), MS_OK);
+    if (!keys) keys = zeros;
+    ms_status status;
+    if (backwards) status = ms_ddp_assign_backwards(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
+    else status = ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
+    assert_int_equal(status, MS_OK);
     for (uint32_t b = 0; b < buckets; b++) {
         for (uint32_t i = 0; i < sizes[b]; i++) sprintf(text + strlen(text), "%u ", order[at++]);
         strcat(text, b + 1 < buckets ? "| " : "");
@@ -31,13 +36,14 @@ static void parameters_are_cut_into_buckets(void **state)
     assert_buckets(v1, NULL, 5, mega, 2, false, "0 1 | 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ UINT64_MAX }, 1, true, "0 1 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ 1 }, 1, true, "4 | 3 | 2 | 1 | 0 ");
-    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false, "0 | 1 2 | 3 ");   /* as many bytes as the limit closes; the last limit holds on */
+    /* As many bytes as the limit closes; the last limit holds on. */
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false, "0 | 1 2 | 3 ");
     const uint32_t keys[] = { 0, 1, 0, 1, 0 };                                        /* each dtype by itself, with limits of its own */
     assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, false, "0 2 | 1 3 | 4 ");
     assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, true, "4 | 1 3 | 0 2 ");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- plans */
+/* -------------------------------------------------------------------- plans */
 
 static bool refuses(rank *self, ms_reducer *reducer, const char *order, const char *sizes, const char *why)
 {
@@ -61,7 +67,8 @@ static void plan_some(rank *self)
         ms_reducer_record(reducer, iteration < 3);
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
-        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1 : 3));          /* nothing is rebuilt by itself */
+        /* Nothing is rebuilt by itself. */
+        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1 : 3));
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_engine_sync(self->engine));
         CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
@@ -121,7 +128,8 @@ static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
     atomic_store(&fault.fail_at, 0);
     uint32_t buckets = ms_reducer_buckets(reducer);
     if (!status) assert_int_equal(buckets, WEIGHTS);
-    else if (gradients) assert_int_equal(buckets, 1);          /* the old ones could not make room: they are as they were */
+    /* The old ones could not make room: they are as they were. */
+    else if (gradients) assert_int_equal(buckets, 1);
     else if (buckets == 0) {
         assert_int_equal(ms_reducer_forward(reducer, true), MS_ERROR_STATE);
         assert_non_null(strstr(ms_engine_error(self->engine)->message, "has no gradient buckets"));

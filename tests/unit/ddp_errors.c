@@ -1,9 +1,10 @@
 /* ddp_errors.c: what goes wrong: mistakes, hooks that fail, models that differ, failing allocations.
  * ctest: poisoned */
 #include "ddp_support.h"
+
 #include "fault_rank.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------- mistakes */
+/* ----------------------------------------------------------------- mistakes */
 
 static bool says(rank *self, const char *text) { return strstr(ms_engine_error(self->engine)->message, text) != NULL; }
 
@@ -89,12 +90,13 @@ static void a_hook_that_fails_ends_the_job_for_all(void **state)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- the beginning */
+/* ------------------------------------------------------------ the beginning */
 
 static void compare_models(rank *self)
 {
     enum { COUNT = 11 };
-    const int changed = *(const int *)self->job->argument;               /* position on rank 1; COUNT: it has one less; above: nothing */
+    /* Position on rank 1; COUNT: it has one less; above: nothing. */
+    const int changed = *(const int *)self->job->argument;
     ms_reducer_parameter parameters[COUNT];
     char names[COUNT][16];
     ms_tensor *all[COUNT];
@@ -146,7 +148,7 @@ static void values_are_those_of_the_root(void **state)
     run_well(THREADS, 3, broadcast_values, NULL);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- failing allocations */
+/* ------------------------------------------------------ failing allocations */
 
 static ms_status whole_life(rank *self)
 {
@@ -220,7 +222,8 @@ static ms_status planned_life(rank *self)
 static ms_status any_life(rank *self, const void *which)
 {
     int kind = *(const int *)which;
-    return kind == 0 ? whole_life(self) : kind == 3 ? planned_life(self) : life_of_parts(self, kind == 2);
+    if (kind == 0) return whole_life(self);
+    return kind == 3 ? planned_life(self) : life_of_parts(self, kind == 2);
 }
 
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)

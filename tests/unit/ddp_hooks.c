@@ -2,7 +2,7 @@
  * ctest: each-isa poisoned */
 #include "ddp_support.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------- hooks */
+/* -------------------------------------------------------------------- hooks */
 
 static void native_chains(rank *self)
 {
@@ -70,10 +70,14 @@ static void a_hook_may_return_what_it_made_elsewhere(void **state)
     run_well(THREADS, 2, own_hooks, NULL);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- as buckets are reduced */
+/* --------------------------------------------------- as buckets are reduced */
 
 /* Steps on a stream of its own as soon as a bucket is reduced, and consumes the gradients. */
-typedef struct stepper { ms_reducer *reducer; char calls[96]; ms_status fails; } stepper;
+typedef struct stepper {
+    ms_reducer *reducer;
+    char calls[96];
+    ms_status fails;
+} stepper;
 
 static ms_status step_parameter(ms_engine *engine, ms_tensor *weight)
 {
@@ -101,7 +105,8 @@ static ms_status step_early(void *user, uint32_t index)
     ms_point ready[2];
     ms_reducer_ready(s->reducer, index, ready);
     for (int i = 0; i < 2 && !status; i++) status = ms_stream_wait(own, ready[i]);
-    if (!status) status = ms_stream_wait(own, ms_stream_last(model_stream));          /* backward reads the weights */
+    /* Backward reads the weights. */
+    if (!status) status = ms_stream_wait(own, ms_stream_last(model_stream));
     if (status) return status;
     ms_engine_set_current(engine, own);
     for (uint32_t i = 0; i < bucket->count && !status; i++) status = step_parameter(engine, bucket->parameters[i]);

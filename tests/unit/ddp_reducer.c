@@ -2,7 +2,7 @@
  * ctest: each-isa poisoned */
 #include "ddp_support.h"
 
-/* ------------------------------------------------------------------------------------------------------------------ bits and order */
+/* ----------------------------------------------------------- bits and order */
 
 static void train_some(rank *self)
 {
@@ -20,7 +20,8 @@ static void train_some(rank *self)
         OK(ms_reducer_forward_end(reducer));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1u : 3u));
-        CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));     /* vector V11 */
+        /* One collective for each bucket and iteration. */
+        CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));
         for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++) CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_reducer_step_end(reducer));
@@ -32,7 +33,8 @@ static void train_some(rank *self)
         OK(clear(&m));
     }
     CHECK(ms_reducer_is_rebuilt(reducer));
-    const ms_bucket *first = ms_reducer_bucket(reducer, 0);           /* e (620 bytes) and d (1116) and c (1440): 2000 bytes are reached */
+    /* e (620 bytes) and d (1116) and c (1440): 2000 bytes are reached */
+    const ms_bucket *first = ms_reducer_bucket(reducer, 0);
     CHECK(first->count == 3 && first->parameters[0] == m.weights[4] && first->parameters[2] == m.weights[2] && !first->is_last);
     CHECK(ms_tensor_storage(first->gradients[0]) == ms_tensor_storage(first->flat));
     CHECK(ms_reducer_bucket(reducer, 2)->is_last && ms_reducer_iterations(reducer) == 4);
@@ -77,7 +79,8 @@ static void accumulate_some(rank *self)
     OK(pass(self, &m, self->number, 1, WEIGHTS, false));
     CHECK(reduced(self, &m, &reference, 0, 1));
     ms_reducer_free(reducer);
-    for (int w = 0; w < WEIGHTS; w++) CHECK(ms_tensor_grad(m.weights[w]));      /* they outlive the buckets */
+    /* They outlive the buckets. */
+    for (int w = 0; w < WEIGHTS; w++) CHECK(ms_tensor_grad(m.weights[w]));
     OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer));                    /* and may be wrapped anew */
     OK(ms_reducer_forward(reducer, true));
     OK(clear(&m));

@@ -10,7 +10,10 @@ static const uint64_t small_caps[] = { 2000, 2500 };             /* several buck
 enum { WEIGHTS = 5, WIDTH = 24, ROWS = 3 };
 
 /* A chain of tanh(x w) with weights of uneven shapes; used last to first, so that gradients come in that order. */
-typedef struct model { ms_tensor *weights[WEIGHTS]; const char *names[WEIGHTS]; } model;
+typedef struct model {
+    ms_tensor *weights[WEIGHTS];
+    const char *names[WEIGHTS];
+} model;
 
 static inline double weight_value(const void *context, int64_t i)
 {

@@ -1,10 +1,10 @@
 /* ddp_unused.c: parameters that get no gradient, and ranks that take part with zeros.
  * ctest: poisoned */
-#include <stdatomic.h>
-
 #include "ddp_support.h"
 
-/* --------------------------------------------------------------------------------------------------------- who gets no gradient */
+#include <stdatomic.h>
+
+/* ----------------------------------------------------- who gets no gradient */
 
 /* Rank r uses 5 - r weights, so that the last ones are used by some ranks or none; means are of zeros and gradients. */
 static void leave_out_some(rank *self)
@@ -37,7 +37,8 @@ static void leave_out_some(rank *self)
         OK(ms_reducer_outputs(reducer, &loss, 1));
         OK(ms_backward(self->engine, &loss, NULL, 1, false));
         ms_tensor_release(loss);
-        CHECK(ms_comm_record_count(self->engine) - records == ms_reducer_buckets(reducer) + (static_graph && iteration > 0 ? 0 : 1));   /* vector V11 */
+        /* One collective for each bucket; one more shares which parameters were used. */
+        CHECK(ms_comm_record_count(self->engine) - records == ms_reducer_buckets(reducer) + (static_graph && iteration > 0 ? 0 : 1));
         OK(ms_tensor_read(ms_tensor_grad(m.weights[3]), got, ms_tensor_bytes(m.weights[3])));
         CHECK(got[0] != 0 && (ms_tensor_grad(m.weights[4]) != NULL) == (iteration == 3));
         CHECK(ms_reducer_is_used(reducer, 3, &known) && known && !ms_reducer_is_used(reducer, 4, &known) && known);
@@ -60,7 +61,11 @@ static void leave_out_some(rank *self)
 }
 
 /* Opens by itself in the end, so that a host that waits for it fails instead of hanging. */
-typedef struct standing_args { _Atomic int *open; const ms_os *os; uint64_t last_ns; } standing_args;
+typedef struct standing_args {
+    _Atomic int *open;
+    const ms_os *os;
+    uint64_t last_ns;
+} standing_args;
 
 static ms_task_result stand(ms_run *run, void *arguments)
 {
@@ -84,7 +89,8 @@ static void ask_ahead_of_the_device(rank *self)
         ms_point gate = { 0 };
         ms_tensor *loss = NULL;
         standing_args args = { &open, os, os->monotonic_ns(os->user) + 10000000000u };
-        OK(ms_reducer_forward(reducer, true));                        /* the second one rebuilds buckets, which waits for the device */
+        /* The second one rebuilds buckets, which waits for the device. */
+        OK(ms_reducer_forward(reducer, true));
         OK(ms_stream_enqueue(ms_engine_current(self->engine), &standing_task, &args, NULL, 0, (ms_task_cost){ 0 }, &gate));
         ms_status status = forward(self, &m, self->number, 0, WEIGHTS - 1, &loss);
         if (!status) status = ms_reducer_outputs(reducer, &loss, 1);

@@ -1,4 +1,6 @@
 /* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution core. */
+#include "fault_os.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,7 +9,6 @@
 #include <time.h>
 
 #include "exec/poison.h"
-#include "fault_os.h"
 
 static ms_engine *make_engine(const char *device, bool strict, uint32_t threads)
 {
@@ -24,10 +25,18 @@ static ms_stream *stream_of(ms_engine *engine, const char *name)
     return stream;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- small tasks */
+/* -------------------------------------------------------------- small tasks */
 
-typedef struct gate { _Atomic int open; } gate;
-typedef struct add_args { int64_t *to; const int64_t *from; int64_t value; gate *wait, *opens; } add_args;
+typedef struct gate {
+    _Atomic int open;
+} gate;
+
+typedef struct add_args {
+    int64_t *to;
+    const int64_t *from;
+    int64_t value;
+    gate *wait, *opens;
+} add_args;
 
 /* *to = *from + value (or *to + value), after the gate opens; PENDING until then, so nothing sleeps. */
 static ms_task_result add_run(ms_run *run, void *arguments)
@@ -73,7 +82,7 @@ static ms_storage *cell_of(ms_stream *stream, size_t bytes)
     return storage;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- streams */
+/* ------------------------------------------------------------------ streams */
 
 static void enqueue_returns_before_the_task_runs(void **state)
 {
@@ -243,7 +252,7 @@ static void cells_of_one_storage_do_not_wait_for_each_other(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ errors */
+/* ------------------------------------------------------------------- errors */
 
 static void a_failed_task_is_reported_with_its_reason(void **state)
 {
@@ -259,7 +268,8 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     ms_engine_set_script(engine, script);
     assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
     ms_engine_set_script(engine, 0);
-    ms_status later = add(b, other, cell, 1, NULL);        /* refused at once, or skipped because what it waits for failed */
+    /* Refused at once, or skipped because what it waits for failed. */
+    ms_status later = add(b, other, cell, 1, NULL);
     assert_true(later == MS_OK || later == MS_ERROR_ARGUMENT);
     if (later == MS_OK) assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
     assert_string_equal(ms_engine_error(engine)->operation, "bad_gather");
@@ -318,7 +328,7 @@ static void waiting_for_the_future_is_an_error(void **state)
     ms_engine_free(engine);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------------- pool */
+/* --------------------------------------------------------------------- pool */
 
 /* The same program of allocations on two streams; returns a hash of all decisions. */
 static uint64_t allocation_program(ms_engine *engine)
@@ -367,7 +377,8 @@ static void freed_memory_is_reused_in_stream_order(void **state)
     void *address = ms_storage_data(first);
     assert_int_equal(add(a, first, NULL, 1, NULL), MS_OK);
     ms_storage_release(first);
-    ms_storage *foreign = cell_of(b, 1 << 20);             /* b is not after a's use: new memory while there is room */
+    /* Stream b is not after the use on a: new memory while there is room. */
+    ms_storage *foreign = cell_of(b, 1 << 20);
     assert_ptr_not_equal(ms_storage_data(foreign), address);
     ms_storage *second = cell_of(a, 1 << 20);              /* a is after its own use */
     assert_ptr_equal(ms_storage_data(second), address);
@@ -419,7 +430,8 @@ static void over_the_limit_a_foreign_block_is_handed_over_with_a_wait(void **sta
     ms_storage *second = cell_of(b, 48 << 20);
     assert_int_equal(ms_engine_memory(engine).waits, 1);
     assert_int_equal(add(b, second, NULL, 1, NULL), MS_OK);
-    assert_false(ms_point_reached(engine, ms_stream_last(b)));   /* b waits for a's task, whose gate is closed */
+    /* Stream b waits for the task on a, whose gate is closed. */
+    assert_false(ms_point_reached(engine, ms_stream_last(b)));
     ms_storage *third = NULL;
     assert_int_equal(ms_storage_new(a, 48 << 20, &third), MS_ERROR_MEMORY);
     assert_non_null(strstr(ms_engine_error(engine)->message, "live 50331648"));
@@ -431,7 +443,7 @@ static void over_the_limit_a_foreign_block_is_handed_over_with_a_wait(void **sta
     ms_engine_free(engine);
 }
 
-/* ----------------------------------------------------------------------------------------------------- limits, steps, tiles, idle */
+/* ----------------------------------------------- limits, steps, tiles, idle */
 
 static void in_flight_limits_make_the_stream_wait(void **state)
 {
@@ -442,7 +454,8 @@ static void in_flight_limits_make_the_stream_wait(void **state)
     assert_int_equal(ms_inflight_new(engine, "gathers", 2, 100, &limit), MS_OK);
     assert_int_equal(ms_inflight_acquire(limit, b, 101), MS_ERROR_ARGUMENT);
     assert_int_equal(ms_inflight_acquire(limit, b, 60), MS_OK);
-    assert_int_equal(ms_inflight_acquire(limit, b, 60), MS_ERROR_STATE);     /* nothing was released that it could wait for */
+    /* Nothing was released that it could wait for. */
+    assert_int_equal(ms_inflight_acquire(limit, b, 60), MS_ERROR_STATE);
     ms_storage *cell = cell_of(a, 8);
     gate *closed = calloc(1, sizeof *closed);
     assert_int_equal(add(a, cell, NULL, 1, closed), MS_OK);
@@ -461,7 +474,10 @@ static void in_flight_limits_make_the_stream_wait(void **state)
     ms_engine_free(engine);
 }
 
-typedef struct tiles_args { _Atomic int *counts; uint32_t tiles; } tiles_args;
+typedef struct tiles_args {
+    _Atomic int *counts;
+    uint32_t tiles;
+} tiles_args;
 
 static void mark_tile(void *context, uint32_t tile, ms_thread *thread)
 {
@@ -566,7 +582,7 @@ static void poison_finds_what_a_task_does_not_declare(void **state)
     ms_engine_free(engine);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
+/* --------------------------------------------------------- failing the n-th */
 
 /* A program over every call of exec.h that can fail; the first failure is passed on. */
 static ms_status program(const ms_os *os, ms_engine **engine)

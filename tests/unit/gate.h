@@ -6,7 +6,9 @@
 
 #include "moonshard/exec.h"
 
-typedef struct gate_args { _Atomic int *open; } gate_args;
+typedef struct gate_args {
+    _Atomic int *open;
+} gate_args;
 
 static ms_task_result fail_behind_gate(ms_run *run, void *arguments)
 {

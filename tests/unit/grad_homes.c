@@ -1,11 +1,11 @@
 /* grad_homes.c: gradients that are written where they are to lie: the same numbers as anywhere else, on the shortest way.
  * ctest: poisoned */
+#include "moonshard/grad.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 #include <cmocka.h>
-
-#include "moonshard/grad.h"
 
 #define OK(call) assert_int_equal(call, MS_OK)
 
@@ -43,12 +43,16 @@ static ms_tensor *apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_ten
     memset(&attributes, 0, sizeof attributes);
     if (op == &ms_op_sum) attributes.reduce.all = true;
     if (op == &ms_op_layer_norm) attributes.norm.eps = 1e-5;
-    OK(ms_apply(engine, op, &attributes, false, inputs, c ? 3 : b ? 2 : 1, &out, 1));
+    uint32_t count = b ? 2 : 1;
+    OK(ms_apply(engine, op, &attributes, false, inputs, c ? 3 : count, &out, 1));
     return out;
 }
 
 /* What each scene computes with: a weight w, a second parameter v, and what their gradients were once (that of v as one row). */
-typedef struct scene { ms_engine *engine; ms_tensor *w, *v, *x, *old, *old_row; } scene;
+typedef struct scene {
+    ms_engine *engine;
+    ms_tensor *w, *v, *x, *old, *old_row;
+} scene;
 
 /* Sum of a and b, which it releases. */
 static ms_tensor *joined(const scene *s, ms_tensor *a, ms_tensor *b)
@@ -133,7 +137,9 @@ static ms_tensor *old_gradient_behind_it(const scene *s) { return both(s, times_
 static ms_tensor *inside_and_outside(const scene *s) { return both(s, recomputed, by_another_way); }
 
 enum { PASSES = 3 };
-typedef struct outcome { float w[PASSES][NUMBERS], v[PASSES][WIDTH]; } outcome;
+typedef struct outcome {
+    float w[PASSES][NUMBERS], v[PASSES][WIDTH];
+} outcome;
 
 /* Two passes from scratch and one that adds to what is there; the gradients behind each, with or without homes. The homes are parts of one storage. */
 static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome *out)
@@ -157,7 +163,10 @@ static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome
     for (int pass = 0; pass < PASSES; pass++) {
         /* From the second pass on the old gradient is the one before: with homes, the very memory that the new one goes to. */
         ms_tensor *old[2];
-        for (int i = 0; i < 2; i++) old[i] = ms_tensor_grad(leaves[i]) ? ms_tensor_grad(leaves[i]) : at_home ? homes[i] : before[i];
+        for (int i = 0; i < 2; i++) {
+            old[i] = ms_tensor_grad(leaves[i]);
+            if (!old[i]) old[i] = at_home ? homes[i] : before[i];
+        }
         OK(ms_tensor_window(old[0], 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &s.old));
         OK(ms_tensor_window(old[1], 2, (int64_t[]){ 1, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &s.old_row));
         for (int i = 0; i < 2 && pass < 2; i++) OK(ms_tensor_set_grad(leaves[i], NULL));
@@ -267,7 +276,8 @@ static uint64_t mib_on_the_way(int use)
     OK(ms_tensor_set_grad_home(w, home));
     if (use == TABLE_AND_HEAD) rows = apply(engine, &ms_op_embedding, which, w, NULL);
     ms_tensor *other = use == ANOTHER_WAY ? apply(engine, &ms_op_sum, w, NULL, NULL) : NULL;
-    ms_tensor *y = apply(engine, use == MULTIPLIED ? &ms_op_matmul : &ms_op_linear, rows ? rows : x, w, NULL), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
+    const ms_op *product = use == MULTIPLIED ? &ms_op_matmul : &ms_op_linear;
+    ms_tensor *y = apply(engine, product, rows ? rows : x, w, NULL), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
     if (other) {
         ms_tensor *both = apply(engine, &ms_op_add, loss, other, NULL);
         ms_tensor_release(loss);

@@ -1,9 +1,15 @@
 /* grad_versions.c: what writes a saved tensor, before or during a backward, is an error; and writes that wait until backward has read. */
 #include "grad_support.h"
+
 #include "tensor/state.h"
 
 /* A write of `target`, times `by`, that the tape does not record. */
-typedef struct write { ms_engine *engine; ms_tensor *target, *by; int made, freed; char *log, name; } write_of;
+typedef struct write {
+    ms_engine *engine;
+    ms_tensor *target, *by;
+    int made, freed;
+    char *log, name;
+} write_of;
 
 static ms_status do_write(void *user)
 {
@@ -57,7 +63,10 @@ static ms_status times_detached(void *user, ms_tensor *const *inputs, uint32_t c
 }
 
 /* (x * detached w) * w: backward runs the second product first, and w's gradient is complete before the first product reads w for x's gradient. */
-typedef struct twice { ms_engine *engine; ms_tensor *x, *w, *hundred, *y, *z, *loss; } twice;
+typedef struct twice {
+    ms_engine *engine;
+    ms_tensor *x, *w, *hundred, *y, *z, *loss;
+} twice;
 
 static twice make_twice(bool recomputed)
 {
@@ -151,7 +160,7 @@ static void a_recomputed_function_may_write_its_buffers(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------------------------------------------------------- parameters of one storage */
+/* ------------------------------------------------ parameters of one storage */
 
 enum { LEAVES = 100 };                                         /* more than a storage has hazard cells */
 
@@ -185,7 +194,8 @@ static void a_write_of_one_parameter_does_not_touch_its_neighbours(void **state)
         OK(do_write(&w));
         assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), written == 41 ? MS_ERROR_STATE : MS_OK);
         OK(ms_tensor_cast_cached(engine, leaves[41], MS_BF16, true, &again));
-        assert_true((again == cast) == (written == 40));       /* what the write of 41 made stale is cast anew */
+        /* The write of 41 made the cast stale: it is cast again. */
+        assert_true((again == cast) == (written == 40));
         ms_tensor_release(again);
         ms_tensor_release(square);
         ms_tensor_release(loss);
@@ -225,7 +235,7 @@ static void a_recorded_write_of_one_piece_leaves_the_others_usable(void **state)
     drop_flat(engine, leaves, flat);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- writes that wait */
+/* --------------------------------------------------------- writes that wait */
 
 static void a_write_waits_for_the_last_node_that_reads(void **state)
 {

@@ -97,7 +97,8 @@ static inline ms_tensor *tensor_of(ms_engine *engine, ms_dtype dtype, uint32_t d
     for (size_t i = 0; i < count; i++) {
         seed = seed * 1664525u + 1013904223u;
         double x = (double)(seed >> 8) / 16777216.0 * 1.9 + 0.1;
-        own[i] = values != NULL ? values[i] : (seed & 128) ? x : -x;
+        if (values != NULL) own[i] = values[i];
+        else own[i] = (seed & 128) ? x : -x;
     }
     tensor_set(tensor, own);
     free(own);
@@ -138,7 +139,7 @@ static inline void assert_values(ms_tensor *tensor, const double *want, size_t c
     free(got);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- gradients */
+/* ---------------------------------------------------------------- gradients */
 
 typedef struct gradcheck {
     const ms_op *op;

@@ -1,16 +1,20 @@
 /* hook.c: what links remember, the group of a rank alone, native links in strict mode and with failing allocations. What links compute: dist/hooks.lua.
  * ctest: each-isa poisoned */
 #include "fault_rank.h"
+
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"
 
-/* ---------------------------------------------------------------------------------------------------------- buckets of three parameters */
+/* ---------------------------------------------- buckets of three parameters */
 
 enum { PARAMETERS = 3 };
 static const int64_t shapes[PARAMETERS][2] = { { 6, 5 }, { 7, 1 }, { 4, 8 } };
 static const char *const names[PARAMETERS] = { "a", "b", "c" };
 
-typedef struct model { ms_tensor *parameters[PARAMETERS]; } model;
+typedef struct model {
+    ms_tensor *parameters[PARAMETERS];
+} model;
+
 typedef struct own_bucket {
     ms_bucket bucket;
     ms_tensor *parameters[PARAMETERS], *gradients[PARAMETERS];
@@ -65,7 +69,7 @@ static ms_status open_bucket(rank *self, const model *m, const char *order, uint
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------- state */
 
 static ms_status fill_with(ms_tensor *t, double value)
 {
@@ -114,7 +118,8 @@ static void state_of_parameters(rank *self)
     OK(fill_with(t, 3));
     ms_tensor_release(t);
     OK(ms_link_state_tensor(state, &second.bucket, "x", (int64_t[]){ 7, 29 }, fresh, &t));
-    CHECK(!fresh[0] && fresh[1] && holds(t, (int[]){ 7, 29 }, (double[]){ 1, 0 }, 2));   /* another length begins anew */
+    /* Another length begins anew. */
+    CHECK(!fresh[0] && fresh[1] && holds(t, (int[]){ 7, 29 }, (double[]){ 1, 0 }, 2));
     OK(fill_with(t, 2));
     ms_tensor_release(t);
     OK(ms_link_state_tensor(state, &second.bucket, "y", (int64_t[]){ 0, 4 }, fresh, &t));
@@ -169,7 +174,7 @@ static void a_state_follows_its_parameters(void **state)
     run_well(THREADS, 1, state_of_parameters, NULL);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------------- levels */
+/* ------------------------------------------------------------------- levels */
 
 /* Rank r calls r times in the group of itself; then all call once. */
 static void alone_and_together(rank *self)
@@ -209,9 +214,13 @@ static void a_rank_alone_waits_for_nobody(void **state)
     for (int kind = THREADS; kind <= PROCESSES; kind++) run_well((job_kind)kind, 3, alone_and_together, NULL);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------------- links */
+/* -------------------------------------------------------------------- links */
 
-typedef struct chain { const char *first, *last; ms_dtype around; int variant; } chain;
+typedef struct chain {
+    const char *first, *last;
+    ms_dtype around;
+    int variant;
+} chain;
 static const chain chains[] = {
     { "error_feedback", "reduce", MS_F32, 0 }, { "error_feedback", "all_reduce", MS_BF16, 0 }, { NULL, "noop", MS_F16, 0 }, { NULL, "powersgd", MS_F32, 0 },
     { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 },
@@ -290,7 +299,10 @@ static void links_run_in_strict_mode(void **state)
 static void options_are_checked(void **state)
 {
     (void)state;
-    static const struct { const char *kind, *says; ms_link_options options; } wrong[] = {
+    static const struct {
+        const char *kind, *says;
+        ms_link_options options;
+    } wrong[] = {
         { "error_feedback", "decay", { .decay = -1 } }, { "cast", "i64", { .dtype = MS_I64 } }, { "powersgd", "rank", { .powersgd = { .rank = 0 } } },
         { "powersgd", "min_rate", { .powersgd = { .rank = 1 } } }, { "powersgd", "start_step", { .powersgd = { .rank = 1, .start_step = -1, .min_rate = 1 } } },
         { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } }, { "powersgd", "stats_every", { .powersgd = { .rank = 1, .min_rate = 1 } } },

@@ -87,7 +87,8 @@ static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
 static void test_a_sweep_restores_and_removes(void **state)
 {
     (void)state;
-    assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);          /* no folder, nothing to do */
+    /* No folder, nothing to do. */
+    assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);
     assert_int_equal(write_mark(&context, "step-1", 1), MS_OK);
     assert_int_equal(write_mark(&context, "step-2", 2), MS_OK);
     assert_int_equal(rename(in_folder("run/step-1"), in_folder("run/.old-step-1")), 0);
@@ -137,13 +138,17 @@ static void test_each_file_call_may_fail(void **state)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------- the order of syncs */
+/* ------------------------------------------------------- the order of syncs */
 
 /* Follows what a crash could still undo: writes to files that were not synced, names in folders that were not. */
 typedef struct watcher {
     ms_os table;
     const ms_os *real;
-    struct { ms_file *file; char path[256]; bool folder, dirty; } open[32];
+    struct {
+        ms_file *file;
+        char path[256];
+        bool folder, dirty;
+    } open[32];
     char loose[32][256];             /* folders with names that are not durable yet */
     bool early;                      /* a folder was renamed while something in it was not durable */
 } watcher;
@@ -256,7 +261,7 @@ static void test_names_become_durable_after_what_they_name(void **state)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- on a thread */
+/* -------------------------------------------------------------- on a thread */
 
 static void test_a_job_writes_while_the_host_goes_on(void **state)
 {

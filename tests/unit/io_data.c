@@ -1,10 +1,11 @@
 /* io_data.c: data sets of every format, and loaders: order, shuffling, ranks, resuming, failing allocations. */
 #include "io_support.h"
+
 #include <zlib.h>
 
 static ms_context context;
 
-/* ----------------------------------------------------------------------------------------------------------------------- data sets */
+/* ---------------------------------------------------------------- data sets */
 
 /* `count` tokens 0, 1, 2 ... as a nanoGPT file: what a token is tells where it lay. */
 static ms_dataset *counting_tokens(uint32_t count)
@@ -236,12 +237,13 @@ static void test_split_shares_and_divides(void **state)
     ms_loader_free(loader);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- loaders */
+/* ------------------------------------------------------------------ loaders */
 
 static void test_windows_in_order_end_and_begin_again(void **state)
 {
     (void)state;
-    ms_dataset *dataset = counting_tokens(52);                 /* 10 windows of 5, one token for the last y, one left over */
+    /* 10 windows of 5, one token for the last y, one left over */
+    ms_dataset *dataset = counting_tokens(52);
     ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 4, .length = 5 });
     for (int i = 0; i < 10; i++) {
         ms_batch batch = next(loader);
@@ -334,7 +336,8 @@ static void collect_rows(ms_dataset *dataset, uint32_t ranks, int batches, ms_lo
 static void test_ranks_share_a_batch_and_resume_at_any_number(void **state)
 {
     (void)state;
-    ms_dataset *dataset = counting_tokens(700);                /* 99 windows of 7 with shuffling 98: epochs end inside batches */
+    /* 99 windows of 7 with shuffling 98: epochs end inside batches */
+    ms_dataset *dataset = counting_tokens(700);
     ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 12, .length = 7, .shuffle = true, .seed = 5 });
     ms_loader_state begin = ms_loader_get_state(loader), from;
     ms_loader_free(loader);
@@ -426,7 +429,7 @@ static void test_a_loader_may_go_while_its_thread_works(void **state)
     ms_dataset_release(dataset);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- each allocation */
+/* ---------------------------------------------------------- each allocation */
 
 static ms_status use_everything(ms_context *own)
 {

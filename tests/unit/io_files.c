@@ -9,7 +9,8 @@ static void check_content(const char *path, const char *expected)
     ms_context_init(&context, NULL);
     assert_int_equal(ms_file_read_all(&context, path, 1000, &data, &bytes), MS_OK);
     assert_int_equal(bytes, strlen(expected));
-    assert_string_equal(data, expected);          /* the zero byte behind the content is part of the promise */
+    /* The zero byte after the content is part of the contract. */
+    assert_string_equal(data, expected);
     ms_release(&context, data);
 }
 

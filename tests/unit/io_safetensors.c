@@ -48,7 +48,11 @@ static void test_a_small_file_is_read(void **state)
 static void test_what_breaks_a_rule_is_refused_by_name(void **state)
 {
     (void)state;
-    static const struct { const char *header; size_t data; const char *why; } bad[] = {
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *why;
+    } bad[] = {
         { "", 0, "does not begin with '{'" },
         { " {}", 0, "does not begin with '{'" },
         { "{", 0, "byte 9: a string expected" },
@@ -121,7 +125,11 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
 static void test_unusual_headers_are_taken(void **state)
 {
     (void)state;
-    static const struct { const char *header; size_t data; const char *name; } good[] = {
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *name;
+    } good[] = {
         { "{ \"a\"\n:\t{\"data_offsets\" : [ 0 , 1 ] , \"shape\":[ ],\r\"dtype\":\"U8\"}\n} \n", 1, "a" },
         { "{" U8("\\u0041\\/\\\"\\\\", "1", "0", "1") "}", 1, "A/\"\\" },
         { "{" U8("\\ud83d\\uDE00\\u00e9\\u20ac", "1", "0", "1") "}", 1, "\xf0\x9f\x98\x80\xc3\xa9\xe2\x82\xac" },
@@ -173,7 +181,7 @@ static void test_deep_and_long_headers_are_refused(void **state)
     assert_non_null(strstr(context.error.message, "at most 32 MiB"));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- writing */
+/* ------------------------------------------------------------------ writing */
 
 static const int64_t shape_23[] = { 2, 3 };
 static const ms_safetensors_spec specs[] = {
@@ -301,7 +309,7 @@ static void test_flipped_bits_never_lead_outside(void **state)
     ms_release(&context, data);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- tensors */
+/* ------------------------------------------------------------------ tensors */
 
 /* An engine on that table saves two tensors, of which one is a transposed view, and loads them again. */
 static ms_status through_an_engine(const ms_os *os, bool *equal)

@@ -12,7 +12,7 @@
 #include "fault_os.h"
 #include "moonshard/io.h"
 
-/* ------------------------------------------------------------------------------------------------------------- a folder for the test */
+/* ---------------------------------------------------- a folder for the test */
 
 static char test_folder[64];
 
@@ -61,7 +61,7 @@ static inline size_t count_names(const char *path)
     return count;
 }
 
-/* -------------------------------------------------------------------------------------------------- a table whose file calls fail */
+/* -------------------------------------------- a table whose file calls fail */
 
 typedef struct fault_files {
     ms_os table;
@@ -90,7 +90,8 @@ static inline int64_t fault_read(void *user, ms_file *file, void *buffer, size_t
 {
     fault_files *fault = user;
     int error = file_fault(user);
-    return error ? error : fault->real->read(NULL, file, buffer, fault->trickle && bytes > 1 ? 1 : bytes, offset);
+    if (error) return error;
+    return fault->real->read(NULL, file, buffer, fault->trickle && bytes > 1 ? 1 : bytes, offset);
 }
 
 static inline int64_t fault_write(void *user, ms_file *file, const void *data, size_t bytes, uint64_t offset)
@@ -99,7 +100,8 @@ static inline int64_t fault_write(void *user, ms_file *file, const void *data, s
     int error = file_fault(user);
     /* A failing write has moved half of what it was given. */
     if (error && bytes > 1) (void)fault->real->write(NULL, file, data, bytes / 2, offset);
-    return error ? error : fault->real->write(NULL, file, data, fault->trickle && bytes > 1 ? 1 : bytes, offset);
+    if (error) return error;
+    return fault->real->write(NULL, file, data, fault->trickle && bytes > 1 ? 1 : bytes, offset);
 }
 
 static inline int fault_sync(void *user, ms_file *file)

@@ -19,10 +19,12 @@ static void linear_reference(const check *c)
 static check linear_of(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t in, int64_t out, bool bias)
 {
     bool turned = op == &ms_op_linear_t;
+    int64_t first = turned ? in : out;
+    int64_t second = turned ? out : in;
     return (check){
         .op = op, .ins = 3, .outs = 1, .reference = linear_reference,
         .in = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, in } },
-                { .dtype = dtype, .dims = 2, .shape = { turned ? in : out, turned ? out : in } },
+                { .dtype = dtype, .dims = 2, .shape = { first, second } },
                 { .dtype = dtype, .dims = 1, .shape = { out }, .absent = !bias } },
         .out = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, out } } },
     };

@@ -2,7 +2,7 @@
  * ctest: each-isa poisoned */
 #include "reference.h"
 
-/* ------------------------------------------------------------------------------------------------------------------------ matmul */
+/* ------------------------------------------------------------------- matmul */
 
 static size_t index_in(const operand *o, uint32_t skip, const int64_t *at, uint32_t dims)
 {
@@ -19,8 +19,11 @@ static size_t index_in(const operand *o, uint32_t skip, const int64_t *at, uint3
 static void matmul_reference(const check *c)
 {
     const operand *a = &c->in[0], *b = &c->in[1], *out = &c->out[0];
-    int64_t m = a->dims > 1 ? a->shape[a->dims - 2] : 1, k = a->shape[a->dims - 1], n = b->dims > 1 ? b->shape[b->dims - 1] : 1;
-    uint32_t batch_dims = (a->dims > b->dims ? a->dims : b->dims) > 2 ? (a->dims > b->dims ? a->dims : b->dims) - 2 : 0;
+    int64_t m = a->dims > 1 ? a->shape[a->dims - 2] : 1;
+    int64_t k = a->shape[a->dims - 1];
+    int64_t n = b->dims > 1 ? b->shape[b->dims - 1] : 1;
+    uint32_t most = a->dims > b->dims ? a->dims : b->dims;
+    uint32_t batch_dims = most > 2 ? most - 2 : 0;
     size_t batches = count_of(out) / (size_t)(m * n);
     for (size_t batch = 0; batch < batches; batch++) {
         int64_t at[MS_DIMS_MAX];
@@ -125,7 +128,8 @@ static void test_matmul_autocast(void **state)
     for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++) {
         check c = matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48), (operand)SHAPE(2, 16, 48));
         c.autocast = dtype;
-        c.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;   /* both operands are rounded before they are multiplied */
+        /* Both operands are rounded before they are multiplied. */
+        c.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
         run_check(&c);
     }
 }

@@ -6,9 +6,10 @@
 static void norm_reference(const check *c)
 {
     bool fused = c->outs == 2, centered = c->op == &ms_op_layer_norm || c->op == &ms_op_add_layer_norm;
-    const operand *x = &c->in[0], *weight = &c->in[fused ? 2 : 1], *bias = &c->in[fused ? 3 : 2];
+    uint32_t at = fused ? 2 : 1;
+    const operand *x = &c->in[0], *weight = &c->in[at], *bias = &c->in[at + 1];
     size_t width = (size_t)x->shape[x->dims - 1], rows = count_of(x) / width;
-    bool has_weight = c->ins > (fused ? 2u : 1u) && !weight->absent, has_bias = c->ins > (fused ? 3u : 2u) && !bias->absent;
+    bool has_weight = c->ins > at && !weight->absent, has_bias = c->ins > at + 1 && !bias->absent;
     double *s = malloc(width * sizeof *s);
     for (size_t row = 0; row < rows; row++) {
         double mean = 0, square = 0;
@@ -19,8 +20,11 @@ static void norm_reference(const check *c)
         }
         if (!centered) mean = 0;
         for (size_t i = 0; i < width; i++) square += (s[i] - mean) * (s[i] - mean) / (double)width;
-        for (size_t i = 0; i < width; i++)
-            c->out[c->outs - 1].values[row * width + i] = (s[i] - mean) / sqrt(square + c->attributes.norm.eps) * (has_weight ? weight->values[i] : 1) + (has_bias ? bias->values[i] : 0);
+        for (size_t i = 0; i < width; i++) {
+            double scale = has_weight ? weight->values[i] : 1;
+            double offset = has_bias ? bias->values[i] : 0;
+            c->out[c->outs - 1].values[row * width + i] = (s[i] - mean) / sqrt(square + c->attributes.norm.eps) * scale + offset;
+        }
     }
     free(s);
 }

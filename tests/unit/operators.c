@@ -1,6 +1,8 @@
 /* operators.c: what every operator owes, checked for each of them by one table: it touches only what its tasks declare, forward and backward
  * (poison.h), makes the same decisions about memory without data, and survives the failure of any allocation without a leak.
  * A new operator without a row here fails the first test. */
+#include "fault_os.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,13 +12,16 @@
 #include <cmocka.h>
 
 #include "exec/poison.h"
-#include "fault_os.h"
 #include "moonshard/grad.h"
 #include "tensor/op.h"
 
 /* Inputs: f [4,6]  g [6,5]  v [6]  w [5]  s []  h [2,4,8,16]  k [2,2,8,16], all f32;  i index [4,6] of 0..3 along dimension 0  j ids [4]
  * b bool [4,6]  o [1] f32  l f32 [24]  n f32 (positive) [4,6]  t [5,6]  p u8 [3,8]  - absent. A capital letter after them: I in place. */
-typedef struct row { const char *op, *inputs; uint32_t outputs; ms_attributes attributes; } row;
+typedef struct row {
+    const char *op, *inputs;
+    uint32_t outputs;
+    ms_attributes attributes;
+} row;
 
 #define NONE { .cast = { .kind = 0 } }
 
@@ -64,7 +69,7 @@ static const row rows[] = {
 
 enum { ROWS = sizeof rows / sizeof *rows, INPUTS = 4, OUTPUTS = 3 };
 
-/* --------------------------------------------------------------------------------------------------------------------------- inputs */
+/* ------------------------------------------------------------------- inputs */
 
 static float number(int64_t i, bool positive)
 {
@@ -74,13 +79,20 @@ static float number(int64_t i, bool positive)
 
 static ms_status input(ms_engine *engine, char kind, ms_tensor **out)
 {
-    static const struct { char kind; uint32_t dims; int64_t shape[4]; } shapes[] = {
+    static const struct {
+        char kind;
+        uint32_t dims;
+        int64_t shape[4];
+    } shapes[] = {
         { 'f', 2, { 4, 6 } }, { 'g', 2, { 6, 5 } }, { 'v', 1, { 6 } }, { 'w', 1, { 5 } }, { 's', 0, { 0 } }, { 'h', 4, { 2, 4, 8, 16 } }, { 'k', 4, { 2, 2, 8, 16 } },
         { 'i', 2, { 4, 6 } }, { 'j', 1, { 4 } }, { 'b', 2, { 4, 6 } }, { 'o', 1, { 1 } }, { 'l', 1, { 24 } }, { 'n', 2, { 4, 6 } }, { 't', 2, { 5, 6 } }, { 'p', 2, { 3, 8 } },
     };
     size_t at = 0;
     while (shapes[at].kind != kind) at++;
-    ms_dtype dtype = kind == 'i' || kind == 'j' ? MS_I64 : kind == 'b' ? MS_BOOL : kind == 'p' ? MS_U8 : MS_F32;
+    ms_dtype dtype = MS_F32;
+    if (kind == 'i' || kind == 'j') dtype = MS_I64;
+    else if (kind == 'b') dtype = MS_BOOL;
+    else if (kind == 'p') dtype = MS_U8;
     ms_status status = ms_tensor_new(engine, dtype, shapes[at].dims, shapes[at].shape, out);
     if (status) return status;
     int64_t count = ms_tensor_count(*out);
@@ -95,7 +107,7 @@ static ms_status input(ms_engine *engine, char kind, ms_tensor **out)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- running */
+/* ------------------------------------------------------------------ running */
 
 static ms_status add_hash(ms_tensor *tensor, uint64_t *hash)
 {
@@ -156,7 +168,7 @@ static ms_engine *make_engine(const ms_os *os, const char *device)
     return ms_engine_new(&options, NULL, &engine) ? NULL : engine;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------------- tests */
+/* -------------------------------------------------------------------- tests */
 
 static void every_operator_has_a_row(void **state)
 {

@@ -1,5 +1,7 @@
 /* optim.c: optimizer steps against the formulas in f64, 16-bit parameters, flags, clipping and unscaling, threads, failed allocations.
  * ctest: each-isa */
+#include "fault_os.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +11,6 @@
 #include <cmocka.h>
 
 #include "exec/poison.h"
-#include "fault_os.h"
 #include "gate.h"
 #include "moonshard/optim.h"
 #include "tensor/op.h"
@@ -34,9 +35,11 @@ static ms_status full(ms_engine *engine, ms_dtype dtype, int64_t count, double v
 static float start_of(int64_t i) { return (float)((i * 131) % 997) / 500.0f - 1.0f; }
 static float gradient_of(int64_t i, int step) { return (float)((i * 37 + step * 101) % 211) / 100.0f - 1.05f; }
 
-/* --------------------------------------------------------------------------------------------------- the formulas, written once more */
+/* ------------------------------------------ the formulas, written once more */
 
-typedef struct model { double p, a, b, c; } model;
+typedef struct model {
+    double p, a, b, c;
+} model;
 
 static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model *m, double g, int t)
 {
@@ -79,7 +82,8 @@ static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model
         break;
     case MS_RPROP:
         if (t == 1) m->b = h->lr;
-        m->b *= g * m->a > 0 ? h->eta_plus : g * m->a < 0 ? h->eta_minus : 1;
+        if (g * m->a > 0) m->b *= h->eta_plus;
+        else if (g * m->a < 0) m->b *= h->eta_minus;
         m->b = fmin(fmax(m->b, h->step_min), h->step_max);
         if (g * m->a < 0) g = 0;
         m->p -= (g > 0) * m->b - (g < 0) * m->b;
@@ -124,7 +128,11 @@ static ms_status run(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperpa
     return status;
 }
 
-static const struct { ms_optimizer_kind kind; double lr, momentum, decay; bool flag, maximize; } cases[] = {
+static const struct {
+    ms_optimizer_kind kind;
+    double lr, momentum, decay;
+    bool flag, maximize;
+} cases[] = {
     { MS_SGD, 0.1, 0, 0.1, false, false },    { MS_SGD, 0.1, 0.9, 0, true, false },     { MS_ADAM, 0.01, 0, 0.1, false, true }, { MS_ADAM, 0.01, 0, 0, true, false },
     { MS_ADAMW, 0.01, 0, 0.3, false, false }, { MS_ADAMW, 0.01, 0, 0.3, true, false },  { MS_ADAGRAD, 0.1, 0, 0.1, false, false },
     { MS_ADADELTA, 1, 0, 0, false, false },   { MS_RMSPROP, 0.01, 0.9, 0, true, false }, { MS_RMSPROP, 0.01, 0, 0, false, false }, { MS_RPROP, 0.01, 0, 0, false, false },
@@ -252,7 +260,7 @@ static void a_false_flag_changes_nothing(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- clipping, unscaling */
+/* ------------------------------------------------------ clipping, unscaling */
 
 enum { GRADIENTS = 30 };                       /* more than one task holds */
 
@@ -337,7 +345,7 @@ static void what_is_not_finite_is_found(void **state)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- failing the n-th */
+/* --------------------------------------------------------- failing the n-th */
 
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
@@ -372,7 +380,7 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
     free(values);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- behind a failed task */
+/* ----------------------------------------------------- behind a failed task */
 
 /* A state, count or gradient that a failed task should have written is no number to go on from. */
 static void what_was_never_written_is_not_updated(void **state)
@@ -384,7 +392,8 @@ static void what_was_never_written_is_not_updated(void **state)
         ms_tensor *t[TENSORS] = { NULL }, *factor = NULL, *finite = NULL;
         ms_attributes zero = { .scalar = { .value = 0 } };
         _Atomic int open = 0;
-        for (int i = 0; i < TENSORS; i++) OK(full(engine, i == 4 ? MS_I64 : MS_F32, i == 4 ? 0 : 3, 1, &t[i]));
+        for (int i = 0; i < TENSORS - 1; i++) OK(full(engine, MS_F32, 3, 1, &t[i]));
+        OK(full(engine, MS_I64, 0, 1, &t[TENSORS - 1]));
         OK(full(engine, MS_F32, 0, 1, &factor));
         OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0, (ms_task_cost){ 0 }, NULL));
         ms_tensor *same = NULL;

@@ -37,7 +37,12 @@ static void reference(double *x, int64_t n, int64_t r, double eps)
 static void test_values(void **state)
 {
     (void)state;
-    static const struct { int64_t matrices, n, r; double eps; ms_dtype dtype; double tolerance; } cases[] = {
+    static const struct {
+        int64_t matrices, n, r;
+        double eps;
+        ms_dtype dtype;
+        double tolerance;
+    } cases[] = {
         { 1, 1, 1, 0, MS_F32, 1e-6 }, { 3, 5, 2, 0, MS_F32, 2e-6 }, { 2, 64, 8, 1e-2, MS_F32, 2e-6 }, { 1, 1000, 4, 0, MS_F32, 2e-6 },
         { 5, 129, 3, 0, MS_BF16, 4e-3 }, { 2, 70, 5, 0, MS_F16, 5e-4 }, { 4, 3, 3, 0, MS_F32, 2e-5 },
     };

@@ -65,7 +65,10 @@ static void test_distributions(void **state)
 static void test_bounds_hold_in_every_dtype(void **state)
 {
     (void)state;
-    const struct { ms_dtype dtype; double low, high; } cases[] = { { MS_F32, 1, 1.0000005 }, { MS_F32, 0.1, 1.7 }, { MS_F32, -3e8, 3e8 }, { MS_BF16, 0, 1 }, { MS_BF16, 1.001, 1.1 }, { MS_F16, -0.3, 0.3 }, { MS_F16, 100.03, 100.4 } };
+    const struct {
+        ms_dtype dtype;
+        double low, high;
+    } cases[] = { { MS_F32, 1, 1.0000005 }, { MS_F32, 0.1, 1.7 }, { MS_F32, -3e8, 3e8 }, { MS_BF16, 0, 1 }, { MS_BF16, 1.001, 1.1 }, { MS_F16, -0.3, 0.3 }, { MS_F16, 100.03, 100.4 } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_attributes draw = draw_of(i, 0, 0, cases[i].low, cases[i].high);
         ms_tensor *x = filled(engine, &ms_op_uniform, &draw, cases[i].dtype, DIMS(50000));
@@ -75,7 +78,10 @@ static void test_bounds_hold_in_every_dtype(void **state)
         free(got);
         ms_tensor_release(x);
     }
-    const struct { ms_dtype dtype; double low, high; } whole[] = { { MS_U8, 0, 256 }, { MS_U16, 65530, 65536 }, { MS_I32, -2147483648.0, 2147483648.0 }, { MS_I64, 5, 6 } };
+    const struct {
+        ms_dtype dtype;
+        double low, high;
+    } whole[] = { { MS_U8, 0, 256 }, { MS_U16, 65530, 65536 }, { MS_I32, -2147483648.0, 2147483648.0 }, { MS_I64, 5, 6 } };
     for (size_t i = 0; i < COUNT(whole); i++) {
         ms_attributes draw = draw_of(i, 0, 0, whole[i].low, whole[i].high);
         ms_tensor *x = filled(engine, &ms_op_randint, &draw, whole[i].dtype, DIMS(20000));
@@ -141,13 +147,14 @@ static void test_dropout(void **state)
 {
     (void)state;
     static const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_F16 };
+    static const double scales[] = { (float)(1 / 0.75), 1.3359375, 1.3330078125 };
     enum { N = 200000 };
     double *ones = malloc(N * sizeof *ones);
     for (int i = 0; i < N; i++) ones[i] = 1;
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         ms_attributes half = draw_of(4, 2, 0, 0.25, 0);
         ms_tensor *x = tensor_of(engine, dtypes[t], DIMS(N), ones), *y = apply(engine, &ms_op_dropout, &half, &x, 1), *result = NULL;
-        double *got = tensor_get(y), kept = 0, scale = dtypes[t] == MS_BF16 ? 1.3359375 : dtypes[t] == MS_F16 ? 1.3330078125 : (double)(float)(1 / 0.75);
+        double *got = tensor_get(y), kept = 0, scale = scales[t];
         for (int i = 0; i < N; i++) {
             assert_true(got[i] == 0 || got[i] == scale);
             kept += got[i] != 0;
@@ -185,7 +192,12 @@ static void test_dropout(void **state)
 static void test_mistakes_are_named(void **state)
 {
     (void)state;
-    const struct { const ms_op *op; ms_dtype dtype; double a, b; const char *text; } cases[] = {
+    const struct {
+        const ms_op *op;
+        ms_dtype dtype;
+        double a, b;
+        const char *text;
+    } cases[] = {
         { &ms_op_uniform, MS_F32, 1, 1, "must be below" }, { &ms_op_uniform, MS_I64, 0, 1, "use randint" }, { &ms_op_uniform, MS_BF16, 1.0001, 1.0002, "has no number" },
         { &ms_op_normal, MS_F32, 0, -1, "not negative" }, { &ms_op_randint, MS_F32, 0, 5, "it fills i64" }, { &ms_op_randint, MS_U8, 0, 257, "does not hold" }, { &ms_op_randint, MS_I64, 0.5, 3, "both whole" },
     };

@@ -34,16 +34,21 @@ static void check_reduction(ms_tensor *x, const char *name, double p, int32_t di
     const int64_t *shape = ms_tensor_shape(x);
     uint32_t dims = ms_tensor_dims(x);
     int64_t outer = 1, n = dim < 0 ? ms_tensor_count(x) : shape[dim], inner = 1;
-    for (uint32_t d = 0; dim >= 0 && d < dims; d++) *((int32_t)d < dim ? &outer : (int32_t)d > dim ? &inner : &(int64_t){ 1 }) *= shape[d];
+    for (int32_t d = 0; dim >= 0 && d < (int32_t)dims; d++) {
+        if (d < dim) outer *= shape[d];
+        else if (d > dim) inner *= shape[d];
+    }
     ms_attributes attributes = { .reduce = { .dim = dim < 0 ? 0 : dim, .all = dim < 0, .keep = keep, .p = p } };
     ms_tensor *y = apply(engine, ms_op_find(name), &attributes, &x, 1);
-    assert_int_equal(ms_tensor_dims(y), keep ? dims : dim < 0 ? 0 : dims - 1);
+    uint32_t want_dims = dim < 0 ? 0 : dims - 1;
+    assert_int_equal(ms_tensor_dims(y), keep ? dims : want_dims);
     double *from = tensor_get(x), *want = calloc((size_t)(outer * inner) + 1, sizeof *want);
     for (int64_t o = 0; o < outer; o++)
         for (int64_t i = 0; i < inner; i++) want[o * inner + i] = reference(name, p, from + o * n * inner + i, n, inner);
     /* f32 sums of up to 3,000 numbers near 1; 16-bit results are rounded once. */
     ms_dtype dtype = ms_tensor_dtype(y);
-    assert_values(y, want, (size_t)(outer * inner), dtype == MS_F32 ? 2e-6 : dtype == MS_F16 ? 1e-3 : dtype == MS_BF16 ? 8e-3 : 0, name);
+    static const double tolerances[MS_DTYPES] = { [MS_F32] = 2e-6, [MS_F16] = 1e-3, [MS_BF16] = 8e-3 };
+    assert_values(y, want, (size_t)(outer * inner), tolerances[dtype], name);
     free(from);
     free(want);
     ms_tensor_release(y);
@@ -57,7 +62,8 @@ static void test_every_dimension_stride_and_dtype(void **state)
     static const double powers[] = { 1, 2, 3, 0.5, INFINITY };
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         double ramp[3000];
-        for (int i = 0; i < 3000; i++) ramp[i] = dtypes[t] == MS_U8 ? (i * 37) % 251 : ((i * 37) % 251 - 100) * (ms_dtype_is_float(dtypes[t]) ? 0.01 : 1);
+        double step = ms_dtype_is_float(dtypes[t]) ? 0.01 : 1;
+        for (int i = 0; i < 3000; i++) ramp[i] = dtypes[t] == MS_U8 ? (i * 37) % 251 : ((i * 37) % 251 - 100) * step;
         ms_tensor *base = tensor_of(engine, dtypes[t], DIMS(3000), ramp);
         ms_tensor *all[] = { window_of(base, DIMS(10, 300), SHAPE(300, 1), 0), window_of(base, DIMS(300, 10), SHAPE(1, 300), 0), window_of(base, DIMS(5, 20, 30), SHAPE(600, 30, 1), 0),
                              window_of(base, DIMS(5, 30, 10), SHAPE(600, 1, 60), 3), window_of(base, DIMS(7, 9, 4), SHAPE(300, 30, 3), 1), window_of(base, DIMS(3000), SHAPE(1), 0),
@@ -191,7 +197,11 @@ static void test_nothing_ties_and_nan(void **state)
 static void test_truth(void **state)
 {
     (void)state;
-    const struct { double values[4]; int64_t count; double any, every; } cases[] = { { { 0, 0, 1, 0 }, 4, 1, 0 }, { { 1, 1, 1, 1 }, 4, 1, 1 }, { { 0, 0, 0, 0 }, 4, 0, 0 }, { { 0 }, 0, 0, 1 } };
+    const struct {
+        double values[4];
+        int64_t count;
+        double any, every;
+    } cases[] = { { { 0, 0, 1, 0 }, 4, 1, 0 }, { { 1, 1, 1, 1 }, 4, 1, 1 }, { { 0, 0, 0, 0 }, 4, 0, 0 }, { { 0 }, 0, 0, 1 } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_tensor *x = tensor_of(engine, MS_BOOL, DIMS(cases[i].count), cases[i].values);
         ms_tensor *any = apply(engine, &ms_op_any, NULL, &x, 1), *every = apply(engine, &ms_op_every, NULL, &x, 1);
@@ -262,7 +272,8 @@ static void test_cumsum_dot_histogram_quantile(void **state)
 static void test_gradients(void **state)
 {
     (void)state;
-    double apart[24];        /* no two sizes nearer than the steps of the differences, or max and min would change places */
+    /* No two sizes nearer than the steps of the differences, or max and min would change places. */
+    double apart[24];
     for (int i = 0; i < 24; i++) apart[i] = ((i * 7) % 24 + 1) * (i % 2 ? 0.1 : -0.1);
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(3, 2, 4), apart), *a = tensor_of(engine, MS_F32, DIMS(5), NULL), *b = tensor_of(engine, MS_F32, DIMS(5), NULL);
     ms_tensor *turned = window_of(x, DIMS(4, 3, 2), SHAPE(1, 8, 4), 0);

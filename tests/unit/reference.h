@@ -29,7 +29,8 @@ typedef struct operand {
     ms_dtype dtype;
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
-    int layout;                    /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows lie apart */
+    /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows lie apart */
+    int layout;
     double low, high;              /* random values; both 0: -1 .. 1 */
     bool absent, constant;         /* not given; gets no gradient */
     double *values;
@@ -91,7 +92,7 @@ static inline void from_bytes(ms_dtype dtype, const void *bytes, size_t count, d
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- engines */
+/* ------------------------------------------------------------------ engines */
 
 #define OK(call) assert_true_message((call) == MS_OK, ms_engine_error(engine)->message)
 #define assert_true_message(condition, message) \
@@ -154,7 +155,11 @@ static inline void read_values(ms_engine *engine, ms_tensor *tensor, double *val
 static inline void fill(operand *o, uint64_t *state)
 {
     size_t count = count_of(o);
-    double low = o->low == o->high ? -1.0 : o->low, high = o->low == o->high ? 1.0 : o->high;
+    double low = o->low, high = o->high;
+    if (low == high) {
+        low = -1.0;
+        high = 1.0;
+    }
     o->values = malloc((count + 1) * sizeof *o->values);
     for (size_t i = 0; i < count; i++) {
         double value = low + (draw(state) + 1.0) / 2.0 * (high - low);
@@ -162,10 +167,12 @@ static inline void fill(operand *o, uint64_t *state)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ one run */
+/* ------------------------------------------------------------------ one run */
 
 /* What an operator gave: outputs, then gradients of the inputs (NULL where there is none). */
-typedef struct answer { double *out[TENSORS], *gradient[TENSORS]; } answer;
+typedef struct answer {
+    double *out[TENSORS], *gradient[TENSORS];
+} answer;
 
 static inline void answer_free(answer *a)
 {
@@ -232,7 +239,7 @@ static inline void run_once(ms_engine *engine, const check *c, operand *incoming
     assert_int_equal(ms_engine_memory(engine).live, 0);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------- comparing */
+/* ---------------------------------------------------------------- comparing */
 
 static inline double norm_of(const double *v, size_t n)
 {
@@ -318,7 +325,9 @@ static inline void run_check(check *c)
         fill(&incoming[i], &state);
     }
     /* One rounding of a 16-bit result is 2^-9 of bf16 and 2^-11 of f16; gradients are made of rounded results (two and a little more). */
-    double tolerance = c->tolerance > 0 ? c->tolerance : c->in[0].dtype == MS_F32 && c->autocast == MS_F32 ? 5e-6 : c->in[0].dtype == MS_BF16 ? 8e-3 : 2e-3;
+    double tolerance = c->in[0].dtype == MS_BF16 ? 8e-3 : 2e-3;
+    if (c->in[0].dtype == MS_F32 && c->autocast == MS_F32) tolerance = 5e-6;
+    if (c->tolerance > 0) tolerance = c->tolerance;
     answer first = { 0 };
     for (uint32_t threads = 1; threads <= 3; threads++) {
         ms_engine *engine = engine_with(threads, c->cpu);
@@ -390,7 +399,8 @@ static inline void check_lack_of_memory(check *c)
         ms_status later = ms_engine_sync(engine);
         reached = atomic_load(&fault.calls) >= at;
         /* Memory for the scratch of a running task is missed on the stream, and reported by the call that looks. */
-        assert_int_equal(status ? status : later, reached ? MS_ERROR_MEMORY : MS_OK);
+        ms_status expected = reached ? MS_ERROR_MEMORY : MS_OK;
+        assert_int_equal(status ? status : later, expected);
         ms_op_drop_saved(&call);
         for (uint32_t i = 0; i < TENSORS; i++) {
             ms_tensor_release(in[i]);

@@ -9,7 +9,7 @@ static int teardown(void **state) { (void)state; ms_engine_free(engine); return 
 
 static ms_attributes along(int32_t dim) { return (ms_attributes){ .index = { .dim = dim } }; }
 
-/* ------------------------------------------------------------------------------------------------------------------------- values */
+/* ------------------------------------------------------------------- values */
 
 static void test_gather_along_every_dimension(void **state)
 {
@@ -114,7 +114,10 @@ static void test_topk(void **state)
 {
     (void)state;
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(2, 5), (double[]){ 3, -1, 3, 0, 7, NAN, -INFINITY, 2, INFINITY, 2 }), *out[2];
-    const struct { bool largest; double values[6], indices[6]; } cases[] = { { true, { 7, 3, 3, NAN, INFINITY, 2 }, { 4, 0, 2, 0, 3, 2 } }, { false, { -1, 0, 3, -INFINITY, 2, 2 }, { 1, 3, 0, 1, 2, 4 } } };
+    const struct {
+        bool largest;
+        double values[6], indices[6];
+    } cases[] = { { true, { 7, 3, 3, NAN, INFINITY, 2 }, { 4, 0, 2, 0, 3, 2 } }, { false, { -1, 0, 3, -INFINITY, 2, 2 }, { 1, 3, 0, 1, 2, 4 } } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_attributes top = { .top = { .k = 3, .dim = -1, .largest = cases[i].largest } };
         assert_ok(engine, ms_op_apply(engine, &ms_op_topk, &top, false, &x, 1, out, 2));
@@ -173,13 +176,18 @@ static void test_above(void **state)
     free(values);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- errors */
+/* ------------------------------------------------------------------- errors */
 
 /* The host cannot know what an index tensor holds: the stream reports it, with operator, index and limit. */
 static void test_an_index_outside_is_the_streams_error(void **state)
 {
     (void)state;
-    const struct { const ms_op *op; uint32_t inputs; double bad; const char *text; } cases[] = {
+    const struct {
+        const ms_op *op;
+        uint32_t inputs;
+        double bad;
+        const char *text;
+    } cases[] = {
         { &ms_op_gather, 2, 57, "gather: index 57 outside 0..2" }, { &ms_op_index_select, 2, -1, "index_select: index -1 outside 0..2" },
         { &ms_op_scatter, 3, 3, "scatter: index 3 outside 0..2" }, { &ms_op_scatter_add, 3, -9, "scatter_add: index -9 outside 0..2" },
     };
@@ -214,7 +222,7 @@ static void test_mistakes_are_named(void **state)
     release_all(all, COUNT(all));
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- gradients */
+/* ---------------------------------------------------------------- gradients */
 
 static void test_gradients(void **state)
 {
@@ -222,7 +230,8 @@ static void test_gradients(void **state)
     double apart[24];
     for (int i = 0; i < 24; i++) apart[i] = ((i * 7) % 24 + 1) * (i % 2 ? 0.1 : -0.1);
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(4, 3, 2), apart), *turned = window_of(x, DIMS(2, 4, 3), SHAPE(1, 6, 2), 0);
-    ms_tensor *index = tensor_of(engine, MS_I64, DIMS(4, 2, 2), (double[]){ 0, 0, 0, 1, 2, 1, 2, 2, 1, 0, 2, 1, 0, 2, 0, 2 });      /* repeats */
+    /* repeats */
+    ms_tensor *index = tensor_of(engine, MS_I64, DIMS(4, 2, 2), (double[]){ 0, 0, 0, 1, 2, 1, 2, 2, 1, 0, 2, 1, 0, 2, 0, 2 });
     ms_tensor *distinct = tensor_of(engine, MS_I32, DIMS(4, 2, 2), (double[]){ 0, 0, 1, 1, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0 });
     ms_tensor *values = tensor_of(engine, MS_F32, DIMS(4, 2, 2), NULL), *number = tensor_of(engine, MS_F32, DIMS(1), NULL), *list = tensor_of(engine, MS_U16, DIMS(5), (double[]){ 1, 0, 1, 1, 0 });
     check_gradients(engine, (gradcheck){ .op = &ms_op_gather, .attributes = along(1), .inputs = 2 }, OPERANDS(x, index));

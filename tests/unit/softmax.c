@@ -2,7 +2,7 @@
  * ctest: each-isa poisoned */
 #include "reference.h"
 
-/* ----------------------------------------------------------------------------------------------------------------------- softmax */
+/* ------------------------------------------------------------------ softmax */
 
 static void softmax_reference(const check *c)
 {
@@ -69,7 +69,7 @@ static void test_softmax_extremes(void **state)
     ms_engine_free(engine);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- cross entropy */
+/* ------------------------------------------------------------ cross entropy */
 
 static void cross_entropy_reference(const check *c)
 {
@@ -205,7 +205,7 @@ static void test_cross_entropy_gradient_takes_the_logits_place(void **state)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- squared error */
+/* ------------------------------------------------------------ squared error */
 
 static void mse_reference(const check *c)
 {
@@ -218,7 +218,11 @@ static void mse_reference(const check *c)
 static void test_mse_loss(void **state)
 {
     (void)state;
-    const struct { ms_dtype dtype; int64_t rows; int layout; } cases[] = {
+    const struct {
+        ms_dtype dtype;
+        int64_t rows;
+        int layout;
+    } cases[] = {
         { MS_F32, 3, PLAIN }, { MS_F32, 3, SWAPPED }, { MS_F32, 900, PLAIN }, { MS_BF16, 3, PLAIN }, { MS_F16, 5, SPREAD },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,4 +1,6 @@
 /* tensor.c: what tensors keep about themselves: the cells of a split storage, casts that are kept for a step. */
+#include "gate.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -6,7 +8,6 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "gate.h"
 #include "moonshard/tensor.h"
 #include "tensor/state.h"
 
