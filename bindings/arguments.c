@@ -1,4 +1,5 @@
-/* arguments.c: reading and checking what Lua passes, with errors that name the nearest right thing. */
+/* arguments.c: reading and checking what Lua passes, with errors that name the nearest right
+ * thing. */
 #include "bindings/runtime.h"
 
 #include <ctype.h>
@@ -19,16 +20,23 @@ ms_handle *ms_lua_handle(lua_State *L, int index)
     ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
     if (!handle || handle->magic != MS_HANDLE_MAGIC) luaL_typeerror(L, index, "ms.Tensor");
     if (!handle->tensor) {
-        const char *line = handle->script ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script) : "";
+        const char *line =
+            handle->script
+                ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script)
+                : "";
         if (!*line) line = "an unknown line";
-        ms_lua_error(L, "the tensor made at %s %s", line, handle->gone ? handle->gone : "was closed");
+        ms_lua_error(L, "the tensor made at %s %s", line,
+                     handle->gone ? handle->gone : "was closed");
     }
     return handle;
 }
 
 ms_tensor *ms_lua_tensor(lua_State *L, int index) { return ms_lua_handle(L, index)->tensor; }
 
-ms_tensor *ms_lua_optional_tensor(lua_State *L, int index) { return lua_isnoneornil(L, index) ? NULL : ms_lua_tensor(L, index); }
+ms_tensor *ms_lua_optional_tensor(lua_State *L, int index)
+{
+    return lua_isnoneornil(L, index) ? NULL : ms_lua_tensor(L, index);
+}
 
 ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
 {
@@ -39,7 +47,9 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
     ms_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
     for (lua_Unsigned i = 0; i < n; i++) {
         lua_rawgeti(L, index, (lua_Integer)i + 1);
-        if (!ms_lua_is_tensor(L, -1)) ms_lua_error(L, "item %d of the list is %s, not a tensor", (int)i + 1, luaL_typename(L, -1));
+        if (!ms_lua_is_tensor(L, -1))
+            ms_lua_error(L, "item %d of the list is %s, not a tensor", (int)i + 1,
+                         luaL_typename(L, -1));
         tensors[i] = ms_lua_tensor(L, -1);
         lua_pop(L, 1);
     }
@@ -54,9 +64,12 @@ int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const
     int ok = 0;
     lua_Integer value = lua_tointegerx(L, index, &ok);
     if (!ok || lua_type(L, index) != LUA_TNUMBER)
-        ms_lua_error(L, "%s must be an integer, not %s", what, lua_type(L, index) == LUA_TNUMBER ? "a number with a fraction" : luaL_typename(L, index));
+        ms_lua_error(L, "%s must be an integer, not %s", what,
+                     lua_type(L, index) == LUA_TNUMBER ? "a number with a fraction"
+                                                       : luaL_typename(L, index));
     if (value < low || value > high)
-        ms_lua_error(L, "%s is %lld; %lld to %lld are allowed", what, (long long)value, (long long)low, (long long)high);
+        ms_lua_error(L, "%s is %lld; %lld to %lld are allowed", what, (long long)value,
+                     (long long)low, (long long)high);
     return value;
 }
 
@@ -64,7 +77,9 @@ int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
 {
     int64_t dim = ms_lua_integer(L, index, INT32_MIN, INT32_MAX, "a dimension");
     if (dim == 0 || dim > (int64_t)dims || dim < -(int64_t)dims)
-        ms_lua_error(L, "dimension %lld of a tensor with %u: they count from 1, or from -1 at the end", (long long)dim, dims);
+        ms_lua_error(L,
+                     "dimension %lld of a tensor with %u: they count from 1, or from -1 at the end",
+                     (long long)dim, dims);
     return (int32_t)(dim > 0 ? dim - 1 : dim + (int64_t)dims);
 }
 
@@ -72,7 +87,9 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 {
     bool table = lua_istable(L, index);
     int64_t count = table ? (int64_t)lua_rawlen(L, index) : lua_gettop(L) - index + 1;
-    if (count > MS_DIMS_MAX) ms_lua_error(L, "%s: %lld sizes are given, a tensor has at most %d dimensions", what, (long long)count, MS_DIMS_MAX);
+    if (count > MS_DIMS_MAX)
+        ms_lua_error(L, "%s: %lld sizes are given, a tensor has at most %d dimensions", what,
+                     (long long)count, MS_DIMS_MAX);
     for (int64_t i = 0; i < count; i++) {
         if (table) lua_rawgeti(L, index, i + 1);
         else lua_pushvalue(L, index + (int)i);
@@ -84,7 +101,8 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 
 /* -------------------------------------------------------------------- names */
 
-/* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names; small and capital letters are equal. */
+/* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names;
+ * small and capital letters are equal. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
@@ -95,10 +113,13 @@ static int distance(const char *a, const char *b)
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
-            int best = before[j - 1] + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
+            int best = before[j - 1]
+                       + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
             if (before[j] + 1 < best) best = before[j] + 1;
             if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two[j - 2] + 1 < best) best = two[j - 2] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]
+                && two[j - 2] + 1 < best)
+                best = two[j - 2] + 1;
             now[j] = best;
         }
     }
@@ -124,14 +145,21 @@ const char *ms_lua_nearest(const char *given, const char *const names[])
         if (is_initials(given, names[i]) || is_initials(names[i], given)) return names[i];
     for (int i = 0; names[i]; i++) {
         int d = distance(given, names[i]);
-        if (d < least) { least = d; best = names[i]; }
+        if (d < least) {
+            least = d;
+            best = names[i];
+        }
     }
     return best;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
-/* The string keys of the table, sorted and NULL-ended, as a userdata on the stack; those with _ in front are private. */
+/* The string keys of the table, sorted and NULL-ended, as a userdata on the stack; those with _ in
+ * front are private. */
 static const char **push_names(lua_State *L, int table)
 {
     size_t count = 0;
@@ -139,7 +167,8 @@ static const char **push_names(lua_State *L, int table)
     const char **names = lua_newuserdatauv(L, (count + 1) * sizeof *names, 0);
     size_t n = 0;
     for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1))
-        if (lua_type(L, -2) == LUA_TSTRING && lua_tostring(L, -2)[0] != '_') names[n++] = lua_tostring(L, -2);
+        if (lua_type(L, -2) == LUA_TSTRING && lua_tostring(L, -2)[0] != '_')
+            names[n++] = lua_tostring(L, -2);
     qsort(names, n, sizeof *names, compare_names);
     names[n] = NULL;
     return names;
@@ -158,7 +187,8 @@ int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
 static int refuse_name(lua_State *L, const char *what, const char *given, const char *const names[])
 {
     const char *nearest = ms_lua_nearest(given, names);
-    if (nearest) return ms_lua_error(L, "unknown %s '%.60s': did you mean '%s'?", what, given, nearest);
+    if (nearest)
+        return ms_lua_error(L, "unknown %s '%.60s': did you mean '%s'?", what, given, nearest);
     luaL_Buffer buffer;
     luaL_buffinit(L, &buffer);
     for (int i = 0; names[i]; i++) {
@@ -171,7 +201,8 @@ static int refuse_name(lua_State *L, const char *what, const char *given, const 
 
 int ms_lua_choice(lua_State *L, int index, const char *const choices[], const char *what)
 {
-    if (lua_type(L, index) != LUA_TSTRING) ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
+    if (lua_type(L, index) != LUA_TSTRING)
+        ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
     const char *given = lua_tostring(L, index);
     for (int i = 0; choices[i]; i++)
         if (strcmp(given, choices[i]) == 0 && strlen(given) == lua_rawlen(L, index)) return i;
@@ -180,7 +211,8 @@ int ms_lua_choice(lua_State *L, int index, const char *const choices[], const ch
 
 ms_dtype ms_lua_dtype(lua_State *L, int index)
 {
-    static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32", "u16", "u8", "bool", NULL };
+    static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
+                                         "u16", "u8",  "bool", NULL };
     ms_dtype dtype = MS_F32;
     ms_dtype_find(names[ms_lua_choice(L, index, names, "dtype")], &dtype);
     return dtype;
@@ -204,22 +236,28 @@ void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const
 
 static int field(lua_State *L, int table, const char *name)
 {
-    if (lua_isnoneornil(L, table)) { lua_pushnil(L); return LUA_TNIL; }
+    if (lua_isnoneornil(L, table)) {
+        lua_pushnil(L);
+        return LUA_TNIL;
+    }
     return lua_getfield(L, table, name);
 }
 
 double ms_lua_field_number(lua_State *L, int table, const char *name, double fallback)
 {
     int type = field(L, table, name);
-    if (type != LUA_TNIL && type != LUA_TNUMBER) ms_lua_error(L, "option %s must be a number, not %s", name, luaL_typename(L, -1));
+    if (type != LUA_TNIL && type != LUA_TNUMBER)
+        ms_lua_error(L, "option %s must be a number, not %s", name, luaL_typename(L, -1));
     double value = type == LUA_TNIL ? fallback : lua_tonumber(L, -1);
     lua_pop(L, 1);
     return value;
 }
 
-int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback, int64_t low, int64_t high)
+int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback,
+                             int64_t low, int64_t high)
 {
-    int64_t value = field(L, table, name) == LUA_TNIL ? fallback : ms_lua_integer(L, -1, low, high, name);
+    int64_t value =
+        field(L, table, name) == LUA_TNIL ? fallback : ms_lua_integer(L, -1, low, high, name);
     lua_pop(L, 1);
     return value;
 }
@@ -227,7 +265,8 @@ int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t 
 bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback)
 {
     int type = field(L, table, name);
-    if (type != LUA_TNIL && type != LUA_TBOOLEAN) ms_lua_error(L, "option %s must be a boolean, not %s", name, luaL_typename(L, -1));
+    if (type != LUA_TNIL && type != LUA_TBOOLEAN)
+        ms_lua_error(L, "option %s must be a boolean, not %s", name, luaL_typename(L, -1));
     bool value = type == LUA_TNIL ? fallback : lua_toboolean(L, -1);
     lua_pop(L, 1);
     return value;

@@ -1,4 +1,5 @@
-/* bucket.c: the bucket that links written in Lua see. What users call is lua/moonshard/hooks.lua's. */
+/* bucket.c: the bucket that links written in Lua see. What users call is
+ * lua/moonshard/hooks.lua's. */
 #include "bindings/bucket.h"
 
 #include <stdio.h>
@@ -9,11 +10,13 @@
 
 #define MS_BUCKET_TYPE "ms.Bucket"
 
-static const char life_key = 0;                /* registry: the userdata with the struct below */
-static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the clone, to keep its values";
+static const char life_key = 0; /* registry: the userdata with the struct below */
+static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the "
+                           "clone, to keep its values";
 
-/* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's. User value 1: list of the tensor handles that were
- * given out, which end with the hook; 2: the reducer's list of parameters. */
+/* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's.
+ * User value 1: list of the tensor handles that were given out, which end with the hook; 2: the
+ * reducer's list of parameters. */
 typedef struct bucket_life {
     uint64_t serial;
     ms_bucket *bucket;
@@ -44,7 +47,10 @@ ms_bucket *ms_lua_bucket(lua_State *L, int index)
 {
     const bucket_box *box = luaL_checkudata(L, index, MS_BUCKET_TYPE);
     if (box->serial != box->life->serial)
-        ms_lua_error(L, "bucket %d \"%s\" was only valid until the result of its comm hook was there: keep data with clone() and keep()", (int)box->index, box->label);
+        ms_lua_error(L,
+                     "bucket %d \"%s\" was only valid until the result of its comm hook was there: "
+                     "keep data with clone() and keep()",
+                     (int)box->index, box->label);
     return box->life->bucket;
 }
 
@@ -103,7 +109,11 @@ static int bucket_group(lua_State *L)
     static const char *const levels[] = { "all", "shard", "replicate", NULL };
     ms_bucket *bucket = check_bucket(L);
     ms_group *group = NULL;
-    ms_lua_ok(L, ms_bucket_group(bucket, lua_isnoneornil(L, 2) ? MS_LEVEL_ALL : (ms_bucket_level)ms_lua_choice(L, 2, levels, "level"), &group));
+    ms_lua_ok(L, ms_bucket_group(bucket,
+                                 lua_isnoneornil(L, 2)
+                                     ? MS_LEVEL_ALL
+                                     : (ms_bucket_level)ms_lua_choice(L, 2, levels, "level"),
+                                 &group));
     return ms_lua_push_group(L, group, 1);
 }
 
@@ -132,14 +142,16 @@ static int bucket_set_buffer(lua_State *L)
     ms_tensor *tensor = ms_lua_tensor(L, 2);
     ms_dtype dtype = ms_tensor_dtype(tensor);
     /* A plain cast only rounds: the numbers it makes still count as this rank's. */
-    bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer) && ms_bucket_is_told(bucket);
+    bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer)
+                && ms_bucket_is_told(bucket);
     ms_bucket_set_buffer(bucket, tensor);
     if (cast) ms_bucket_tell(bucket);
     get_life(L)->buffer = NULL;
     return 0;
 }
 
-/* bucket:wants_sent() -> whether an earlier link wants to know and nobody has told; bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
+/* bucket:wants_sent() -> whether an earlier link wants to know and nobody has told;
+ * bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
 static int bucket_wants_sent(lua_State *L)
 {
     const ms_bucket *bucket = check_bucket(L);
@@ -156,7 +168,8 @@ static int bucket_set_sent(lua_State *L)
     return 0;
 }
 
-/* For links that add up what is lost. bucket:ask_sent(): later links are to tell; bucket:sent() -> what they told, or nil */
+/* For links that add up what is lost. bucket:ask_sent(): later links are to tell; bucket:sent() ->
+ * what they told, or nil */
 static int bucket_ask_sent(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -221,8 +234,8 @@ static int bucket_shard(lua_State *L)
     return 1;
 }
 
-/* bucket:_encode(link), bucket:_decode(link, before, reduced) -> tensor, bucket:_reduce(link) -> tensor, the point at which it is ready: a native link in
- * a chain that Lua runs. */
+/* bucket:_encode(link), bucket:_decode(link, before, reduced) -> tensor, bucket:_reduce(link) ->
+ * tensor, the point at which it is ready: a native link in a chain that Lua runs. */
 static const ms_link *enter_link(lua_State *L, ms_bucket **bucket)
 {
     ms_lua_enter_inside(L);
@@ -278,7 +291,8 @@ static int bucket_key(lua_State *L)
     return 1;
 }
 
-/* core.bucket_account(link?) -> the link whose work is counted now, or nil where nobody counts; from now on that one's */
+/* core.bucket_account(link?) -> the link whose work is counted now, or nil where nobody counts;
+ * from now on that one's */
 static int bucket_account(lua_State *L)
 {
     bucket_life *life = get_life(L);
@@ -291,7 +305,8 @@ static int bucket_account(lua_State *L)
     return 1;
 }
 
-/* core.bucket_is_told() -> whether the buffer of the bucket that is being reduced is what a link believes to be sent that wants to know it */
+/* core.bucket_is_told() -> whether the buffer of the bucket that is being reduced is what a link
+ * believes to be sent that wants to know it */
 static int bucket_is_told(lua_State *L)
 {
     const ms_bucket *bucket = get_life(L)->bucket;
@@ -315,8 +330,8 @@ static int bucket_string(lua_State *L)
 
 /* --------------------------------------------------------- calling the hook */
 
-/* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the parameters, upvalue 3, at hand; upvalue 4 is the
- * hook's name. */
+/* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the
+ * parameters, upvalue 3, at hand; upvalue 4 is the hook's name. */
 static int call_with_bucket(lua_State *L)
 {
     ms_bucket *bucket = lua_touserdata(L, 1);
@@ -362,18 +377,25 @@ static void end_life(lua_State *L, bucket_life *life)
 }
 
 /* How messages name the hook of that callback. */
-static const char *hook_name(lua_State *L, const ms_callback *callback) { return ms_callback_push(callback) && lua_getupvalue(L, -1, 4) ? lua_tostring(L, -1) : NULL; }
+static const char *hook_name(lua_State *L, const ms_callback *callback)
+{
+    return ms_callback_push(callback) && lua_getupvalue(L, -1, 4) ? lua_tostring(L, -1) : NULL;
+}
 
-static ms_status wrong_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket, const char *what)
+static ms_status wrong_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
+                              const char *what)
 {
     const char *name = hook_name(L, callback), *before = "; the hook is ";
     if (!name) name = before = "";
-    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s; a tensor, or a future of one, is expected%s%.200s", bucket->index, bucket->label, what,
-                          before, name);
+    return ms_engine_fail(
+        bucket->engine, MS_ERROR_ARGUMENT,
+        "comm hook, bucket %u \"%s\": %s; a tensor, or a future of one, is expected%s%.200s",
+        bucket->index, bucket->label, what, before, name);
 }
 
 /* The value on top: a tensor, or a future that has its value. */
-static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket, ms_tensor **result, ms_point *ready)
+static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
+                             ms_tensor **result, ms_point *ready)
 {
     char text[64];
     bool future = lua_istable(L, -1);
@@ -382,18 +404,23 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
         lua_rawget(L, -2);
         lua_pushliteral(L, "number");
         lua_rawget(L, -3);
-        if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2)) return wrong_result(L, callback, bucket, "its future has no value yet: nothing will give it one");
-        *ready = (ms_point){ .stream = (uint16_t)lua_tointeger(L, -2), .seq = (uint64_t)lua_tointeger(L, -1) };
+        if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2))
+            return wrong_result(L, callback, bucket,
+                                "its future has no value yet: nothing will give it one");
+        *ready = (ms_point){ .stream = (uint16_t)lua_tointeger(L, -2),
+                             .seq = (uint64_t)lua_tointeger(L, -1) };
         lua_pop(L, 2);
         lua_pushliteral(L, "result");
         lua_rawget(L, -2);
     }
     ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
     if (!handle) {
-        snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "", luaL_typename(L, -1));
+        snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "",
+                 luaL_typename(L, -1));
         return wrong_result(L, callback, bucket, text);
     }
-    if (!handle->tensor) return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
+    if (!handle->tensor)
+        return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
     ms_status status = ms_bucket_check_result(bucket, NULL, handle->tensor);
     if (status) return ms_bucket_check_result(bucket, hook_name(L, callback), handle->tensor);
     *result = ms_tensor_retain(handle->tensor);
@@ -407,9 +434,13 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     ms_engine *engine = bucket->engine;
     int top = lua_gettop(L);
     uint32_t script = ms_engine_script(engine);
-    if (!lua_checkstack(L, 12)) return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a comm hook");
+    if (!lua_checkstack(L, 12))
+        return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a comm hook");
     bucket_life *life = get_life(L);
-    if (!ms_callback_push(callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with its comm hook: call unwrap() before it goes");
+    if (!ms_callback_push(callback))
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: the ddp model of these parameters is gone, with its comm hook: "
+                              "call unwrap() before it goes");
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
     if (bucket->index == 0) callback->runtime->live_before_links = ms_engine_memory(engine).live;
     lua_pushlightuserdata(L, bucket);
@@ -419,25 +450,36 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     if (status) {
         char message[MS_ERROR_MESSAGE_BYTES];
         snprintf(message, sizeof message, "%s", ms_engine_error(engine)->message);
-        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s", bucket->index, bucket->label, message);
+        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s",
+                                bucket->index, bucket->label, message);
     } else status = take_result(L, callback, bucket, result, ready);
     end_life(L, life);
     lua_settop(L, top);
     ms_engine_set_script(engine, script);
     /* What links have made and nobody holds goes now where it is much, not at the step's end. */
-    if (ms_lua_collect_above(L, callback->runtime, callback->runtime->live_before_links)) callback->runtime->live_before_links = ms_engine_memory(engine).live;
+    if (ms_lua_collect_above(L, callback->runtime, callback->runtime->live_before_links))
+        callback->runtime->live_before_links = ms_engine_memory(engine).live;
     return status;
 }
 
 void ms_open_bucket(lua_State *L, int runtime)
 {
     static const luaL_Reg methods[] = {
-        { "index", bucket_index }, { "is_last", bucket_is_last }, { "kind", bucket_kind }, { "dtype", bucket_dtype }, { "divisor", bucket_divisor }, { "group", bucket_group },
-        { "buffer", bucket_buffer }, { "set_buffer", bucket_set_buffer }, { "gradients", bucket_gradients }, { "parameters", bucket_parameters }, { "shard", bucket_shard },
-        { "wants_sent", bucket_wants_sent }, { "set_sent", bucket_set_sent }, { "ask_sent", bucket_ask_sent }, { "sent", bucket_sent }, { "_key", bucket_key },
-        { "_encode", bucket_encode }, { "_decode", bucket_decode }, { "_reduce", bucket_reduce }, { NULL, NULL },
+        { "index", bucket_index },         { "is_last", bucket_is_last },
+        { "kind", bucket_kind },           { "dtype", bucket_dtype },
+        { "divisor", bucket_divisor },     { "group", bucket_group },
+        { "buffer", bucket_buffer },       { "set_buffer", bucket_set_buffer },
+        { "gradients", bucket_gradients }, { "parameters", bucket_parameters },
+        { "shard", bucket_shard },         { "wants_sent", bucket_wants_sent },
+        { "set_sent", bucket_set_sent },   { "ask_sent", bucket_ask_sent },
+        { "sent", bucket_sent },           { "_key", bucket_key },
+        { "_encode", bucket_encode },      { "_decode", bucket_decode },
+        { "_reduce", bucket_reduce },      { NULL, NULL },
     };
-    static const luaL_Reg functions[] = { { "is_bucket", is_bucket }, { "bucket_account", bucket_account }, { "bucket_is_told", bucket_is_told }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "is_bucket", is_bucket },
+                                          { "bucket_account", bucket_account },
+                                          { "bucket_is_told", bucket_is_told },
+                                          { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);
     *life = (bucket_life){ 0 };

@@ -5,12 +5,12 @@
 #include "bindings/runtime.h"
 #include "moonshard/hook.h"
 
-ms_bucket *ms_lua_bucket(lua_State *L, int index);                       /* raises unless its hook still runs */
+ms_bucket *ms_lua_bucket(lua_State *L, int index); /* raises unless its hook still runs */
 /* Raises "<what> cannot be used inside a link ..." while a chain in Lua runs, with callbacks. */
 void ms_lua_refuse_in_link(lua_State *L, const char *what, const char *instead);
 
-/* For bound functions. Pushes what a callback of ms_lua_bucket_hook is made of: the hook f(bucket) -> future at one index, the list of all parameters and
- * the hook's name (or nil) at others. */
+/* For bound functions. Pushes what a callback of ms_lua_bucket_hook is made of: the hook f(bucket)
+ * -> future at one index, the list of all parameters and the hook's name (or nil) at others. */
 void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters, int name);
 /* The engine's ms_comm_hook; user: an ms_callback of that. */
 ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready);

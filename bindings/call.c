@@ -1,16 +1,18 @@
-/* call.c: the only place that calls Lua functions, and the way of errors between Lua and the engine. */
+/* call.c: the only place that calls Lua functions, and the way of errors between Lua and the
+ * engine. */
 #include "bindings/runtime.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char error_key = 0;               /* registry: the error object of the last failed call */
+static const char error_key = 0; /* registry: the error object of the last failed call */
 
 /* registry: { error object, its traceback } of the last failed call */
 static const char trace_key = 0;
 
-/* Errors arrive as they were raised, whoever catches them; where they came from is kept beside, for who prints them. */
+/* Errors arrive as they were raised, whoever catches them; where they came from is kept beside, for
+ * who prints them. */
 static int keep_traceback(lua_State *L)
 {
     lua_settop(L, 1);
@@ -39,12 +41,16 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
     int function = lua_gettop(L) - arguments;
     if (!lua_checkstack(L, 8)) {
         lua_settop(L, function - 1);
-        return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
+        return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a callback");
     }
     lua_pushcfunction(L, keep_traceback);
     lua_insert(L, function);
     int failed = lua_pcall(L, arguments, results, function);
-    if (!failed) { lua_remove(L, function); return MS_OK; }
+    if (!failed) {
+        lua_remove(L, function);
+        return MS_OK;
+    }
     ms_context *context = runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
     const char *message = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
     if (!message) message = "a callback raised an error that is not a string";
@@ -70,10 +76,13 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     runtime->hook_depth--;
     if (!runtime->drain || runtime->hook_depth > 0) return status;
     runtime->drain = false;
-    if (!lua_checkstack(L, 8)) return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a future's callback");
+    if (!lua_checkstack(L, 8))
+        return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a future's callback");
     lua_rawgetp(L, LUA_REGISTRYINDEX, &drain_key);
     if (status) {
-        /* Giving up calls nothing that fails; the hook's own error must stay the one that is kept. */
+        /* Giving up calls nothing that fails; the hook's own error must stay the one that is
+         * kept. */
         lua_pushboolean(L, true);
         if (lua_pcall(L, 1, 0, 0)) lua_pop(L, 1);
         return status;
@@ -113,7 +122,8 @@ void ms_lua_ok(lua_State *L, ms_status status)
         lua_error(L);
     }
     ms_runtime *runtime = ms_lua_runtime(L);
-    const ms_error *error = runtime->engine ? ms_engine_error(runtime->engine) : &runtime->context.error;
+    const ms_error *error =
+        runtime->engine ? ms_engine_error(runtime->engine) : &runtime->context.error;
     ms_lua_note_exit(runtime, error);
     ms_lua_error(L, "%s", error->message);
 }
@@ -130,7 +140,7 @@ int ms_lua_failed(lua_State *L, const ms_error *error)
 
 /* ---------------------------------------------------------------- callbacks */
 
-static const char weak_key = 0;                /* registry: number -> function, weak values */
+static const char weak_key = 0; /* registry: number -> function, weak values */
 
 static void push_weak_table(lua_State *L)
 {
@@ -145,7 +155,8 @@ static void push_weak_table(lua_State *L)
     lua_rawsetp(L, LUA_REGISTRYINDEX, &weak_key);
 }
 
-/* Keeps the function at `index` alive with the userdata at `anchor`: as a key of the table that is its first user value. */
+/* Keeps the function at `index` alive with the userdata at `anchor`: as a key of the table that is
+ * its first user value. */
 static void keep_with(lua_State *L, int anchor, int index)
 {
     anchor = lua_absindex(L, anchor);
@@ -195,10 +206,11 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
         luaL_error(L, "%s", runtime->context.error.message);
     }
     lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
-    lua_State *main = lua_tothread(L, -1);     /* a coroutine may be gone when the engine calls */
+    lua_State *main = lua_tothread(L, -1); /* a coroutine may be gone when the engine calls */
     lua_pop(L, 1);
     ms_callback *callback = memory;
-    *callback = (ms_callback){ .L = main, .runtime = runtime, .reference = reference, .number = number };
+    *callback =
+        (ms_callback){ .L = main, .runtime = runtime, .reference = reference, .number = number };
     return callback;
 }
 

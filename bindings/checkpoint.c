@@ -1,4 +1,5 @@
-/* checkpoint.c: copies of tensors, and folders of checkpoints that are written while Lua goes on. */
+/* checkpoint.c: copies of tensors, and folders of checkpoints that are written while Lua goes
+ * on. */
 #include "bindings/io.h"
 
 #include <string.h>
@@ -6,7 +7,7 @@
 #define SNAPSHOT "ms.Snapshot"
 #define PENDING "ms.PendingCheckpoint"
 
-static const char pending_key = 0;             /* registry: the userdata that holds the job under way */
+static const char pending_key = 0; /* registry: the userdata that holds the job under way */
 
 /* ---------------------------------------------------------------- snapshots */
 
@@ -63,7 +64,8 @@ static int pending_gc(lua_State *L)
 
 static pending *push_pending(lua_State *L)
 {
-    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &pending_key) == LUA_TUSERDATA) return lua_touserdata(L, -1);
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &pending_key) == LUA_TUSERDATA)
+        return lua_touserdata(L, -1);
     lua_pop(L, 1);
     pending *self = lua_newuserdatauv(L, sizeof *self, 0);
     *self = (pending){ .os = ms_lua_context(L)->os };
@@ -73,7 +75,8 @@ static pending *push_pending(lua_State *L)
     return self;
 }
 
-/* core.checkpoint_wait() -> true, or nil, message, code if the one that was written in the background failed; blocks */
+/* core.checkpoint_wait() -> true, or nil, message, code if the one that was written in the
+ * background failed; blocks */
 static int wait_pending(lua_State *L)
 {
     pending *self = push_pending(L);
@@ -92,7 +95,8 @@ static int is_done(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_start(snapshot, folder, name, manifest): takes the snapshot over; the one before must have been waited for */
+/* core.checkpoint_start(snapshot, folder, name, manifest): takes the snapshot over; the one before
+ * must have been waited for */
 static int start(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SNAPSHOT);
@@ -100,8 +104,12 @@ static int start(lua_State *L)
     size_t bytes;
     const char *manifest = luaL_checklstring(L, 4, &bytes);
     pending *self = push_pending(L);
-    if (!*box || self->job) return ms_lua_error(L, "checkpoint: %s", *box ? "another one is being written" : "this snapshot was used already");
-    if (ms_checkpoint_start(ms_lua_context(L), *box, folder, name, manifest, bytes, &self->job)) return ms_lua_io_failed(L);
+    if (!*box || self->job)
+        return ms_lua_error(L, "checkpoint: %s",
+                            *box ? "another one is being written"
+                                 : "this snapshot was used already");
+    if (ms_checkpoint_start(ms_lua_context(L), *box, folder, name, manifest, bytes, &self->job))
+        return ms_lua_io_failed(L);
     *box = NULL;
     lua_pushboolean(L, true);
     return 1;
@@ -110,14 +118,17 @@ static int start(lua_State *L)
 /* core.checkpoint_sweep(folder), core.checkpoint_remove(folder, name) */
 static int sweep(lua_State *L)
 {
-    if (ms_checkpoint_sweep(ms_lua_context(L), ms_lua_path(L, 1, "a folder"))) return ms_lua_io_failed(L);
+    if (ms_checkpoint_sweep(ms_lua_context(L), ms_lua_path(L, 1, "a folder")))
+        return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
     return 1;
 }
 
 static int remove_one(lua_State *L)
 {
-    if (ms_checkpoint_remove(ms_lua_context(L), ms_lua_path(L, 1, "a folder"), ms_lua_path(L, 2, "a name"))) return ms_lua_io_failed(L);
+    if (ms_checkpoint_remove(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),
+                             ms_lua_path(L, 2, "a name")))
+        return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
     return 1;
 }
@@ -125,7 +136,8 @@ static int remove_one(lua_State *L)
 /* core.checkpoint_rename(folder, name, to) */
 static int rename_one(lua_State *L)
 {
-    const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name"), *to = ms_lua_path(L, 3, "a name");
+    const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name"),
+               *to = ms_lua_path(L, 3, "a name");
     if (ms_checkpoint_rename(ms_lua_context(L), folder, name, to)) return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
     return 1;
@@ -141,10 +153,19 @@ static int hash(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    { "snapshot", snapshot }, { "checkpoint_start", start }, { "checkpoint_wait", wait_pending }, { "checkpoint_sweep", sweep },
-    { "checkpoint_remove", remove_one }, { "checkpoint_rename", rename_one }, { "checkpoint_is_done", is_done }, { "hash", hash }, { NULL, NULL },
+    { "snapshot", snapshot },
+    { "checkpoint_start", start },
+    { "checkpoint_wait", wait_pending },
+    { "checkpoint_sweep", sweep },
+    { "checkpoint_remove", remove_one },
+    { "checkpoint_rename", rename_one },
+    { "checkpoint_is_done", is_done },
+    { "hash", hash },
+    { NULL, NULL },
 };
-static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc }, { "__close", snapshot_gc }, { NULL, NULL } };
+static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc },
+                                                 { "__close", snapshot_gc },
+                                                 { NULL, NULL } };
 static const luaL_Reg pending_metamethods[] = { { "__gc", pending_gc }, { NULL, NULL } };
 
 void ms_open_checkpoint(lua_State *L, int runtime)

@@ -11,19 +11,27 @@ static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, 
 /* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?) */
 static int codec(lua_State *L)
 {
-    static const char *const keys[] = { "block", "rounding", "scale", NULL }, *const roundings[] = { "nearest", "stochastic", NULL };
-    ms_codec made = { .kind = (ms_codec_kind)ms_lua_choice(L, 1, kinds, "kind of codec"), .block = 256 };
+    static const char *const keys[] = { "block", "rounding", "scale", NULL }, *const roundings[] = {
+        "nearest", "stochastic", NULL
+    };
+    ms_codec made = { .kind = (ms_codec_kind)ms_lua_choice(L, 1, kinds, "kind of codec"),
+                      .block = 256 };
     lua_settop(L, 2);
     if (!lua_isnil(L, 2)) {
         luaL_checktype(L, 2, LUA_TTABLE);
         ms_lua_known_keys(L, 2, keys, "option of a codec");
         made.block = ms_lua_field_integer(L, 2, "block", 256, 8, INT64_MAX / 8);
         made.bare = !ms_lua_field_boolean(L, 2, "scale", true);
-        if (lua_getfield(L, 2, "rounding") != LUA_TNIL) made.stochastic = ms_lua_choice(L, -1, roundings, "rounding") == 1;
+        if (lua_getfield(L, 2, "rounding") != LUA_TNIL)
+            made.stochastic = ms_lua_choice(L, -1, roundings, "rounding") == 1;
     }
-    if (made.block % 8 != 0) return ms_lua_error(L, "codec: block is %d: it must be a multiple of 8", (int)made.block);
-    if (made.bare && made.kind != MS_CODEC_SIGN) return ms_lua_error(L, "codec: only 'sign' can do without scales, not '%s'", kinds[made.kind]);
-    if (made.stochastic && made.kind == MS_CODEC_SIGN) return ms_lua_error(L, "codec: 'sign' does not round: leave rounding out");
+    if (made.block % 8 != 0)
+        return ms_lua_error(L, "codec: block is %d: it must be a multiple of 8", (int)made.block);
+    if (made.bare && made.kind != MS_CODEC_SIGN)
+        return ms_lua_error(L, "codec: only 'sign' can do without scales, not '%s'",
+                            kinds[made.kind]);
+    if (made.stochastic && made.kind == MS_CODEC_SIGN)
+        return ms_lua_error(L, "codec: 'sign' does not round: leave rounding out");
     *(ms_codec *)lua_newuserdatauv(L, sizeof made, 0) = made;
     luaL_setmetatable(L, MS_CODEC_TYPE);
     return 1;
@@ -53,9 +61,11 @@ static int decode_with(lua_State *L, const ms_op *op)
     const ms_codec *own = check_codec(L);
     ms_tensor *payload = ms_lua_tensor(L, 2);
     uint32_t dims = ms_tensor_dims(payload);
-    ms_attributes attributes = { .codec = { .codec = *own, .n = ms_lua_integer(L, 3, 0, INT64_MAX / 8, "n") } };
+    ms_attributes attributes = { .codec = { .codec = *own,
+                                            .n = ms_lua_integer(L, 3, 0, INT64_MAX / 8, "n") } };
     int64_t have = dims ? ms_tensor_shape(payload)[dims - 1] : 0, fits = 0;
-    if (ms_tensor_dtype(payload) == MS_U8 && dims && have != ms_codec_bytes(own, attributes.codec.n)) {
+    if (ms_tensor_dtype(payload) == MS_U8 && dims
+        && have != ms_codec_bytes(own, attributes.codec.n)) {
         /* The most numbers that a row of so many bytes has, by halving. */
         for (int64_t low = 0, high = 8 * have + 1; high - low > 1;) {
             int64_t middle = low + (high - low) / 2;
@@ -63,8 +73,10 @@ static int decode_with(lua_State *L, const ms_op *op)
             else high = middle;
             fits = low;
         }
-        return ms_lua_error(L, "%s: rows of %d numbers have %d bytes, and the payload's have %d: n = %d would fit", ms_op_name(op), (int)attributes.codec.n,
-                            (int)ms_codec_bytes(own, attributes.codec.n), (int)have, (int)fits);
+        return ms_lua_error(
+            L, "%s: rows of %d numbers have %d bytes, and the payload's have %d: n = %d would fit",
+            ms_op_name(op), (int)attributes.codec.n, (int)ms_codec_bytes(own, attributes.codec.n),
+            (int)have, (int)fits);
     }
     return ms_lua_apply_many(L, op, &attributes, &payload, 1, 1);
 }
@@ -83,14 +95,20 @@ static int codec_string(lua_State *L)
 {
     const ms_codec *own = check_codec(L);
     if (own->bare) lua_pushfstring(L, "codec(%s, no scales)", kinds[own->kind]);
-    else lua_pushfstring(L, "codec(%s, block %d%s)", kinds[own->kind], (int)own->block, own->stochastic ? ", stochastic" : "");
+    else
+        lua_pushfstring(L, "codec(%s, block %d%s)", kinds[own->kind], (int)own->block,
+                        own->stochastic ? ", stochastic" : "");
     return 1;
 }
 
 void ms_open_codec(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "codec", codec }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "encode", codec_encode }, { "decode", codec_decode }, { "decode_sum", codec_decode_sum }, { "bytes", codec_bytes }, { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "encode", codec_encode },
+                                        { "decode", codec_decode },
+                                        { "decode_sum", codec_decode_sum },
+                                        { "bytes", codec_bytes },
+                                        { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", codec_string }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_CODEC_TYPE, events, methods);

@@ -1,4 +1,5 @@
-/* dataset.c: data sets and loaders in Lua: `next` and `batches` give new tensors; byte tokens to text and back. */
+/* dataset.c: data sets and loaders in Lua: `next` and `batches` give new tensors; byte tokens to
+ * text and back. */
 #include "bindings/io.h"
 
 #include <string.h>
@@ -14,7 +15,8 @@ static int dataset_gc(lua_State *L)
     return 0;
 }
 
-typedef ms_status (*read_function)(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out);
+typedef ms_status (*read_function)(ms_context *context, const char *const *paths, uint32_t count,
+                                   ms_dataset **out);
 
 static int dataset_of_files(lua_State *L, read_function read)
 {
@@ -33,7 +35,8 @@ static int dataset_tokens(lua_State *L) { return dataset_of_files(L, ms_dataset_
 
 static int dataset_images(lua_State *L)
 {
-    const char *images = ms_lua_path(L, 1, "the path of images"), *labels = ms_lua_path(L, 2, "the path of labels");
+    const char *images = ms_lua_path(L, 1, "the path of images"),
+               *labels = ms_lua_path(L, 2, "the path of labels");
     void **box = ms_lua_box(L, DATASET);
     ms_dataset *made = NULL;
     if (ms_dataset_images(ms_lua_context(L), images, labels, &made)) return ms_lua_io_failed(L);
@@ -53,7 +56,8 @@ static int dataset_split(lua_State *L)
     double fraction = luaL_checknumber(L, 2);
     void **boxes[2] = { ms_lua_box(L, DATASET), ms_lua_box(L, DATASET) };
     ms_dataset *first = NULL, *rest = NULL;
-    if (ms_dataset_split(ms_lua_context(L), dataset, fraction, &first, &rest)) return ms_lua_io_failed(L);
+    if (ms_dataset_split(ms_lua_context(L), dataset, fraction, &first, &rest))
+        return ms_lua_io_failed(L);
     *boxes[0] = first;
     *boxes[1] = rest;
     return 2;
@@ -73,7 +77,9 @@ static int loader_gc(lua_State *L)
 /* core.loader(dataset, options): options as in api.lua, with rank and ranks instead of a group */
 static int loader_new(lua_State *L)
 {
-    static const char *const keys[] = { "batch", "length", "shuffle", "seed", "rank", "ranks", NULL };
+    static const char *const keys[] = {
+        "batch", "length", "shuffle", "seed", "rank", "ranks", NULL
+    };
     ms_engine *engine = ms_lua_enter(L);
     ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -82,11 +88,13 @@ static int loader_new(lua_State *L)
         .batch = (uint32_t)ms_lua_field_integer(L, 2, "batch", 0, 1, INT32_MAX),
         .length = (uint32_t)ms_lua_field_integer(L, 2, "length", 0, 1, INT32_MAX),
         .shuffle = ms_lua_field_boolean(L, 2, "shuffle", false),
-        .seed = (uint64_t)ms_lua_field_integer(L, 2, "seed", (int64_t)ms_engine_random(engine).seed, INT64_MIN, INT64_MAX),
+        .seed = (uint64_t)ms_lua_field_integer(L, 2, "seed", (int64_t)ms_engine_random(engine).seed,
+                                               INT64_MIN, INT64_MAX),
         .rank = (uint32_t)ms_lua_field_integer(L, 2, "rank", 0, 0, INT32_MAX),
         .ranks = (uint32_t)ms_lua_field_integer(L, 2, "ranks", 1, 1, INT32_MAX),
     };
-    if (options.batch == 0) return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
+    if (options.batch == 0)
+        return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
     void **box = ms_lua_box(L, LOADER);
     ms_loader *loader = NULL;
     ms_lua_ok(L, ms_loader_new(ms_engine_context(engine), dataset, &options, &loader));
@@ -95,7 +103,8 @@ static int loader_new(lua_State *L)
 }
 
 /* New tensors for x and y of that many rows, in handles that are on the stack already. */
-static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t rows, ms_tensor *out[2])
+static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t rows,
+                           ms_tensor *out[2])
 {
     ms_dtype dtype;
     int64_t shape[3];
@@ -103,13 +112,17 @@ static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t 
     uint32_t dims = ms_loader_shape(loader, rows, &dtype, shape);
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &x);
     if (!status) status = ms_tensor_new(engine, MS_I64, dims == 2 ? 2 : 1, shape, &y);
-    if (status) { ms_tensor_release(x); return status; }
+    if (status) {
+        ms_tensor_release(x);
+        return status;
+    }
     out[0] = x;
     out[1] = y;
     return MS_OK;
 }
 
-static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2], const ms_batch *batch, ms_status status)
+static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2],
+                      const ms_batch *batch, ms_status status)
 {
     if (!status) status = ms_tensor_write(pair[0], batch->x, batch->x_bytes);
     if (!status) status = ms_tensor_write(pair[1], batch->y, batch->y_bytes);
@@ -144,7 +157,8 @@ static int batches_step(lua_State *L)
     ms_dtype dtype;
     int64_t shape[3];
     uint32_t rows = ms_loader_rows(loader), dims = ms_loader_shape(loader, rows, &dtype, shape);
-    size_t x_bytes = rows * (size_t)shape[1] * (dims == 2 ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
+    size_t x_bytes =
+        rows * (size_t)shape[1] * (dims == 2 ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
     size_t y_bytes = dims == 2 ? x_bytes : rows * sizeof(int64_t);
     if (index >= lua_tointeger(L, lua_upvalueindex(4))) return 0;
     ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
@@ -180,8 +194,14 @@ static int loader_batches(lua_State *L)
 static int loader_state(lua_State *L)
 {
     ms_loader_state state = ms_loader_get_state(ms_lua_unbox(L, 1, LOADER));
-    const struct { const char *name; uint64_t value; } fields[] = {
-        { "seed", state.seed }, { "epoch", state.epoch }, { "position", state.position }, { "samples", state.samples },
+    const struct {
+        const char *name;
+        uint64_t value;
+    } fields[] = {
+        { "seed", state.seed },
+        { "epoch", state.epoch },
+        { "position", state.position },
+        { "samples", state.samples },
     };
     lua_createtable(L, 0, 4);
     for (int i = 0; i < 4; i++) {
@@ -242,7 +262,8 @@ static int to_text(lua_State *L)
     ms_lua_enter(L);
     ms_tensor *tokens = ms_lua_tensor(L, 1);
     ms_dtype dtype = ms_tensor_dtype(tokens);
-    if (ms_dtype_is_float(dtype) || dtype == MS_BOOL) return ms_lua_error(L, "to_text: tokens are integers, these are %s", ms_dtype_name(dtype));
+    if (ms_dtype_is_float(dtype) || dtype == MS_BOOL)
+        return ms_lua_error(L, "to_text: tokens are integers, these are %s", ms_dtype_name(dtype));
     size_t count = (size_t)ms_tensor_count(tokens);
     void *data = lua_newuserdatauv(L, ms_tensor_bytes(tokens) + 1, 0);
     if (count) ms_lua_ok(L, ms_tensor_read(tokens, data, ms_tensor_bytes(tokens)));
@@ -250,7 +271,8 @@ static int to_text(lua_State *L)
     char *text = luaL_buffinitsize(L, &buffer, count);
     for (size_t i = 0; i < count; i++) {
         int64_t token = token_at(dtype, data, i);
-        if (token < 0 || token > 255) return ms_lua_error(L, "to_text: token %lld is no byte", (long long)token);
+        if (token < 0 || token > 255)
+            return ms_lua_error(L, "to_text: token %lld is no byte", (long long)token);
         text[i] = (char)token;
     }
     luaL_pushresultsize(&buffer, count);
@@ -258,15 +280,30 @@ static int to_text(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    { "dataset_bytes", dataset_bytes }, { "dataset_tokens", dataset_tokens }, { "dataset_images", dataset_images }, { "loader", loader_new },
-    { "to_tokens", to_tokens }, { "to_text", to_text }, { NULL, NULL },
+    { "dataset_bytes", dataset_bytes },
+    { "dataset_tokens", dataset_tokens },
+    { "dataset_images", dataset_images },
+    { "loader", loader_new },
+    { "to_tokens", to_tokens },
+    { "to_text", to_text },
+    { NULL, NULL },
 };
-static const luaL_Reg dataset_methods[] = { { "size", dataset_size }, { "split", dataset_split }, { NULL, NULL } };
+static const luaL_Reg dataset_methods[] = { { "size", dataset_size },
+                                            { "split", dataset_split },
+                                            { NULL, NULL } };
 static const luaL_Reg loader_methods[] = {
-    { "next", loader_next }, { "batches", loader_batches }, { "state", loader_state }, { "load_state", loader_load_state }, { NULL, NULL },
+    { "next", loader_next },
+    { "batches", loader_batches },
+    { "state", loader_state },
+    { "load_state", loader_load_state },
+    { NULL, NULL },
 };
-static const luaL_Reg dataset_metamethods[] = { { "__gc", dataset_gc }, { "__close", dataset_gc }, { NULL, NULL } };
-static const luaL_Reg loader_metamethods[] = { { "__gc", loader_gc }, { "__close", loader_gc }, { NULL, NULL } };
+static const luaL_Reg dataset_metamethods[] = { { "__gc", dataset_gc },
+                                                { "__close", dataset_gc },
+                                                { NULL, NULL } };
+static const luaL_Reg loader_metamethods[] = { { "__gc", loader_gc },
+                                               { "__close", loader_gc },
+                                               { NULL, NULL } };
 
 void ms_open_dataset(lua_State *L, int runtime)
 {

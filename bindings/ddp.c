@@ -15,7 +15,8 @@ typedef struct reducer_box {
 
 /* ----------------------------------------------------------------- reducers */
 
-/* Tensors and their names, two lists of one length at `tensors` and `names`; in a userdata on the stack. */
+/* Tensors and their names, two lists of one length at `tensors` and `names`; in a userdata on the
+ * stack. */
 static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int names, uint32_t *count)
 {
     luaL_checktype(L, tensors, LUA_TTABLE);
@@ -25,7 +26,8 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     for (uint32_t i = 0; i < *count; i++) {
         lua_rawgeti(L, tensors, (lua_Integer)i + 1);
         lua_rawgeti(L, names, (lua_Integer)i + 1);
-        parameters[i] = (ms_reducer_parameter){ .tensor = ms_lua_tensor(L, -2), .name = luaL_checkstring(L, -1) };
+        parameters[i] = (ms_reducer_parameter){ .tensor = ms_lua_tensor(L, -2),
+                                                .name = luaL_checkstring(L, -1) };
         lua_pop(L, 2);
     }
     return parameters;
@@ -46,7 +48,8 @@ static void set_count(lua_State *L, const char *name, uint64_t count)
 static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
-    if (!box->reducer) ms_lua_error(L, "ddp: this model was unwrapped; use the module inside, or wrap it anew");
+    if (!box->reducer)
+        ms_lua_error(L, "ddp: this model was unwrapped; use the module inside, or wrap it anew");
     return box->reducer;
 }
 
@@ -72,8 +75,9 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph =, planned =, delayed = how many of the last,
- * delayed_dtype = what those travel in?, links = { { kind = ... } ... } } or { hook = f(bucket) -> future }) */
+/* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph
+ * =, planned =, delayed = how many of the last, delayed_dtype = what those travel in?, links = { {
+ * kind = ... } ... } } or { hook = f(bucket) -> future }) */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -96,7 +100,8 @@ static int reducer(lua_State *L)
     lua_getfield(L, 3, "group");
     options.group = ms_lua_group(L, -1);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) {
-        if (lua_rawlen(L, -1) > MS_CHAIN_LINKS) return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
+        if (lua_rawlen(L, -1) > MS_CHAIN_LINKS)
+            return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
         for (; options.link_count < lua_rawlen(L, -1); options.link_count++) {
             lua_rawgeti(L, -1, (lua_Integer)options.link_count + 1);
             lua_getfield(L, -1, "core");
@@ -157,11 +162,13 @@ static int reducer_shadow(lua_State *L)
 static int reducer_divisor(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
-    ms_reducer_set_divisor(r, (uint32_t)ms_lua_integer(L, 2, 1, ms_group_size(ms_reducer_group(r)), "divisor"));
+    ms_reducer_set_divisor(
+        r, (uint32_t)ms_lua_integer(L, 2, 1, ms_group_size(ms_reducer_group(r)), "divisor"));
     return 0;
 }
 
-/* reducer:layout() -> how often buckets were made, how many passes with the present ones were reduced */
+/* reducer:layout() -> how often buckets were made, how many passes with the present ones were
+ * reduced */
 static int reducer_layout(lua_State *L)
 {
     uint64_t passes;
@@ -182,7 +189,9 @@ static int reducer_await_times(lua_State *L)
 static int reducer_is_used(lua_State *L)
 {
     bool known;
-    lua_pushboolean(L, ms_reducer_is_used(check_reducer(L), (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1, &known));
+    lua_pushboolean(L, ms_reducer_is_used(
+                           check_reducer(L),
+                           (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1, &known));
     lua_pushboolean(L, known);
     return 2;
 }
@@ -262,8 +271,12 @@ static ms_status on_reduced(void *user, uint32_t bucket)
     const reduced_user *u = user;
     lua_State *L = u->callback->L;
     ms_engine *engine = u->callback->runtime->engine;
-    if (!lua_checkstack(L, 12)) return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
-    if (!ms_callback_push(u->callback)) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: the ddp model of these parameters is gone, with what steps them: call unwrap() before it goes");
+    if (!lua_checkstack(L, 12))
+        return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
+    if (!ms_callback_push(u->callback))
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: the ddp model of these parameters is gone, with what steps "
+                              "them: call unwrap() before it goes");
     lua_pushlightuserdata(L, u->reducer);
     lua_pushinteger(L, bucket);
     return ms_lua_hook(L, u->callback->runtime, 2, 0);
@@ -277,8 +290,8 @@ static void free_on_reduced(void *user)
     ms_release(&runtime->context, u);
 }
 
-/* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once its reduction is enqueued, g behind the last; both as hooks.
- * reducer:on_reduced(): nobody. */
+/* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once
+ * its reduction is enqueued, g behind the last; both as hooks. reducer:on_reduced(): nobody. */
 static int reducer_on_reduced(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -306,7 +319,8 @@ static int reducer_on_reduced(lua_State *L)
     return 0;
 }
 
-/* reducer:bucket_times() -> list of { index, bytes, positions, ready_ms, reduce_ms } in order of index; the times are nil while none with these buckets are known */
+/* reducer:bucket_times() -> list of { index, bytes, positions, ready_ms, reduce_ms } in order of
+ * index; the times are nil while none with these buckets are known */
 static int reducer_bucket_times(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -342,13 +356,15 @@ static int reducer_record(lua_State *L)
     return 0;
 }
 
-/* reducer:arrivals() -> list of { position, ms } in the order in which gradients came in the last pass that was recorded; nil if there was none */
+/* reducer:arrivals() -> list of { position, ms } in the order in which gradients came in the last
+ * pass that was recorded; nil if there was none */
 static int reducer_arrivals(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
     uint32_t most = 0;
     for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) most += ms_reducer_bucket(r, b)->count;
-    uint64_t *ns = lua_newuserdatauv(L, ((size_t)most + 1) * (sizeof(uint64_t) + sizeof(uint32_t)), 0);
+    uint64_t *ns =
+        lua_newuserdatauv(L, ((size_t)most + 1) * (sizeof(uint64_t) + sizeof(uint32_t)), 0);
     uint32_t *order = (uint32_t *)(ns + most + 1);
     uint32_t count = ms_reducer_arrivals(r, order, ns);
     if (count == 0) return 0;
@@ -362,7 +378,8 @@ static int reducer_arrivals(lua_State *L)
     return 1;
 }
 
-/* A list of lists of positions (from 1), flat, from 0; sizes behind it. In a userdata on the stack. */
+/* A list of lists of positions (from 1), flat, from 0; sizes behind it. In a userdata on the
+ * stack. */
 static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32_t **sizes)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -392,7 +409,8 @@ static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32
 /* reducer:assign(lists of positions, bucket after bucket) */
 static int reducer_assign(lua_State *L)
 {
-    ms_lua_refuse_in_hook(L, "assigning buckets", "they change between a backward and the next forward");
+    ms_lua_refuse_in_hook(L, "assigning buckets",
+                          "they change between a backward and the next forward");
     ms_lua_enter(L);
     ms_reducer *r = check_reducer(L);
     uint32_t buckets = 0, *sizes = NULL;
@@ -401,14 +419,21 @@ static int reducer_assign(lua_State *L)
     return 0;
 }
 
-/* core.ddp_assign(bytes, keys, limits) -> lists of positions: cuts items (only those of equal integer keys share a bucket) by the limits in bytes */
+/* core.ddp_assign(bytes, keys, limits) -> lists of positions: cuts items (only those of equal
+ * integer keys share a bucket) by the limits in bytes */
 static int ddp_assign(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
-    uint32_t count = (uint32_t)lua_rawlen(L, 1), limit_count = (uint32_t)lua_rawlen(L, 3), buckets = 0;
-    uint64_t *bytes = lua_newuserdatauv(L, ((size_t)count + limit_count + 1) * sizeof(uint64_t) + 3 * (size_t)count * sizeof(uint32_t), 0), *limits = bytes + count;
-    uint32_t *keys = (uint32_t *)(limits + limit_count), *order = keys + count, *sizes = order + count;
+    uint32_t count = (uint32_t)lua_rawlen(L, 1), limit_count = (uint32_t)lua_rawlen(L, 3),
+             buckets = 0;
+    uint64_t *bytes = lua_newuserdatauv(L,
+                                        ((size_t)count + limit_count + 1) * sizeof(uint64_t)
+                                            + 3 * (size_t)count * sizeof(uint32_t),
+                                        0),
+             *limits = bytes + count;
+    uint32_t *keys = (uint32_t *)(limits + limit_count), *order = keys + count,
+             *sizes = order + count;
     for (uint32_t i = 0; i < count; i++) {
         lua_rawgeti(L, 1, (lua_Integer)i + 1);
         lua_rawgeti(L, 2, (lua_Integer)i + 1);
@@ -421,7 +446,8 @@ static int ddp_assign(lua_State *L)
         limits[i] = (uint64_t)ms_lua_integer(L, -1, 1, INT64_MAX, "limit");
         lua_pop(L, 1);
     }
-    ms_lua_ok(L, ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets));
+    ms_lua_ok(
+        L, ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets));
     lua_createtable(L, (int)buckets, 0);
     for (uint32_t b = 0; b < buckets; order += sizes[b++]) {
         lua_createtable(L, (int)sizes[b], 0);
@@ -469,7 +495,8 @@ static int reducer_step_end(lua_State *L)
     return 0;
 }
 
-/* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for each link; empty where they are not told apart. Behind stats(). */
+/* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for
+ * each link; empty where they are not told apart. Behind stats(). */
 static int reducer_link_stats(lua_State *L)
 {
     const ms_reducer *reducer = check_reducer(L);
@@ -488,8 +515,9 @@ static int reducer_link_stats(lua_State *L)
     return 1;
 }
 
-/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls, payload_bytes, wire_bytes } of the last pass that has ended; error: of
- * the last that failed, or nil */
+/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
+ * payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or
+ * nil */
 static int reducer_stats(lua_State *L)
 {
     ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
@@ -526,7 +554,8 @@ static int ddp_broadcast(lua_State *L)
 {
     ms_lua_enter(L);
     ms_group *group = ms_lua_group(L, 1);
-    uint32_t count = 0, root = (uint32_t)ms_lua_integer(L, 3, 0, (int64_t)ms_group_size(group) - 1, "rank");
+    uint32_t count = 0,
+             root = (uint32_t)ms_lua_integer(L, 3, 0, (int64_t)ms_group_size(group) - 1, "rank");
     ms_tensor **tensors = ms_lua_tensor_list(L, 2, &count);
     ms_lua_ok(L, ms_ddp_broadcast(group, tensors, count, root));
     return 0;
@@ -534,14 +563,35 @@ static int ddp_broadcast(lua_State *L)
 
 void ms_open_ddp(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "reducer", reducer }, { "ddp_assign", ddp_assign }, { "ddp_compare", ddp_compare }, { "ddp_broadcast", ddp_broadcast }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "reducer", reducer },
+                                          { "ddp_assign", ddp_assign },
+                                          { "ddp_compare", ddp_compare },
+                                          { "ddp_broadcast", ddp_broadcast },
+                                          { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "forward", reducer_forward }, { "forward_end", reducer_forward_end }, { "step_end", reducer_step_end }, { "stats", reducer_stats }, { "link_stats", reducer_link_stats }, { "no_sync", reducer_no_sync },
-        { "rebuild", reducer_rebuild }, { "rebuild_due", reducer_rebuild_due },
-        { "free", reducer_free }, { "buckets", reducer_buckets }, { "outputs", reducer_outputs }, { "shadow", reducer_shadow },
-        { "divisor", reducer_divisor }, { "record", reducer_record }, { "arrivals", reducer_arrivals }, { "assign", reducer_assign }, { "is_fake", reducer_is_fake },
-        { "is_used", reducer_is_used }, { "layout", reducer_layout }, { "await_times", reducer_await_times },
-        { "on_reduced", reducer_on_reduced }, { "bucket_times", reducer_bucket_times }, { NULL, NULL },
+        { "forward", reducer_forward },
+        { "forward_end", reducer_forward_end },
+        { "step_end", reducer_step_end },
+        { "stats", reducer_stats },
+        { "link_stats", reducer_link_stats },
+        { "no_sync", reducer_no_sync },
+        { "rebuild", reducer_rebuild },
+        { "rebuild_due", reducer_rebuild_due },
+        { "free", reducer_free },
+        { "buckets", reducer_buckets },
+        { "outputs", reducer_outputs },
+        { "shadow", reducer_shadow },
+        { "divisor", reducer_divisor },
+        { "record", reducer_record },
+        { "arrivals", reducer_arrivals },
+        { "assign", reducer_assign },
+        { "is_fake", reducer_is_fake },
+        { "is_used", reducer_is_used },
+        { "layout", reducer_layout },
+        { "await_times", reducer_await_times },
+        { "on_reduced", reducer_on_reduced },
+        { "bucket_times", reducer_bucket_times },
+        { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };

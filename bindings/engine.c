@@ -1,4 +1,5 @@
-/* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine has. */
+/* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine
+ * has. */
 #include "bindings/runtime.h"
 
 #include <stdio.h>
@@ -19,7 +20,9 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
     for (int i = 0; i < 3; i++) more = lua_getfield(L, 1, fields[i]) != LUA_TNIL || more;
     lua_pop(L, 3);
     if (!named && !more) return;
-    if (!named) ms_lua_error(L, "init: rank, world_size and rendezvous belong to a group: \"local\" or \"fake\"");
+    if (!named)
+        ms_lua_error(
+            L, "init: rank, world_size and rendezvous belong to a group: \"local\" or \"fake\"");
     if (group >= 2) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
     uint32_t most = group == 0 ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
     uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
@@ -30,30 +33,43 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
         runtime->rank = rank;
         return;
     }
-    if (runtime->rendezvous) ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
-    if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING) ms_lua_error(L, "init: group \"local\" needs rendezvous, the path of a socket that all its ranks share");
-    ms_rendezvous_options options = { .ranks = size, .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024),
-                                      .heap_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", 0, 0, INT64_MAX) };
-    if (ms_rendezvous_meet(&runtime->context, &options, lua_tostring(L, -1), rank, &runtime->rendezvous)) luaL_error(L, "%s", runtime->context.error.message);
+    if (runtime->rendezvous)
+        ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
+    if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING)
+        ms_lua_error(L, "init: group \"local\" needs rendezvous, the path of a socket that all its "
+                        "ranks share");
+    ms_rendezvous_options options = {
+        .ranks = size,
+        .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024),
+        .heap_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", 0, 0, INT64_MAX)
+    };
+    if (ms_rendezvous_meet(&runtime->context, &options, lua_tostring(L, -1), rank,
+                           &runtime->rendezvous))
+        luaL_error(L, "%s", runtime->context.error.message);
     lua_pop(L, 1);
     runtime->rank = rank;
 }
 
-/* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=, world_size=, rendezvous= }: settings for the engine that
- * starts at first use. */
+/* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
+ * world_size=, rendezvous= }: settings for the engine that starts at first use. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = { "device", "threads", "strict", "seed", "pin", "cpu", "memory_bytes", "group", "rank", "world_size", "rendezvous", NULL };
+    static const char *const keys[] = { "device", "threads",    "strict",       "seed",
+                                        "pin",    "cpu",        "memory_bytes", "group",
+                                        "rank",   "world_size", "rendezvous",   NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
-    if (runtime->engine) return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");
+    if (runtime->engine)
+        return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");
     ms_engine_options settings = runtime->settings;
     settings.threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", settings.threads, 0, 1024);
     settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
     settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
-    settings.seed = (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
-    settings.memory_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
+    settings.seed =
+        (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
+    settings.memory_bytes = (uint64_t)ms_lua_field_integer(
+        L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
     struct {
         const char *name;
         char *text;
@@ -67,7 +83,8 @@ static int configure(lua_State *L)
         if (lua_getfield(L, 1, texts[i].name) != LUA_TNIL) {
             size_t bytes;
             const char *given = luaL_checklstring(L, -1, &bytes);
-            if (bytes >= texts[i].bytes) return ms_lua_error(L, "%s '%.40s...' is unknown", texts[i].name, given);
+            if (bytes >= texts[i].bytes)
+                return ms_lua_error(L, "%s '%.40s...' is unknown", texts[i].name, given);
             memcpy(texts[i].text, given, bytes + 1);
             *texts[i].setting = texts[i].text;
         }
@@ -144,7 +161,8 @@ static int random_state(lua_State *L)
 
 static int set_random_state(lua_State *L)
 {
-    ms_random random = { .seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed"), .step = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "step"),
+    ms_random random = { .seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed"),
+                         .step = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "step"),
                          .draw = (uint64_t)ms_lua_integer(L, 3, 0, INT64_MAX, "draw") };
     ms_engine_set_random(ms_lua_enter(L), random);
     return 0;
@@ -207,7 +225,8 @@ static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
     const char *message = luaL_checkstring(L, 1);
-    int code = runtime->exit_message[0] && strstr(message, runtime->exit_message) ? runtime->exit_code : 1;
+    int code =
+        runtime->exit_message[0] && strstr(message, runtime->exit_message) ? runtime->exit_code : 1;
     lua_pushinteger(L, strstr(message, "not enough memory") ? 8 : code);
     return 1;
 }
@@ -249,7 +268,8 @@ static int traceback(lua_State *L)
 /* core.raise(message): raises with the user's line in front. */
 static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
 
-/* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run that ends with it is noted. */
+/* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run
+ * that ends with it is noted. */
 static int refuse(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -272,7 +292,7 @@ static int nearest(lua_State *L)
     const char **names = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *names, 0);
     luaL_checkstack(L, (int)count + 2, "names");
     for (lua_Integer i = 0; i < count; i++) {
-        lua_rawgeti(L, 2, i + 1);              /* the table keeps the strings alive */
+        lua_rawgeti(L, 2, i + 1); /* the table keeps the strings alive */
         names[i] = luaL_checkstring(L, -1);
         lua_pop(L, 1);
     }
@@ -289,7 +309,8 @@ static ms_task_result nothing(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* core.bench_enqueue(count) -> nanoseconds that enqueueing one task with three storages takes the host */
+/* core.bench_enqueue(count) -> nanoseconds that enqueueing one task with three storages takes the
+ * host */
 static int bench_enqueue(lua_State *L)
 {
     static const ms_task task = { .name = "nothing", .function = nothing, .args_bytes = 64 };
@@ -301,13 +322,18 @@ static int bench_enqueue(lua_State *L)
     ms_status status = MS_OK;
     for (int i = 0; i < 3 && !status; i++) status = ms_storage_new(stream, 64, &storages[i]);
     ms_access accesses[3];
-    for (int i = 0; i < 3; i++) accesses[i] = (ms_access){ .storage = storages[i], .cells = 1, .mode = i ? MS_READ : MS_WRITE };
+    for (int i = 0; i < 3; i++)
+        accesses[i] =
+            (ms_access){ .storage = storages[i], .cells = 1, .mode = i ? MS_READ : MS_WRITE };
     uint64_t spent = 0;
     char arguments[64] = { 0 };
-    /* In pieces that fit into the ring, so that it is enqueueing that is measured and not waiting for room. */
+    /* In pieces that fit into the ring, so that it is enqueueing that is measured and not waiting
+     * for room. */
     for (int64_t done = 0; done < count && !status; done += 500) {
         uint64_t start = os->monotonic_ns(os->user);
-        for (int i = 0; i < 500 && !status; i++) status = ms_stream_enqueue(stream, &task, arguments, accesses, 3, (ms_task_cost){ 0 }, NULL);
+        for (int i = 0; i < 500 && !status; i++)
+            status =
+                ms_stream_enqueue(stream, &task, arguments, accesses, 3, (ms_task_cost){ 0 }, NULL);
         spent += os->monotonic_ns(os->user) - start;
         if (!status) status = ms_stream_sync(stream);
     }
@@ -320,11 +346,28 @@ static int bench_enqueue(lua_State *L)
 void ms_open_engine(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = {
-        { "configure", configure }, { "memory", memory }, { "reset_peak", reset_peak }, { "collect", collect }, { "set_peak", set_peak }, { "synchronize", synchronize },
-        { "seed", seed }, { "random_state", random_state }, { "set_random_state", set_random_state }, { "flops", flops }, { "info", info },
-        { "is_sim", is_sim }, { "in_hook", in_hook }, { "exit_code", exit_code }, { "line", line },
-        { "is_library", is_library }, { "raise", raise }, { "refuse", refuse }, { "traceback", traceback },
-        { "nearest", nearest }, { "bench_enqueue", bench_enqueue }, { NULL, NULL },
+        { "configure", configure },
+        { "memory", memory },
+        { "reset_peak", reset_peak },
+        { "collect", collect },
+        { "set_peak", set_peak },
+        { "synchronize", synchronize },
+        { "seed", seed },
+        { "random_state", random_state },
+        { "set_random_state", set_random_state },
+        { "flops", flops },
+        { "info", info },
+        { "is_sim", is_sim },
+        { "in_hook", in_hook },
+        { "exit_code", exit_code },
+        { "line", line },
+        { "is_library", is_library },
+        { "raise", raise },
+        { "refuse", refuse },
+        { "traceback", traceback },
+        { "nearest", nearest },
+        { "bench_enqueue", bench_enqueue },
+        { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
     lua_pushstring(L, MS_VERSION);

@@ -12,7 +12,8 @@ static int requires_grad(lua_State *L)
 static int set_requires_grad(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_lua_ok(L, ms_tensor_set_requires_grad(ms_lua_tensor(L, 1), lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
+    ms_lua_ok(L, ms_tensor_set_requires_grad(ms_lua_tensor(L, 1),
+                                             lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
     lua_settop(L, 1);
     return 1;
 }
@@ -37,14 +38,20 @@ static void push_table_of(lua_State *L, int index)
     lua_setiuservalue(L, index, 1);
 }
 
-/* One handle for a gradient, whoever asks and how often: so that consuming it gives its memory back at once. */
+/* One handle for a gradient, whoever asks and how often: so that consuming it gives its memory back
+ * at once. */
 static int grad(lua_State *L)
 {
     ms_lua_enter(L);
     ms_tensor *gradient = ms_tensor_grad(ms_lua_tensor(L, 1));
-    if (!gradient) { lua_pushnil(L); return 1; }
+    if (!gradient) {
+        lua_pushnil(L);
+        return 1;
+    }
     push_table_of(L, 1);
-    if (lua_getfield(L, -1, "grad") == LUA_TUSERDATA && ((ms_handle *)lua_touserdata(L, -1))->tensor == gradient) return 1;
+    if (lua_getfield(L, -1, "grad") == LUA_TUSERDATA
+        && ((ms_handle *)lua_touserdata(L, -1))->tensor == gradient)
+        return 1;
     lua_pop(L, 1);
     ms_handle *handle = ms_lua_new_handle(L);
     lua_pushvalue(L, -1);
@@ -66,7 +73,9 @@ static int consume_grad(lua_State *L)
     ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), NULL));
     if (lua_getiuservalue(L, 1, 1) != LUA_TTABLE) return 0;
     if (lua_getfield(L, -1, "grad") != LUA_TUSERDATA) return 0;
-    ms_handle_drop(lua_touserdata(L, -1), "was consumed with its gradient by an optimizer or zero_grad; clone it to keep its values");
+    ms_handle_drop(
+        lua_touserdata(L, -1),
+        "was consumed with its gradient by an optimizer or zero_grad; clone it to keep its values");
     lua_pushnil(L);
     lua_setfield(L, -3, "grad");
     return 0;
@@ -116,7 +125,8 @@ static int backward(lua_State *L)
         lua_pop(L, 1);
     }
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
-    /* What the forward pass dropped is not needed any more: without it backward can write where it was. */
+    /* What the forward pass dropped is not needed any more: without it backward can write where it
+     * was. */
     ms_lua_collect_above(L, runtime, runtime->live_after_backward);
     ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
     runtime->backwards++;
@@ -139,19 +149,26 @@ static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **repl
     ms_callback *callback = user;
     lua_State *L = callback->L;
     ms_runtime *runtime = callback->runtime;
-    if (!lua_checkstack(L, 10)) return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
+    if (!lua_checkstack(L, 10))
+        return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a gradient hook");
     if (!ms_callback_push(callback)) return MS_OK;
     lua_pushlightuserdata(L, gradient);
     ms_status status = ms_lua_hook(L, runtime, 1, 1);
     if (status) return status;
     ms_handle *returned = luaL_testudata(L, -1, MS_TENSOR_TYPE);
-    if (returned && returned->tensor && returned->tensor != gradient) *replacement = ms_tensor_retain(returned->tensor);
-    else if (!returned && !lua_isnil(L, -1)) status = ms_engine_fail(runtime->engine, MS_ERROR_ARGUMENT, "on_grad: the hook returned %s; a tensor or nothing is expected", luaL_typename(L, -1));
+    if (returned && returned->tensor && returned->tensor != gradient)
+        *replacement = ms_tensor_retain(returned->tensor);
+    else if (!returned && !lua_isnil(L, -1))
+        status = ms_engine_fail(runtime->engine, MS_ERROR_ARGUMENT,
+                                "on_grad: the hook returned %s; a tensor or nothing is expected",
+                                luaL_typename(L, -1));
     lua_pop(L, 1);
     return status;
 }
 
-/* The function that the engine calls for a hook: upvalue 2 is the user's; makes a handle of the borrowed gradient, which ends with the call. */
+/* The function that the engine calls for a hook: upvalue 2 is the user's; makes a handle of the
+ * borrowed gradient, which ends with the call. */
 static int call_with_gradient(lua_State *L)
 {
     ms_tensor *gradient = lua_touserdata(L, 1);
@@ -160,7 +177,9 @@ static int call_with_gradient(lua_State *L)
     lua_pushvalue(L, lua_upvalueindex(2));
     lua_pushvalue(L, -2);
     lua_call(L, 1, 1);
-    if (lua_touserdata(L, -1) != handle) ms_handle_drop(handle, "was only valid inside its gradient hook; clone it to keep its values");
+    if (lua_touserdata(L, -1) != handle)
+        ms_handle_drop(handle,
+                       "was only valid inside its gradient hook; clone it to keep its values");
     return 1;
 }
 
@@ -169,7 +188,8 @@ static int remove_hook(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_handle *handle = luaL_testudata(L, lua_upvalueindex(2), MS_TENSOR_TYPE);
-    if (runtime->engine && handle && handle->tensor) ms_tensor_remove_hook(handle->tensor, (uint64_t)lua_tointeger(L, lua_upvalueindex(3)));
+    if (runtime->engine && handle && handle->tensor)
+        ms_tensor_remove_hook(handle->tensor, (uint64_t)lua_tointeger(L, lua_upvalueindex(3)));
     ms_callback_forget(L, lua_upvalueindex(2), lua_upvalueindex(4));
     return 0;
 }
@@ -207,12 +227,15 @@ static ms_status accumulated_hook(void *user, ms_tensor *leaf)
     (void)leaf;
     ms_callback *callback = user;
     lua_State *L = callback->L;
-    if (!lua_checkstack(L, 10)) return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a gradient hook");
+    if (!lua_checkstack(L, 10))
+        return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a gradient hook");
     if (!ms_callback_push(callback)) return MS_OK;
     return ms_lua_hook(L, callback->runtime, 0, 0);
 }
 
-/* Upvalue 2: the user's function; 3: the parameter. They refer to each other, and both live with the parameter. */
+/* Upvalue 2: the user's function; 3: the parameter. They refer to each other, and both live with
+ * the parameter. */
 static int call_with_parameter(lua_State *L)
 {
     lua_pushvalue(L, lua_upvalueindex(2));
@@ -233,7 +256,8 @@ static int on_grad_ready(lua_State *L)
     lua_pushcclosure(L, call_with_parameter, 3);
     ms_callback *callback = ms_callback_new(L, -1, 1);
     uint64_t id = 0;
-    ms_status status = ms_tensor_on_accumulated(t, accumulated_hook, callback, ms_callback_free, &id);
+    ms_status status =
+        ms_tensor_on_accumulated(t, accumulated_hook, callback, ms_callback_free, &id);
     if (status) ms_callback_free(callback);
     ms_lua_ok(L, status);
     return push_remover(L, id);
@@ -248,7 +272,8 @@ static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
     return false;
 }
 
-/* core.is_awaited(tensor or list): whether a node that a running backward still has to run reads the memory of one of them. */
+/* core.is_awaited(tensor or list): whether a node that a running backward still has to run reads
+ * the memory of one of them. */
 static int is_awaited(lua_State *L)
 {
     ms_lua_enter(L);
@@ -264,11 +289,13 @@ static ms_status unread_hook(void *user)
 {
     ms_callback *callback = user;
     if (!lua_checkstack(callback->L, 10))
-        return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a step that waits");
+        return ms_engine_fail(callback->runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a step that waits");
     return ms_callback_push(callback) ? ms_lua_hook(callback->L, callback->runtime, 0, 0) : MS_OK;
 }
 
-/* core.when_unread(list, f): f() as a hook, at once or after the last node of the running backwards that reads one of these tensors. */
+/* core.when_unread(list, f): f() as a hook, at once or after the last node of the running backwards
+ * that reads one of these tensors. */
 static int when_unread(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -276,13 +303,15 @@ static int when_unread(lua_State *L)
     luaL_checktype(L, 2, LUA_TFUNCTION);
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
     ms_callback *callback = ms_callback_new(L, 2, 0);
-    ms_lua_ok(L, ms_backward_when_unread(engine, tensors, count, unread_hook, callback, ms_callback_free));
+    ms_lua_ok(L, ms_backward_when_unread(engine, tensors, count, unread_hook, callback,
+                                         ms_callback_free));
     return 0;
 }
 
 /* ------------------------------------------------------------------- scopes */
 
-/* Calls the function at 1 with nothing and leaves its results; an error is raised again by ms_lua_ok after the caller has cleaned up. */
+/* Calls the function at 1 with nothing and leaves its results; an error is raised again by
+ * ms_lua_ok after the caller has cleaned up. */
 static ms_status call_scope(lua_State *L, int function)
 {
     lua_pushvalue(L, function);
@@ -307,7 +336,9 @@ static int autocast(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_dtype dtype = ms_lua_dtype(L, 1);
-    if (dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_F32) return ms_lua_error(L, "autocast: \"bf16\" or \"f16\" is expected (\"f32\" turns it off inside)");
+    if (dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_F32)
+        return ms_lua_error(
+            L, "autocast: \"bf16\" or \"f16\" is expected (\"f32\" turns it off inside)");
     luaL_checktype(L, 2, LUA_TFUNCTION);
     lua_settop(L, 2);
     ms_dtype before = ms_engine_autocast(engine);
@@ -326,7 +357,8 @@ static int is_recording(lua_State *L)
 
 /* ------------------------------------------------------------ recomputation */
 
-/* What recompute keeps: the function, and its arguments with tensors replaced by the engine's aliases at each run. */
+/* What recompute keeps: the function, and its arguments with tensors replaced by the engine's
+ * aliases at each run. */
 typedef struct recomputed {
     ms_callback *callback;
     uint32_t inputs;
@@ -356,21 +388,27 @@ static int run_recomputed(lua_State *L)
     luaL_checkstack(L, count + 8, "recompute");
     lua_pushvalue(L, lua_upvalueindex(2));
     for (int i = 1; i <= count; i++) {
-        if (lua_rawgeti(L, lua_upvalueindex(3), i) == LUA_TTABLE) {      /* any other value, boxed */
+        if (lua_rawgeti(L, lua_upvalueindex(3), i) == LUA_TTABLE) { /* any other value, boxed */
             lua_rawgeti(L, -1, 1);
             lua_remove(L, -2);
             continue;
         }
-        lua_pop(L, 1);                          /* false marks a tensor */
+        lua_pop(L, 1); /* false marks a tensor */
         ms_handle *handle = ms_lua_new_handle(L);
         ms_handle_fill(handle, ms_tensor_retain(io->inputs[used++]));
     }
     int base = lua_gettop(L) - count;
     lua_call(L, count, LUA_MULTRET);
     int results = lua_gettop(L) - base + 1;
-    if (results < 1 || results > MS_RECOMPUTE_OUTPUTS) return ms_lua_error(L, "recompute: the function returned %d values; 1 to %d tensors are expected", results, MS_RECOMPUTE_OUTPUTS);
+    if (results < 1 || results > MS_RECOMPUTE_OUTPUTS)
+        return ms_lua_error(
+            L, "recompute: the function returned %d values; 1 to %d tensors are expected", results,
+            MS_RECOMPUTE_OUTPUTS);
     for (int i = 0; i < results; i++) {
-        if (!ms_lua_is_tensor(L, base + i)) return ms_lua_error(L, "recompute: value %d that the function returned is a %s, not a tensor", i + 1, luaL_typename(L, base + i));
+        if (!ms_lua_is_tensor(L, base + i))
+            return ms_lua_error(
+                L, "recompute: value %d that the function returned is a %s, not a tensor", i + 1,
+                luaL_typename(L, base + i));
         ms_lua_tensor(L, base + i);
     }
     for (int i = 0; i < results; i++) io->outputs[i] = ms_tensor_retain(ms_lua_tensor(L, base + i));
@@ -378,13 +416,15 @@ static int run_recomputed(lua_State *L)
     return 0;
 }
 
-static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count)
+static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t input_count,
+                                ms_tensor **outputs, uint32_t *count)
 {
     recomputed *kept = user;
     lua_State *L = kept->callback->L;
     recompute_io io = { .inputs = inputs, .input_count = input_count, .outputs = outputs };
     if (!lua_checkstack(L, 10) || !ms_callback_push(kept->callback))
-        return ms_engine_fail(kept->callback->runtime->engine, MS_ERROR_MEMORY, "no room on the Lua stack for a recomputed function");
+        return ms_engine_fail(kept->callback->runtime->engine, MS_ERROR_MEMORY,
+                              "no room on the Lua stack for a recomputed function");
     lua_pushlightuserdata(L, &io);
     kept->begin = ms_handle_count(kept->callback->runtime);
     ms_status status = ms_lua_call(L, kept->callback->runtime, 1, 0);
@@ -397,7 +437,9 @@ static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t i
 static void recompute_done(void *user)
 {
     const recomputed *kept = user;
-    ms_handles_drop(kept->callback->runtime, kept->begin, kept->end, "was made in a recomputed function and went with it; return it, or call keep()");
+    ms_handles_drop(
+        kept->callback->runtime, kept->begin, kept->end,
+        "was made in a recomputed function and went with it; return it, or call keep()");
 }
 
 static int recompute(lua_State *L)
@@ -440,7 +482,8 @@ static int recompute(lua_State *L)
     *kept = (recomputed){ .callback = callback, .inputs = tensors };
     ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
     uint32_t made = 0;
-    ms_status status = ms_recompute(engine, recompute_call, kept, recompute_done, recomputed_free, inputs, tensors, outputs, &made);
+    ms_status status = ms_recompute(engine, recompute_call, kept, recompute_done, recomputed_free,
+                                    inputs, tensors, outputs, &made);
     if (status) recomputed_free(kept);
     ms_lua_ok(L, status);
     for (uint32_t i = 0; i < made; i++) ms_handle_fill(handles[i], outputs[i]);
@@ -450,12 +493,27 @@ static int recompute(lua_State *L)
 
 void ms_open_grad(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "no_grad", no_grad }, { "autocast", autocast }, { "is_recording", is_recording }, { "recompute", recompute }, { "consume_grad", consume_grad }, { "backwards", backwards },
-                                          { "is_awaited", is_awaited }, { "when_unread", when_unread },
+    static const luaL_Reg functions[] = { { "no_grad", no_grad },
+                                          { "autocast", autocast },
+                                          { "is_recording", is_recording },
+                                          { "recompute", recompute },
+                                          { "consume_grad", consume_grad },
+                                          { "backwards", backwards },
+                                          { "is_awaited", is_awaited },
+                                          { "when_unread", when_unread },
                                           { "mark_gradients", mark_gradients },
-                                          { "is_marked", is_marked }, { "unmark", unmark }, { NULL, NULL } };
-    static const luaL_Reg methods[] = { { "requires_grad", requires_grad }, { "requires_grad_", set_requires_grad }, { "detach", detach }, { "grad", grad },
-                                        { "set_grad", set_grad }, { "backward", backward }, { "on_grad", on_grad }, { "on_grad_ready", on_grad_ready }, { NULL, NULL } };
+                                          { "is_marked", is_marked },
+                                          { "unmark", unmark },
+                                          { NULL, NULL } };
+    static const luaL_Reg methods[] = { { "requires_grad", requires_grad },
+                                        { "requires_grad_", set_requires_grad },
+                                        { "detach", detach },
+                                        { "grad", grad },
+                                        { "set_grad", set_grad },
+                                        { "backward", backward },
+                                        { "on_grad", on_grad },
+                                        { "on_grad_ready", on_grad_ready },
+                                        { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     lua_getfield(L, -1, "tensor_methods");
     ms_lua_register(L, runtime, methods);

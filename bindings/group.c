@@ -1,4 +1,5 @@
-/* group.c: process groups in Lua: the world, splitting, and collectives that return the stream behind whose last task the result is there. */
+/* group.c: process groups in Lua: the world, splitting, and collectives that return the stream
+ * behind whose last task the result is there. */
 #include "bindings/group.h"
 
 #include <string.h>
@@ -11,7 +12,10 @@ typedef struct group_box {
     uint32_t channel;
 } group_box;
 
-static const char *const kinds[] = { "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv", NULL };
+static const char *const kinds[] = { "all_reduce", "reduce",     "reduce_scatter",
+                                     "all_gather", "all_to_all", "broadcast",
+                                     "gather",     "scatter",    "send",
+                                     "recv",       NULL };
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_sum", NULL };
 
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
@@ -22,7 +26,10 @@ int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
     return 1;
 }
 
-static group_box *check_box(lua_State *L, int index) { return luaL_checkudata(L, index, MS_GROUP_TYPE); }
+static group_box *check_box(lua_State *L, int index)
+{
+    return luaL_checkudata(L, index, MS_GROUP_TYPE);
+}
 ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->group; }
 
 /* An engine that nobody gave a world is alone in one. */
@@ -67,13 +74,16 @@ static int group_name(lua_State *L)
 static int group_world_rank(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
-    lua_pushinteger(L, ms_group_world_rank(group, (uint32_t)ms_lua_integer(L, 2, 0, (int64_t)ms_group_size(group) - 1, "rank")));
+    lua_pushinteger(
+        L, ms_group_world_rank(group, (uint32_t)ms_lua_integer(
+                                          L, 2, 0, (int64_t)ms_group_size(group) - 1, "rank")));
     return 1;
 }
 
 static int group_channel(lua_State *L)
 {
-    return ms_lua_push_group(L, ms_lua_group(L, 1), (uint32_t)ms_lua_integer(L, 2, 1, MS_CHANNELS, "channel"));
+    return ms_lua_push_group(L, ms_lua_group(L, 1),
+                             (uint32_t)ms_lua_integer(L, 2, 1, MS_CHANNELS, "channel"));
 }
 
 static int group_equal(lua_State *L)
@@ -86,7 +96,9 @@ static int group_equal(lua_State *L)
 static int group_string(lua_State *L)
 {
     const group_box *box = check_box(L, 1);
-    lua_pushfstring(L, "group %s (rank %d of %d%s)", ms_group_name(box->group), (int)ms_group_rank(box->group), (int)ms_group_size(box->group), box->channel > 1 ? ", channel 2" : "");
+    lua_pushfstring(L, "group %s (rank %d of %d%s)", ms_group_name(box->group),
+                    (int)ms_group_rank(box->group), (int)ms_group_size(box->group),
+                    box->channel > 1 ? ", channel 2" : "");
     return 1;
 }
 
@@ -140,18 +152,23 @@ static int group_traffic(lua_State *L)
 
 /* ---------------------------------------------------------------- splitting */
 
-/* The lists at index 2 as numbers: how many there are, their lengths, and all ranks one behind the other. In a userdata on the stack. */
+/* The lists at index 2 as numbers: how many there are, their lengths, and all ranks one behind the
+ * other. In a userdata on the stack. */
 static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
 {
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_Integer parts = (lua_Integer)lua_rawlen(L, 2), total = 0;
-    if (parts < 1 || parts > size) ms_lua_error(L, "split: 1 to %d lists of ranks are expected, not %d", (int)size, (int)parts);
+    if (parts < 1 || parts > size)
+        ms_lua_error(L, "split: 1 to %d lists of ranks are expected, not %d", (int)size,
+                     (int)parts);
     for (lua_Integer p = 1; p <= parts; p++) {
-        if (lua_rawgeti(L, 2, p) != LUA_TTABLE) ms_lua_error(L, "split: part %d is no list of ranks", (int)p);
+        if (lua_rawgeti(L, 2, p) != LUA_TTABLE)
+            ms_lua_error(L, "split: part %d is no list of ranks", (int)p);
         total += (lua_Integer)lua_rawlen(L, -1);
         lua_pop(L, 1);
     }
-    if (total > size) ms_lua_error(L, "split: %d ranks are named, the group has %d", (int)total, (int)size);
+    if (total > size)
+        ms_lua_error(L, "split: %d ranks are named, the group has %d", (int)total, (int)size);
     *sizes = lua_newuserdatauv(L, (size_t)(parts + total) * sizeof **sizes, 0);
     uint32_t *next = *ranks = *sizes + parts;
     for (lua_Integer p = 1; p <= parts; p++) {
@@ -190,7 +207,10 @@ static int group_barrier(lua_State *L)
     ms_group *group = ms_lua_group(L, 1);
     ms_lua_refuse_in_hook(L, "barrier", "hooks only enqueue");
     ms_lua_enter(L);
-    uint64_t timeout = lua_isnoneornil(L, 2) ? 0 : (uint64_t)ms_lua_integer(L, 2, 1, INT64_MAX / 1000000, "timeout_ms") * 1000000u;
+    uint64_t timeout =
+        lua_isnoneornil(L, 2)
+            ? 0
+            : (uint64_t)ms_lua_integer(L, 2, 1, INT64_MAX / 1000000, "timeout_ms") * 1000000u;
     ms_lua_ok(L, ms_group_barrier(group, timeout));
     return 0;
 }
@@ -203,12 +223,14 @@ static void read_op(lua_State *L, int index, ms_collective *call)
     if (lua_isnoneornil(L, index)) return;
     if (!lua_istable(L, index)) {
         call->op = (ms_reduce_op)ms_lua_choice(L, index, ops, "op");
-        if (call->op == MS_REDUCE_OP_PREMUL_SUM) ms_lua_error(L, "op premul_sum needs its factor: { premul_sum = 0.5 }");
+        if (call->op == MS_REDUCE_OP_PREMUL_SUM)
+            ms_lua_error(L, "op premul_sum needs its factor: { premul_sum = 0.5 }");
         return;
     }
     static const char *const keys[] = { "premul_sum", NULL };
     ms_lua_known_keys(L, index, keys, "op");
-    if (lua_getfield(L, index, "premul_sum") != LUA_TNUMBER) ms_lua_error(L, "op: { premul_sum = factor } is expected");
+    if (lua_getfield(L, index, "premul_sum") != LUA_TNUMBER)
+        ms_lua_error(L, "op: { premul_sum = factor } is expected");
     call->op = MS_REDUCE_OP_PREMUL_SUM;
     call->factor = lua_tonumber(L, -1);
     lua_pop(L, 1);
@@ -220,7 +242,9 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
     if (lua_isnoneornil(L, index)) return NULL;
     luaL_checktype(L, index, LUA_TTABLE);
     uint32_t size = ms_group_size(group);
-    if (lua_rawlen(L, index) != size) ms_lua_error(L, "counts: %d numbers are given, the group has %d ranks", (int)lua_rawlen(L, index), (int)size);
+    if (lua_rawlen(L, index) != size)
+        ms_lua_error(L, "counts: %d numbers are given, the group has %d ranks",
+                     (int)lua_rawlen(L, index), (int)size);
     int64_t *counts = lua_newuserdatauv(L, size * sizeof *counts, 0);
     for (uint32_t i = 0; i < size; i++) {
         lua_rawgeti(L, index, (lua_Integer)i + 1);
@@ -230,24 +254,29 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
     return counts;
 }
 
-/* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the stream that it runs on; counts are of elements.
- * source: the result depends on it, if it requires a gradient. */
+/* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the
+ * stream that it runs on; counts are of elements. source: the result depends on it, if it requires
+ * a gradient. */
 static int group_enqueue(lua_State *L)
 {
     group_box *box = check_box(L, 1);
-    ms_collective call = { .bucket = -1, .kind = (ms_collective_kind)ms_lua_choice(L, 2, kinds, "collective") };
+    ms_collective call = { .bucket = -1,
+                           .kind = (ms_collective_kind)ms_lua_choice(L, 2, kinds, "collective") };
     lua_settop(L, 10);
     ms_lua_enter(L);
     call.in = ms_lua_optional_tensor(L, 3);
     call.out = ms_lua_optional_tensor(L, 4);
     read_op(L, 5, &call);
-    if (!lua_isnil(L, 6)) call.root = (uint32_t)ms_lua_integer(L, 6, 0, (int64_t)ms_group_size(box->group) - 1, "rank");
+    if (!lua_isnil(L, 6))
+        call.root =
+            (uint32_t)ms_lua_integer(L, 6, 0, (int64_t)ms_group_size(box->group) - 1, "rank");
     call.label = luaL_optstring(L, 9, NULL);
     call.counts = read_counts(L, 7, box->group);
     call.receive_counts = read_counts(L, 8, box->group);
     ms_point ready = { 0 };
     ms_tensor *source = ms_lua_optional_tensor(L, 10);
-    ms_lua_ok(L, source ? ms_group_apply(box->group, box->channel, &call, source, &ready) : ms_group_enqueue(box->group, box->channel, &call, &ready));
+    ms_lua_ok(L, source ? ms_group_apply(box->group, box->channel, &call, source, &ready)
+                        : ms_group_enqueue(box->group, box->channel, &call, &ready));
     return ms_lua_push_stream(L, ms_engine_stream_at(ms_group_engine(box->group), ready.stream));
 }
 
@@ -266,7 +295,8 @@ static void set_integer(lua_State *L, const char *name, uint64_t value)
     lua_setfield(L, -2, name);
 }
 
-/* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes, wire_bytes }, hash of their order */
+/* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes,
+ * wire_bytes }, hash of their order */
 static int comm_records(lua_State *L)
 {
     ms_engine *engine = ms_group_engine(ms_lua_world(L));
@@ -315,14 +345,32 @@ static int is_group(lua_State *L)
 
 void ms_open_group(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "world", world }, { "is_group", is_group }, { "comm_record", comm_record }, { "comm_records", comm_records },
-                                          { "comm_groups", comm_groups }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "world", world },
+                                          { "is_group", is_group },
+                                          { "comm_record", comm_record },
+                                          { "comm_records", comm_records },
+                                          { "comm_groups", comm_groups },
+                                          { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "rank", group_rank }, { "size", group_size }, { "name", group_name }, { "_is_fake", group_is_fake }, { "_world_rank", group_world_rank }, { "channel", group_channel }, { "split", group_split },
-        { "barrier", group_barrier }, { "bytes_sent", group_bytes_sent }, { "_traffic", group_traffic }, { "_calls", group_calls }, { "_stream", group_stream }, { "_enqueue", group_enqueue }, { NULL, NULL },
+        { "rank", group_rank },
+        { "size", group_size },
+        { "name", group_name },
+        { "_is_fake", group_is_fake },
+        { "_world_rank", group_world_rank },
+        { "channel", group_channel },
+        { "split", group_split },
+        { "barrier", group_barrier },
+        { "bytes_sent", group_bytes_sent },
+        { "_traffic", group_traffic },
+        { "_calls", group_calls },
+        { "_stream", group_stream },
+        { "_enqueue", group_enqueue },
+        { NULL, NULL },
     };
-    static const luaL_Reg events[] = { { "__eq", group_equal }, { "__tostring", group_string }, { NULL, NULL } };
+    static const luaL_Reg events[] = { { "__eq", group_equal },
+                                       { "__tostring", group_string },
+                                       { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_GROUP_TYPE, events, methods);
-    lua_setfield(L, -2, "group_methods");      /* the library adds the collectives */
+    lua_setfield(L, -2, "group_methods"); /* the library adds the collectives */
 }

@@ -5,8 +5,8 @@
 #include "bindings/runtime.h"
 #include "moonshard/comm.h"
 
-ms_group *ms_lua_group(lua_State *L, int index);                         /* raises unless it is a group */
+ms_group *ms_lua_group(lua_State *L, int index); /* raises unless it is a group */
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel);
-ms_group *ms_lua_world(lua_State *L);                                    /* of this engine, which starts at first use */
+ms_group *ms_lua_world(lua_State *L); /* of this engine, which starts at first use */
 
 #endif

@@ -15,7 +15,8 @@ static bool own_library(char *path, size_t bytes)
     if (!dladdr((void *)(uintptr_t)ms_lua_open, &info) || !info.dli_fname) return false;
     const char *slash = strrchr(info.dli_fname, '/');
     int folder = slash ? (int)(slash - info.dli_fname) : 1;
-    int wrote = snprintf(path, bytes, "%.*s/%s", folder, slash ? info.dli_fname : ".", MS_LUA_FROM_LIBRARY);
+    int wrote =
+        snprintf(path, bytes, "%.*s/%s", folder, slash ? info.dli_fname : ".", MS_LUA_FROM_LIBRARY);
     return wrote > 0 && (size_t)wrote < bytes;
 }
 
@@ -23,7 +24,8 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
 {
     char path[1024];
     if (!library) {
-        if (!own_library(path, sizeof path)) luaL_error(L, "moonshard: its Lua files were not found; say where they are");
+        if (!own_library(path, sizeof path))
+            luaL_error(L, "moonshard: its Lua files were not found; say where they are");
         library = path;
     }
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
@@ -31,7 +33,8 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_setfield(L, -2, "moonshard.core");
     lua_pop(L, 1);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
-    if (lua_getfield(L, -1, "package") != LUA_TTABLE) luaL_error(L, "moonshard: the Lua state has no package library; open it first");
+    if (lua_getfield(L, -1, "package") != LUA_TTABLE)
+        luaL_error(L, "moonshard: the Lua state has no package library; open it first");
     lua_getfield(L, -1, "path");
     const char *before = lua_tostring(L, -1);
     lua_pushfstring(L, "%s/?.lua;%s/?/init.lua", library, library);
@@ -70,9 +73,12 @@ static int run_protected(lua_State *L)
     return 1;
 }
 
-MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments, const char *library, ms_error *error)
+MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
+                             const char *library, ms_error *error)
 {
-    recipe_call call = { .recipe = recipe, .library = library, .count = count, .arguments = arguments, .code = 1 };
+    recipe_call call = {
+        .recipe = recipe, .library = library, .count = count, .arguments = arguments, .code = 1
+    };
     ms_context context;
     ms_context_init(&context, NULL);
     lua_State *L = luaL_newstate();
@@ -84,7 +90,9 @@ MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *a
         lua_pushlightuserdata(L, &call);
         int failed = lua_pcall(L, 1, 1, 0);
         const char *message = lua_tostring(L, -1);
-        if (failed || call.code) ms_fail(&context, MS_ERROR_SCRIPT, "%s", message ? message : "the recipe failed without a message");
+        if (failed || call.code)
+            ms_fail(&context, MS_ERROR_SCRIPT, "%s",
+                    message ? message : "the recipe failed without a message");
         lua_close(L);
     }
     if (error && call.code) *error = context.error;

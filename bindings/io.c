@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define FILE_TYPE "ms.File"
-#define READ_LIMIT (UINT64_C(1) << 31)         /* of a file that becomes a Lua string */
+#define READ_LIMIT (UINT64_C(1) << 31) /* of a file that becomes a Lua string */
 
 /* ----------------------------------------------------- shared by io's files */
 
@@ -16,7 +16,8 @@ ms_context *ms_lua_context(lua_State *L)
 
 const char *ms_lua_path(lua_State *L, int index, const char *what)
 {
-    if (lua_type(L, index) != LUA_TSTRING) ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
+    if (lua_type(L, index) != LUA_TSTRING)
+        ms_lua_error(L, "%s must be a string, not %s", what, luaL_typename(L, index));
     size_t bytes;
     const char *text = lua_tolstring(L, index, &bytes);
     if (bytes == 0) ms_lua_error(L, "%s is empty", what);
@@ -70,10 +71,14 @@ static int file_read(lua_State *L)
     /* The size comes first, so that all memory is Lua's and nothing is held while Lua may raise. */
     ms_file_info info;
     int error = context->os->info(context->os->user, path, &info);
-    if (error) { ms_fail_os(context, error, "cannot open", path); return ms_lua_io_failed(L); }
+    if (error) {
+        ms_fail_os(context, error, "cannot open", path);
+        return ms_lua_io_failed(L);
+    }
     bytes = info.bytes;
     if (info.is_directory || bytes > READ_LIMIT) {
-        ms_fail(context, MS_ERROR_IO, "cannot read '%s': it is %s", path, info.is_directory ? "a folder" : "larger than 2 GiB");
+        ms_fail(context, MS_ERROR_IO, "cannot read '%s': it is %s", path,
+                info.is_directory ? "a folder" : "larger than 2 GiB");
         return ms_lua_io_failed(L);
     }
     char *data = luaL_buffinitsize(L, &buffer, (size_t)bytes);
@@ -123,13 +128,15 @@ static int file_close(lua_State *L)
     return 0;
 }
 
-/* core.file_append(path): a file whose writes go to its end, each as a whole or not at all; made if need be */
+/* core.file_append(path): a file whose writes go to its end, each as a whole or not at all; made if
+ * need be */
 static int file_append(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
     const char *path = ms_lua_path(L, 1, "a path");
     open_file *made = new_file(L, path);
-    if (ms_file_open(context, path, MS_FILE_WRITE | MS_FILE_APPEND | MS_FILE_CREATE, &made->file)) return ms_lua_io_failed(L);
+    if (ms_file_open(context, path, MS_FILE_WRITE | MS_FILE_APPEND | MS_FILE_CREATE, &made->file))
+        return ms_lua_io_failed(L);
     return 1;
 }
 
@@ -174,7 +181,8 @@ static int remove_path(lua_State *L)
     int error = context->os->info(context->os->user, path, &info);
     if (!error && info.is_directory) status = ms_folder_remove(context, path);
     else if (!error) error = context->os->remove(context->os->user, path);
-    if (!status && error && ms_fail_os(context, error, "cannot remove", path) != MS_ERROR_NOT_FOUND) status = context->error.status;
+    if (!status && error && ms_fail_os(context, error, "cannot remove", path) != MS_ERROR_NOT_FOUND)
+        status = context->error.status;
     if (status) return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
     return 1;
@@ -185,7 +193,8 @@ static int exists(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
     ms_file_info info;
-    if (context->os->info(context->os->user, ms_lua_path(L, 1, "a path"), &info) != 0) lua_pushboolean(L, false);
+    if (context->os->info(context->os->user, ms_lua_path(L, 1, "a path"), &info) != 0)
+        lua_pushboolean(L, false);
     else lua_pushstring(L, info.is_directory ? "folder" : "file");
     return 1;
 }
@@ -210,7 +219,8 @@ static int list(lua_State *L)
     *box = (names_box){ 0 };
     ms_context_init(&box->context, ms_lua_context(L)->os);
     luaL_setmetatable(L, "ms.Names");
-    if (ms_folder_list(&box->context, path, &box->names)) return ms_lua_failed(L, &box->context.error);
+    if (ms_folder_list(&box->context, path, &box->names))
+        return ms_lua_failed(L, &box->context.error);
     lua_createtable(L, (int)box->names.count, 0);
     for (size_t i = 0; i < box->names.count; i++) {
         lua_pushstring(L, box->names.items[i]);
@@ -238,13 +248,25 @@ static int real_time(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    { "file_read", file_read }, { "file_write", file_write }, { "file_append", file_append }, { "file_lock", file_lock },
-    { "make_directory", make_directory }, { "remove", remove_path }, { "exists", exists }, { "list", list },
-    { "clock_ms", clock_ms }, { "time", real_time }, { NULL, NULL },
+    { "file_read", file_read },
+    { "file_write", file_write },
+    { "file_append", file_append },
+    { "file_lock", file_lock },
+    { "make_directory", make_directory },
+    { "remove", remove_path },
+    { "exists", exists },
+    { "list", list },
+    { "clock_ms", clock_ms },
+    { "time", real_time },
+    { NULL, NULL },
 };
 
-static const luaL_Reg file_methods[] = { { "write", file_append_text }, { "close", file_close }, { NULL, NULL } };
-static const luaL_Reg file_metamethods[] = { { "__gc", file_close }, { "__close", file_close }, { NULL, NULL } };
+static const luaL_Reg file_methods[] = { { "write", file_append_text },
+                                         { "close", file_close },
+                                         { NULL, NULL } };
+static const luaL_Reg file_metamethods[] = { { "__gc", file_close },
+                                             { "__close", file_close },
+                                             { NULL, NULL } };
 static const luaL_Reg names_metamethods[] = { { "__gc", names_gc }, { NULL, NULL } };
 
 void ms_open_io(lua_State *L, int runtime)

@@ -9,7 +9,8 @@
 ms_context *ms_lua_context(lua_State *L);
 /* A string without zero bytes; `what` names it in the error. */
 const char *ms_lua_path(lua_State *L, int index, const char *what);
-/* Pushes what rule 6 asks for: nil, message, code for the environment's failures; raises for the rest. */
+/* Pushes what rule 6 asks for: nil, message, code for the environment's failures; raises for the
+ * rest. */
 int ms_lua_io_failed(lua_State *L);
 /* A list of strings; pushes a userdata with borrowed pointers. */
 const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what);

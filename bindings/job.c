@@ -1,4 +1,5 @@
-/* job.c: what a rank tells its job and hears from it, in Lua: requests, the cause of its end, leaving. */
+/* job.c: what a rank tells its job and hears from it, in Lua: requests, the cause of its end,
+ * leaving. */
 #include "bindings/runtime.h"
 
 #include <stdio.h>
@@ -14,7 +15,8 @@ static int rank(lua_State *L)
     return 1;
 }
 
-/* core.comm_step(step) -> the requests to stop, to save (signals' numbers, or nil) and to reload (1 or nil) that all ranks meet before the step that is about to begin */
+/* core.comm_step(step) -> the requests to stop, to save (signals' numbers, or nil) and to reload (1
+ * or nil) that all ranks meet before the step that is about to begin */
 static int comm_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -28,17 +30,20 @@ static int comm_step(lua_State *L)
     return MS_REQUESTS;
 }
 
-/* core.comm_request(signal): asks all ranks to stop, as the supervisor does; false if this rank is alone. */
+/* core.comm_request(signal): asks all ranks to stop, as the supervisor does; false if this rank is
+ * alone. */
 static int comm_request(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     int64_t number = ms_lua_integer(L, 1, 1, 255, "signal");
-    if (runtime->rendezvous) ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
+    if (runtime->rendezvous)
+        ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
     lua_pushboolean(L, runtime->rendezvous != NULL);
     return 1;
 }
 
-/* core.comm_reload(): asks all ranks to read watched files again between two steps; false if this rank is alone. */
+/* core.comm_reload(): asks all ranks to read watched files again between two steps; false if this
+ * rank is alone. */
 static int comm_reload(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -56,10 +61,12 @@ static int comm_folder(lua_State *L)
     return 0;
 }
 
-/* core.comm_cause() -> why the job has ended ("mismatch" ...), whose fault it was (-1: nobody's), the message; nil while it is alive */
+/* core.comm_cause() -> why the job has ended ("mismatch" ...), whose fault it was (-1: nobody's),
+ * the message; nil while it is alive */
 static int comm_cause(lua_State *L)
 {
-    static const char *const reasons[] = { "none", "mismatch", "left", "timeout", "raised", "died", "stopped" };
+    static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
+                                           "raised", "died",     "stopped" };
     const ms_runtime *runtime = ms_lua_runtime(L);
     ms_abort_record cause;
     if (!runtime->rendezvous || !ms_rendezvous_cause(runtime->rendezvous, &cause)) return 0;
@@ -69,7 +76,8 @@ static int comm_cause(lua_State *L)
     return 3;
 }
 
-/* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because of it. */
+/* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because
+ * of it. */
 static int comm_leave(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -77,8 +85,10 @@ static int comm_leave(lua_State *L)
     if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, message);
     else if (runtime->rendezvous) {
         char text[MS_ERROR_MESSAGE_BYTES];
-        snprintf(text, sizeof text, "because rank %u: %.900s", runtime->rank, message ? message : "");
-        if (message) ms_rendezvous_abort(runtime->rendezvous, MS_ABORT_RAISED, (int32_t)runtime->rank, text);
+        snprintf(text, sizeof text, "because rank %u: %.900s", runtime->rank,
+                 message ? message : "");
+        if (message)
+            ms_rendezvous_abort(runtime->rendezvous, MS_ABORT_RAISED, (int32_t)runtime->rank, text);
         ms_rendezvous_left(runtime->rendezvous, runtime->rank);
     }
     return 0;
@@ -86,7 +96,13 @@ static int comm_leave(lua_State *L)
 
 void ms_open_job(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "rank", rank }, { "comm_step", comm_step }, { "comm_request", comm_request }, { "comm_reload", comm_reload }, { "comm_folder", comm_folder }, { "comm_cause", comm_cause },
-                                          { "comm_leave", comm_leave }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "rank", rank },
+                                          { "comm_step", comm_step },
+                                          { "comm_request", comm_request },
+                                          { "comm_reload", comm_reload },
+                                          { "comm_folder", comm_folder },
+                                          { "comm_cause", comm_cause },
+                                          { "comm_leave", comm_leave },
+                                          { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
 }

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #define JSON_TYPE "ms.Json"
-#define LIST_TYPE "ms.JsonList"                /* metatable of tables that are lists even when they are empty */
-#define DEPTH_MAX 100                          /* of nested tables: the walk recurses */
+#define LIST_TYPE "ms.JsonList" /* metatable of tables that are lists even when they are empty */
+#define DEPTH_MAX 100           /* of nested tables: the walk recurses */
 
 /* The tree hangs in a userdata while Lua functions that may raise are called. */
 static json_t **new_tree(lua_State *L)
@@ -28,29 +28,39 @@ static int tree_gc(lua_State *L)
 
 /* ----------------------------------------------------------------- encoding */
 
-/* Puts `value` (owned) where it belongs: as the tree itself, into an object under key, or at an array's end. */
+/* Puts `value` (owned) where it belongs: as the tree itself, into an object under key, or at an
+ * array's end. */
 static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *key, json_t *value)
 {
     int failed = !value;
     if (failed) ms_lua_error(L, "json: no memory");
     if (!parent) *tree = value;
-    else failed = key ? json_object_set_new(parent, key, value) : json_array_append_new(parent, value);
+    else
+        failed =
+            key ? json_object_set_new(parent, key, value) : json_array_append_new(parent, value);
     if (failed) ms_lua_error(L, "json: the key '%.60s' is not text in UTF-8", key ? key : "");
     return value;
 }
 
-static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth);
+static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
+                         int depth);
 
-static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth)
+static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
+                         int depth)
 {
-    if (depth >= DEPTH_MAX) ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)", DEPTH_MAX);
+    if (depth >= DEPTH_MAX)
+        ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)",
+                     DEPTH_MAX);
     luaL_checkstack(L, 6, "nested tables");
     lua_Integer n = (lua_Integer)lua_rawlen(L, index), keys = 0;
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
         keys++;
-        if (n == 0 && lua_type(L, -2) != LUA_TSTRING) ms_lua_error(L, "json: a key is a %s; keys are strings, or 1 to n without gaps", luaL_typename(L, -2));
+        if (n == 0 && lua_type(L, -2) != LUA_TSTRING)
+            ms_lua_error(L, "json: a key is a %s; keys are strings, or 1 to n without gaps",
+                         luaL_typename(L, -2));
     }
-    if (n > 0 && keys != n) ms_lua_error(L, "json: a table has both list items and other keys, or gaps");
+    if (n > 0 && keys != n)
+        ms_lua_error(L, "json: a table has both list items and other keys, or gaps");
     bool list = n > 0;
     if (keys == 0 && lua_getmetatable(L, index)) {
         list = luaL_getmetatable(L, LIST_TYPE) == LUA_TTABLE && lua_rawequal(L, -1, -2);
@@ -70,12 +80,13 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
     }
 }
 
-static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key, int depth)
+static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
+                         int depth)
 {
     size_t bytes;
     const char *text;
     double number;
-    if (lua_islightuserdata(L, index) && !lua_touserdata(L, index)) {       /* core.json_null */
+    if (lua_islightuserdata(L, index) && !lua_touserdata(L, index)) { /* core.json_null */
         attach(L, tree, parent, key, json_null());
         return;
     }
@@ -83,7 +94,10 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
     case LUA_TTABLE: encode_table(L, index, tree, parent, key, depth); return;
     case LUA_TBOOLEAN: attach(L, tree, parent, key, json_boolean(lua_toboolean(L, index))); return;
     case LUA_TNUMBER:
-        if (lua_isinteger(L, index)) { attach(L, tree, parent, key, json_integer(lua_tointeger(L, index))); return; }
+        if (lua_isinteger(L, index)) {
+            attach(L, tree, parent, key, json_integer(lua_tointeger(L, index)));
+            return;
+        }
         /* JSON has no word for these; every reader knows what to do with a missing number. */
         number = lua_tonumber(L, index);
         attach(L, tree, parent, key, isfinite(number) ? json_real(number) : json_null());
@@ -96,7 +110,9 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
         return;
     }
     default:
-        if (key) ms_lua_error(L, "json: a %s cannot be encoded, at the key %.60s", luaL_typename(L, index), key);
+        if (key)
+            ms_lua_error(L, "json: a %s cannot be encoded, at the key %.60s",
+                         luaL_typename(L, index), key);
         ms_lua_error(L, "json: a %s cannot be encoded", luaL_typename(L, index));
     }
 }
@@ -110,11 +126,13 @@ static int list_of(lua_State *L)
     return 1;
 }
 
-/* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty table is {} unless json_list made it */
+/* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty
+ * table is {} unless json_list made it */
 static int encode(lua_State *L)
 {
     luaL_checkany(L, 1);
-    size_t flags = JSON_ENCODE_ANY | JSON_SORT_KEYS | (lua_toboolean(L, 2) ? JSON_INDENT(1) : JSON_COMPACT);
+    size_t flags =
+        JSON_ENCODE_ANY | JSON_SORT_KEYS | (lua_toboolean(L, 2) ? JSON_INDENT(1) : JSON_COMPACT);
     lua_settop(L, 1);
     json_t **tree = new_tree(L);
     encode_value(L, 1, tree, NULL, NULL, 0);
@@ -138,7 +156,8 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
     case JSON_OBJECT: {
         lua_createtable(L, 0, (int)json_object_size(value));
         /* jansson's iterators want a mutable object, and do not change it. */
-        for (void *at = json_object_iter((json_t *)(uintptr_t)value); at; at = json_object_iter_next((json_t *)(uintptr_t)value, at)) {
+        for (void *at = json_object_iter((json_t *)(uintptr_t)value); at;
+             at = json_object_iter_next((json_t *)(uintptr_t)value, at)) {
             lua_pushstring(L, json_object_iter_key(at));
             push_value(L, json_object_iter_value(at), exact, depth + 1);
             lua_rawset(L, -3);
@@ -153,7 +172,9 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
         }
         if (exact) luaL_setmetatable(L, LIST_TYPE);
         return;
-    case JSON_STRING: lua_pushlstring(L, json_string_value(value), json_string_length(value)); return;
+    case JSON_STRING:
+        lua_pushlstring(L, json_string_value(value), json_string_length(value));
+        return;
     case JSON_INTEGER: lua_pushinteger(L, json_integer_value(value)); return;
     case JSON_REAL: lua_pushnumber(L, json_real_value(value)); return;
     case JSON_TRUE: lua_pushboolean(L, 1); return;
@@ -165,8 +186,9 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
     }
 }
 
-/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is an error. null is nil; with exact it is
- * core.json_null and lists stay lists when they are empty, so that json_encode gives the same value again. */
+/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is
+ * an error. null is nil; with exact it is core.json_null and lists stay lists when they are empty,
+ * so that json_encode gives the same value again. */
 static int decode(lua_State *L)
 {
     size_t bytes;
@@ -177,7 +199,8 @@ static int decode(lua_State *L)
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!*tree) {
         lua_pushnil(L);
-        lua_pushfstring(L, "not JSON at line %d, column %d: %s", error.line, error.column, error.text);
+        lua_pushfstring(L, "not JSON at line %d, column %d: %s", error.line, error.column,
+                        error.text);
         lua_pushliteral(L, "corrupt");
         return 3;
     }
@@ -185,7 +208,9 @@ static int decode(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = { { "json_encode", encode }, { "json_decode", decode }, { "json_list", list_of }, { NULL, NULL } };
+static const luaL_Reg functions[] = {
+    { "json_encode", encode }, { "json_decode", decode }, { "json_list", list_of }, { NULL, NULL }
+};
 static const luaL_Reg metamethods[] = { { "__gc", tree_gc }, { NULL, NULL } };
 
 void ms_open_json(lua_State *L, int runtime)

@@ -1,4 +1,5 @@
-/* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and who stays when the job is over. */
+/* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and who
+ * stays when the job is over. */
 #include "bindings/launcher.h"
 
 #include <errno.h>
@@ -35,8 +36,11 @@ void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *m
     job->ending = true;
     job->deadline_ns = now_of(job) + MS_LEAVE_NS;
     ms_abort_record cause;
-    if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT || cause.error.rank < 0) return;
-    if (job->locate && !job->outcomes[cause.error.rank].ended) job->locate(job, (uint32_t)cause.error.rank);
+    if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT
+        || cause.error.rank < 0)
+        return;
+    if (job->locate && !job->outcomes[cause.error.rank].ended)
+        job->locate(job, (uint32_t)cause.error.rank);
 }
 
 static void warn(ms_job *job, const char *text)
@@ -53,17 +57,22 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
     ms_flight flight;
     char call[320] = "", how[64], step[40] = "";
     ms_rendezvous_rank(job->rendezvous, rank, &state);
-    if (outcome->signal) snprintf(how, sizeof how, "killed by SIG%s", sigabbrev_np(outcome->signal) ? sigabbrev_np(outcome->signal) : "?");
+    if (outcome->signal)
+        snprintf(how, sizeof how, "killed by SIG%s",
+                 sigabbrev_np(outcome->signal) ? sigabbrev_np(outcome->signal) : "?");
     else snprintf(how, sizeof how, "ended with exit code %d", outcome->code);
-    if (state.collectives && ms_rendezvous_flight(job->rendezvous, rank, state.collectives - 1, &flight)) {
+    if (state.collectives
+        && ms_rendezvous_flight(job->rendezvous, rank, state.collectives - 1, &flight)) {
         int used = snprintf(call, sizeof call, flight.left_ns ? " after " : " during ");
         ms_flight_describe(&flight, call + used, sizeof call - (size_t)used);
     } else if (state.phase == MS_RANK_ABSENT) snprintf(call, sizeof call, " before it had joined");
     if (state.step >= 0) snprintf(step, sizeof step, " at step %lld", (long long)state.step);
-    snprintf(text, bytes, "rank %u (pid %lld) %s%s%s", rank, (long long)outcome->process, how, call, step);
+    snprintf(text, bytes, "rank %u (pid %lld) %s%s%s", rank, (long long)outcome->process, how, call,
+             step);
 }
 
-/* What a rank's end means for the others. A rank that ends well has left; peers that still wait for it find that out by themselves. */
+/* What a rank's end means for the others. A rank that ends well has left; peers that still wait for
+ * it find that out by themselves. */
 static void rank_ended(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
@@ -74,7 +83,8 @@ static void rank_ended(ms_job *job, uint32_t rank)
     job->ended[rank] = -1;
     job->running--;
     if (outcome->killed) return;
-    bool stopped = job->stop_signal && (outcome->code == 75 || outcome->code == 128 + job->stop_signal);
+    bool stopped =
+        job->stop_signal && (outcome->code == 75 || outcome->code == 128 + job->stop_signal);
     if (!outcome->signal && (outcome->code == 0 || stopped)) {
         ms_rendezvous_left(job->rendezvous, rank);
         return;
@@ -84,12 +94,14 @@ static void rank_ended(ms_job *job, uint32_t rank)
     ms_end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
 }
 
-/* The deadline has passed: those who still run are killed; ranks that cannot be are left to the caller. false: nothing more to wait for. */
+/* The deadline has passed: those who still run are killed; ranks that cannot be are left to the
+ * caller. false: nothing more to wait for. */
 static bool time_is_over(ms_job *job)
 {
     if (!job->ending) {
         char text[128];
-        snprintf(text, sizeof text, "the ranks did not stop within %.0f s after SIG%s (--grace)", (double)job->grace_ns / 1e9, sigabbrev_np(job->stop_signal));
+        snprintf(text, sizeof text, "the ranks did not stop within %.0f s after SIG%s (--grace)",
+                 (double)job->grace_ns / 1e9, sigabbrev_np(job->stop_signal));
         ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return true;
     }
@@ -110,7 +122,8 @@ static void stop_requested(ms_job *job, int number)
 {
     if (job->stop_signal) {
         char text[96];
-        snprintf(text, sizeof text, "stopped at once by a second request, SIG%s", sigabbrev_np(number));
+        snprintf(text, sizeof text, "stopped at once by a second request, SIG%s",
+                 sigabbrev_np(number));
         ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return;
     }
@@ -124,7 +137,8 @@ static void read_signals(lua_State *L, ms_job *job)
 {
     struct signalfd_siginfo info;
     while (read(job->signals, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (info.ssi_signo == SIGUSR1) ms_rendezvous_request(job->rendezvous, MS_REQUEST_SAVE, SIGUSR1);
+        if (info.ssi_signo == SIGUSR1)
+            ms_rendezvous_request(job->rendezvous, MS_REQUEST_SAVE, SIGUSR1);
         else if (info.ssi_signo == SIGUSR2) {
             lua_pushvalue(L, -1);
             lua_call(L, 0, 0);
@@ -154,7 +168,8 @@ static void supervise(lua_State *L, ms_job *job)
             continue;
         }
         waits[0] = (struct pollfd){ .fd = job->signals, .events = POLLIN };
-        for (uint32_t r = 0; r < job->ranks; r++) waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
+        for (uint32_t r = 0; r < job->ranks; r++)
+            waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
         uint64_t rest_ns = ms_watch_tick(job);
         if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
         int changed = poll(waits, job->ranks + 1, (int)(rest_ns / 1000000) + 1);
@@ -210,7 +225,8 @@ static int flights(lua_State *L)
     ms_rendezvous_rank(job->rendezvous, (uint32_t)rank, &state);
     lua_newtable(L);
     ms_flight flight;
-    for (uint64_t i = state.collectives > MS_FLIGHTS ? state.collectives - MS_FLIGHTS : 0; i < state.collectives; i++) {
+    for (uint64_t i = state.collectives > MS_FLIGHTS ? state.collectives - MS_FLIGHTS : 0;
+         i < state.collectives; i++) {
         if (!ms_rendezvous_flight(job->rendezvous, (uint32_t)rank, i, &flight)) continue;
         push_flight(L, &flight);
         lua_rawseti(L, -2, luaL_len(L, -2) + 1);
@@ -246,10 +262,12 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     if (outcome->state) set_text(L, "state", letter);
 }
 
-/* What became of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks = list from rank 0 on. */
+/* What became of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks =
+ * list from rank 0 on. */
 static void push_outcome(lua_State *L, const ms_job *job)
 {
-    static const char *const reasons[] = { "none", "mismatch", "left", "timeout", "raised", "died", "stopped" };
+    static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
+                                           "raised", "died",     "stopped" };
     char text[MS_FOLDER_BYTES];
     ms_abort_record cause;
     lua_createtable(L, 0, 4);
@@ -313,8 +331,10 @@ static int refused(lua_State *L, const ms_job *job)
     return 2;
 }
 
-/* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message
- * where ranks could not be started. The program's own arguments are upvalues: count, values. on_start(flights, folder) returns what is called for SIGUSR2. */
+/* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
+ * link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message where ranks
+ * could not be started. The program's own arguments are upvalues: count, values. on_start(flights,
+ * folder) returns what is called for SIGUSR2. */
 int ms_launch(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -323,8 +343,13 @@ int ms_launch(lua_State *L)
     ms_job *job = new_job(L);
     lua_getfield(L, 1, "thread_ranks");
     bool threads = lua_toboolean(L, -1);
-    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"), .threads = (uint32_t)field(L, "threads"), .heap_bytes = (uint64_t)field(L, "memory_bytes"), .link_bytes_per_second = (uint64_t)field(L, "link_bytes_per_second"),
-                                      .link_latency_ns = (uint64_t)field(L, "link_latency_ns"), .timeout_ns = (uint64_t)field(L, "timeout_ns") };
+    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"),
+                                      .threads = (uint32_t)field(L, "threads"),
+                                      .heap_bytes = (uint64_t)field(L, "memory_bytes"),
+                                      .link_bytes_per_second =
+                                          (uint64_t)field(L, "link_bytes_per_second"),
+                                      .link_latency_ns = (uint64_t)field(L, "link_latency_ns"),
+                                      .timeout_ns = (uint64_t)field(L, "timeout_ns") };
     job->ranks = options.ranks;
     job->grace_ns = (uint64_t)field(L, "grace_ns");
     job->timeout_ns = options.timeout_ns;

@@ -1,11 +1,15 @@
-/* launcher.h: a job of several ranks on this machine, as the process sees it that starts and supervises them. Part of the program only.
+/* launcher.h: a job of several ranks on this machine, as the process sees it that starts and
+ * supervises them. Part of the program only.
  *
  * Invariants
- * - The supervisor never waits for a rank without a limit once the job is ending: ranks that do not leave by themselves are killed.
- * - It sleeps until a rank ends or a signal comes, and looks at the ranks' progress from time to time: often enough for the timeout, once a second at most.
- * - No rank gives up waiting for another by itself: it says so, and the supervisor judges whether the other does something after all.
- * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has gone) it writes there like a rank.
- */
+ * - The supervisor never waits for a rank without a limit once the job is ending: ranks that do not
+ *   leave by themselves are killed.
+ * - It sleeps until a rank ends or a signal comes, and looks at the ranks' progress from time to
+ *   time: often enough for the timeout, once a second at most.
+ * - No rank gives up waiting for another by itself: it says so, and the supervisor judges whether
+ *   the other does something after all.
+ * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has
+ *   gone) it writes there like a rank. */
 #ifndef MOONSHARD_BINDINGS_LAUNCHER_H
 #define MOONSHARD_BINDINGS_LAUNCHER_H
 
@@ -15,10 +19,10 @@
 
 /* How a rank ended. */
 typedef struct ms_outcome {
-    bool ended, killed;            /* killed: by the supervisor */
-    int code, signal;              /* signal 0: it ended by itself, with code */
+    bool ended, killed; /* killed: by the supervisor */
+    int code, signal;   /* signal 0: it ended by itself, with code */
     int64_t process;
-    uint64_t ended_ns;             /* monotonic */
+    uint64_t ended_ns; /* monotonic */
     /* Process state (R, S, D, T as in ps) when the other ranks timed out waiting for it; 0
      * otherwise. */
     char state;
@@ -28,11 +32,12 @@ typedef struct ms_outcome {
 typedef struct ms_watched {
     uint64_t progress, changed_ns; /* when the rank's progress was seen to change last */
     uint64_t awaited_ns;           /* since when another has finished; 0: none has */
-    uint64_t told_ns, asked_ns;    /* when there was a warning last; when it was asked where it is */
-    uint32_t question;             /* that it has been asked and is to answer; 0: none */
+    uint64_t told_ns, asked_ns; /* when there was a warning last; when it was asked where it is */
+    uint32_t question;          /* that it has been asked and is to answer; 0: none */
 } ms_watched;
 
-/* The signals at which a rank says where its script is. A process-wide one would reach any thread. */
+/* The signals at which a rank says where its script is. A process-wide one would reach any
+ * thread. */
 #define MS_LOCATE_PROCESS SIGUSR2
 #define MS_LOCATE_THREAD (SIGRTMIN + 3)
 
@@ -41,51 +46,57 @@ struct ms_job {
     ms_context context;
     ms_rendezvous *rendezvous;
     uint32_t ranks, running;
-    uint64_t timeout_ns;           /* without progress */
-    uint64_t grace_ns;             /* from a request to stop until ranks are stopped without a checkpoint */
-    int count;                     /* of the program's arguments */
+    uint64_t timeout_ns; /* without progress */
+    uint64_t grace_ns;   /* from a request to stop until ranks are stopped without a checkpoint */
+    int count;           /* of the program's arguments */
     char **arguments;
-    char program[4096];            /* its path */
-    int signals;                   /* descriptor that gives this process' signals */
+    char program[4096]; /* its path */
+    int signals;        /* descriptor that gives this process' signals */
     /* descriptors, readable when that rank has ended; -1: not running */
     int ended[MS_LOCAL_RANKS_MAX];
     ms_outcome outcomes[MS_LOCAL_RANKS_MAX];
-    void *ranks_data;              /* of processes or threads */
-    void (*reap)(ms_job *job, uint32_t rank);      /* fills the outcome */
-    void (*kill)(ms_job *job, uint32_t rank);      /* NULL: ranks cannot be killed one by one */
-    void (*locate)(ms_job *job, uint32_t rank);    /* asks a rank to tell where it is */
+    void *ranks_data;                           /* of processes or threads */
+    void (*reap)(ms_job *job, uint32_t rank);   /* fills the outcome */
+    void (*kill)(ms_job *job, uint32_t rank);   /* NULL: ranks cannot be killed one by one */
+    void (*locate)(ms_job *job, uint32_t rank); /* asks a rank to tell where it is */
     void (*warn)(ms_job *job, const char *text);
     ms_watched watched[MS_LOCAL_RANKS_MAX];
-    uint64_t watched_ns;           /* when ms_watch looked last */
-    int stop_signal;               /* the first request to stop, or 0 */
-    bool ending;                   /* there is a cause, and ranks that stay are killed at the deadline */
-    uint64_t deadline_ns;          /* 0: none */
+    uint64_t watched_ns;  /* when ms_watch looked last */
+    int stop_signal;      /* the first request to stop, or 0 */
+    bool ending;          /* there is a cause, and ranks that stay are killed at the deadline */
+    uint64_t deadline_ns; /* 0: none */
 };
 
 /* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
 ms_status ms_start_processes(ms_job *job);
 ms_status ms_start_threads(ms_job *job);
 
-/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by themselves. */
+/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by
+ * themselves. */
 void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message);
 
 /* launcher_watch.c: looks at all ranks; how long it may be until the next look. */
 void ms_watch(ms_job *job, uint64_t now);
 uint64_t ms_watch_tick(const ms_job *job);
 
-/* launcher_locate.c, for a rank: its host thread answers from now on where the script of L is; and no more. The second changes coroutine.resume and coroutine.wrap of
- * L's libraries, which do what they did, so that scripts in coroutines are found. */
+/* launcher_locate.c, for a rank: its host thread answers from now on where the script of L is; and
+ * no more. The second changes coroutine.resume and coroutine.wrap of L's libraries, which do what
+ * they did, so that scripts in coroutines are found. */
 void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
 void ms_locate_close(void);
 void ms_locate_coroutines(lua_State *L);
 
-/* What a line on stderr begins with: on a terminal, rank 0 may show a line there that is written in place. */
+/* What a line on stderr begins with: on a terminal, rank 0 may show a line there that is written in
+ * place. */
 const char *ms_fresh_row(void);
 
-/* The program in a Lua state of its own: as all of it (rendezvous NULL), or as one rank. Returns the exit code. */
-int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
+/* The program in a Lua state of its own: as all of it (rendezvous NULL), or as one rank. Returns
+ * the exit code. */
+int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank,
+               bool is_thread);
 
-/* Cores that rank `rank` of `ranks` may use by itself, as a position among those allowed, and how many: 0 if there are not enough for all. */
+/* Cores that rank `rank` of `ranks` may use by itself, as a position among those allowed, and how
+ * many: 0 if there are not enough for all. */
 uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *first);
 
 /* process.launch(options): see launcher.c. */

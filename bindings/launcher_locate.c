@@ -1,9 +1,10 @@
 /* launcher_locate.c: a rank says where its script is, when the supervisor asks with a signal.
  *
- * The signal's handler runs on the host thread of the rank, wherever that is. It sets a hook on each Lua state of the thread, which a handler may do; the hook runs at the
- * next instruction of the script, notes the line, and removes itself. If the job has ended it raises an error there. Lua runs no hooks in finalizers, and none
- * before a C function returns: then only the handler is heard, and the supervisor draws its conclusions from that.
- */
+ * The signal's handler runs on the host thread of the rank, wherever that is. It sets a hook on
+ * each Lua state of the thread, which a handler may do; the hook runs at the next instruction of
+ * the script, notes the line, and removes itself. If the job has ended it raises an error there.
+ * Lua runs no hooks in finalizers, and none before a C function returns: then only the handler is
+ * heard, and the supervisor draws its conclusions from that. */
 #include "bindings/launcher.h"
 
 #include <lauxlib.h>
@@ -14,14 +15,15 @@
 
 #include "moonshard/moonshard_lua.h"
 
-/* The coroutines that this thread is inside of, from the main state on. What is nested deeper is not looked into. */
+/* The coroutines that this thread is inside of, from the main state on. What is nested deeper is
+ * not looked into. */
 #define MS_STATES 32
 
 typedef struct located {
     ms_rendezvous *rendezvous;
     ms_activity *activity;
     lua_State *volatile states[MS_STATES];
-    volatile sig_atomic_t depth;               /* may be above MS_STATES */
+    volatile sig_atomic_t depth; /* may be above MS_STATES */
 } located;
 
 static _Thread_local located here;
@@ -47,8 +49,11 @@ static void locate(int number)
     int depth = here.depth < MS_STATES ? here.depth : MS_STATES;
     if (depth == 0) return;
     /* Lua answers no question about its collector while a finalizer runs. */
-    ms_activity_hear(here.activity, lua_gc(here.states[0], LUA_GCCOUNT) < 0 ? MS_WHERE_FINALIZER : MS_WHERE_UNKNOWN);
-    for (int i = 0; i < depth; i++) lua_sethook(here.states[i], tell, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
+    ms_activity_hear(here.activity, lua_gc(here.states[0], LUA_GCCOUNT) < 0 ? MS_WHERE_FINALIZER
+                                                                            : MS_WHERE_UNKNOWN);
+    for (int i = 0; i < depth; i++)
+        lua_sethook(here.states[i], tell, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT,
+                    1);
 }
 
 void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
@@ -74,7 +79,8 @@ static void enter(lua_State *coroutine)
     here.depth = depth + 1;
 }
 
-/* Calls the original coroutine.resume (upvalue 1) with the values on the stack, of which the first is a coroutine. It raises nothing then. */
+/* Calls the original coroutine.resume (upvalue 1) with the values on the stack, of which the first
+ * is a coroutine. It raises nothing then. */
 static int resume_entered(lua_State *L)
 {
     enter(lua_tothread(L, 1));
@@ -91,8 +97,9 @@ static int resume(lua_State *L)
     return resume_entered(L);
 }
 
-/* A function of coroutine.wrap: upvalue 1 is coroutine.resume, 2 the coroutine, 3 coroutine.close. Errors go on as from the original: the coroutine is closed, and a message gets
- * the caller's position. */
+/* A function of coroutine.wrap: upvalue 1 is coroutine.resume, 2 the coroutine, 3 coroutine.close.
+ * Errors go on as from the original: the coroutine is closed, and a message gets the caller's
+ * position. */
 static int wrapped(lua_State *L)
 {
     lua_pushvalue(L, lua_upvalueindex(2));

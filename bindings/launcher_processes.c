@@ -1,4 +1,5 @@
-/* launcher_processes.c: ranks as processes: copies of this program with the same arguments, told who they are by two variables. */
+/* launcher_processes.c: ranks as processes: copies of this program with the same arguments, told
+ * who they are by two variables. */
 #include "bindings/launcher.h"
 
 #include <errno.h>
@@ -24,29 +25,41 @@ static void reap(ms_job *job, uint32_t rank)
     else outcome->code = WEXITSTATUS(status);
 }
 
-static void kill_rank(ms_job *job, uint32_t rank) { pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0); }
+static void kill_rank(ms_job *job, uint32_t rank)
+{
+    pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0);
+}
 
-static void locate(ms_job *job, uint32_t rank) { pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0); }
+static void locate(ms_job *job, uint32_t rank)
+{
+    pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
+}
 
-/* The environment of one rank: this one's, and the two variables. Filled before fork: between fork and exec nothing may allocate. */
+/* The environment of one rank: this one's, and the two variables. Filled before fork: between fork
+ * and exec nothing may allocate. */
 static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)
 {
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
-    ms_status status = ms_allocate(&job->context, (count + 3) * sizeof(char *), "environment of the ranks", &memory);
+    ms_status status = ms_allocate(&job->context, (count + 3) * sizeof(char *),
+                                   "environment of the ranks", &memory);
     if (status) return status;
     char **made = memory;
     for (size_t i = 0; i < count; i++)
-        if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE) && strncmp(environ[i], "MOONSHARD_RANK=", 15)) made[kept++] = environ[i];
+        if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE)
+            && strncmp(environ[i], "MOONSHARD_RANK=", 15))
+            made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
     made[kept] = rank;
     *out = made;
     return MS_OK;
 }
 
-/* The process that becomes a rank. It dies with the supervisor. Requests to stop come through the job, also those that a terminal sends to all. */
-static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t rank, const cpu_set_t *cores, char **environment, int nothing)
+/* The process that becomes a rank. It dies with the supervisor. Requests to stop come through the
+ * job, also those that a terminal sends to all. */
+static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t rank,
+                                  const cpu_set_t *cores, char **environment, int nothing)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != supervisor) _exit(7);
@@ -61,7 +74,8 @@ static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t 
     _exit(7);
 }
 
-/* This rank's share of the cores that this process may use; empty if there are fewer cores than ranks. */
+/* This rank's share of the cores that this process may use; empty if there are fewer cores than
+ * ranks. */
 static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
 {
     cpu_set_t allowed;
@@ -71,7 +85,8 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     if (sched_getaffinity(0, sizeof allowed, &allowed) || os->machine(os->user, &machine)) return;
     /* Where a quota leaves less than the cores, which of them are used is for the system to say. */
     if (machine.cores < (uint32_t)CPU_COUNT(&allowed)) return;
-    uint32_t first, count = ms_cores_of(rank, job->ranks, (uint32_t)CPU_COUNT(&allowed), &first), position = 0;
+    uint32_t first, count = ms_cores_of(rank, job->ranks, (uint32_t)CPU_COUNT(&allowed), &first),
+                    position = 0;
     for (int core = 0; core < CPU_SETSIZE; core++) {
         if (!CPU_ISSET(core, &allowed)) continue;
         if (position >= first && position < first + count) CPU_SET(core, out);
@@ -85,14 +100,16 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
     cores_of(job, rank, &cores);
     pid_t supervisor = getpid(), process = fork();
     if (process == 0) become_rank(job, supervisor, rank, &cores, environment, nothing);
-    if (process < 0) return ms_fail_os(&job->context, -errno, "a process for a rank cannot be started", NULL);
+    if (process < 0)
+        return ms_fail_os(&job->context, -errno, "a process for a rank cannot be started", NULL);
     job->outcomes[rank].process = process;
     job->ended[rank] = pidfd_open(process, 0);
     if (job->ended[rank] >= 0) {
         job->running++;
         return MS_OK;
     }
-    ms_status status = ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)", NULL);
+    ms_status status =
+        ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)", NULL);
     kill(process, SIGKILL);
     reap(job, rank);
     return status;
@@ -100,11 +117,15 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
 
 ms_status ms_start_processes(ms_job *job)
 {
-    char rendezvous[sizeof MS_RENDEZVOUS_VARIABLE + 32 + 12 * (MS_LOCAL_RANKS_MAX + 1)] = MS_RENDEZVOUS_VARIABLE "=", number[32];
+    char rendezvous[sizeof MS_RENDEZVOUS_VARIABLE + 32 + 12 * (MS_LOCAL_RANKS_MAX + 1)] =
+        MS_RENDEZVOUS_VARIABLE "=",
+                                                                                    number[32];
     job->reap = reap;
     job->kill = kill_rank;
     job->locate = locate;
-    ms_status status = ms_rendezvous_share(job->rendezvous, &job->context, rendezvous + sizeof MS_RENDEZVOUS_VARIABLE, sizeof rendezvous - sizeof MS_RENDEZVOUS_VARIABLE);
+    ms_status status = ms_rendezvous_share(job->rendezvous, &job->context,
+                                           rendezvous + sizeof MS_RENDEZVOUS_VARIABLE,
+                                           sizeof rendezvous - sizeof MS_RENDEZVOUS_VARIABLE);
     char **environment = NULL;
     if (!status) status = make_environment(job, rendezvous, number, &environment);
     if (status) return status;

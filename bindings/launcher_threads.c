@@ -1,4 +1,5 @@
-/* launcher_threads.c: ranks as threads of this process, each with a Lua state and an engine of its own; the same code as for processes. */
+/* launcher_threads.c: ranks as threads of this process, each with a Lua state and an engine of its
+ * own; the same code as for processes. */
 #include "bindings/launcher.h"
 
 #include <errno.h>
@@ -21,7 +22,8 @@ static void *run_rank(void *argument)
     char name[16];
     snprintf(name, sizeof name, "rank %u", self->rank);
     pthread_setname_np(pthread_self(), name);
-    self->code = ms_program(self->job->count, self->job->arguments, self->job->rendezvous, self->rank, true);
+    self->code =
+        ms_program(self->job->count, self->job->arguments, self->job->rendezvous, self->rank, true);
     /* Only counting up to 2^64 could fail. */
     if (eventfd_write(self->ended, 1)) return NULL;
     return NULL;
@@ -34,7 +36,10 @@ static void reap(ms_job *job, uint32_t rank)
     job->outcomes[rank].code = thread->code;
 }
 
-static void locate(ms_job *job, uint32_t rank) { pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD); }
+static void locate(ms_job *job, uint32_t rank)
+{
+    pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD);
+}
 
 /* The records live until all threads have ended. */
 ms_status ms_start_threads(ms_job *job)
@@ -42,17 +47,20 @@ ms_status ms_start_threads(ms_job *job)
     void *memory = NULL;
     job->reap = reap;
     job->locate = locate;
-    signal(MS_LOCATE_THREAD, SIG_IGN);         /* until a rank's thread has its handler */
-    ms_status status = ms_allocate(&job->context, job->ranks * sizeof(rank_thread), "threads of the ranks", &memory);
+    signal(MS_LOCATE_THREAD, SIG_IGN); /* until a rank's thread has its handler */
+    ms_status status = ms_allocate(&job->context, job->ranks * sizeof(rank_thread),
+                                   "threads of the ranks", &memory);
     if (status) return status;
     job->ranks_data = memory;
     for (uint32_t r = 0; r < job->ranks && !status; r++) {
         rank_thread *thread = (rank_thread *)memory + r;
         *thread = (rank_thread){ .job = job, .rank = r, .ended = eventfd(0, EFD_CLOEXEC) };
-        int error = thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
+        int error =
+            thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
         if (error) {
             if (thread->ended >= 0) close(thread->ended);
-            status = ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
+            status =
+                ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
             break;
         }
         job->ended[r] = thread->ended;

@@ -1,10 +1,11 @@
-/* launcher_watch.c: the supervisor looks after ranks that show no progress: it asks where they are, warns, and ends the job where others wait for one in vain. */
+/* launcher_watch.c: the supervisor looks after ranks that show no progress: it asks where they are,
+ * warns, and ends the job where others wait for one in vain. */
 #include "bindings/launcher.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define MS_ANSWER_NS 500000000u    /* a script that runs answers a question much sooner */
+#define MS_ANSWER_NS 500000000u /* a script that runs answers a question much sooner */
 #define MS_TICK_MOST_NS 1000000000u
 #define MS_TICK_LEAST_NS 10000000u
 
@@ -45,27 +46,38 @@ static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, ch
 {
     char path[96], text[32];
     if (state != 'S' || !thread) return false;
-    snprintf(path, sizeof path, "/proc/%lld/task/%d/children", (long long)job->outcomes[rank].process, thread);
+    snprintf(path, sizeof path, "/proc/%lld/task/%d/children",
+             (long long)job->outcomes[rank].process, thread);
     read_text(job, path, text, sizeof text);
     return text[0] != '\0';
 }
 
-/* What the rank does, as far as that can be told; whether it may be work that has to be waited for. */
-static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered, bool heard, char *text, size_t bytes)
+/* What the rank does, as far as that can be told; whether it may be work that has to be waited
+ * for. */
+static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered,
+                     bool heard, char *text, size_t bytes)
 {
     char state = job->outcomes[rank].state = state_of(job, rank, activity->thread);
     char last[MS_LINE_BYTES + 32] = "";
     if (*activity->line) snprintf(last, sizeof last, ", its last known line is %s", activity->line);
-    if (state == 'T' || state == 't') snprintf(text, bytes, "its process is stopped (%c)%s", state, last);
-    else if (answered) snprintf(text, bytes, "it runs its script at %s", *activity->line ? activity->line : "a line that is not known");
-    else if (heard && activity->place == MS_WHERE_FINALIZER) snprintf(text, bytes, "it runs a finalizer (__gc)%s", last);
+    if (state == 'T' || state == 't')
+        snprintf(text, bytes, "its process is stopped (%c)%s", state, last);
+    else if (answered)
+        snprintf(text, bytes, "it runs its script at %s",
+                 *activity->line ? activity->line : "a line that is not known");
+    else if (heard && activity->place == MS_WHERE_FINALIZER)
+        snprintf(text, bytes, "it runs a finalizer (__gc)%s", last);
     else if (activity->busy) {
         snprintf(text, bytes, "it is inside a call of the engine%s", last);
         return true;
     } else if (waits_for_child(job, rank, activity->thread, state)) {
         snprintf(text, bytes, "it waits for a process that it has started%s", last);
         return true;
-    } else snprintf(text, bytes, "it runs code that is neither its script nor the engine (a library function, say)%s", last);
+    } else
+        snprintf(
+            text, bytes,
+            "it runs code that is neither its script nor the engine (a library function, say)%s",
+            last);
     return false;
 }
 
@@ -81,22 +93,32 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
 }
 
 /* Since when the rank has shown no progress while a finished one waits for it. */
-static uint64_t awaited_since(const ms_watched *w) { return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns; }
+static uint64_t awaited_since(const ms_watched *w)
+{
+    return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;
+}
 
 /* The rank has been asked, and has had time to answer. */
 static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
-    char place[MS_LINE_BYTES + 128], text[MS_SUSPICION_BYTES + sizeof place + 64], suspicion[MS_SUSPICION_BYTES];
-    bool excused = describe(job, rank, &state->activity, state->activity.answered == w->question, state->activity.heard == w->question, place, sizeof place);
+    char place[MS_LINE_BYTES + 128], text[MS_SUSPICION_BYTES + sizeof place + 64],
+        suspicion[MS_SUSPICION_BYTES];
+    bool excused = describe(job, rank, &state->activity, state->activity.answered == w->question,
+                            state->activity.heard == w->question, place, sizeof place);
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
     uint32_t finished = finished_other(job, rank);
     double quiet = (double)(now - w->changed_ns) / 1e9;
     w->question = 0;
     w->told_ns = now;
-    if (!excused && (suspected || (finished < job->ranks && now - awaited_since(w) >= job->timeout_ns))) {
+    if (!excused
+        && (suspected || (finished < job->ranks && now - awaited_since(w) >= job->timeout_ns))) {
         if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
-        else snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s, and rank %u has finished and waits for it; %s", rank, quiet, finished, place);
+        else
+            snprintf(text, sizeof text,
+                     "rank %u has shown no progress for %.1f s, and rank %u has finished and waits "
+                     "for it; %s",
+                     rank, quiet, finished, place);
         ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
         return;
     }
@@ -114,7 +136,10 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
     bool awaited = finished_other(job, rank) < job->ranks;
     if (awaited && !w->awaited_ns) w->awaited_ns = now;
     if (state.progress != w->progress || w->changed_ns == 0) {
-        *w = (ms_watched){ .progress = state.progress, .changed_ns = now, .told_ns = now, .awaited_ns = w->awaited_ns };
+        *w = (ms_watched){ .progress = state.progress,
+                           .changed_ns = now,
+                           .told_ns = now,
+                           .awaited_ns = w->awaited_ns };
         ms_rendezvous_acquit(job->rendezvous, rank);
         return;
     }
@@ -129,13 +154,16 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));
         w->asked_ns = now;
         if (job->locate) job->locate(job, rank);
-    } else if (state.activity.answered == w->question || now - w->asked_ns >= MS_ANSWER_NS) judge(job, rank, &state, now);
+    } else if (state.activity.answered == w->question || now - w->asked_ns >= MS_ANSWER_NS)
+        judge(job, rank, &state, now);
 }
 
 void ms_watch(ms_job *job, uint64_t now)
 {
-    /* If this process was stopped itself, its ranks were stopped, too: that time does not count against them. */
-    bool was_stopped = job->watched_ns && now - job->watched_ns > 2 * MS_TICK_MOST_NS + 2 * ms_watch_tick(job);
+    /* If this process was stopped itself, its ranks were stopped, too: that time does not count
+     * against them. */
+    bool was_stopped =
+        job->watched_ns && now - job->watched_ns > 2 * MS_TICK_MOST_NS + 2 * ms_watch_tick(job);
     job->watched_ns = now;
     for (uint32_t r = 0; r < job->ranks && !job->ending; r++) {
         if (was_stopped) job->watched[r].changed_ns = 0;

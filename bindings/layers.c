@@ -11,8 +11,11 @@ static int topk(lua_State *L)
     ms_lua_enter(L);
     ms_tensor *t = ms_lua_tensor(L, 1);
     uint32_t dims = ms_tensor_dims(t);
-    ms_attributes attributes = { .top = { .dim = lua_isnoneornil(L, 3) ? (int32_t)dims - 1 : ms_lua_dim(L, 3, dims), .largest = true } };
-    attributes.top.k = ms_lua_integer(L, 2, 0, dims ? ms_tensor_shape(t)[attributes.top.dim] : 1, "k");
+    ms_attributes attributes = { .top = { .dim = lua_isnoneornil(L, 3) ? (int32_t)dims - 1
+                                                                       : ms_lua_dim(L, 3, dims),
+                                          .largest = true } };
+    attributes.top.k =
+        ms_lua_integer(L, 2, 0, dims ? ms_tensor_shape(t)[attributes.top.dim] : 1, "k");
     return ms_lua_apply_many(L, &ms_op_topk, &attributes, &t, 1, 2);
 }
 
@@ -20,7 +23,8 @@ static int above(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_tensor *t = ms_lua_tensor(L, 1);
-    ms_attributes attributes = { .dim = { .length = ms_lua_integer(L, 3, 0, INT64_MAX / 8, "capacity") } };
+    ms_attributes attributes = { .dim = { .length = ms_lua_integer(L, 3, 0, INT64_MAX / 8,
+                                                                   "capacity") } };
     if (ms_lua_is_tensor(L, 2)) {
         ms_tensor *inputs[] = { t, ms_lua_tensor(L, 2) };
         return ms_lua_apply_many(L, &ms_op_above, &attributes, inputs, 2, 3);
@@ -52,7 +56,8 @@ static int scatter(lua_State *L)
     } else {
         double number = ms_lua_number(L, 4, "scatter");
         ms_handle *made = ms_lua_new_handle(L);
-        ms_lua_ok(L, ms_lua_filled(engine, ms_tensor_dtype(t), ms_tensor_dims(index), ms_tensor_shape(index), number, &values));
+        ms_lua_ok(L, ms_lua_filled(engine, ms_tensor_dtype(t), ms_tensor_dims(index),
+                                   ms_tensor_shape(index), number, &values));
         ms_handle_fill(made, values);
     }
     ms_tensor *inputs[] = { t, index, values };
@@ -65,7 +70,8 @@ static int linear(lua_State *L)
 {
     static const char *const activations[] = { "gelu", NULL };
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_optional_tensor(L, 3) };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2),
+                            ms_lua_optional_tensor(L, 3) };
     ms_attributes attributes = { 0 };
     if (!lua_isnoneornil(L, 4)) {
         ms_lua_choice(L, 4, activations, "activation");
@@ -76,13 +82,18 @@ static int linear(lua_State *L)
 
 static int cross_entropy(lua_State *L)
 {
-    static const char *const keys[] = { "ignore_index", "reduction", NULL }, *const reductions[] = { "mean", "sum", "none", NULL };
+    static const char *const keys[] = { "ignore_index", "reduction", NULL }, *const reductions[] = {
+        "mean", "sum", "none", NULL
+    };
     ms_lua_enter(L);
     ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2) };
     ms_lua_known_keys(L, 3, keys, "option of cross_entropy");
-    ms_attributes attributes = { .loss = { .ignore_index = ms_lua_field_integer(L, 3, "ignore_index", -100, INT64_MIN, INT64_MAX) } };
+    ms_attributes attributes = { .loss = { .ignore_index =
+                                               ms_lua_field_integer(L, 3, "ignore_index", -100,
+                                                                    INT64_MIN, INT64_MAX) } };
     if (!lua_isnoneornil(L, 3)) {
-        if (lua_getfield(L, 3, "reduction") != LUA_TNIL) attributes.loss.reduction = ms_lua_choice(L, -1, reductions, "reduction");
+        if (lua_getfield(L, 3, "reduction") != LUA_TNIL)
+            attributes.loss.reduction = ms_lua_choice(L, -1, reductions, "reduction");
         lua_pop(L, 1);
     }
     return ms_lua_apply(L, &ms_op_cross_entropy, &attributes, false, inputs, 2);
@@ -98,7 +109,8 @@ static double eps_at(lua_State *L, int index)
 static int layer_norm(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_optional_tensor(L, 2), ms_lua_optional_tensor(L, 3) };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_optional_tensor(L, 2),
+                            ms_lua_optional_tensor(L, 3) };
     ms_attributes attributes = { .norm = { .eps = eps_at(L, 4) } };
     return ms_lua_apply(L, &ms_op_layer_norm, &attributes, false, inputs, 3);
 }
@@ -115,7 +127,8 @@ static int rms_norm(lua_State *L)
 static int add_layer_norm(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_optional_tensor(L, 3), ms_lua_optional_tensor(L, 4) };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_optional_tensor(L, 3),
+                            ms_lua_optional_tensor(L, 4) };
     ms_attributes attributes = { .norm = { .eps = eps_at(L, 5) } };
     return ms_lua_apply_many(L, &ms_op_add_layer_norm, &attributes, inputs, 4, 2);
 }
@@ -132,25 +145,31 @@ static int orthonormalize(lua_State *L)
 static int add_rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_optional_tensor(L, 3) };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2),
+                            ms_lua_optional_tensor(L, 3) };
     ms_attributes attributes = { .norm = { .eps = eps_at(L, 4) } };
     return ms_lua_apply_many(L, &ms_op_add_rms_norm, &attributes, inputs, 3, 2);
 }
 
-/* { type = "linear" or "llama3", factor =, low_freq_factor =, high_freq_factor =, original_context = } at index 4, or nothing. */
+/* { type = "linear" or "llama3", factor =, low_freq_factor =, high_freq_factor =, original_context
+ * = } at index 4, or nothing. */
 static ms_rotary_scaling rotary_scaling(lua_State *L)
 {
-    static const char *const keys[] = { "type", "factor", "low_freq_factor", "high_freq_factor", "original_context", NULL };
+    static const char *const keys[] = {
+        "type", "factor", "low_freq_factor", "high_freq_factor", "original_context", NULL
+    };
     static const char *const kinds[] = { "default", "linear", "llama3", NULL };
     if (lua_isnoneornil(L, 4)) return (ms_rotary_scaling){ 0 };
     ms_lua_known_keys(L, 4, keys, "option of a rotary scaling");
     lua_getfield(L, 4, "type");
     ms_rotary_kind kind = (ms_rotary_kind)ms_lua_choice(L, -1, kinds, "type of a rotary scaling");
     lua_pop(L, 1);
-    return (ms_rotary_scaling){ .kind = kind, .factor = ms_lua_field_number(L, 4, "factor", 0),
+    return (ms_rotary_scaling){ .kind = kind,
+                                .factor = ms_lua_field_number(L, 4, "factor", 0),
                                 .low = ms_lua_field_number(L, 4, "low_freq_factor", 0),
                                 .high = ms_lua_field_number(L, 4, "high_freq_factor", 0),
-                                .original_context = ms_lua_field_number(L, 4, "original_context", 0) };
+                                .original_context =
+                                    ms_lua_field_number(L, 4, "original_context", 0) };
 }
 
 /* t:rotary(first, base, scaling) */
@@ -158,8 +177,11 @@ static int rotary(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
-    int64_t first = lua_isnoneornil(L, 2) ? 0 : ms_lua_integer(L, 2, 0, 1 << 30, "the first position");
-    ms_attributes attributes = { .rotary = { .first = first, .base = luaL_optnumber(L, 3, 10000), .scaling = rotary_scaling(L) } };
+    int64_t first =
+        lua_isnoneornil(L, 2) ? 0 : ms_lua_integer(L, 2, 0, 1 << 30, "the first position");
+    ms_attributes attributes = { .rotary = { .first = first,
+                                             .base = luaL_optnumber(L, 3, 10000),
+                                             .scaling = rotary_scaling(L) } };
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
@@ -169,7 +191,9 @@ static int attention(lua_State *L)
     ms_lua_enter(L);
     ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3) };
     ms_lua_known_keys(L, 4, keys, "option of attention");
-    ms_attributes attributes = { .attention = { .scale = ms_lua_field_number(L, 4, "scale", 0), .causal = ms_lua_field_boolean(L, 4, "causal", true) } };
+    ms_attributes attributes = { .attention = { .scale = ms_lua_field_number(L, 4, "scale", 0),
+                                                .causal =
+                                                    ms_lua_field_boolean(L, 4, "causal", true) } };
     return ms_lua_apply(L, &ms_op_attention, &attributes, false, inputs, 3);
 }
 
@@ -178,13 +202,26 @@ static int attention(lua_State *L)
 void ms_open_layers(lua_State *L, int runtime)
 {
     static const ms_method methods[] = {
-        { "scatter", scatter, &ms_op_scatter, true }, { "scatter_add", scatter, &ms_op_scatter_add, true }, { "topk", topk, NULL, false },
-        { "above", above, NULL, false }, { "gather", with_index, &ms_op_gather, false }, { "index_select", with_index, &ms_op_index_select, false },
-        { "matmul", ms_lua_two_tensors, &ms_op_matmul, false }, { "linear", linear, &ms_op_linear, false }, { "linear_t", linear, &ms_op_linear_t, false },
-        { "cross_entropy", cross_entropy, NULL, false }, { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false }, { "layer_norm", layer_norm, NULL, false },
-        { "rms_norm", rms_norm, NULL, false }, { "add_layer_norm", add_layer_norm, NULL, false }, { "add_rms_norm", add_rms_norm, NULL, false },
-        { "swiglu", ms_lua_two_tensors, &ms_op_swiglu, false }, { "embedding", ms_lua_two_tensors, &ms_op_embedding, false }, { "rotary", rotary, NULL, false },
-        { "attention", attention, NULL, false }, { "orthonormalize_", orthonormalize, NULL, false },
+        { "scatter", scatter, &ms_op_scatter, true },
+        { "scatter_add", scatter, &ms_op_scatter_add, true },
+        { "topk", topk, NULL, false },
+        { "above", above, NULL, false },
+        { "gather", with_index, &ms_op_gather, false },
+        { "index_select", with_index, &ms_op_index_select, false },
+        { "matmul", ms_lua_two_tensors, &ms_op_matmul, false },
+        { "linear", linear, &ms_op_linear, false },
+        { "linear_t", linear, &ms_op_linear_t, false },
+        { "cross_entropy", cross_entropy, NULL, false },
+        { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false },
+        { "layer_norm", layer_norm, NULL, false },
+        { "rms_norm", rms_norm, NULL, false },
+        { "add_layer_norm", add_layer_norm, NULL, false },
+        { "add_rms_norm", add_rms_norm, NULL, false },
+        { "swiglu", ms_lua_two_tensors, &ms_op_swiglu, false },
+        { "embedding", ms_lua_two_tensors, &ms_op_embedding, false },
+        { "rotary", rotary, NULL, false },
+        { "attention", attention, NULL, false },
+        { "orthonormalize_", orthonormalize, NULL, false },
     };
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

@@ -1,4 +1,5 @@
-/* link.c: native links in Lua, and what links remember. What users call is lua/moonshard/hooks.lua's and link_state.lua's. */
+/* link.c: native links in Lua, and what links remember. What users call is
+ * lua/moonshard/hooks.lua's and link_state.lua's. */
 #include "bindings/link.h"
 
 #include <stddef.h>
@@ -17,7 +18,10 @@ typedef struct state_box {
     const ms_runtime *runtime;
 } state_box;
 
-static ms_link_state *check_state(lua_State *L, int index) { return ((state_box *)luaL_checkudata(L, index, MS_LINK_STATE_TYPE))->state; }
+static ms_link_state *check_state(lua_State *L, int index)
+{
+    return ((state_box *)luaL_checkudata(L, index, MS_LINK_STATE_TYPE))->state;
+}
 
 /* core.link_state() */
 static int link_state(lua_State *L)
@@ -39,7 +43,8 @@ static int state_gc(lua_State *L)
     return 0;
 }
 
-/* state:flat(bucket, name, lengths?) -> tensor, whether each parameter's numbers are new. lengths: of each parameter's part; as many as it has unless given. */
+/* state:flat(bucket, name, lengths?) -> tensor, whether each parameter's numbers are new. lengths:
+ * of each parameter's part; as many as it has unless given. */
 static int state_flat(lua_State *L)
 {
     ms_lua_enter(L);
@@ -78,7 +83,8 @@ static int state_shared(lua_State *L)
     ms_link_state *state = check_state(L, 1);
     ms_tensor *tensor = NULL;
     ms_handle *handle = ms_lua_new_handle(L);
-    ms_lua_ok(L, ms_link_state_shared(state, luaL_checkstring(L, 2), ms_lua_integer(L, 3, 1, INT64_MAX, "length"), NULL, &tensor));
+    ms_lua_ok(L, ms_link_state_shared(state, luaL_checkstring(L, 2),
+                                      ms_lua_integer(L, 3, 1, INT64_MAX, "length"), NULL, &tensor));
     ms_handle_fill(handle, tensor);
     ms_handle_keep(handle);
     return 1;
@@ -112,7 +118,8 @@ static int state_pieces(lua_State *L)
 static int state_put(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_lua_ok(L, ms_link_state_put(check_state(L, 1), luaL_checkstring(L, 2), luaL_checkstring(L, 3), ms_lua_tensor(L, 4)));
+    ms_lua_ok(L, ms_link_state_put(check_state(L, 1), luaL_checkstring(L, 2),
+                                   luaL_checkstring(L, 3), ms_lua_tensor(L, 4)));
     return 0;
 }
 
@@ -128,7 +135,8 @@ static int state_iteration(lua_State *L)
 {
     ms_link_state *state = check_state(L, 1);
     lua_pushinteger(L, ms_link_state_iteration(state));
-    if (!lua_isnoneornil(L, 2)) ms_link_state_set_iteration(state, ms_lua_integer(L, 2, 0, INT64_MAX, "iteration"));
+    if (!lua_isnoneornil(L, 2))
+        ms_link_state_set_iteration(state, ms_lua_integer(L, 2, 0, INT64_MAX, "iteration"));
     return 1;
 }
 
@@ -149,22 +157,38 @@ typedef struct field {
     field_type type;
     size_t offset;
 } field;
-#define FIELD(name, type, member) { name, type, offsetof(ms_link_options, member) }
+#define FIELD(name, type, member)                     \
+    {                                                 \
+        name, type, offsetof(ms_link_options, member) \
+    }
 
 static const field fields[] = {
-    FIELD("decay", NUMBER, decay), FIELD("rank", INTEGER, powersgd.rank), FIELD("start_step", INTEGER, powersgd.start_step), FIELD("seed", INTEGER, powersgd.seed),
+    FIELD("decay", NUMBER, decay),
+    FIELD("rank", INTEGER, powersgd.rank),
+    FIELD("start_step", INTEGER, powersgd.start_step),
+    FIELD("seed", INTEGER, powersgd.seed),
     FIELD("stats_every", INTEGER, powersgd.stats_every),
-    FIELD("min_rate", NUMBER, powersgd.min_rate), FIELD("eps", NUMBER, powersgd.eps), FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
-    FIELD("warm_start", BOOLEAN, powersgd.warm_start), FIELD("batched", BOOLEAN, powersgd.batched),
-    FIELD("block", INTEGER, int8.block), FIELD("fraction", NUMBER, top_k.fraction), FIELD("momentum", NUMBER, top_k.momentum),
-    FIELD("max_norm", NUMBER, clip.max_norm), FIELD("reduce_after", BOOLEAN, post_local_sgd.reduce_after),
+    FIELD("min_rate", NUMBER, powersgd.min_rate),
+    FIELD("eps", NUMBER, powersgd.eps),
+    FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
+    FIELD("warm_start", BOOLEAN, powersgd.warm_start),
+    FIELD("batched", BOOLEAN, powersgd.batched),
+    FIELD("block", INTEGER, int8.block),
+    FIELD("fraction", NUMBER, top_k.fraction),
+    FIELD("momentum", NUMBER, top_k.momentum),
+    FIELD("max_norm", NUMBER, clip.max_norm),
+    FIELD("reduce_after", BOOLEAN, post_local_sgd.reduce_after),
 };
 
-/* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is not given has the kind's default. */
+/* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is
+ * not given has the kind's default. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL }, *const actions[] = { "skip", "stop", NULL };
-    static const char *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = { "tensor", "channel", "block", NULL };
+    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL },
+                             *const actions[] = { "skip", "stop", NULL };
+    static const char *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = {
+        "tensor", "channel", "block", NULL
+    };
     static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -176,37 +200,58 @@ static int native_link(lua_State *L)
     link->kind = ms_link_find(luaL_checkstring(L, -1));
     if (!link->kind) ms_lua_error(L, "there is no native link '%s'", lua_tostring(L, -1));
     link->options = link->kind->defaults;
-    if (lua_getfield(L, 1, "op") != LUA_TNIL) link->options.op = (ms_reduce_op)ms_lua_choice(L, -1, ops, "op");
+    if (lua_getfield(L, 1, "op") != LUA_TNIL)
+        link->options.op = (ms_reduce_op)ms_lua_choice(L, -1, ops, "op");
     if (lua_getfield(L, 1, "dtype") != LUA_TNIL) link->options.dtype = ms_lua_dtype(L, -1);
     if (lua_getfield(L, 1, "group") != LUA_TNIL) link->options.group = ms_lua_group(L, -1);
-    if (lua_getfield(L, 1, "per") != LUA_TNIL) link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
-    if (lua_getfield(L, 1, "form") != LUA_TNIL) link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
-    if (lua_getfield(L, 1, "scope") != LUA_TNIL) link->options.clip.scope = (ms_clip_scope)ms_lua_choice(L, -1, scopes, "scope");
-    if (lua_getfield(L, 1, "action") != LUA_TNIL) link->options.nan_check.stop = ms_lua_choice(L, -1, actions, "action") == 1;
-    if (lua_getfield(L, 1, "subgroup") != LUA_TNIL) link->options.post_local_sgd.subgroup = ms_lua_group(L, -1);
+    if (lua_getfield(L, 1, "per") != LUA_TNIL)
+        link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
+    if (lua_getfield(L, 1, "form") != LUA_TNIL)
+        link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
+    if (lua_getfield(L, 1, "scope") != LUA_TNIL)
+        link->options.clip.scope = (ms_clip_scope)ms_lua_choice(L, -1, scopes, "scope");
+    if (lua_getfield(L, 1, "action") != LUA_TNIL)
+        link->options.nan_check.stop = ms_lua_choice(L, -1, actions, "action") == 1;
+    if (lua_getfield(L, 1, "subgroup") != LUA_TNIL)
+        link->options.post_local_sgd.subgroup = ms_lua_group(L, -1);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         void *at = (char *)&link->options + fields[i].offset;
-        if (fields[i].type == NUMBER) *(double *)at = ms_lua_field_number(L, 1, fields[i].name, *(double *)at);
-        else if (fields[i].type == INTEGER) *(int64_t *)at = ms_lua_field_integer(L, 1, fields[i].name, *(int64_t *)at, INT64_MIN, INT64_MAX);
+        if (fields[i].type == NUMBER)
+            *(double *)at = ms_lua_field_number(L, 1, fields[i].name, *(double *)at);
+        else if (fields[i].type == INTEGER)
+            *(int64_t *)at =
+                ms_lua_field_integer(L, 1, fields[i].name, *(int64_t *)at, INT64_MIN, INT64_MAX);
         else *(bool *)at = ms_lua_field_boolean(L, 1, fields[i].name, *(bool *)at);
     }
     link->options.post_local_sgd.start_step = link->options.powersgd.start_step;
     if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
     lua_setiuservalue(L, 2, 1);
-    if (link->kind->has_state && !link->state) ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);
+    if (link->kind->has_state && !link->state)
+        ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);
     if (link->kind->check) ms_lua_ok(L, link->kind->check(engine, &link->options));
     lua_settop(L, 2);
     return 1;
 }
 
-const ms_link *ms_lua_link(lua_State *L, int index) { return luaL_checkudata(L, index, MS_LINK_TYPE); }
+const ms_link *ms_lua_link(lua_State *L, int index)
+{
+    return luaL_checkudata(L, index, MS_LINK_TYPE);
+}
 
 void ms_open_link(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "native_link", native_link }, { "link_state", link_state }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "native_link", native_link },
+                                          { "link_state", link_state },
+                                          { NULL, NULL } };
     static const luaL_Reg methods[] = {
-        { "flat", state_flat }, { "shared", state_shared }, { "pieces", state_pieces }, { "put", state_put }, { "clear", state_clear },
-        { "iteration", state_iteration }, { "compression", state_compression }, { NULL, NULL },
+        { "flat", state_flat },
+        { "shared", state_shared },
+        { "pieces", state_pieces },
+        { "put", state_put },
+        { "clear", state_clear },
+        { "iteration", state_iteration },
+        { "compression", state_compression },
+        { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__gc", state_gc }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

@@ -5,6 +5,6 @@
 #include "bindings/runtime.h"
 #include "moonshard/hook.h"
 
-const ms_link *ms_lua_link(lua_State *L, int index);                     /* raises unless it is a native link */
+const ms_link *ms_lua_link(lua_State *L, int index); /* raises unless it is a native link */
 
 #endif

@@ -1,4 +1,5 @@
-/* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli; as a whole, or as one rank of a job. */
+/* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli; as a
+ * whole, or as one rank of a job. */
 #include "bindings/launcher.h"
 
 #include <lauxlib.h>
@@ -12,8 +13,9 @@
 
 #include "moonshard/moonshard_lua.h"
 
-/* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second request ends the process at once, unless it is a rank:
- * the supervisor, which gets the same signals from a terminal, decides then. */
+/* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
+ * request ends the process at once, unless it is a rank: the supervisor, which gets the same
+ * signals from a terminal, decides then. */
 static volatile sig_atomic_t stop_signal, save_signal, is_rank;
 
 static void request_stop(int number)
@@ -36,7 +38,10 @@ static int save_requested(lua_State *L)
 /* stop_requested() -> number of the signal, or nil */
 static int stop_requested(lua_State *L)
 {
-    if (!stop_signal || lua_toboolean(L, lua_upvalueindex(1))) { lua_pushnil(L); return 1; }
+    if (!stop_signal || lua_toboolean(L, lua_upvalueindex(1))) {
+        lua_pushnil(L);
+        return 1;
+    }
     lua_pushinteger(L, stop_signal);
     return 1;
 }
@@ -51,12 +56,13 @@ static void catch_signals(void)
     if (!is_rank) {
         action.sa_handler = request_save;
         sigaction(SIGUSR1, &action, NULL);
-        signal(SIGUSR2, SIG_IGN);                          /* flight records: there are none without other ranks */
+        signal(SIGUSR2, SIG_IGN); /* flight records: there are none without other ranks */
     }
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* watch_signals(): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in commands that never look, they end the process. */
+/* watch_signals(): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in
+ * commands that never look, they end the process. */
 static int watch_signals(lua_State *L)
 {
     if (!lua_toboolean(L, lua_upvalueindex(1))) catch_signals();
@@ -73,7 +79,8 @@ static int is_terminal(lua_State *L)
 static int columns(lua_State *L)
 {
     struct winsize size = { 0 };
-    lua_pushinteger(L, ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80);
+    lua_pushinteger(L, ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col
+                                                                                       : 80);
     return 1;
 }
 
@@ -95,7 +102,10 @@ typedef struct arguments {
     char warning[4096];
 } arguments;
 
-const char *ms_fresh_row(void) { return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : ""; }
+const char *ms_fresh_row(void)
+{
+    return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : "";
+}
 
 /* Adds text to the warning that is being collected; what does not fit is left out. */
 static void add_text(arguments *args, const char *text)
@@ -106,14 +116,14 @@ static void add_text(arguments *args, const char *text)
     args->warned += bytes;
 }
 
-/* Errors in finalizers and what scripts say with warn(): a line with the rank, written in one piece when its last part has come, so that ranks do
- * not write into each other's lines. */
+/* Errors in finalizers and what scripts say with warn(): a line with the rank, written in one piece
+ * when its last part has come, so that ranks do not write into each other's lines. */
 static void warning(void *user, const char *message, int more)
 {
     arguments *args = user;
     if (args->warned == 0) {
         char head[48];
-        if (!more && *message == '@') return;                           /* a control message */
+        if (!more && *message == '@') return; /* a control message */
         snprintf(head, sizeof head, "%smoonshard: rank %u: ", ms_fresh_row(), args->rank);
         add_text(args, head);
     }
@@ -130,7 +140,8 @@ static void log_line(void *user, ms_log_level level, const char *message)
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
     const arguments *args = user;
     char line[MS_ERROR_MESSAGE_BYTES + 64];
-    int bytes = snprintf(line, sizeof line, "%smoonshard: rank %u: %s%s\n", ms_fresh_row(), args->rank, names[level], message);
+    int bytes = snprintf(line, sizeof line, "%smoonshard: rank %u: %s%s\n", ms_fresh_row(),
+                         args->rank, names[level], message);
     fwrite(line, 1, (size_t)bytes, stderr);
 }
 
@@ -144,7 +155,13 @@ static int traceback(lua_State *L)
 /* What only the program has, as moonshard.process; hosts have none of it. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
-    static const luaL_Reg functions[] = { { "stop_requested", stop_requested }, { "save_requested", save_requested }, { "watch_signals", watch_signals }, { "is_terminal", is_terminal }, { "columns", columns }, { "quit", quit }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "stop_requested", stop_requested },
+                                          { "save_requested", save_requested },
+                                          { "watch_signals", watch_signals },
+                                          { "is_terminal", is_terminal },
+                                          { "columns", columns },
+                                          { "quit", quit },
+                                          { NULL, NULL } };
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     /* In a thread that is a rank, signals are the supervisor's. */
@@ -199,11 +216,18 @@ static int run(lua_State *L)
 
 int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
-    arguments args = { .count = count, .values = values, .rendezvous = rendezvous, .rank = rank, .is_thread = is_thread, .code = 1 };
+    arguments args = { .count = count,
+                       .values = values,
+                       .rendezvous = rendezvous,
+                       .rank = rank,
+                       .is_thread = is_thread,
+                       .code = 1 };
     lua_State *L = luaL_newstate();
     if (!L) {
         fprintf(stderr, "moonshard: no memory for a Lua state\n");
-        if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, "no memory for a Lua state");
+        if (rendezvous)
+            ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank,
+                                "no memory for a Lua state");
         return 8;
     }
     lua_setwarnf(L, warning, &args);
@@ -214,14 +238,16 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     if (rendezvous) ms_locate_open(L, rendezvous, rank, is_thread);
     if (lua_pcall(L, 1, 0, 1)) {
         fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
-        if (rendezvous) ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
+        if (rendezvous)
+            ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
     }
     lua_close(L);
     ms_locate_close();
     return args.code;
 }
 
-/* A process that a launcher started as a rank. What this process starts is none: the variables go. */
+/* A process that a launcher started as a rank. What this process starts is none: the variables
+ * go. */
 static int rank_process(int argc, char **argv, const char *text)
 {
     const char *number = getenv("MOONSHARD_RANK");
@@ -235,7 +261,8 @@ static int rank_process(int argc, char **argv, const char *text)
         return 1;
     }
     if (!end || *end || rank >= ms_rendezvous_ranks(rendezvous)) {
-        fprintf(stderr, "moonshard: MOONSHARD_RANK must be the number of this rank, not '%s'\n", number ? number : "");
+        fprintf(stderr, "moonshard: MOONSHARD_RANK must be the number of this rank, not '%s'\n",
+                number ? number : "");
         ms_rendezvous_release(rendezvous);
         return 1;
     }

@@ -14,22 +14,27 @@ typedef struct shape_options {
 } shape_options;
 
 static const char *const shape_keys[] = { "dtype", "device", "group", "requires_grad", NULL };
-static const char *const random_keys[] = { "dtype", "device", "group", "requires_grad", "seed", "per_rank", "std", "low", "high", NULL };
+static const char *const random_keys[] = { "dtype",    "device", "group", "requires_grad", "seed",
+                                           "per_rank", "std",    "low",   "high",          NULL };
 
-static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback, shape_options *out)
+static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback,
+                       shape_options *out)
 {
     luaL_checktype(L, index, LUA_TTABLE);
     ms_lua_known_keys(L, index, keys, "option");
     *out = (shape_options){ .dtype = fallback };
     out->dims = ms_lua_sizes(L, index, out->sizes, "a size");
     for (uint32_t d = 0; d < out->dims; d++)
-        if (out->sizes[d] < 0) ms_lua_error(L, "size %lld of dimension %u: sizes are 0 or more", (long long)out->sizes[d], d + 1);
+        if (out->sizes[d] < 0)
+            ms_lua_error(L, "size %lld of dimension %u: sizes are 0 or more",
+                         (long long)out->sizes[d], d + 1);
     if (lua_getfield(L, index, "dtype") != LUA_TNIL) out->dtype = ms_lua_dtype(L, -1);
     lua_pop(L, 1);
     if (lua_getfield(L, index, "device") != LUA_TNIL) {
         const char *device = luaL_checkstring(L, -1);
         const char *own = ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu";
-        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0) ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
+        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
+            ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
     }
     lua_pop(L, 1);
     if (lua_getfield(L, index, "group") != LUA_TNIL) out->group = ms_lua_group(L, -1);
@@ -44,7 +49,8 @@ static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_t
     ms_storage *storage = NULL;
     size_t bytes = ms_dtype_bytes(shape->dtype);
     for (uint32_t d = 0; d < shape->dims; d++)
-        if (__builtin_mul_overflow(bytes, (size_t)shape->sizes[d], &bytes)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape is too large");
+        if (__builtin_mul_overflow(bytes, (size_t)shape->sizes[d], &bytes))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape is too large");
     ms_status status = ms_group_storage(shape->group, ms_engine_current(engine), bytes, &storage);
     if (!status) status = ms_tensor_on(storage, shape->dtype, shape->dims, shape->sizes, out);
     ms_storage_release(storage);
@@ -52,7 +58,8 @@ static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_t
 }
 
 /* Makes a tensor, fills it in place with an operator (NULL: leaves it), and pushes it. */
-static int make(lua_State *L, const shape_options *shape, const ms_op *op, const ms_attributes *attributes)
+static int make(lua_State *L, const shape_options *shape, const ms_op *op,
+                const ms_attributes *attributes)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
     ms_handle *handle = ms_lua_new_handle(L);
@@ -100,8 +107,11 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     shape_options shape;
     ms_engine *engine = ms_lua_enter(L);
     read_shape(L, 1, random_keys, fallback, &shape);
-    double low = ms_lua_field_number(L, 1, "low", 0), high = ms_lua_field_number(L, 1, "high", 1), std = ms_lua_field_number(L, 1, "std", 1);
-    if (!normal && !(low < high)) return ms_lua_error(L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
+    double low = ms_lua_field_number(L, 1, "low", 0), high = ms_lua_field_number(L, 1, "high", 1),
+           std = ms_lua_field_number(L, 1, "std", 1);
+    if (!normal && !(low < high))
+        return ms_lua_error(
+            L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
     ms_attributes attributes = { .random = { .a = low, .b = high } };
     if (normal) {
         attributes.random.a = 0;
@@ -109,10 +119,13 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     }
     bool seeded = lua_getfield(L, 1, "seed") != LUA_TNIL;
     /* An own seed is a sequence of its own: the same numbers wherever and whenever it is asked. */
-    if (seeded) attributes.random.random = (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
+    if (seeded)
+        attributes.random.random =
+            (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
     else attributes.random.random = ms_engine_draw(engine);
     ms_random *random = &attributes.random.random;
-    if (ms_lua_field_boolean(L, 1, "per_rank", false)) random->seed = ms_seed_of_rank(random->seed, ms_lua_runtime(L)->rank);
+    if (ms_lua_field_boolean(L, 1, "per_rank", false))
+        random->seed = ms_seed_of_rank(random->seed, ms_lua_runtime(L)->rank);
     lua_pop(L, 1);
     return make(L, &shape, op, &attributes);
 }
@@ -123,7 +136,8 @@ static int normal(lua_State *L) { return random_tensor(L, &ms_op_normal, MS_F32,
 static int randint(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
-    if (lua_getfield(L, 1, "high") == LUA_TNIL) return ms_lua_error(L, "randint: give high, which is not reached (low is 0 unless given)");
+    if (lua_getfield(L, 1, "high") == LUA_TNIL)
+        return ms_lua_error(L, "randint: give high, which is not reached (low is 0 unless given)");
     lua_pop(L, 1);
     return random_tensor(L, &ms_op_randint, MS_I64, false);
 }
@@ -144,14 +158,24 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
         if (out->dims == UINT32_MAX) out->dims = depth;
         if (out->dims != depth) ms_lua_error(L, "tensor: the lists are not equally deep");
         if (lua_isboolean(L, index)) out->booleans = true;
-        else if (lua_type(L, index) != LUA_TNUMBER) ms_lua_error(L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed", luaL_typename(L, index));
-        else { out->numbers = true; out->integers &= lua_isinteger(L, index); }
+        else if (lua_type(L, index) != LUA_TNUMBER)
+            ms_lua_error(
+                L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed",
+                luaL_typename(L, index));
+        else {
+            out->numbers = true;
+            out->integers &= lua_isinteger(L, index);
+        }
         return;
     }
-    if (depth >= MS_DIMS_MAX) ms_lua_error(L, "tensor: lists are nested more than %d deep", MS_DIMS_MAX);
+    if (depth >= MS_DIMS_MAX)
+        ms_lua_error(L, "tensor: lists are nested more than %d deep", MS_DIMS_MAX);
     int64_t n = (int64_t)lua_rawlen(L, index);
     if (out->sizes[depth] < 0) out->sizes[depth] = n;
-    if (out->sizes[depth] != n) ms_lua_error(L, "tensor: lists of dimension %u have %lld and %lld items; they must be equally long", depth + 1, (long long)out->sizes[depth], (long long)n);
+    if (out->sizes[depth] != n)
+        ms_lua_error(
+            L, "tensor: lists of dimension %u have %lld and %lld items; they must be equally long",
+            depth + 1, (long long)out->sizes[depth], (long long)n);
     if (n == 0) {
         if (out->dims == UINT32_MAX) out->dims = depth + 1;
         if (out->dims != depth + 1) ms_lua_error(L, "tensor: the lists are not equally deep");
@@ -205,8 +229,12 @@ static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *dat
     } else {
         int exact = 0;
         int64_t integer = lua_tointegerx(L, index, &exact);
-        if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL) ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index), ms_dtype_name(dtype));
-        if (exact && !fits(dtype, integer)) ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer, ms_dtype_name(dtype));
+        if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL)
+            ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index),
+                         ms_dtype_name(dtype));
+        if (exact && !fits(dtype, integer))
+            ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer,
+                         ms_dtype_name(dtype));
         store(dtype, data, at, lua_tonumber(L, index), integer);
     }
     return at + 1;
@@ -219,7 +247,8 @@ static int tensor(lua_State *L)
     for (int d = 0; d < MS_DIMS_MAX; d++) shape.sizes[d] = -1;
     luaL_checkany(L, 1);
     measure(L, 1, 0, &shape);
-    if (shape.booleans && shape.numbers) return ms_lua_error(L, "tensor: numbers and booleans are mixed");
+    if (shape.booleans && shape.numbers)
+        return ms_lua_error(L, "tensor: numbers and booleans are mixed");
     ms_dtype dtype = shape.numbers && shape.integers ? MS_I64 : MS_F32;
     if (shape.booleans) dtype = MS_BOOL;
     if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
@@ -238,7 +267,8 @@ static int tensor(lua_State *L)
     return 1;
 }
 
-/* How many integers first, first + step, ... there are up to last, step not 0; INT64_MAX if more than that. Differences of integers need 65 bits. */
+/* How many integers first, first + step, ... there are up to last, step not 0; INT64_MAX if more
+ * than that. Differences of integers need 65 bits. */
 static int64_t count_integers(int64_t first, int64_t last, int64_t step)
 {
     bool up = step > 0;
@@ -257,15 +287,21 @@ static int arange(lua_State *L)
     enum { LONGEST = 1000000000 };
     ms_engine *engine = ms_lua_enter(L);
     lua_settop(L, 3);
-    double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2), step = luaL_optnumber(L, 3, 1);
-    bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
+    double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2),
+           step = luaL_optnumber(L, 3, 1);
+    bool integers =
+        lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
     int64_t stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
-    if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step)) return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", first, last, step);
+    if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step))
+        return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0",
+                            first, last, step);
     double steps = floor((last - first) / step + 1e-9);
     int64_t count = 0;
     if (!(steps < 0)) count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
     if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), stride);
-    if (count > LONGEST) return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first, last, step, LONGEST);
+    if (count > LONGEST)
+        return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first,
+                            last, step, LONGEST);
     void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
     for (int64_t i = 0; i < count; i++) {
         if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * stride;
@@ -275,7 +311,8 @@ static int arange(lua_State *L)
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made = NULL;
     ms_status status = ms_tensor_new(engine, dtype, 1, &count, &made);
-    if (!status && count) status = ms_tensor_write(made, data, (size_t)count * ms_dtype_bytes(dtype));
+    if (!status && count)
+        status = ms_tensor_write(made, data, (size_t)count * ms_dtype_bytes(dtype));
     if (status) ms_tensor_release(made);
     ms_lua_ok(L, status);
     ms_handle_fill(handle, made);
@@ -291,7 +328,8 @@ static int join(lua_State *L, const ms_op *op, uint32_t extra)
     lua_settop(L, 2);
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
     ms_attributes attributes = { 0 };
-    if (!lua_isnoneornil(L, 2)) attributes.dim.a = ms_lua_dim(L, 2, ms_tensor_dims(tensors[0]) + extra);
+    if (!lua_isnoneornil(L, 2))
+        attributes.dim.a = ms_lua_dim(L, 2, ms_tensor_dims(tensors[0]) + extra);
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *out = NULL;
     ms_lua_ok(L, ms_apply(engine, op, &attributes, false, tensors, count, &out, 1));
@@ -331,7 +369,8 @@ static int flat(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     uint32_t count = 0;
     ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
-    if (ms_lua_runtime(L)->step_serial) return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
+    if (ms_lua_runtime(L)->step_serial)
+        return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
     ms_tensor **leaves = ms_lua_tensor_list(L, 1, &count), *made = NULL;
     ms_handle *handle = ms_lua_new_handle(L);
     ms_lua_ok(L, ms_flatten(engine, leaves, count, &made));
@@ -341,8 +380,10 @@ static int flat(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    { "empty", empty }, { "zeros", zeros }, { "ones", ones }, { "full", full }, { "rand", uniform }, { "randn", normal }, { "randint", randint },
-    { "tensor", tensor }, { "arange", arange }, { "cat", cat }, { "stack", stack }, { "pack", pack }, { "flat", flat }, { NULL, NULL },
+    { "empty", empty },   { "zeros", zeros },  { "ones", ones },       { "full", full },
+    { "rand", uniform },  { "randn", normal }, { "randint", randint }, { "tensor", tensor },
+    { "arange", arange }, { "cat", cat },      { "stack", stack },     { "pack", pack },
+    { "flat", flat },     { NULL, NULL },
 };
 
 void ms_open_make(lua_State *L, int runtime) { ms_lua_register(L, runtime, functions); }

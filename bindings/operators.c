@@ -1,4 +1,5 @@
-/* operators.c: running operators for Lua; elementwise operators and reductions as methods with their in-place twins, and Lua's arithmetic. */
+/* operators.c: running operators for Lua; elementwise operators and reductions as methods with
+ * their in-place twins, and Lua's arithmetic. */
 #include "bindings/operators.h"
 
 #include <math.h>
@@ -9,7 +10,8 @@ const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvaluei
 bool ms_lua_own_in_place(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(3)); }
 
 /* Runs an operator of one result and pushes it (or, in place, its first argument). */
-int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs, uint32_t count)
+int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes, bool in_place,
+                 ms_tensor *const *inputs, uint32_t count)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
     ms_handle *handle = in_place ? NULL : ms_lua_new_handle(L);
@@ -31,7 +33,8 @@ int ms_lua_apply_one(lua_State *L, const ms_op *op, const ms_attributes *attribu
 }
 
 /* A new tensor of that shape filled with value; for numbers where a tensor is needed. */
-ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out)
+ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                        double value, ms_tensor **out)
 {
     ms_tensor *made = NULL, *result = NULL;
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
@@ -46,18 +49,22 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
 double ms_lua_number(lua_State *L, int index, const char *what)
 {
     if (lua_isboolean(L, index)) return lua_toboolean(L, index);
-    if (lua_type(L, index) != LUA_TNUMBER) ms_lua_error(L, "%s: a number or a tensor is expected, not %s", what, luaL_typename(L, index));
+    if (lua_type(L, index) != LUA_TNUMBER)
+        ms_lua_error(L, "%s: a number or a tensor is expected, not %s", what,
+                     luaL_typename(L, index));
     return lua_tonumber(L, index);
 }
 
 /* Runs an operator of several results and pushes them all. */
-int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attributes, ms_tensor *const *inputs, uint32_t count, int results)
+int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attributes,
+                      ms_tensor *const *inputs, uint32_t count, int results)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
     ms_handle *handles[3];
     ms_tensor *outputs[3] = { NULL };
     for (int i = 0; i < results; i++) handles[i] = ms_lua_new_handle(L);
-    ms_lua_ok(L, ms_apply(engine, op, attributes, false, inputs, count, outputs, (uint32_t)results));
+    ms_lua_ok(L,
+              ms_apply(engine, op, attributes, false, inputs, count, outputs, (uint32_t)results));
     for (int i = 0; i < results; i++) ms_handle_fill(handles[i], outputs[i]);
     return results;
 }
@@ -69,7 +76,8 @@ int ms_lua_two_tensors(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs, 2);
 }
 
-void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *suffix, lua_CFunction function, const void *data, bool in_place)
+void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *suffix,
+                       lua_CFunction function, const void *data, bool in_place)
 {
     lua_pushfstring(L, "%s%s", name, suffix);
     lua_pushvalue(L, runtime);
@@ -82,8 +90,11 @@ void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *
 void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        ms_lua_add_method(L, runtime, methods[i].name, "", methods[i].function, methods[i].op, false);
-        if (methods[i].twin) ms_lua_add_method(L, runtime, methods[i].name, "_", methods[i].function, methods[i].op, true);
+        ms_lua_add_method(L, runtime, methods[i].name, "", methods[i].function, methods[i].op,
+                          false);
+        if (methods[i].twin)
+            ms_lua_add_method(L, runtime, methods[i].name, "_", methods[i].function, methods[i].op,
+                              true);
     }
 }
 
@@ -101,7 +112,8 @@ static int gelu(lua_State *L)
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
     bool erf_form = !lua_isnoneornil(L, 2) && ms_lua_choice(L, 2, forms, "form of gelu") == 1;
-    return ms_lua_apply_one(L, erf_form ? &ms_op_gelu_erf : &ms_op_gelu, NULL, ms_lua_own_in_place(L));
+    return ms_lua_apply_one(L, erf_form ? &ms_op_gelu_erf : &ms_op_gelu, NULL,
+                            ms_lua_own_in_place(L));
 }
 
 static int power(lua_State *L)
@@ -116,7 +128,8 @@ static int clamp(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
-    ms_attributes attributes = { .scalar = { .has_low = !lua_isnoneornil(L, 2), .has_high = !lua_isnoneornil(L, 3) } };
+    ms_attributes attributes = { .scalar = { .has_low = !lua_isnoneornil(L, 2),
+                                             .has_high = !lua_isnoneornil(L, 3) } };
     if (attributes.scalar.has_low) attributes.scalar.value = luaL_checknumber(L, 2);
     if (attributes.scalar.has_high) attributes.scalar.high = luaL_checknumber(L, 3);
     return ms_lua_apply_one(L, &ms_op_clamp, &attributes, ms_lua_own_in_place(L));
@@ -159,7 +172,10 @@ static int binary_with(lua_State *L, const binary_forms *forms, bool in_place)
     return ms_lua_apply(L, forms->number, &attributes, in_place, &a, 1);
 }
 
-static int binary(lua_State *L) { return binary_with(L, lua_touserdata(L, lua_upvalueindex(2)), ms_lua_own_in_place(L)); }
+static int binary(lua_State *L)
+{
+    return binary_with(L, lua_touserdata(L, lua_upvalueindex(2)), ms_lua_own_in_place(L));
+}
 
 /* Lua's operators: either side may be the number. */
 static int arithmetic(lua_State *L)
@@ -185,9 +201,11 @@ static int minus(lua_State *L)
 static int lerp(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_is_tensor(L, 3) ? ms_lua_tensor(L, 3) : NULL };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2),
+                            ms_lua_is_tensor(L, 3) ? ms_lua_tensor(L, 3) : NULL };
     ms_attributes attributes = { .scalar = { .value = inputs[2] ? 0 : luaL_checknumber(L, 3) } };
-    return ms_lua_apply(L, &ms_op_lerp, &attributes, ms_lua_own_in_place(L), inputs, inputs[2] ? 3 : 2);
+    return ms_lua_apply(L, &ms_op_lerp, &attributes, ms_lua_own_in_place(L), inputs,
+                        inputs[2] ? 3 : 2);
 }
 
 static int three(lua_State *L)
@@ -213,14 +231,19 @@ static int where(lua_State *L)
     ms_tensor *inputs[3] = { ms_lua_tensor(L, 1), NULL, NULL };
     ms_dtype dtype = MS_F32;
     for (int i = 1; i < 3; i++)
-        if (ms_lua_is_tensor(L, i + 1)) { inputs[i] = ms_lua_tensor(L, i + 1); dtype = ms_tensor_dtype(inputs[i]); }
-        else ms_lua_number(L, i + 1, "where");
+        if (ms_lua_is_tensor(L, i + 1)) {
+            inputs[i] = ms_lua_tensor(L, i + 1);
+            dtype = ms_tensor_dtype(inputs[i]);
+        } else ms_lua_number(L, i + 1, "where");
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made[3] = { NULL }, *out = NULL;
     ms_status status = MS_OK;
     for (int i = 1; i < 3 && !status; i++)
         if (!inputs[i]) {
-            status = ms_lua_filled(engine, dtype, 0, NULL, lua_isboolean(L, i + 1) ? lua_toboolean(L, i + 1) : lua_tonumber(L, i + 1), &made[i]);
+            status = ms_lua_filled(engine, dtype, 0, NULL,
+                                   lua_isboolean(L, i + 1) ? lua_toboolean(L, i + 1)
+                                                           : lua_tonumber(L, i + 1),
+                                   &made[i]);
             inputs[i] = made[i];
         }
     if (!status) status = ms_apply(engine, &ms_op_where, NULL, false, inputs, 3, &out, 1);
@@ -236,7 +259,8 @@ static int dropout(lua_State *L)
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
     double p = luaL_checknumber(L, 2);
-    if (!(p >= 0 && p < 1)) return ms_lua_error(L, "dropout: p is %g; 0 or more and below 1 is allowed", p);
+    if (!(p >= 0 && p < 1))
+        return ms_lua_error(L, "dropout: p is %g; 0 or more and below 1 is allowed", p);
     ms_attributes attributes = { .random = { .random = ms_lua_own_draw(L), .a = p } };
     return ms_lua_apply_one(L, &ms_op_dropout, &attributes, ms_lua_own_in_place(L));
 }
@@ -246,8 +270,10 @@ static int dropout(lua_State *L)
 /* (dim, keep) at `at`; everything where dim is absent. */
 static ms_attributes reduce_attributes(lua_State *L, int at)
 {
-    ms_attributes attributes = { .reduce = { .all = lua_isnoneornil(L, at), .keep = lua_toboolean(L, at + 1) } };
-    if (!attributes.reduce.all) attributes.reduce.dim = ms_lua_dim(L, at, ms_tensor_dims(ms_lua_tensor(L, 1)));
+    ms_attributes attributes = { .reduce = { .all = lua_isnoneornil(L, at),
+                                             .keep = lua_toboolean(L, at + 1) } };
+    if (!attributes.reduce.all)
+        attributes.reduce.dim = ms_lua_dim(L, at, ms_tensor_dims(ms_lua_tensor(L, 1)));
     return attributes;
 }
 
@@ -270,12 +296,14 @@ static int norm(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_norm, &attributes, false);
 }
 
-/* Operators whose only attribute is one dimension, the last unless given: cumsum softmax log_softmax. */
+/* Operators whose only attribute is one dimension, the last unless given: cumsum softmax
+ * log_softmax. */
 static int along(lua_State *L)
 {
     ms_lua_enter(L);
     uint32_t dims = ms_tensor_dims(ms_lua_tensor(L, 1));
-    ms_attributes attributes = { .dim = { .a = lua_isnoneornil(L, 2) ? (int32_t)dims - 1 : ms_lua_dim(L, 2, dims) } };
+    ms_attributes attributes = { .dim = { .a = lua_isnoneornil(L, 2) ? (int32_t)dims - 1
+                                                                     : ms_lua_dim(L, 2, dims) } };
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
@@ -284,7 +312,8 @@ static int quantile(lua_State *L)
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
     ms_attributes attributes = { .scalar = { .value = luaL_checknumber(L, 2) } };
-    if (!(attributes.scalar.value >= 0 && attributes.scalar.value <= 1)) return ms_lua_error(L, "quantile: q is %g; 0 to 1 is allowed", attributes.scalar.value);
+    if (!(attributes.scalar.value >= 0 && attributes.scalar.value <= 1))
+        return ms_lua_error(L, "quantile: q is %g; 0 to 1 is allowed", attributes.scalar.value);
     return ms_lua_apply_one(L, &ms_op_quantile, &attributes, false);
 }
 
@@ -292,29 +321,60 @@ static int histogram(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
-    ms_attributes attributes = { .histogram = { .bins = ms_lua_integer(L, 2, 1, 1 << 24, "bins"), .low = luaL_checknumber(L, 3), .high = luaL_checknumber(L, 4) } };
+    ms_attributes attributes = { .histogram = { .bins = ms_lua_integer(L, 2, 1, 1 << 24, "bins"),
+                                                .low = luaL_checknumber(L, 3),
+                                                .high = luaL_checknumber(L, 4) } };
     return ms_lua_apply_one(L, &ms_op_histogram, &attributes, false);
 }
 
 /* ------------------------------------------------------------------ opening */
 
 static const ms_method methods[] = {
-    { "neg", unary, &ms_op_neg, true }, { "exp", unary, &ms_op_exp, true }, { "log", unary, &ms_op_log, true }, { "sqrt", unary, &ms_op_sqrt, true },
-    { "rsqrt", unary, &ms_op_rsqrt, true }, { "square", unary, &ms_op_square, true }, { "abs", unary, &ms_op_abs, true },
-    { "sign", unary, &ms_op_sign, true }, { "relu", unary, &ms_op_relu, true }, { "silu", unary, &ms_op_silu, true }, { "tanh", unary, &ms_op_tanh, true },
-    { "sigmoid", unary, &ms_op_sigmoid, true }, { "gelu", gelu, NULL, true }, { "pow", power, NULL, true }, { "clamp", clamp, NULL, true },
-    { "lerp", lerp, NULL, true }, { "addcmul", three, &ms_op_addcmul, true }, { "addcdiv", three, &ms_op_addcdiv, true },
-    { "masked_fill", masked_fill, NULL, true }, { "dropout", dropout, NULL, true }, { "clone", unary, &ms_op_clone, false }, { "is_finite", unary, &ms_op_is_finite, false },
-    { "any", unary, &ms_op_any, false }, { "all", unary, &ms_op_every, false }, { "sum", reduce, &ms_op_sum, false }, { "mean", reduce, &ms_op_mean, false },
-    { "max", reduce, &ms_op_max, false }, { "min", reduce, &ms_op_min, false }, { "argmax", reduce, &ms_op_argmax, false }, { "norm", norm, NULL, false },
-    { "cumsum", along, &ms_op_cumsum, false }, { "dot", ms_lua_two_tensors, &ms_op_dot, false }, { "quantile", quantile, NULL, false },
-    { "histogram", histogram, NULL, false }, { "softmax", along, &ms_op_softmax, false }, { "log_softmax", along, &ms_op_log_softmax, false },
+    { "neg", unary, &ms_op_neg, true },
+    { "exp", unary, &ms_op_exp, true },
+    { "log", unary, &ms_op_log, true },
+    { "sqrt", unary, &ms_op_sqrt, true },
+    { "rsqrt", unary, &ms_op_rsqrt, true },
+    { "square", unary, &ms_op_square, true },
+    { "abs", unary, &ms_op_abs, true },
+    { "sign", unary, &ms_op_sign, true },
+    { "relu", unary, &ms_op_relu, true },
+    { "silu", unary, &ms_op_silu, true },
+    { "tanh", unary, &ms_op_tanh, true },
+    { "sigmoid", unary, &ms_op_sigmoid, true },
+    { "gelu", gelu, NULL, true },
+    { "pow", power, NULL, true },
+    { "clamp", clamp, NULL, true },
+    { "lerp", lerp, NULL, true },
+    { "addcmul", three, &ms_op_addcmul, true },
+    { "addcdiv", three, &ms_op_addcdiv, true },
+    { "masked_fill", masked_fill, NULL, true },
+    { "dropout", dropout, NULL, true },
+    { "clone", unary, &ms_op_clone, false },
+    { "is_finite", unary, &ms_op_is_finite, false },
+    { "any", unary, &ms_op_any, false },
+    { "all", unary, &ms_op_every, false },
+    { "sum", reduce, &ms_op_sum, false },
+    { "mean", reduce, &ms_op_mean, false },
+    { "max", reduce, &ms_op_max, false },
+    { "min", reduce, &ms_op_min, false },
+    { "argmax", reduce, &ms_op_argmax, false },
+    { "norm", norm, NULL, false },
+    { "cumsum", along, &ms_op_cumsum, false },
+    { "dot", ms_lua_two_tensors, &ms_op_dot, false },
+    { "quantile", quantile, NULL, false },
+    { "histogram", histogram, NULL, false },
+    { "softmax", along, &ms_op_softmax, false },
+    { "log_softmax", along, &ms_op_log_softmax, false },
 };
 
 void ms_open_operators(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
-    static const struct { const char *name; int binary; } events[] = { { "__add", 0 }, { "__sub", 1 }, { "__mul", 2 }, { "__div", 3 } };
+    static const struct {
+        const char *name;
+        int binary;
+    } events[] = { { "__add", 0 }, { "__sub", 1 }, { "__mul", 2 }, { "__div", 3 } };
     ms_lua_register(L, runtime, functions);
     lua_getfield(L, -1, "tensor_methods");
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
@@ -325,7 +385,9 @@ void ms_open_operators(lua_State *L, int runtime)
         if (i < 6) ms_lua_add_method(L, runtime, binaries[i].name, "_", binary, &binaries[i], true);
     }
     luaL_getmetatable(L, MS_TENSOR_TYPE);
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++) ms_lua_add_method(L, runtime, events[i].name, "", arithmetic, &binaries[events[i].binary], false);
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        ms_lua_add_method(L, runtime, events[i].name, "", arithmetic, &binaries[events[i].binary],
+                          false);
     ms_lua_add_method(L, runtime, "__unm", "", minus, NULL, false);
     ms_lua_add_method(L, runtime, "__pow", "", power, NULL, false);
     lua_pop(L, 2);

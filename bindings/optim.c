@@ -1,23 +1,34 @@
-/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are lua/moonshard/optim.lua's. */
+/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are
+ * lua/moonshard/optim.lua's. */
 #include "bindings/runtime.h"
 
 #include <string.h>
 
 #include "moonshard/optim.h"
 
-static const char *const kinds[] = { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax", NULL };
+static const char *const kinds[] = { "sgd",     "adam",  "adamw",  "adagrad", "adadelta",
+                                     "rmsprop", "rprop", "adamax", NULL };
 
-static ms_optimizer_kind check_kind(lua_State *L, int index) { return (ms_optimizer_kind)ms_lua_choice(L, index, kinds, "optimizer"); }
+static ms_optimizer_kind check_kind(lua_State *L, int index)
+{
+    return (ms_optimizer_kind)ms_lua_choice(L, index, kinds, "optimizer");
+}
 
-/* Field `name` = { a, b } of the table at `index`; through __index, so that a group falls back to its defaults. */
+/* Field `name` = { a, b } of the table at `index`; through __index, so that a group falls back to
+ * its defaults. */
 static void pair(lua_State *L, int index, const char *name, double *a, double *b)
 {
     int type = lua_getfield(L, index, name);
-    if (type == LUA_TNIL) { lua_pop(L, 1); return; }
-    if (type != LUA_TTABLE || lua_rawlen(L, -1) != 2) ms_lua_error(L, "%s must be a list of two numbers", name);
+    if (type == LUA_TNIL) {
+        lua_pop(L, 1);
+        return;
+    }
+    if (type != LUA_TTABLE || lua_rawlen(L, -1) != 2)
+        ms_lua_error(L, "%s must be a list of two numbers", name);
     double *values[] = { a, b };
     for (int i = 0; i < 2; i++) {
-        if (lua_rawgeti(L, -1, i + 1) != LUA_TNUMBER) ms_lua_error(L, "%s[%d] must be a number, not %s", name, i + 1, luaL_typename(L, -1));
+        if (lua_rawgeti(L, -1, i + 1) != LUA_TNUMBER)
+            ms_lua_error(L, "%s[%d] must be a number, not %s", name, i + 1, luaL_typename(L, -1));
         *values[i] = lua_tonumber(L, -1);
         lua_pop(L, 1);
     }
@@ -25,7 +36,8 @@ static void pair(lua_State *L, int index, const char *name, double *a, double *b
 }
 
 /* Hyper-parameters from a group. lr may be a one-element tensor: then *lr is it. */
-static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyperparameters *hyper, ms_tensor **lr)
+static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyperparameters *hyper,
+                       ms_tensor **lr)
 {
     luaL_checktype(L, index, LUA_TTABLE);
     *hyper = ms_optimizer_defaults(kind);
@@ -34,11 +46,21 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
     if (ms_lua_is_tensor(L, -1)) *lr = ms_lua_tensor(L, -1);
     lua_pop(L, 1);
     if (!*lr) hyper->lr = ms_lua_field_number(L, index, "lr", hyper->lr);
-    struct { const char *name; double *value; } numbers[] = {
-        { "weight_decay", &hyper->weight_decay }, { "eps", &hyper->eps }, { "momentum", &hyper->momentum }, { "dampening", &hyper->dampening },
-        { "lr_decay", &hyper->lr_decay }, { "initial_accumulator_value", &hyper->initial_accumulator_value }, { "rho", &hyper->rho }, { "alpha", &hyper->alpha },
+    struct {
+        const char *name;
+        double *value;
+    } numbers[] = {
+        { "weight_decay", &hyper->weight_decay },
+        { "eps", &hyper->eps },
+        { "momentum", &hyper->momentum },
+        { "dampening", &hyper->dampening },
+        { "lr_decay", &hyper->lr_decay },
+        { "initial_accumulator_value", &hyper->initial_accumulator_value },
+        { "rho", &hyper->rho },
+        { "alpha", &hyper->alpha },
     };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) *numbers[i].value = ms_lua_field_number(L, index, numbers[i].name, *numbers[i].value);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        *numbers[i].value = ms_lua_field_number(L, index, numbers[i].name, *numbers[i].value);
     pair(L, index, "betas", &hyper->beta1, &hyper->beta2);
     pair(L, index, "etas", &hyper->eta_minus, &hyper->eta_plus);
     pair(L, index, "step_sizes", &hyper->step_min, &hyper->step_max);
@@ -60,8 +82,10 @@ static int optim_check(lua_State *L)
     return 0;
 }
 
-/* State `name` of the table at `state`; where it is missing a new tensor is made, filled with `start`, kept and stored. */
-static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dtype dtype, const ms_tensor *like, double start)
+/* State `name` of the table at `state`; where it is missing a new tensor is made, filled with
+ * `start`, kept and stored. */
+static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dtype dtype,
+                               const ms_tensor *like, double start)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
     if (lua_getfield(L, state, name) == LUA_TNIL) {
@@ -72,7 +96,8 @@ static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dty
         const int64_t *shape = like ? ms_tensor_shape(like) : NULL;
         ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
         ms_attributes attributes = { .scalar = { .value = start } };
-        if (!status) status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
+        if (!status)
+            status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
         ms_tensor_release(result);
         if (status) ms_tensor_release(made);
         ms_lua_ok(L, status);
@@ -82,7 +107,7 @@ static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dty
         lua_setfield(L, state, name);
     }
     ms_tensor *t = ms_lua_tensor(L, -1);
-    lua_pop(L, 1);                             /* the state table keeps it */
+    lua_pop(L, 1); /* the state table keeps it */
     return t;
 }
 
@@ -94,31 +119,41 @@ static ms_tensor *master_of(lua_State *L, int state, ms_tensor *parameter)
     ms_tensor *master = state_tensor(L, state, "master", MS_F32, parameter, 0);
     if (!fresh) return master;
     ms_tensor *inputs[] = { master, parameter }, *result = NULL;
-    ms_lua_ok(L, ms_op_apply(ms_lua_runtime(L)->engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1));
+    ms_lua_ok(
+        L, ms_op_apply(ms_lua_runtime(L)->engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1));
     ms_tensor_release(result);
     return master;
 }
 
-/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): salt and count tell the parameter and its steps apart, for numbers of stochastic
- * rounding that do not depend on what else was drawn before. */
+/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): salt and count
+ * tell the parameter and its steps apart, for numbers of stochastic rounding that do not depend on
+ * what else was drawn before. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
-    ms_optimizer_step step = { .kind = check_kind(L, 1), .parameter = ms_lua_tensor(L, 2), .gradient = ms_lua_tensor(L, 3), .only_if = ms_lua_optional_tensor(L, 6) };
+    ms_optimizer_step step = { .kind = check_kind(L, 1),
+                               .parameter = ms_lua_tensor(L, 2),
+                               .gradient = ms_lua_tensor(L, 3),
+                               .only_if = ms_lua_optional_tensor(L, 6) };
     luaL_checktype(L, 4, LUA_TTABLE);
     read_group(L, 5, step.kind, &step.hyper, &step.lr);
     ms_lua_ok(L, ms_optimizer_check(engine, step.kind, &step.hyper));
     step.count = state_tensor(L, 4, "step", MS_I64, NULL, 0);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++) {
         const char *name = ms_optimizer_state_name(step.kind, &step.hyper, i);
-        if (name) step.states[i] = state_tensor(L, 4, name, MS_F32, step.parameter, ms_optimizer_state_start(step.kind, &step.hyper, i));
+        if (name)
+            step.states[i] = state_tensor(L, 4, name, MS_F32, step.parameter,
+                                          ms_optimizer_state_start(step.kind, &step.hyper, i));
     }
     if (ms_tensor_dtype(step.parameter) != MS_F32) {
         static const char *const choices[] = { "f32", "none", NULL };
-        bool none = lua_getfield(L, 5, "master") != LUA_TNIL && ms_lua_choice(L, -1, choices, "master") == 1;
+        bool none = lua_getfield(L, 5, "master") != LUA_TNIL
+                    && ms_lua_choice(L, -1, choices, "master") == 1;
         lua_pop(L, 1);
         if (none && lua_isinteger(L, 7))
-            step.random = (ms_random){ .seed = ms_engine_random(engine).seed ^ (uint64_t)lua_tointeger(L, 7), .step = (uint64_t)ms_lua_integer(L, 8, 0, UINT32_MAX, "count") };
+            step.random =
+                (ms_random){ .seed = ms_engine_random(engine).seed ^ (uint64_t)lua_tointeger(L, 7),
+                             .step = (uint64_t)ms_lua_integer(L, 8, 0, UINT32_MAX, "count") };
         else if (none) step.random = ms_engine_draw(engine);
         else step.master = master_of(L, 4, step.parameter);
     }
@@ -126,7 +161,8 @@ static int optim_step(lua_State *L)
     return 0;
 }
 
-/* core.clip_norm(gradients, max, p) -> norm before, position of the first gradient that is not finite (from 0; -1: none) */
+/* core.clip_norm(gradients, max, p) -> norm before, position of the first gradient that is not
+ * finite (from 0; -1: none) */
 static int clip_norm(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -155,6 +191,10 @@ static int unscale(lua_State *L)
 
 void ms_open_optim(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "optim_check", optim_check }, { "optim_step", optim_step }, { "clip_norm", clip_norm }, { "unscale", unscale }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "optim_check", optim_check },
+                                          { "optim_step", optim_step },
+                                          { "clip_norm", clip_norm },
+                                          { "unscale", unscale },
+                                          { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
 }

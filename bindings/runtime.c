@@ -1,4 +1,5 @@
-/* runtime.c: the runtime of one Lua state: its engine, its tensor handles, and the fixed points at which memory comes back. */
+/* runtime.c: the runtime of one Lua state: its engine, its tensor handles, and the fixed points at
+ * which memory comes back. */
 #include "bindings/runtime.h"
 
 #include <stdio.h>
@@ -14,7 +15,8 @@ ms_runtime *ms_lua_runtime(lua_State *L)
 {
     ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
     if (!pthread_equal(runtime->owner, pthread_self()))
-        luaL_error(L, "moonshard was called from another thread than the one that opened it: one Lua state belongs to one thread");
+        luaL_error(L, "moonshard was called from another thread than the one that opened it: one "
+                      "Lua state belongs to one thread");
     if (runtime->closed) luaL_error(L, "moonshard was closed with its Lua state");
     return runtime;
 }
@@ -36,8 +38,14 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
         lua_getinfo(L, "Sl", &frame);
         if (frame.currentline <= 0) continue;
         bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
-        if (!library) { *out = frame; return true; }
-        if (!found) { *out = frame; found = true; }
+        if (!library) {
+            *out = frame;
+            return true;
+        }
+        if (!found) {
+            *out = frame;
+            found = true;
+        }
     }
     return found;
 }
@@ -46,18 +54,23 @@ void ms_lua_line(lua_State *L, char *text, size_t bytes)
 {
     lua_Debug frame;
     text[0] = 0;
-    if (user_frame(L, ms_lua_runtime(L), 1, &frame)) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
+    if (user_frame(L, ms_lua_runtime(L), 1, &frame))
+        snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }
 
 /* The rendezvous that the launcher left in the environment of a rank's process. */
 static ms_status adopt_rendezvous(ms_runtime *runtime)
 {
     const ms_os *os = runtime->context.os;
-    const char *text = os->environment(os->user, MS_RENDEZVOUS_VARIABLE), *rank = os->environment(os->user, "MOONSHARD_RANK");
+    const char *text = os->environment(os->user, MS_RENDEZVOUS_VARIABLE),
+               *rank = os->environment(os->user, "MOONSHARD_RANK");
     if (runtime->rendezvous || !text || !*text) return MS_OK;
     char *end = NULL;
     long number = rank && *rank ? strtol(rank, &end, 10) : -1;
-    if (number < 0 || *end) return ms_fail(&runtime->context, MS_ERROR_ARGUMENT, "MOONSHARD_RANK must be the number of this rank, not '%s'", rank ? rank : "");
+    if (number < 0 || *end)
+        return ms_fail(&runtime->context, MS_ERROR_ARGUMENT,
+                       "MOONSHARD_RANK must be the number of this rank, not '%s'",
+                       rank ? rank : "");
     ms_status status = ms_rendezvous_adopt(&runtime->context, text, &runtime->rendezvous);
     if (!status) runtime->rank = (uint32_t)number;
     return status;
@@ -65,18 +78,22 @@ static ms_status adopt_rendezvous(ms_runtime *runtime)
 
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
-    if (adopt_rendezvous(runtime)) luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
+    if (adopt_rendezvous(runtime))
+        luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
     /* Ranks of one machine share its cores. */
-    if (runtime->rendezvous && !runtime->settings.threads) runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
+    if (runtime->rendezvous && !runtime->settings.threads)
+        runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
     ms_error error;
     ms_engine *engine = NULL;
-    if (ms_engine_new(&runtime->settings, &error, &engine)) luaL_error(L, "moonshard could not start: %s", error.message);
+    if (ms_engine_new(&runtime->settings, &error, &engine))
+        luaL_error(L, "moonshard could not start: %s", error.message);
     ms_group *world = NULL;
     ms_status status = MS_OK;
     if (runtime->fake_size) {
         status = ms_comm_open_fake(engine, runtime->rank, runtime->fake_size, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
-    } else if (runtime->rendezvous) status = ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world);
+    } else if (runtime->rendezvous)
+        status = ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world);
     if (status) {
         error = *ms_engine_error(engine);
         ms_engine_free(engine);
@@ -85,8 +102,9 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     runtime->engine = engine;
 }
 
-/* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would depend on the collector's pace, and could be
- * what a bound function below it is working on. Lua answers no question about its collector there. */
+/* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would
+ * depend on the collector's pace, and could be what a bound function below it is working on. Lua
+ * answers no question about its collector there. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
 /* The user's line "file:12" as a string of the engine; 0: there is none. */
@@ -96,11 +114,14 @@ static uint32_t script_of(lua_State *L, ms_runtime *runtime)
     char text[160];
     if (!user_frame(L, runtime, 1, &frame)) return 0;
     ms_strings *strings = ms_engine_strings(runtime->engine);
-    size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7) % (sizeof runtime->lines / sizeof *runtime->lines), length = strlen(frame.short_src);
+    size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7)
+                % (sizeof runtime->lines / sizeof *runtime->lines),
+           length = strlen(frame.short_src);
     if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
         /* Another source may lie where a collected one lay. */
         const char *known = ms_strings_get(strings, runtime->lines[at].id);
-        if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':') return runtime->lines[at].id;
+        if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':')
+            return runtime->lines[at].id;
     }
     uint32_t id = 0;
     snprintf(text, sizeof text, "%s:%d", frame.short_src, frame.currentline);
@@ -114,7 +135,9 @@ static uint32_t script_of(lua_State *L, ms_runtime *runtime)
 ms_engine *ms_lua_enter_inside(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    if (in_finalizer(L)) ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use <close>, or call a function");
+    if (in_finalizer(L))
+        ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use "
+                        "<close>, or call a function");
     if (!runtime->engine) start_engine(L, runtime);
     if (atomic_load_explicit(&runtime->waiting_line, memory_order_acquire) == 2) {
         lua_warning(L, runtime->waiting_text, 0);
@@ -135,7 +158,9 @@ ms_engine *ms_lua_enter(lua_State *L)
     ms_engine_set_script(engine, script);
     /* The text is written only where the line is another one. */
     ms_activity *activity = ms_engine_context(engine)->activity;
-    ms_activity_call(activity, activity && script && script != runtime->shown_script ? ms_strings_get(ms_engine_strings(engine), script) : NULL);
+    ms_activity_call(activity, activity && script && script != runtime->shown_script
+                                   ? ms_strings_get(ms_engine_strings(engine), script)
+                                   : NULL);
     runtime->shown_script = script;
     return engine;
 }
@@ -146,7 +171,8 @@ static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, 
     size_t kept = 0;
     for (size_t i = 0; i < runtime->dropped_count; i++) {
         ms_dropped dropped = runtime->dropped[i];
-        if ((step == 0 || dropped.step == step) && dropped.order > begin && dropped.order <= end) ms_tensor_release(dropped.tensor);
+        if ((step == 0 || dropped.step == step) && dropped.order > begin && dropped.order <= end)
+            ms_tensor_release(dropped.tensor);
         else runtime->dropped[kept++] = dropped;
     }
     runtime->dropped_count = kept;
@@ -154,7 +180,8 @@ static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, 
 
 void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
-    /* With a tensor the engine may give up functions (of recompute, of hooks) that were all that still held others. */
+    /* With a tensor the engine may give up functions (of recompute, of hooks) that were all that
+     * still held others. */
     for (uint64_t before = runtime->callbacks_freed;; before = runtime->callbacks_freed) {
         lua_gc(L, LUA_GCCOLLECT);
         release_dropped(runtime, 0, 0, UINT64_MAX);
@@ -182,7 +209,8 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
 {
-    if (ms_lua_runtime(L)->hook_depth > 0) ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
+    if (ms_lua_runtime(L)->hook_depth > 0)
+        ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
 }
 
 /* ------------------------------------------------------------------ handles */
@@ -203,7 +231,9 @@ static void drop_later(ms_handle *handle)
     if (!handle->tensor) return;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
-    runtime->dropped[runtime->dropped_count++] = (ms_dropped){ .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step, .order = handle->order };
+    runtime->dropped[runtime->dropped_count++] = (ms_dropped){
+        .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step, .order = handle->order
+    };
     handle->tensor = NULL;
     handle->gone = "was closed";
 }
@@ -228,7 +258,8 @@ static int handle_gc(lua_State *L)
 ms_handle *ms_lua_new_handle(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    if (ms_grow(&runtime->context, (void **)&runtime->dropped, &runtime->dropped_capacity, runtime->dropped_count + runtime->handle_count + 1, sizeof *runtime->dropped))
+    if (ms_grow(&runtime->context, (void **)&runtime->dropped, &runtime->dropped_capacity,
+                runtime->dropped_count + runtime->handle_count + 1, sizeof *runtime->dropped))
         luaL_error(L, "%s", runtime->context.error.message);
     ms_handle *handle = lua_newuserdatauv(L, sizeof *handle, 1);
     memset(handle, 0, sizeof *handle);
@@ -286,7 +317,8 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
 static void release_step(ms_runtime *runtime)
 {
     while (runtime->handles && runtime->handles->step == runtime->step_serial)
-        ms_handle_drop(runtime->handles, "was released when its step ended; call keep() on what is to live longer");
+        ms_handle_drop(runtime->handles,
+                       "was released when its step ended; call keep() on what is to live longer");
     release_dropped(runtime, runtime->step_serial, 0, UINT64_MAX);
 }
 
@@ -299,12 +331,14 @@ static int step_begin(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     int64_t step = ms_lua_integer(L, 1, 0, INT64_MAX, "step");
     ms_lua_refuse_in_hook(L, "ms.steps", "steps are begun by the training loop");
-    if (runtime->step_serial) return ms_lua_error(L, "ms.steps: a step is running already; steps cannot be nested");
+    if (runtime->step_serial)
+        return ms_lua_error(L, "ms.steps: a step is running already; steps cannot be nested");
     runtime->step_serial = ++runtime->step_count;
     runtime->step = step;
     ms_trace_step(engine, step);
     ms_random random = ms_engine_random(engine);
-    ms_engine_set_random(engine, (ms_random){ .seed = random.seed, .step = (uint64_t)step + 1, .draw = 0 });
+    ms_engine_set_random(engine,
+                         (ms_random){ .seed = random.seed, .step = (uint64_t)step + 1, .draw = 0 });
     return 0;
 }
 
@@ -351,10 +385,15 @@ void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
     luaL_setfuncs(L, functions, 1);
 }
 
-/* __index of a table of methods, which stands for an object's: what is not there is a misspelled name. Upvalues: runtime, name of the type. */
-static int refuse_field(lua_State *L) { return ms_lua_no_field(L, 2, 1, lua_tostring(L, lua_upvalueindex(2))); }
+/* __index of a table of methods, which stands for an object's: what is not there is a misspelled
+ * name. Upvalues: runtime, name of the type. */
+static int refuse_field(lua_State *L)
+{
+    return ms_lua_no_field(L, 2, 1, lua_tostring(L, lua_upvalueindex(2)));
+}
 
-void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods, const luaL_Reg *methods)
+void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods,
+                 const luaL_Reg *methods)
 {
     luaL_newmetatable(L, name);
     if (metamethods) ms_lua_register(L, runtime, metamethods);
@@ -385,8 +424,9 @@ static int set_library(lua_State *L)
     return 0;
 }
 
-/* The engine's log goes where the Lua state's warnings go, unless a host has set another place (ms_lua_log): a stock interpreter prints them after
- * warn("@on"). A line of another thread waits until the state's own calls the engine again; one can wait at a time. */
+/* The engine's log goes where the Lua state's warnings go, unless a host has set another place
+ * (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread waits
+ * until the state's own calls the engine again; one can wait at a time. */
 static void log_as_warning(void *user, ms_log_level level, const char *message)
 {
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
@@ -394,7 +434,8 @@ static void log_as_warning(void *user, ms_log_level level, const char *message)
     if (!pthread_equal(pthread_self(), runtime->owner)) {
         uint32_t none = 0;
         if (!atomic_compare_exchange_strong(&runtime->waiting_line, &none, 1)) return;
-        snprintf(runtime->waiting_text, sizeof runtime->waiting_text, "%s%s", names[level], message);
+        snprintf(runtime->waiting_text, sizeof runtime->waiting_text, "%s%s", names[level],
+                 message);
         atomic_store(&runtime->waiting_line, 2);
         return;
     }
@@ -402,11 +443,13 @@ static void log_as_warning(void *user, ms_log_level level, const char *message)
     lua_warning(runtime->main, message, 0);
 }
 
-/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock interpreter and a host. */
+/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock
+ * interpreter and a host. */
 static void read_environment(ms_runtime *runtime)
 {
     const ms_os *os = runtime->context.os;
-    const char *cpu = os->environment(os->user, "MOONSHARD_CPU"), *strict = os->environment(os->user, "MOONSHARD_STRICT");
+    const char *cpu = os->environment(os->user, "MOONSHARD_CPU"),
+               *strict = os->environment(os->user, "MOONSHARD_STRICT");
     const char *log = os->environment(os->user, "MOONSHARD_LOG");
     if (cpu && *cpu && strlen(cpu) < sizeof runtime->cpu_text) {
         strcpy(runtime->cpu_text, cpu);
@@ -421,11 +464,8 @@ static void read_environment(ms_runtime *runtime)
 }
 
 static const luaL_Reg functions[] = {
-    { "step_begin", step_begin },
-    { "step_end", step_end },
-    { "step", step_number },
-    { "set_library", set_library },
-    { NULL, NULL },
+    { "step_begin", step_begin },   { "step_end", step_end }, { "step", step_number },
+    { "set_library", set_library }, { NULL, NULL },
 };
 
 static int open_module(lua_State *L)
@@ -490,13 +530,14 @@ static ms_runtime *push_runtime(lua_State *L)
     lua_call(L, 1, 1);
     lua_getfield(L, -1, "step");
     if (!lua_getupvalue(L, -1, 1)) luaL_error(L, "moonshard.core is not the library's");
-    return lua_touserdata(L, -1);                      /* upvalue 1 of every bound function */
+    return lua_touserdata(L, -1); /* upvalue 1 of every bound function */
 }
 
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
 {
     ms_runtime *runtime = push_runtime(L);
-    if (runtime->engine) luaL_error(L, "moonshard: where the log goes is set before the engine starts");
+    if (runtime->engine)
+        luaL_error(L, "moonshard: where the log goes is set before the engine starts");
     runtime->settings.log = log;
     runtime->settings.log_user = user;
     lua_pop(L, 3);
@@ -505,7 +546,8 @@ MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
 {
     ms_runtime *runtime = push_runtime(L);
-    if (runtime->engine || runtime->rendezvous) luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
+    if (runtime->engine || runtime->rendezvous)
+        luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
     runtime->rendezvous = ms_rendezvous_retain(rendezvous);
     runtime->rank = rank;
     runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);

@@ -1,16 +1,19 @@
-/* runtime.h: what every binding uses: the runtime of one Lua state, tensor handles, arguments, errors, calls into Lua.
+/* runtime.h: what every binding uses: the runtime of one Lua state, tensor handles, arguments,
+ * errors, calls into Lua.
  *
  * Rules of every bound function
- * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls, which never touch Lua; (3) push results.
- *   Whatever is owned across a call that may raise lies in a userdata that was made, empty, before.
+ * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls,
+ *   which never touch Lua; (3) push results. Whatever is owned across a call that may raise lies in
+ *   a userdata that was made, empty, before.
  * - The runtime is upvalue 1 of every bound function. One Lua state belongs to one host thread.
- * - The engine reaches Lua functions through call.c only, protected; a plain lua_call stands only in functions that already run below it or
- *   below Lua itself (a metamethod, the trampoline of a hook). A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again by the
- *   bound function that had called the engine.
- * - __gc never blocks, enqueues or fails: it hands the tensor to the runtime's list of dropped ones. Those are released at fixed points
- *   only (ms_lua_collect, the end of their step), so what is free when does not depend on the collector's pace.
- * - User text reaches messages only as an argument of %s.
- */
+ * - The engine reaches Lua functions through call.c only, protected; a plain lua_call stands only
+ *   in functions that already run below it or below Lua itself (a metamethod, the trampoline of a
+ *   hook). A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again
+ *   by the bound function that had called the engine.
+ * - __gc never blocks, enqueues or fails: it hands the tensor to the runtime's list of dropped
+ *   ones. Those are released at fixed points only (ms_lua_collect, the end of their step), so what
+ *   is free when does not depend on the collector's pace.
+ * - User text reaches messages only as an argument of %s. */
 #ifndef MOONSHARD_BINDINGS_RUNTIME_H
 #define MOONSHARD_BINDINGS_RUNTIME_H
 
@@ -26,18 +29,19 @@
 
 typedef struct ms_runtime ms_runtime;
 
-/* A Lua tensor. tensor is NULL once it was released: by its step's end, or because its owner took it back. */
+/* A Lua tensor. tensor is NULL once it was released: by its step's end, or because its owner took
+ * it back. */
 typedef struct ms_handle {
     uint32_t magic;
-    bool kept;                                 /* survives the end of its step */
+    bool kept; /* survives the end of its step */
     bool parameter;
-    const char *gone;                          /* static text: why tensor is NULL */
+    const char *gone; /* static text: why tensor is NULL */
     ms_tensor *tensor;
     ms_runtime *runtime;
-    uint64_t step;                             /* serial number of the step that made it; 0: outside */
-    uint64_t order;                            /* counts all handles from 1 */
-    uint32_t script;                           /* line that made it */
-    struct ms_handle *previous, *next;         /* those that are not kept, the latest first */
+    uint64_t step;                     /* serial number of the step that made it; 0: outside */
+    uint64_t order;                    /* counts all handles from 1 */
+    uint32_t script;                   /* line that made it */
+    struct ms_handle *previous, *next; /* those that are not kept, the latest first */
 } ms_handle;
 
 typedef struct ms_dropped {
@@ -46,30 +50,30 @@ typedef struct ms_dropped {
 } ms_dropped;
 
 struct ms_runtime {
-    ms_context context;                        /* for what happens before there is an engine */
+    ms_context context; /* for what happens before there is an engine */
     lua_State *main;
     /* State of the log line that another thread leaves here: 0 none, 1 being written, 2
      * complete. */
     _Atomic uint32_t waiting_line;
     char waiting_text[MS_ERROR_MESSAGE_BYTES];
-    ms_engine *engine;                         /* NULL until first use */
-    ms_engine_options settings;                /* of the launcher or ms.init; strings live in settings_text */
+    ms_engine *engine;          /* NULL until first use */
+    ms_engine_options settings; /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];
     /* Rendezvous of this host's ranks; NULL: the environment may name one. */
     struct ms_rendezvous *rendezvous;
-    uint32_t rank;                             /* in it, or in a fake world */
-    uint32_t shown_script;                     /* the line that others see in this rank's activity */
-    uint32_t fake_size;                        /* of the fake world that the engine starts in, or 0 */
+    uint32_t rank;         /* in it, or in a fake world */
+    uint32_t shown_script; /* the line that others see in this rank's activity */
+    uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */
     pthread_t owner;
-    uint64_t step_serial;                      /* of the current step, 0 outside */
-    uint64_t step_count;                       /* serials handed out */
-    uint64_t step_serials;                     /* steps that a loop was about to begin */
-    int64_t step;                              /* number of the current or last step */
-    uint32_t hook_depth;                       /* inside hooks: no blocking, no backward, no whole optimizer step */
-    bool planning;                             /* inside a planner: numbers only */
-    bool drain;                                /* futures' callbacks wait for the hook to return */
-    ms_handle *handles;                        /* the latest that is not kept */
-    uint64_t orders;                           /* numbers handed out to handles */
+    uint64_t step_serial;  /* of the current step, 0 outside */
+    uint64_t step_count;   /* serials handed out */
+    uint64_t step_serials; /* steps that a loop was about to begin */
+    int64_t step;          /* number of the current or last step */
+    uint32_t hook_depth;   /* inside hooks: no blocking, no backward, no whole optimizer step */
+    bool planning;         /* inside a planner: numbers only */
+    bool drain;            /* futures' callbacks wait for the hook to return */
+    ms_handle *handles;    /* the latest that is not kept */
+    uint64_t orders;       /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
     /* Live bytes after the last backward; growth from there belongs to the next forward. */
@@ -77,10 +81,10 @@ struct ms_runtime {
     /* Live bytes when this pass' first bucket reached its links, or at the last collection after
      * that. */
     uint64_t live_before_links;
-    int64_t callbacks;                         /* numbers handed out */
+    int64_t callbacks; /* numbers handed out */
     uint64_t callbacks_freed;
-    int64_t backwards;                         /* calls of backward that succeeded */
-    size_t library_prefix_bytes;               /* chunk names of the library begin with library_prefix */
+    int64_t backwards;           /* calls of backward that succeeded */
+    size_t library_prefix_bytes; /* chunk names of the library begin with library_prefix */
     char library_prefix[512];
     /* Cache of the script's lines that made calls before, indexed by hash. */
     struct {
@@ -88,7 +92,7 @@ struct ms_runtime {
         int line;
         uint32_t id;
     } lines[64];
-    int exit_code;                             /* of the command line, if the error in exit_message ends the run */
+    int exit_code; /* of the command line, if the error in exit_message ends the run */
     char exit_message[MS_ERROR_MESSAGE_BYTES];
     bool closed;
 };
@@ -97,7 +101,8 @@ struct ms_runtime {
 
 /* The runtime of a bound function; raises from a foreign thread. */
 ms_runtime *ms_lua_runtime(lua_State *L);
-/* Starts the engine if needed, collects under memory pressure, notes the script line. First call of every function that uses the engine. */
+/* Starts the engine if needed, collects under memory pressure, notes the script line. First call of
+ * every function that uses the engine. */
 ms_engine *ms_lua_enter(lua_State *L);
 /* The same, but the script line stays what it is: for the library's calls on behalf of a line that
  * was noted already, and for what only reads facts of the engine, which planners may do as well. */
@@ -106,20 +111,26 @@ ms_engine *ms_lua_enter_inside(lua_State *L);
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
 /* The same if live memory is well above `live` bytes; whether it was. */
 bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
-/* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is to differ between ranks. */
+/* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is
+ * to differ between ranks. */
 ms_random ms_lua_own_draw(lua_State *L);
 /* The seed of rank `rank` that belongs to everyone's. */
-static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank) { return seed ^ rank * 0x9e3779b97f4a7c15ull; }
+static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank)
+{
+    return seed ^ rank * 0x9e3779b97f4a7c15ull;
+}
 /* Raises "<what> inside a hook ..." while hooks run. */
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 
 /* ------------------------------------------------------------------- errors */
 
-/* Raises the engine's last error if status is not MS_OK, with the user's line in front; a callback's error as it was. */
+/* Raises the engine's last error if status is not MS_OK, with the user's line in front; a
+ * callback's error as it was. */
 void ms_lua_ok(lua_State *L, ms_status status);
 /* What the command line exits with if this error ends the run: memory 8, data and files 3. */
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error);
-/* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's mistakes are raised. */
+/* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's
+ * mistakes are raised. */
 int ms_lua_failed(lua_State *L, const ms_error *error);
 /* Raises with the user's line (the first one outside the library) in front. */
 int ms_lua_error(lua_State *L, const char *format, ...) MS_PRINTF(2, 3);
@@ -128,9 +139,9 @@ void ms_lua_line(lua_State *L, char *text, size_t bytes);
 
 /* ---------------------------------------------------------------- arguments */
 
-ms_handle *ms_lua_handle(lua_State *L, int index);                       /* raises unless it is a live tensor */
+ms_handle *ms_lua_handle(lua_State *L, int index); /* raises unless it is a live tensor */
 ms_tensor *ms_lua_tensor(lua_State *L, int index);
-ms_tensor *ms_lua_optional_tensor(lua_State *L, int index);              /* NULL for nil or none */
+ms_tensor *ms_lua_optional_tensor(lua_State *L, int index); /* NULL for nil or none */
 bool ms_lua_is_tensor(lua_State *L, int index);
 /* An integer in low .. high; `what` names it in the error. */
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what);
@@ -143,62 +154,71 @@ int ms_lua_choice(lua_State *L, int index, const char *const choices[], const ch
 void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const char *what);
 /* Field of an options table (nil or none: fallback). */
 double ms_lua_field_number(lua_State *L, int table, const char *name, double fallback);
-int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback, int64_t low, int64_t high);
+int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback,
+                             int64_t low, int64_t high);
 bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback);
-/* A list of integers on the stack at index (a table, or the arguments from index to the top) into sizes; returns the count. */
+/* A list of integers on the stack at index (a table, or the arguments from index to the top) into
+ * sizes; returns the count. */
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what);
 /* The name of `names` nearest to `given`, or NULL if none is near. */
 const char *ms_lua_nearest(const char *given, const char *const names[]);
-/* What reading an unknown field of an object raises: names the nearest key of the table of methods at `methods` (a positive index or an upvalue's).
- * Gives no value (0) for keys that are no names, or begin with __, which tools probe. */
+/* What reading an unknown field of an object raises: names the nearest key of the table of methods
+ * at `methods` (a positive index or an upvalue's). Gives no value (0) for keys that are no names,
+ * or begin with __, which tools probe. */
 int ms_lua_no_field(lua_State *L, int key, int methods, const char *what);
-/* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them alive). */
+/* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them
+ * alive). */
 ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
 
 /* ------------------------------------------------------------------ results */
 
 /* Pushes a stream, which the engine owns. */
 int ms_lua_push_stream(lua_State *L, ms_stream *stream);
-/* Pushes an empty handle; fill it in phase 3 with ms_handle_fill, which takes the reference over and cannot fail. */
+/* Pushes an empty handle; fill it in phase 3 with ms_handle_fill, which takes the reference over
+ * and cannot fail. */
 ms_handle *ms_lua_new_handle(lua_State *L);
 void ms_handle_fill(ms_handle *handle, ms_tensor *owned);
 /* Marks it as kept: it outlives its step. */
 void ms_handle_keep(ms_handle *handle);
-void ms_handle_drop(ms_handle *handle, const char *why);                 /* releases now; why: static text */
+void ms_handle_drop(ms_handle *handle, const char *why); /* releases now; why: static text */
 
-/* How many handles have been made, and the end of those that were made from `begin` to `end`, but for kept ones, whoever holds them: as at a
- * step's end. why: static text. */
+/* How many handles have been made, and the end of those that were made from `begin` to `end`, but
+ * for kept ones, whoever holds them: as at a step's end. why: static text. */
 uint64_t ms_handle_count(const ms_runtime *runtime);
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
 
 /* ----------------------------------------------------------- calls into Lua */
 
-/* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is as before the function was pushed, the
- * error is kept for ms_lua_ok, and the engine's error has its first line. */
+/* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is
+ * as before the function was pushed, the error is kept for ms_lua_ok, and the engine's error has
+ * its first line. */
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results);
-/* The same for a hook: blocking calls are refused in it, and when the outermost has returned the callbacks of futures run. results >= 0. */
+/* The same for a hook: blocking calls are refused in it, and when the outermost has returned the
+ * callbacks of futures run. results >= 0. */
 ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int results);
 void ms_lua_set_drain(lua_State *L, int index);
-/* Pushes the traceback of the last error that ms_lua_call met if the value at index is that error; else false. */
+/* Pushes the traceback of the last error that ms_lua_call met if the value at index is that error;
+ * else false. */
 bool ms_lua_traceback(lua_State *L, int index);
 
-/* A Lua function that the engine calls. anchor: stack index of a userdata (with a user value) whose life it shares, so that a function that
- * refers to it is no leak; 0: it lives until freed. */
+/* A Lua function that the engine calls. anchor: stack index of a userdata (with a user value) whose
+ * life it shares, so that a function that refers to it is no leak; 0: it lives until freed. */
 typedef struct ms_callback {
     lua_State *L;
     ms_runtime *runtime;
     int reference;
     int64_t number;
 } ms_callback;
-ms_callback *ms_callback_new(lua_State *L, int index, int anchor);       /* raises on out of memory */
+ms_callback *ms_callback_new(lua_State *L, int index, int anchor); /* raises on out of memory */
 void ms_callback_free(void *callback);
 /* The anchor need not keep the function any longer. */
 void ms_callback_forget(lua_State *L, int anchor, int index);
-bool ms_callback_push(const ms_callback *callback);                      /* false, nothing pushed: its anchor is gone */
+bool ms_callback_push(const ms_callback *callback); /* false, nothing pushed: its anchor is gone */
 
 /* ------------------------------------------------------ parts of the module */
 
-/* Each adds its functions to the module table on top of the stack; the runtime is at index `runtime`. */
+/* Each adds its functions to the module table on top of the stack; the runtime is at index
+ * `runtime`. */
 void ms_open_tensor(lua_State *L, int runtime);
 void ms_open_make(lua_State *L, int runtime);
 void ms_open_operators(lua_State *L, int runtime);
@@ -215,8 +235,10 @@ void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */
 void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions);
-/* Makes a metatable with locked __metatable, methods under __index, and the runtime as upvalue; leaves the methods table on the stack. */
-void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods, const luaL_Reg *methods);
+/* Makes a metatable with locked __metatable, methods under __index, and the runtime as upvalue;
+ * leaves the methods table on the stack. */
+void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods,
+                 const luaL_Reg *methods);
 
 /* The module's open function, for package.preload and require "moonshard.core". */
 int luaopen_moonshard_core(lua_State *L);

@@ -1,4 +1,5 @@
-/* safetensors.c: safetensors files for the Lua library: an open file whose tensors are loaded one by one, and saving. */
+/* safetensors.c: safetensors files for the Lua library: an open file whose tensors are loaded one
+ * by one, and saving. */
 #include "bindings/io.h"
 
 #include <string.h>
@@ -68,7 +69,9 @@ static int load(lua_State *L)
     ms_safetensors *file = ms_lua_unbox(L, 1, TYPE);
     const char *name = luaL_checkstring(L, 2);
     bool checked = !lua_isnoneornil(L, 3);
-    uint64_t expected = checked ? (uint64_t)ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "a hash") : 0, hash = 0;
+    uint64_t expected =
+                 checked ? (uint64_t)ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "a hash") : 0,
+             hash = 0;
     ms_handle *handle = ms_lua_new_handle(L);
     const ms_safetensors_entry *entry = ms_safetensors_find(file, name);
     ms_tensor *tensor = NULL;
@@ -77,14 +80,16 @@ static int load(lua_State *L)
     else status = ms_fail(context, MS_ERROR_NOT_FOUND, "the file has no tensor '%.200s'", name);
     if (!status && hash != expected && !ms_engine_is_sim(engine)) {
         ms_tensor_release(tensor);
-        status = ms_fail(context, MS_ERROR_CORRUPT, "the bytes of tensor '%.200s' are not those that were saved", name);
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "the bytes of tensor '%.200s' are not those that were saved", name);
     }
     if (status) return ms_lua_io_failed(L);
     ms_handle_fill(handle, tensor);
     return 1;
 }
 
-/* core.safetensors_save(path, names, tensors, metadata): metadata is a list of keys and values in turn */
+/* core.safetensors_save(path, names, tensors, metadata): metadata is a list of keys and values in
+ * turn */
 static int save(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "safetensors.save", "it waits for the values");
@@ -95,14 +100,23 @@ static int save(lua_State *L)
     ms_tensor **tensors = count ? ms_lua_tensor_list(L, 3, &given) : NULL;
     if (given != count) return ms_lua_error(L, "safetensors: %u names, %u tensors", count, given);
     const char **pairs = ms_lua_string_list(L, 4, &strings, "metadata");
-    if (ms_safetensors_save(engine, path, names, tensors, count, pairs, strings / 2)) return ms_lua_io_failed(L);
+    if (ms_safetensors_save(engine, path, names, tensors, count, pairs, strings / 2))
+        return ms_lua_io_failed(L);
     lua_pushboolean(L, true);
     return 1;
 }
 
-static const luaL_Reg functions[] = { { "safetensors_open", open_file }, { "safetensors_save", save }, { NULL, NULL } };
-static const luaL_Reg methods[] = { { "entries", entries }, { "metadata", metadata }, { "load", load }, { "close", close_file }, { NULL, NULL } };
-static const luaL_Reg metamethods[] = { { "__gc", close_file }, { "__close", close_file }, { NULL, NULL } };
+static const luaL_Reg functions[] = { { "safetensors_open", open_file },
+                                      { "safetensors_save", save },
+                                      { NULL, NULL } };
+static const luaL_Reg methods[] = { { "entries", entries },
+                                    { "metadata", metadata },
+                                    { "load", load },
+                                    { "close", close_file },
+                                    { NULL, NULL } };
+static const luaL_Reg metamethods[] = { { "__gc", close_file },
+                                        { "__close", close_file },
+                                        { NULL, NULL } };
 
 void ms_open_safetensors(lua_State *L, int runtime)
 {

@@ -22,21 +22,26 @@ int ms_lua_push_stream(lua_State *L, ms_stream *stream)
     return 1;
 }
 
-static ms_stream *check_stream(lua_State *L, int index) { return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream; }
+static ms_stream *check_stream(lua_State *L, int index)
+{
+    return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream;
+}
 
 /* core.stream(name?) -> the current stream, or the one of that name */
 static int stream(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_stream *found = ms_engine_current(engine);
-    if (!lua_isnoneornil(L, 1)) ms_lua_ok(L, ms_engine_stream(engine, luaL_checkstring(L, 1), &found));
+    if (!lua_isnoneornil(L, 1))
+        ms_lua_ok(L, ms_engine_stream(engine, luaL_checkstring(L, 1), &found));
     return ms_lua_push_stream(L, found);
 }
 
 /* core.stream_at(index) */
 static int stream_at(lua_State *L)
 {
-    ms_stream *found = ms_engine_stream_at(ms_lua_enter(L), (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"));
+    ms_stream *found = ms_engine_stream_at(
+        ms_lua_enter(L), (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"));
     if (!found) return ms_lua_error(L, "there is no stream %d", (int)lua_tointeger(L, 1));
     return ms_lua_push_stream(L, found);
 }
@@ -75,7 +80,8 @@ static int stream_equal(lua_State *L)
     return 1;
 }
 
-/* stream:_point() -> stream index, number: the moment after all that is enqueued on it. stream:_wait(index, number) waits for one. */
+/* stream:_point() -> stream index, number: the moment after all that is enqueued on it.
+ * stream:_wait(index, number) waits for one. */
 static int stream_point(lua_State *L)
 {
     ms_point point = ms_stream_last(check_stream(L, 1));
@@ -87,7 +93,8 @@ static int stream_point(lua_State *L)
 static int stream_wait(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 2, 0, MS_STREAMS_MAX - 1, "stream"), .seq = (uint64_t)ms_lua_integer(L, 3, 0, INT64_MAX, "number") };
+    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 2, 0, MS_STREAMS_MAX - 1, "stream"),
+                       .seq = (uint64_t)ms_lua_integer(L, 3, 0, INT64_MAX, "number") };
     ms_lua_ok(L, ms_stream_wait(check_stream(L, 1), point));
     return 0;
 }
@@ -97,13 +104,18 @@ static int point_sync(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "sync", "use value(), which lets the stream wait, or and_then");
     ms_engine *engine = ms_lua_enter(L);
-    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"), .seq = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "number") };
+    ms_point point = { .stream = (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"),
+                       .seq = (uint64_t)ms_lua_integer(L, 2, 0, INT64_MAX, "number") };
     ms_lua_ok(L, ms_point_sync(engine, point));
     return 0;
 }
 
 /* core.hook_enter(), core.hook_leave(): callbacks of futures are hooks. */
-static int hook_enter(lua_State *L) { ms_lua_runtime(L)->hook_depth++; return 0; }
+static int hook_enter(lua_State *L)
+{
+    ms_lua_runtime(L)->hook_depth++;
+    return 0;
+}
 
 static int hook_leave(lua_State *L)
 {
@@ -128,7 +140,8 @@ static int plan(lua_State *L)
     return 1;
 }
 
-/* core.set_drain(f): what runs futures' callbacks; core.request_drain(): run it when the current hook has returned. */
+/* core.set_drain(f): what runs futures' callbacks; core.request_drain(): run it when the current
+ * hook has returned. */
 static int set_drain(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -136,11 +149,16 @@ static int set_drain(lua_State *L)
     return 0;
 }
 
-static int request_drain(lua_State *L) { ms_lua_runtime(L)->drain = true; return 0; }
+static int request_drain(lua_State *L)
+{
+    ms_lua_runtime(L)->drain = true;
+    return 0;
+}
 
 /* ------------------------------------------------------------------- probes */
 
-/* A value on its way to the host: copied behind all that is enqueued, read later without waiting for what came after. */
+/* A value on its way to the host: copied behind all that is enqueued, read later without waiting
+ * for what came after. */
 typedef struct probe_box {
     ms_readback *readback;
 } probe_box;
@@ -161,7 +179,8 @@ static int probe(lua_State *L)
     ms_lua_enter(L);
     if (ms_tensor_count(t) != 1) {
         char text[200];
-        return ms_lua_error(L, "a metric's value must have one element, not %s", ms_tensor_describe(t, text, sizeof text));
+        return ms_lua_error(L, "a metric's value must have one element, not %s",
+                            ms_tensor_describe(t, text, sizeof text));
     }
     probe_box *box = lua_newuserdatauv(L, sizeof *box, 0);
     box->readback = NULL;
@@ -206,8 +225,8 @@ static int trace_label(lua_State *L)
     return 0;
 }
 
-/* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops, script, label, step, of }; label and step may be nil, of is a
- * wait's */
+/* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops,
+ * script, label, step, of }; label and step may be nil, of is a wait's */
 static int trace_stop(lua_State *L)
 {
     static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
@@ -255,15 +274,31 @@ static int trace_stop(lua_State *L)
 
 void ms_open_stream(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "stream_at", stream_at }, { "stream", stream }, { "point_sync", point_sync }, { "hook_enter", hook_enter }, { "hook_leave", hook_leave },
-        { "plan", plan }, { "set_drain", set_drain }, { "request_drain", request_drain }, { "probe", probe },
-                                          { "trace_start", trace_start }, { "trace_stop", trace_stop }, { "trace_count", trace_count }, { "trace_label", trace_label }, { NULL, NULL } };
-    static const luaL_Reg stream_methods[] = { { "name", stream_name }, { "run", stream_run }, { "sync", stream_sync }, { "_point", stream_point }, { "_wait", stream_wait }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "stream_at", stream_at },
+                                          { "stream", stream },
+                                          { "point_sync", point_sync },
+                                          { "hook_enter", hook_enter },
+                                          { "hook_leave", hook_leave },
+                                          { "plan", plan },
+                                          { "set_drain", set_drain },
+                                          { "request_drain", request_drain },
+                                          { "probe", probe },
+                                          { "trace_start", trace_start },
+                                          { "trace_stop", trace_stop },
+                                          { "trace_count", trace_count },
+                                          { "trace_label", trace_label },
+                                          { NULL, NULL } };
+    static const luaL_Reg stream_methods[] = { { "name", stream_name },  { "run", stream_run },
+                                               { "sync", stream_sync },  { "_point", stream_point },
+                                               { "_wait", stream_wait }, { NULL, NULL } };
     static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
-    static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } }, probe_events[] = { { "__gc", probe_gc }, { "__close", probe_gc }, { NULL, NULL } };
+    static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } },
+                          probe_events[] = { { "__gc", probe_gc },
+                                             { "__close", probe_gc },
+                                             { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_STREAM_TYPE, stream_events, stream_methods);
-    lua_setfield(L, -2, "stream_methods");     /* the library adds wait(future) */
+    lua_setfield(L, -2, "stream_methods"); /* the library adds wait(future) */
     ms_lua_type(L, runtime, MS_PROBE_TYPE, probe_events, probe_methods);
     lua_pop(L, 1);
 }

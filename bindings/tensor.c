@@ -25,10 +25,26 @@ static int size(lua_State *L)
     return 1;
 }
 
-static int dim(lua_State *L) { lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1))); return 1; }
-static int numel(lua_State *L) { lua_pushinteger(L, ms_tensor_count(ms_lua_tensor(L, 1))); return 1; }
-static int dtype(lua_State *L) { lua_pushstring(L, ms_dtype_name(ms_tensor_dtype(ms_lua_tensor(L, 1)))); return 1; }
-static int is_contiguous(lua_State *L) { lua_pushboolean(L, ms_tensor_is_contiguous(ms_lua_tensor(L, 1))); return 1; }
+static int dim(lua_State *L)
+{
+    lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1)));
+    return 1;
+}
+static int numel(lua_State *L)
+{
+    lua_pushinteger(L, ms_tensor_count(ms_lua_tensor(L, 1)));
+    return 1;
+}
+static int dtype(lua_State *L)
+{
+    lua_pushstring(L, ms_dtype_name(ms_tensor_dtype(ms_lua_tensor(L, 1))));
+    return 1;
+}
+static int is_contiguous(lua_State *L)
+{
+    lua_pushboolean(L, ms_tensor_is_contiguous(ms_lua_tensor(L, 1)));
+    return 1;
+}
 
 static int device(lua_State *L)
 {
@@ -49,7 +65,8 @@ static int to_string(lua_State *L)
 {
     const ms_handle *handle = luaL_checkudata(L, 1, MS_TENSOR_TYPE);
     char text[200];
-    if (handle->tensor) lua_pushfstring(L, "tensor %s", ms_tensor_describe(handle->tensor, text, sizeof text));
+    if (handle->tensor)
+        lua_pushfstring(L, "tensor %s", ms_tensor_describe(handle->tensor, text, sizeof text));
     else lua_pushliteral(L, "tensor (released)");
     return 1;
 }
@@ -89,7 +106,8 @@ static int is_parameter(lua_State *L)
 /* core.same_memory(a, b): whether both look at the same storage. */
 static int same_memory(lua_State *L)
 {
-    lua_pushboolean(L, ms_tensor_storage(ms_lua_tensor(L, 1)) == ms_tensor_storage(ms_lua_tensor(L, 2)));
+    lua_pushboolean(L, ms_tensor_storage(ms_lua_tensor(L, 1))
+                           == ms_tensor_storage(ms_lua_tensor(L, 2)));
     return 1;
 }
 
@@ -123,7 +141,8 @@ static int item(lua_State *L)
     ms_lua_refuse_in_hook(L, "item", "use a metric and lag()");
     if (ms_tensor_count(t) != 1) {
         char text[200];
-        return ms_lua_error(L, "item: the tensor is %s; it must have one element", ms_tensor_describe(t, text, sizeof text));
+        return ms_lua_error(L, "item: the tensor is %s; it must have one element",
+                            ms_tensor_describe(t, text, sizeof text));
     }
     ms_lua_enter(L);
     uint64_t value = 0;
@@ -132,7 +151,8 @@ static int item(lua_State *L)
     return 1;
 }
 
-static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, uint32_t d, int64_t at)
+static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, uint32_t d,
+                           int64_t at)
 {
     if (d == ms_tensor_dims(t)) {
         push_element(L, ms_tensor_dtype(t), data, at);
@@ -161,7 +181,10 @@ static int to_table(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
     ms_lua_refuse_in_hook(L, "to_table", "use a metric and lag()");
-    if (count_items(t) > 1000000) return ms_lua_error(L, "to_table: a tensor of %lld items; at most a million: narrow or reduce it first", (long long)count_items(t));
+    if (count_items(t) > 1000000)
+        return ms_lua_error(
+            L, "to_table: a tensor of %lld items; at most a million: narrow or reduce it first",
+            (long long)count_items(t));
     ms_lua_enter(L);
     push_nested(L, t, read_values(L, t), 0, 0);
     return 1;
@@ -196,17 +219,23 @@ static long long integer_at(ms_dtype type, const void *data, int64_t i)
 static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
 {
     char text[40];
-    if (ms_dtype_is_float(type)) snprintf(text, sizeof text, "%.5g", (double)float_at(type, data, i));
-    else if (type == MS_BOOL) snprintf(text, sizeof text, "%s", ((const uint8_t *)data)[i] ? "true" : "false");
+    if (ms_dtype_is_float(type))
+        snprintf(text, sizeof text, "%.5g", (double)float_at(type, data, i));
+    else if (type == MS_BOOL)
+        snprintf(text, sizeof text, "%s", ((const uint8_t *)data)[i] ? "true" : "false");
     else snprintf(text, sizeof text, "%lld", integer_at(type, data, i));
     luaL_addstring(buffer, text);
 }
 
-enum { SHOWN = 6 };    /* elements of a dimension before it is abridged */
+enum { SHOWN = 6 }; /* elements of a dimension before it is abridged */
 
-static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *data, uint32_t d, int64_t at, int64_t stride)
+static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *data, uint32_t d,
+                        int64_t at, int64_t stride)
 {
-    if (d == ms_tensor_dims(t)) { show_element(buffer, ms_tensor_dtype(t), data, at); return; }
+    if (d == ms_tensor_dims(t)) {
+        show_element(buffer, ms_tensor_dtype(t), data, at);
+        return;
+    }
     int64_t n = ms_tensor_shape(t)[d];
     stride = n ? stride / n : 0;
     luaL_addchar(buffer, '[');
@@ -237,11 +266,13 @@ static int show(lua_State *L)
     return 1;
 }
 
-/* core.read_nowhere(t): on the sim executor, what reading a tensor does to memory, without room for its values. */
+/* core.read_nowhere(t): on the sim executor, what reading a tensor does to memory, without room for
+ * its values. */
 static int read_nowhere(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
-    if (!ms_engine_is_sim(ms_lua_enter(L))) return ms_lua_error(L, "read_nowhere: this engine has data");
+    if (!ms_engine_is_sim(ms_lua_enter(L)))
+        return ms_lua_error(L, "read_nowhere: this engine has data");
     ms_lua_ok(L, ms_tensor_read(t, NULL, ms_tensor_bytes(t)));
     return 0;
 }
@@ -277,19 +308,39 @@ static int index_value(lua_State *L)
 
 static int refuse_newindex(lua_State *L)
 {
-    return ms_lua_error(L, "a tensor has no fields to assign; write values with t[i]:copy_(x) or t[i]:fill_(x)");
+    return ms_lua_error(
+        L, "a tensor has no fields to assign; write values with t[i]:copy_(x) or t[i]:fill_(x)");
 }
 
 static const luaL_Reg methods[] = {
-    { "shape", shape }, { "size", size }, { "dim", dim }, { "numel", numel }, { "dtype", dtype }, { "device", device },
-    { "is_contiguous", is_contiguous }, { "item", item }, { "to_table", to_table }, { "show", show }, { "keep", keep }, { NULL, NULL },
+    { "shape", shape },
+    { "size", size },
+    { "dim", dim },
+    { "numel", numel },
+    { "dtype", dtype },
+    { "device", device },
+    { "is_contiguous", is_contiguous },
+    { "item", item },
+    { "to_table", to_table },
+    { "show", show },
+    { "keep", keep },
+    { NULL, NULL },
 };
 
-static const luaL_Reg metamethods[] = { { "__len", length }, { "__tostring", to_string }, { "__newindex", refuse_newindex }, { NULL, NULL } };
+static const luaL_Reg metamethods[] = { { "__len", length },
+                                        { "__tostring", to_string },
+                                        { "__newindex", refuse_newindex },
+                                        { NULL, NULL } };
 
 static const luaL_Reg functions[] = {
-    { "is_tensor", is_tensor }, { "mark_parameter", mark_parameter }, { "is_parameter", is_parameter }, { "same_memory", same_memory },
-    { "bytes", bytes }, { "read_nowhere", read_nowhere }, { "write", write_values }, { NULL, NULL },
+    { "is_tensor", is_tensor },
+    { "mark_parameter", mark_parameter },
+    { "is_parameter", is_parameter },
+    { "same_memory", same_memory },
+    { "bytes", bytes },
+    { "read_nowhere", read_nowhere },
+    { "write", write_values },
+    { NULL, NULL },
 };
 
 void ms_open_tensor(lua_State *L, int runtime)
@@ -302,7 +353,7 @@ void ms_open_tensor(lua_State *L, int runtime)
     lua_newtable(L);
     ms_lua_register(L, runtime, methods);
     lua_pushvalue(L, -1);
-    lua_setfield(L, -4, "tensor_methods");     /* the library adds to them */
+    lua_setfield(L, -4, "tensor_methods"); /* the library adds to them */
     lua_pushvalue(L, runtime);
     lua_pushvalue(L, -2);
     lua_pushcclosure(L, index_value, 2);

@@ -11,7 +11,9 @@ static int like(lua_State *L, double value, bool fill)
     ms_dtype dtype = lua_isnoneornil(L, 2) ? ms_tensor_dtype(t) : ms_lua_dtype(L, 2);
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made = NULL;
-    if (fill) ms_lua_ok(L, ms_lua_filled(engine, dtype, ms_tensor_dims(t), ms_tensor_shape(t), value, &made));
+    if (fill)
+        ms_lua_ok(
+            L, ms_lua_filled(engine, dtype, ms_tensor_dims(t), ms_tensor_shape(t), value, &made));
     else ms_lua_ok(L, ms_tensor_new(engine, dtype, ms_tensor_dims(t), ms_tensor_shape(t), &made));
     ms_handle_fill(handle, made);
     return 1;
@@ -31,8 +33,10 @@ static int copy_(lua_State *L)
 static int fill_(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_is_tensor(L, 2) ? ms_lua_tensor(L, 2) : NULL };
-    ms_attributes attributes = { .scalar = { .value = inputs[1] ? 0 : ms_lua_number(L, 2, "fill_") } };
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1),
+                            ms_lua_is_tensor(L, 2) ? ms_lua_tensor(L, 2) : NULL };
+    ms_attributes attributes = { .scalar = { .value =
+                                                 inputs[1] ? 0 : ms_lua_number(L, 2, "fill_") } };
     return ms_lua_apply(L, &ms_op_fill, &attributes, true, inputs, inputs[1] ? 2 : 1);
 }
 
@@ -51,12 +55,17 @@ static int to(lua_State *L)
     const char *what = luaL_checkstring(L, 2);
     if (!ms_dtype_find(what, &dtype)) {
         const char *own = ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu";
-        static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32", "u16", "u8", "bool", "cpu", NULL };
-        if (strcmp(what, own) != 0 && strcmp(what, "cpu") != 0) ms_lua_choice(L, 2, names, "dtype or device");
+        static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
+                                             "u16", "u8",  "bool", "cpu", NULL };
+        if (strcmp(what, own) != 0 && strcmp(what, "cpu") != 0)
+            ms_lua_choice(L, 2, names, "dtype or device");
         lua_settop(L, 1);
         return 1;
     }
-    if (dtype == ms_tensor_dtype(t)) { lua_settop(L, 1); return 1; }
+    if (dtype == ms_tensor_dtype(t)) {
+        lua_settop(L, 1);
+        return 1;
+    }
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     return ms_lua_apply_one(L, &ms_op_cast, &attributes, false);
 }
@@ -64,7 +73,10 @@ static int to(lua_State *L)
 static int contiguous(lua_State *L)
 {
     ms_lua_enter(L);
-    if (ms_tensor_is_contiguous(ms_lua_tensor(L, 1))) { lua_settop(L, 1); return 1; }
+    if (ms_tensor_is_contiguous(ms_lua_tensor(L, 1))) {
+        lua_settop(L, 1);
+        return 1;
+    }
     return ms_lua_apply_one(L, &ms_op_clone, NULL, false);
 }
 
@@ -83,9 +95,12 @@ static int permute(lua_State *L)
     const ms_tensor *t = ms_lua_tensor(L, 1);
     ms_attributes attributes = { 0 };
     int count = lua_gettop(L) - 1;
-    if (count != (int)ms_tensor_dims(t)) return ms_lua_error(L, "permute: %d dimensions are given for a tensor with %u", count, ms_tensor_dims(t));
+    if (count != (int)ms_tensor_dims(t))
+        return ms_lua_error(L, "permute: %d dimensions are given for a tensor with %u", count,
+                            ms_tensor_dims(t));
     attributes.shape.dims = (uint32_t)count;
-    for (int i = 0; i < count; i++) attributes.shape.sizes[i] = ms_lua_dim(L, i + 2, ms_tensor_dims(t));
+    for (int i = 0; i < count; i++)
+        attributes.shape.sizes[i] = ms_lua_dim(L, i + 2, ms_tensor_dims(t));
     return ms_lua_apply_one(L, &ms_op_permute, &attributes, false);
 }
 
@@ -98,12 +113,14 @@ static int flatten(lua_State *L)
     int32_t first = 0, last = (int32_t)dims - 1;
     if (dims && !lua_isnoneornil(L, 2)) first = ms_lua_dim(L, 2, dims);
     if (dims && !lua_isnoneornil(L, 3)) last = ms_lua_dim(L, 3, dims);
-    if (dims && first > last) return ms_lua_error(L, "flatten: dimension %d comes after %d", first + 1, last + 1);
+    if (dims && first > last)
+        return ms_lua_error(L, "flatten: dimension %d comes after %d", first + 1, last + 1);
     int64_t joined = 1;
     uint32_t count = 0;
     for (int32_t d = 0; d < (int32_t)dims; d++) {
         /* Overflows only beside a size of 0. */
-        if (d >= first && d <= last) joined = (int64_t)((uint64_t)joined * (uint64_t)ms_tensor_shape(t)[d]);
+        if (d >= first && d <= last)
+            joined = (int64_t)((uint64_t)joined * (uint64_t)ms_tensor_shape(t)[d]);
         if (d == last) attributes.shape.sizes[count++] = joined;
         else if (d < first || d > last) attributes.shape.sizes[count++] = ms_tensor_shape(t)[d];
     }
@@ -128,8 +145,12 @@ static int select_index(lua_State *L)
     ms_lua_enter(L);
     const ms_tensor *t = ms_lua_tensor(L, 1);
     ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(t)) } };
-    int64_t size = ms_tensor_shape(t)[attributes.dim.a], index = ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "an index");
-    if (index == 0 || index > size || index < -size) return ms_lua_error(L, "index %lld of a dimension of size %lld: they count from 1, or from -1 at the end", (long long)index, (long long)size);
+    int64_t size = ms_tensor_shape(t)[attributes.dim.a],
+            index = ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "an index");
+    if (index == 0 || index > size || index < -size)
+        return ms_lua_error(
+            L, "index %lld of a dimension of size %lld: they count from 1, or from -1 at the end",
+            (long long)index, (long long)size);
     attributes.dim.start = index > 0 ? index - 1 : index + size;
     return ms_lua_apply_one(L, &ms_op_select, &attributes, false);
 }
@@ -138,7 +159,8 @@ static int two_dims(lua_State *L)
 {
     ms_lua_enter(L);
     const ms_tensor *t = ms_lua_tensor(L, 1);
-    ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(t)), .b = ms_lua_dim(L, 3, ms_tensor_dims(t)) } };
+    ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(t)),
+                                          .b = ms_lua_dim(L, 3, ms_tensor_dims(t)) } };
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
 
@@ -146,7 +168,8 @@ static int t_(lua_State *L)
 {
     ms_lua_enter(L);
     uint32_t dims = ms_tensor_dims(ms_lua_tensor(L, 1));
-    if (dims < 2) return ms_lua_error(L, "t: the tensor has %u dimensions; two or more are needed", dims);
+    if (dims < 2)
+        return ms_lua_error(L, "t: the tensor has %u dimensions; two or more are needed", dims);
     ms_attributes attributes = { .dim = { .a = (int32_t)dims - 2, .b = (int32_t)dims - 1 } };
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
@@ -154,14 +177,16 @@ static int t_(lua_State *L)
 static int squeeze(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(ms_lua_tensor(L, 1))) } };
+    ms_attributes attributes = { .dim = {
+                                     .a = ms_lua_dim(L, 2, ms_tensor_dims(ms_lua_tensor(L, 1))) } };
     return ms_lua_apply_one(L, &ms_op_squeeze, &attributes, false);
 }
 
 static int unsqueeze(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(ms_lua_tensor(L, 1)) + 1) } };
+    ms_attributes attributes = { .dim = { .a = ms_lua_dim(
+                                              L, 2, ms_tensor_dims(ms_lua_tensor(L, 1)) + 1) } };
     return ms_lua_apply_one(L, &ms_op_unsqueeze, &attributes, false);
 }
 
@@ -203,10 +228,14 @@ static int split(lua_State *L)
             sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
             lua_pop(L, 1);
         } else sizes[i] = size - i * each < each ? size - i * each : each;
-        if (sizes[i] > INT64_MAX - sum) return ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d", (long long)i + 1, (long long)sizes[i], dim + 1);
+        if (sizes[i] > INT64_MAX - sum)
+            return ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d",
+                                (long long)i + 1, (long long)sizes[i], dim + 1);
         sum += sizes[i];
     }
-    if (sum != size) return ms_lua_error(L, "split: the parts have %lld in all, dimension %d has %lld", (long long)sum, dim + 1, (long long)size);
+    if (sum != size)
+        return ms_lua_error(L, "split: the parts have %lld in all, dimension %d has %lld",
+                            (long long)sum, dim + 1, (long long)size);
     return split_into(L, sizes, (uint32_t)count, dim);
 }
 
@@ -220,7 +249,8 @@ static int chunk(lua_State *L)
     /* Parts of equal size, the last smaller or missing, as split makes them. */
     int64_t size = ms_tensor_shape(t)[dim], each = size ? (size + count - 1) / count : 1, parts = 0;
     int64_t *sizes = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *sizes, 0);
-    for (int64_t at = 0; at < size; at += each) sizes[parts++] = size - at < each ? size - at : each;
+    for (int64_t at = 0; at < size; at += each)
+        sizes[parts++] = size - at < each ? size - at : each;
     if (parts == 0) sizes[parts++] = 0;
     return split_into(L, sizes, (uint32_t)parts, dim);
 }
@@ -230,10 +260,16 @@ static int pad_to(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_tensor *t = ms_lua_tensor(L, 1);
-    int64_t multiple = ms_lua_integer(L, 2, 1, INT64_MAX / 2, "the multiple"), count = ms_tensor_count(t);
-    if (ms_tensor_dims(t) != 1) return ms_lua_error(L, "pad_to: the tensor has %u dimensions; flatten it first", ms_tensor_dims(t));
+    int64_t multiple = ms_lua_integer(L, 2, 1, INT64_MAX / 2, "the multiple"),
+            count = ms_tensor_count(t);
+    if (ms_tensor_dims(t) != 1)
+        return ms_lua_error(L, "pad_to: the tensor has %u dimensions; flatten it first",
+                            ms_tensor_dims(t));
     int64_t rest = (multiple - count % multiple) % multiple;
-    if (rest == 0) { lua_settop(L, 1); return 1; }
+    if (rest == 0) {
+        lua_settop(L, 1);
+        return 1;
+    }
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *zeros = NULL, *out = NULL;
     ms_status status = ms_lua_filled(engine, ms_tensor_dtype(t), 1, &rest, 0, &zeros);
@@ -252,12 +288,27 @@ static int pad_to(lua_State *L)
 void ms_open_views(lua_State *L, int runtime)
 {
     static const ms_method methods[] = {
-        { "contiguous", contiguous, NULL, false }, { "to", to, NULL, false }, { "empty_like", empty_like, NULL, false },
-        { "zeros_like", zeros_like, NULL, false }, { "ones_like", ones_like, NULL, false }, { "copy_", copy_, NULL, false }, { "fill_", fill_, NULL, false },
-        { "zero_", zero_, NULL, false }, { "view", with_shape, &ms_op_view, false }, { "reshape", with_shape, &ms_op_reshape, false },
-        { "expand", with_shape, &ms_op_expand, false }, { "flatten", flatten, NULL, false }, { "narrow", narrow, NULL, false },
-        { "select", select_index, NULL, false }, { "split", split, NULL, false }, { "chunk", chunk, NULL, false }, { "transpose", two_dims, NULL, false },
-        { "t", t_, NULL, false }, { "permute", permute, NULL, false }, { "squeeze", squeeze, NULL, false }, { "unsqueeze", unsqueeze, NULL, false },
+        { "contiguous", contiguous, NULL, false },
+        { "to", to, NULL, false },
+        { "empty_like", empty_like, NULL, false },
+        { "zeros_like", zeros_like, NULL, false },
+        { "ones_like", ones_like, NULL, false },
+        { "copy_", copy_, NULL, false },
+        { "fill_", fill_, NULL, false },
+        { "zero_", zero_, NULL, false },
+        { "view", with_shape, &ms_op_view, false },
+        { "reshape", with_shape, &ms_op_reshape, false },
+        { "expand", with_shape, &ms_op_expand, false },
+        { "flatten", flatten, NULL, false },
+        { "narrow", narrow, NULL, false },
+        { "select", select_index, NULL, false },
+        { "split", split, NULL, false },
+        { "chunk", chunk, NULL, false },
+        { "transpose", two_dims, NULL, false },
+        { "t", t_, NULL, false },
+        { "permute", permute, NULL, false },
+        { "squeeze", squeeze, NULL, false },
+        { "unsqueeze", unsqueeze, NULL, false },
         { "pad_to", pad_to, NULL, false },
     };
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);

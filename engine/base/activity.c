@@ -1,4 +1,5 @@
-/* activity.c: what a rank gets done and where its script is, as hints for those who wait for it. Nothing here blocks. */
+/* activity.c: what a rank gets done and where its script is, as hints for those who wait for it.
+ * Nothing here blocks. */
 #include "base/activity.h"
 
 #include <stdio.h>
@@ -42,7 +43,10 @@ void ms_activity_end(ms_activity *activity)
     atomic_fetch_sub(&activity->busy, 1);
 }
 
-uint32_t ms_activity_ask(ms_activity *activity) { return atomic_fetch_add(&activity->asked, 1) + 1; }
+uint32_t ms_activity_ask(ms_activity *activity)
+{
+    return atomic_fetch_add(&activity->asked, 1) + 1;
+}
 
 void ms_activity_hear(ms_activity *activity, ms_whereabouts place)
 {
@@ -71,7 +75,8 @@ void ms_activity_read(const ms_activity *activity, ms_activity_state *out)
     out->answered = atomic_load(&activity->answered);
     out->place = (ms_whereabouts)atomic_load(&activity->place);
     out->thread = atomic_load(&activity->thread);
-    /* A line that is being written is left out: the writer may have been stopped in the middle of it. */
+    /* A line that is being written is left out: the writer may have been stopped in the middle of
+     * it. */
     for (int tries = 0; tries < 100; tries++) {
         uint32_t before = atomic_load(&activity->version);
         if (before & 1) continue;

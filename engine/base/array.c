@@ -1,4 +1,5 @@
-/* array.c: memory of the host side, and arrays that grow. All of it comes from the context's table. */
+/* array.c: memory of the host side, and arrays that grow. All of it comes from the context's
+ * table. */
 #include "moonshard/base.h"
 
 #include <string.h>
@@ -6,9 +7,10 @@
 ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void **out)
 {
     const ms_os *os = context->os;
-    size_t size = bytes != 0 ? bytes : 1;   /* so that NULL always means that there was no memory */
+    size_t size = bytes != 0 ? bytes : 1; /* so that NULL always means that there was no memory */
     void *pointer = os->allocate(os->user, size, 128);
-    if (pointer == NULL) return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    if (pointer == NULL)
+        return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
     memset(pointer, 0, size);
     *out = pointer;
     return MS_OK;
@@ -19,7 +21,8 @@ void ms_release(ms_context *context, void *pointer)
     if (pointer != NULL) context->os->release(context->os->user, pointer);
 }
 
-ms_status ms_grow(ms_context *context, void **items, size_t *capacity, size_t need, size_t item_bytes)
+ms_status ms_grow(ms_context *context, void **items, size_t *capacity, size_t need,
+                  size_t item_bytes)
 {
     const ms_os *os = context->os;
     if (need <= *capacity) return MS_OK;
@@ -29,9 +32,13 @@ ms_status ms_grow(ms_context *context, void **items, size_t *capacity, size_t ne
     if (grown < 8) grown = 8;
     size_t bytes;
     if (!ms_multiply(grown, item_bytes, &bytes))
-        return ms_fail(context, MS_ERROR_MEMORY, "an array of %zu items of %zu bytes is larger than any memory", need, item_bytes);
-    void *pointer = *items == NULL ? os->allocate(os->user, bytes, 16) : os->reallocate(os->user, *items, bytes);
-    if (pointer == NULL) return ms_fail(context, MS_ERROR_MEMORY, "no memory for an array of %zu bytes", bytes);
+        return ms_fail(context, MS_ERROR_MEMORY,
+                       "an array of %zu items of %zu bytes is larger than any memory", need,
+                       item_bytes);
+    void *pointer = *items == NULL ? os->allocate(os->user, bytes, 16)
+                                   : os->reallocate(os->user, *items, bytes);
+    if (pointer == NULL)
+        return ms_fail(context, MS_ERROR_MEMORY, "no memory for an array of %zu bytes", bytes);
     memset((char *)pointer + *capacity * item_bytes, 0, bytes - *capacity * item_bytes);
     *items = pointer;
     *capacity = grown;

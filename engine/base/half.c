@@ -1,9 +1,11 @@
-/* half.c: IEEE binary16 from and to binary32, in integer arithmetic: equal on every machine and under every rounding or flush mode. */
+/* half.c: IEEE binary16 from and to binary32, in integer arithmetic: equal on every machine and
+ * under every rounding or flush mode. */
 #include "moonshard/base.h"
 
 float ms_float_from_f16(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u,
+             fraction = half & 0x3ffu;
     if (exponent == 31) {
         /* A NaN becomes a quiet one, as the hardware's conversion makes it. */
         uint32_t quiet = fraction != 0 ? 0x400000u : 0;
@@ -13,7 +15,8 @@ float ms_float_from_f16(uint16_t half)
         if (fraction == 0) return ms_float_from_bits(sign);
         /* Denormal in f16, normal in f32: move the leading one to where it is implied. */
         uint32_t shift = (uint32_t)__builtin_clz(fraction) - 21u;
-        return ms_float_from_bits(sign | (113u - shift) << 23 | ((fraction << shift) & 0x3ffu) << 13);
+        return ms_float_from_bits(sign | (113u - shift) << 23
+                                  | ((fraction << shift) & 0x3ffu) << 13);
     }
     return ms_float_from_bits(sign | (exponent + 112u) << 23 | fraction << 13);
 }
@@ -27,12 +30,14 @@ static uint32_t shift_to_even(uint32_t value, uint32_t shift)
 
 uint16_t ms_f16_from_float(float value)
 {
-    uint32_t bits = ms_bits_from_float(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    uint32_t bits = ms_bits_from_float(value), sign = (bits >> 16) & 0x8000u,
+             magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
-    if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);        /* from 65536 on */
-    if (magnitude < 0x33000000u) return (uint16_t)sign;                     /* below half of the least denormal */
+    if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7c00u); /* from 65536 on */
+    if (magnitude < 0x33000000u) return (uint16_t)sign; /* below half of the least denormal */
     uint32_t exponent = magnitude >> 23, fraction = (magnitude & 0x7fffffu) | 0x800000u;
     if (exponent < 113) return (uint16_t)(sign | shift_to_even(fraction, 126u - exponent));
-    /* A carry out of the fraction runs into the exponent, up to infinity: what the format intends. */
+    /* A carry out of the fraction runs into the exponent, up to infinity: what the format
+     * intends. */
     return (uint16_t)(sign | (((exponent - 113u) << 10) + shift_to_even(fraction, 13)));
 }

@@ -1,4 +1,5 @@
-/* os_machine.c: cores, memory and processor of this process, by affinity, cgroup (version 2) and /proc. */
+/* os_machine.c: cores, memory and processor of this process, by affinity, cgroup (version 2) and
+ * /proc. */
 #include "base/os_machine.h"
 
 #include <errno.h>
@@ -34,10 +35,12 @@ static void limit_cores(const char *text, ms_machine *machine)
 static void limit_memory(const char *text, ms_machine *machine)
 {
     unsigned long long bytes;
-    if (sscanf(text, "%llu", &bytes) == 1 && bytes < machine->memory_bytes) machine->memory_bytes = bytes;
+    if (sscanf(text, "%llu", &bytes) == 1 && bytes < machine->memory_bytes)
+        machine->memory_bytes = bytes;
 }
 
-/* A limit may stand at any level between this process' group and the root, so all of them are asked. */
+/* A limit may stand at any level between this process' group and the root, so all of them are
+ * asked. */
 static void limit_by_cgroup(ms_machine *machine)
 {
     char groups[4096], path[4352], text[64];

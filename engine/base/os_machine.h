@@ -1,4 +1,5 @@
-/* os_machine.h: what this process may use of the machine. Inside base only; others ask the table. */
+/* os_machine.h: what this process may use of the machine. Inside base only; others ask the
+ * table. */
 #ifndef MOONSHARD_BASE_OS_MACHINE_H
 #define MOONSHARD_BASE_OS_MACHINE_H
 

@@ -1,4 +1,5 @@
-/* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c, sockets in os_socket.c. */
+/* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c,
+ * sockets in os_socket.c. */
 #include "base/os_machine.h"
 
 #include <dirent.h>
@@ -47,7 +48,8 @@ static void os_release(void *user, void *pointer)
 static void *os_reserve(void *user, size_t bytes)
 {
     (void)user;
-    void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *address =
+        mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 
@@ -68,19 +70,19 @@ static void os_unreserve(void *user, void *address, size_t bytes)
 
 /* -------------------------------------------------------------------- files */
 
-
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
     (void)user;
     /* O_NONBLOCK: opening a pipe without a peer must not block. */
     int mode = O_CLOEXEC | O_NONBLOCK;
     if (flags & MS_FILE_DIRECTORY) mode |= O_RDONLY | O_DIRECTORY;
-    else if (flags & (MS_FILE_WRITE | MS_FILE_APPEND)) mode |= flags & MS_FILE_READ ? O_RDWR : O_WRONLY;
+    else if (flags & (MS_FILE_WRITE | MS_FILE_APPEND))
+        mode |= flags & MS_FILE_READ ? O_RDWR : O_WRONLY;
     else mode |= O_RDONLY;
     if (flags & MS_FILE_CREATE) mode |= O_CREAT;
     if (flags & MS_FILE_TRUNCATE) mode |= O_TRUNC;
     if (flags & MS_FILE_EXCLUSIVE) mode |= O_CREAT | O_EXCL;
-    if (flags & MS_FILE_APPEND) mode |= O_APPEND;   /* Linux then ignores the offset of a write */
+    if (flags & MS_FILE_APPEND) mode |= O_APPEND; /* Linux then ignores the offset of a write */
     ms_file *file = malloc(sizeof *file);
     if (file == NULL) return -ENOMEM;
     do file->descriptor = open(path, mode, 0666);
@@ -103,7 +105,8 @@ static int64_t os_read(void *user, ms_file *file, void *buffer, size_t bytes, ui
     return count < 0 ? -errno : count;
 }
 
-static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t bytes, uint64_t offset)
+static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t bytes,
+                        uint64_t offset)
 {
     (void)user;
     ssize_t count;
@@ -179,7 +182,8 @@ static int os_make_directory(void *user, const char *path)
     return mkdir(path, 0777) == 0 ? 0 : -errno;
 }
 
-static int os_list(void *user, const char *path, void (*entry)(void *to, const char *name), void *to)
+static int os_list(void *user, const char *path, void (*entry)(void *to, const char *name),
+                   void *to)
 {
     (void)user;
     DIR *folder = opendir(path);
@@ -187,8 +191,9 @@ static int os_list(void *user, const char *path, void (*entry)(void *to, const c
     const struct dirent *found;
     errno = 0;
     while ((found = readdir(folder)) != NULL) {
-        if (strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0) entry(to, found->d_name);
-        errno = 0;   /* readdir tells its end from a failure by errno alone */
+        if (strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0)
+            entry(to, found->d_name);
+        errno = 0; /* readdir tells its end from a failure by errno alone */
     }
     int error = errno;
     closedir(folder);
@@ -234,12 +239,15 @@ static int os_shared_adopt(void *user, int descriptor, ms_file **out)
 static void *os_shared_map(void *user, ms_file *file, uint64_t bytes)
 {
     (void)user;
-    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file->descriptor, 0);
+    void *address =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file->descriptor, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 
-/* Kernels before 5.14 know no such advice; there the file's pages are taken without mapping them. */
-static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes)
+/* Kernels before 5.14 know no such advice; there the file's pages are taken without mapping
+ * them. */
+static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t offset,
+                              uint64_t bytes)
 {
     (void)user;
     enum { POPULATE_WRITE = 23 };
@@ -259,14 +267,18 @@ static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t
 static int os_shared_claim(void *user, ms_file *file, uint64_t place)
 {
     (void)user;
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1 };
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1
+    };
     return fcntl(file->descriptor, F_SETLK, &lock) ? -errno : 0;
 }
 
 static int os_shared_is_claimed(void *user, ms_file *file, uint64_t place)
 {
     (void)user;
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1 };
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1
+    };
     if (fcntl(file->descriptor, F_GETLK, &lock)) return -errno;
     return lock.l_type != F_UNLCK;
 }
@@ -296,7 +308,7 @@ static uint64_t os_realtime_ns(void *user)
 
 struct ms_os_thread {
     pthread_t thread;
-    pid_t process;                             /* a forked child has this record, but not the thread */
+    pid_t process; /* a forked child has this record, but not the thread */
     void (*run)(void *);
     void *argument;
 };
@@ -310,7 +322,8 @@ static void *thread_main(void *argument)
 }
 
 /* Signals stay with the host program's threads: a new thread inherits a mask that blocks all. */
-static int os_thread_start(void *user, const char *name, void (*run)(void *), void *argument, ms_os_thread **out)
+static int os_thread_start(void *user, const char *name, void (*run)(void *), void *argument,
+                           ms_os_thread **out)
 {
     (void)user;
     ms_os_thread *made = malloc(sizeof *made);
@@ -327,7 +340,7 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
         free(made);
         return -error;
     }
-    char shortened[16];   /* all that the kernel keeps */
+    char shortened[16]; /* all that the kernel keeps */
     snprintf(shortened, sizeof shortened, "%s", name);
     pthread_setname_np(made->thread, shortened);
     *out = made;
@@ -388,17 +401,46 @@ static const char *os_environment(void *user, const char *name)
 const ms_os *ms_os_posix(void)
 {
     static const ms_os table = {
-        .allocate = os_allocate, .reallocate = os_reallocate, .release = os_release,
-        .reserve = os_reserve, .commit = os_commit, .unreserve = os_unreserve,
-        .open = os_open, .read = os_read, .write = os_write, .sync = os_sync, .lock = os_lock, .size = os_size, .resize = os_resize, .close = os_close,
-        .info = os_info, .rename = os_rename, .remove = os_remove, .make_directory = os_make_directory, .list = os_list,
-        .shared_create = os_shared_create, .shared_share = os_shared_share, .shared_adopt = os_shared_adopt, .shared_map = os_shared_map,
-        .shared_populate = os_shared_populate, .shared_claim = os_shared_claim, .shared_is_claimed = os_shared_is_claimed,
-        .socket_listen = ms_os_socket_listen, .socket_accept = ms_os_socket_accept, .socket_connect = ms_os_socket_connect,
-        .socket_send = ms_os_socket_send, .socket_receive = ms_os_socket_receive,
-        .monotonic_ns = os_monotonic_ns, .realtime_ns = os_realtime_ns,
-        .thread_start = os_thread_start, .thread_join = os_thread_join, .thread_pin = os_thread_pin,
-        .machine = os_machine, .entropy = os_entropy, .process_id = os_process_id, .environment = os_environment,
+        .allocate = os_allocate,
+        .reallocate = os_reallocate,
+        .release = os_release,
+        .reserve = os_reserve,
+        .commit = os_commit,
+        .unreserve = os_unreserve,
+        .open = os_open,
+        .read = os_read,
+        .write = os_write,
+        .sync = os_sync,
+        .lock = os_lock,
+        .size = os_size,
+        .resize = os_resize,
+        .close = os_close,
+        .info = os_info,
+        .rename = os_rename,
+        .remove = os_remove,
+        .make_directory = os_make_directory,
+        .list = os_list,
+        .shared_create = os_shared_create,
+        .shared_share = os_shared_share,
+        .shared_adopt = os_shared_adopt,
+        .shared_map = os_shared_map,
+        .shared_populate = os_shared_populate,
+        .shared_claim = os_shared_claim,
+        .shared_is_claimed = os_shared_is_claimed,
+        .socket_listen = ms_os_socket_listen,
+        .socket_accept = ms_os_socket_accept,
+        .socket_connect = ms_os_socket_connect,
+        .socket_send = ms_os_socket_send,
+        .socket_receive = ms_os_socket_receive,
+        .monotonic_ns = os_monotonic_ns,
+        .realtime_ns = os_realtime_ns,
+        .thread_start = os_thread_start,
+        .thread_join = os_thread_join,
+        .thread_pin = os_thread_pin,
+        .machine = os_machine,
+        .entropy = os_entropy,
+        .process_id = os_process_id,
+        .environment = os_environment,
     };
     return &table;
 }

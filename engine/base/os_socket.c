@@ -1,4 +1,5 @@
-/* os_socket.c: the part of the operating-system table that speaks through sockets: whole messages, and files that go along. */
+/* os_socket.c: the part of the operating-system table that speaks through sockets: whole messages,
+ * and files that go along. */
 #include "base/os_socket.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define MS_FILES_MOST 160          /* of one message; the system allows 253 */
+#define MS_FILES_MOST 160 /* of one message; the system allows 253 */
 
 static int open_socket(const char *path, struct sockaddr_un *address)
 {
@@ -65,7 +66,8 @@ int ms_os_socket_listen(void *user, const char *path, ms_file **out)
     int error = remove_stale(path);
     /* The mode of the socket decides who may connect, and holds from bind on. */
     if (error == 0) error = fchmod(descriptor, 0600) == 0 ? 0 : -errno;
-    if (error == 0 && bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0) error = -errno;
+    if (error == 0 && bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0)
+        error = -errno;
     if (error == 0 && listen(descriptor, 128) != 0) {
         error = -errno;
         unlink(path);
@@ -94,12 +96,15 @@ int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_f
     if (descriptor < 0) return errno == EINTR || errno == ECONNABORTED ? -EAGAIN : -errno;
     struct ucred peer = { .uid = (uid_t)-1 };
     socklen_t bytes = sizeof peer;
-    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid()) return give(descriptor, out);
+    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0
+        && peer.uid == geteuid())
+        return give(descriptor, out);
     close(descriptor);
     return -EACCES;
 }
 
-int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t bytes, ms_file *const *files, uint32_t count)
+int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t bytes,
+                      ms_file *const *files, uint32_t count)
 {
     (void)user;
     union {
@@ -127,11 +132,13 @@ int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t b
     return (size_t)sent == bytes ? 0 : -EIO;
 }
 
-/* The files of a message, at most `most`; what is beyond is closed, and all are where one cannot be kept. */
+/* The files of a message, at most `most`; what is beyond is closed, and all are where one cannot be
+ * kept. */
 static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uint32_t *count)
 {
     int error = 0;
-    for (struct cmsghdr *rights = CMSG_FIRSTHDR(header); rights; rights = CMSG_NXTHDR(header, rights)) {
+    for (struct cmsghdr *rights = CMSG_FIRSTHDR(header); rights;
+         rights = CMSG_NXTHDR(header, rights)) {
         if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
         size_t brought = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         const int *descriptors = (const int *)(void *)CMSG_DATA(rights);
@@ -146,7 +153,8 @@ static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uin
     return error;
 }
 
-int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes, uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
+int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes,
+                             uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
 {
     (void)user;
     union {
@@ -154,7 +162,10 @@ int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t 
         struct cmsghdr align;
     } control;
     struct iovec part = { .iov_base = message, .iov_len = bytes };
-    struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
+    struct msghdr header = { .msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes };
     *count = 0;
     int error = wait_readable(socket->descriptor, timeout_ns);
     if (error != 0) return error;

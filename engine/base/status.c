@@ -8,11 +8,23 @@
 const char *ms_status_name(ms_status status)
 {
     static const char *const names[] = {
-        [MS_OK] = "ok", [MS_ERROR_ARGUMENT] = "argument", [MS_ERROR_STATE] = "state", [MS_ERROR_HAZARD] = "hazard",
-        [MS_ERROR_TASK] = "task", [MS_ERROR_MEMORY] = "memory", [MS_ERROR_SCRIPT] = "script", [MS_ERROR_ABORTED] = "aborted",
-        [MS_ERROR_NOT_FOUND] = "not_found", [MS_ERROR_DENIED] = "denied", [MS_ERROR_EXISTS] = "exists",
-        [MS_ERROR_NO_SPACE] = "no_space", [MS_ERROR_CORRUPT] = "corrupt", [MS_ERROR_MISMATCH] = "mismatch",
-        [MS_ERROR_TIMEOUT] = "timeout", [MS_ERROR_UNSUPPORTED] = "unsupported", [MS_ERROR_IO] = "io",
+        [MS_OK] = "ok",
+        [MS_ERROR_ARGUMENT] = "argument",
+        [MS_ERROR_STATE] = "state",
+        [MS_ERROR_HAZARD] = "hazard",
+        [MS_ERROR_TASK] = "task",
+        [MS_ERROR_MEMORY] = "memory",
+        [MS_ERROR_SCRIPT] = "script",
+        [MS_ERROR_ABORTED] = "aborted",
+        [MS_ERROR_NOT_FOUND] = "not_found",
+        [MS_ERROR_DENIED] = "denied",
+        [MS_ERROR_EXISTS] = "exists",
+        [MS_ERROR_NO_SPACE] = "no_space",
+        [MS_ERROR_CORRUPT] = "corrupt",
+        [MS_ERROR_MISMATCH] = "mismatch",
+        [MS_ERROR_TIMEOUT] = "timeout",
+        [MS_ERROR_UNSUPPORTED] = "unsupported",
+        [MS_ERROR_IO] = "io",
     };
     return (unsigned)status < sizeof names / sizeof *names ? names[status] : "unknown";
 }
@@ -35,7 +47,8 @@ void ms_context_init(ms_context *context, const ms_os *os)
 
 ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...)
 {
-    /* An argument may be the old message itself ("checkpoint: <reason>"), so the new one is made beside it. */
+    /* An argument may be the old message itself ("checkpoint: <reason>"), so the new one is made
+     * beside it. */
     char message[MS_ERROR_MESSAGE_BYTES];
     va_list list;
     va_start(list, format);
@@ -50,12 +63,23 @@ ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...
 static ms_status status_from_errno(int error)
 {
     switch (error) {
-    case ENOENT: case ENOTDIR: return MS_ERROR_NOT_FOUND;
-    case EACCES: case EPERM: case EROFS: case ETXTBSY: case EWOULDBLOCK: case EBUSY: return MS_ERROR_DENIED;
-    case EEXIST: case ENOTEMPTY: case EISDIR: return MS_ERROR_EXISTS;
-    case ENOSPC: case EDQUOT: case EFBIG: return MS_ERROR_NO_SPACE;
+    case ENOENT:
+    case ENOTDIR: return MS_ERROR_NOT_FOUND;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+    case ETXTBSY:
+    case EWOULDBLOCK:
+    case EBUSY: return MS_ERROR_DENIED;
+    case EEXIST:
+    case ENOTEMPTY:
+    case EISDIR: return MS_ERROR_EXISTS;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return MS_ERROR_NO_SPACE;
     case ETIMEDOUT: return MS_ERROR_TIMEOUT;
-    case ENOSYS: case EOPNOTSUPP: return MS_ERROR_UNSUPPORTED;
+    case ENOSYS:
+    case EOPNOTSUPP: return MS_ERROR_UNSUPPORTED;
     case ENOMEM: return MS_ERROR_MEMORY;
     default: return MS_ERROR_IO;
     }

@@ -1,4 +1,5 @@
-/* strings.c: strings kept once each, named by small numbers that tasks and trace records can carry. */
+/* strings.c: strings kept once each, named by small numbers that tasks and trace records can
+ * carry. */
 #include "moonshard/base.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@ struct ms_strings {
     ms_context *context;
     /* Indexed by id - 1. Each text has its own allocation, so that its address never changes. */
     const char **texts;
-    uint32_t *slots;         /* open addressing, a power of two of them; id or 0 */
+    uint32_t *slots; /* open addressing, a power of two of them; id or 0 */
     size_t count, capacity, slot_count;
 };
 
@@ -26,7 +27,10 @@ void ms_strings_free(ms_strings *strings)
     if (strings == NULL) return;
     const ms_os *os = strings->context->os;
     for (size_t i = 0; i < strings->count; i++) {
-        union { const char *read; void *release; } text = { .read = strings->texts[i] };
+        union {
+            const char *read;
+            void *release;
+        } text = { .read = strings->texts[i] };
         os->release(os->user, text.release);
     }
     ms_release(strings->context, (void *)strings->texts);
@@ -52,7 +56,8 @@ static ms_status strings_widen(ms_strings *strings)
     size_t old_count = strings->slot_count, new_count = old_count != 0 ? old_count * 2 : 64;
     uint32_t *old_slots = strings->slots;
     void *made;
-    ms_status status = ms_allocate(strings->context, new_count * sizeof(uint32_t), "string table", &made);
+    ms_status status =
+        ms_allocate(strings->context, new_count * sizeof(uint32_t), "string table", &made);
     if (status != MS_OK) return status;
     strings->slots = made;
     strings->slot_count = new_count;
@@ -70,13 +75,17 @@ ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, ui
     const char *end = memchr(text, '\0', bytes);
     /* Ids name C strings, so a text ends at its first zero byte. */
     if (end != NULL) bytes = (size_t)(end - text);
-    if (bytes == 0) { *id = 0; return MS_OK; }
+    if (bytes == 0) {
+        *id = 0;
+        return MS_OK;
+    }
     ms_status status = strings_widen(strings);
     if (status != MS_OK) return status;
     size_t at = strings_find(strings, text, bytes);
     if (strings->slots[at] == 0) {
         void *texts = (void *)strings->texts, *copy;
-        status = ms_grow(strings->context, &texts, &strings->capacity, strings->count + 1, sizeof *strings->texts);
+        status = ms_grow(strings->context, &texts, &strings->capacity, strings->count + 1,
+                         sizeof *strings->texts);
         strings->texts = texts;
         if (status == MS_OK) status = ms_allocate(strings->context, bytes + 1, "string", &copy);
         if (status != MS_OK) return status;

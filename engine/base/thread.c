@@ -10,7 +10,8 @@
 
 static bool futex_wait(ms_word *word, int operation, uint32_t expected, uint64_t timeout_ns)
 {
-    struct timespec limit = { .tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u) };
+    struct timespec limit = { .tv_sec = (time_t)(timeout_ns / 1000000000u),
+                              .tv_nsec = (long)(timeout_ns % 1000000000u) };
     const struct timespec *timeout = timeout_ns == UINT64_MAX ? NULL : &limit;
     long result = syscall(SYS_futex, word, operation, expected, timeout, NULL, 0);
     return result == 0 || errno != ETIMEDOUT;
@@ -22,14 +23,21 @@ static void futex_wake(ms_word *word, int operation, uint32_t count)
     syscall(SYS_futex, word, operation, most, NULL, NULL, 0);
 }
 
-bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns) { return futex_wait(word, FUTEX_WAIT_PRIVATE, expected, timeout_ns); }
+bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns)
+{
+    return futex_wait(word, FUTEX_WAIT_PRIVATE, expected, timeout_ns);
+}
 void ms_futex_wake(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE_PRIVATE, count); }
-bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns) { return futex_wait(word, FUTEX_WAIT, expected, timeout_ns); }
+bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns)
+{
+    return futex_wait(word, FUTEX_WAIT, expected, timeout_ns);
+}
 void ms_futex_wake_shared(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE, count); }
 void ms_yield(void) { sched_yield(); }
 
-/* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most doubles the worst wait, and two
- * threads that spin on one core only keep each other from working. */
+/* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most
+ * doubles the worst wait, and two threads that spin on one core only keep each other from
+ * working. */
 ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper)
 {
     if (threads > cores) return (ms_spin){ .nanoseconds = 0 };
@@ -38,10 +46,11 @@ ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper)
 
 void ms_bell_ring(ms_bell *bell)
 {
-    /* Both orders are sequentially consistent, here and in ms_bell_wait: either this thread sees the sleeper, or the sleeper sees
-     * the ring. */
+    /* Both orders are sequentially consistent, here and in ms_bell_wait: either this thread sees
+     * the sleeper, or the sleeper sees the ring. */
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) != 0) ms_futex_wake(&bell->rings, UINT32_MAX);
+    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) != 0)
+        ms_futex_wake(&bell->rings, UINT32_MAX);
 }
 
 static uint64_t clock_ns(void)
@@ -51,7 +60,8 @@ static uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The clock here only bounds spinning, so it need not be the replaceable one: no result depends on it. */
+/* The clock here only bounds spinning, so it need not be the replaceable one: no result depends on
+ * it. */
 static bool spin_until_rung(ms_bell *bell, uint32_t seen, ms_spin spin)
 {
     uint64_t end = clock_ns() + spin.nanoseconds;
@@ -68,7 +78,8 @@ void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
 {
     if (spin.nanoseconds != 0 && spin_until_rung(bell, seen, spin)) return;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&bell->rings, memory_order_seq_cst) == seen) ms_futex_wait(&bell->rings, seen, UINT64_MAX);
+    if (atomic_load_explicit(&bell->rings, memory_order_seq_cst) == seen)
+        ms_futex_wait(&bell->rings, seen, UINT64_MAX);
     atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
 }
 

@@ -1,11 +1,11 @@
-/* thread.h: how threads of one process wait for each other: futexes, bells, and for how long to spin first.
+/* thread.h: how threads of one process wait for each other: futexes, bells, and for how long to
+ * spin first.
  *
  * Invariants
- * - A bell is one 32-bit word that only grows. Every reason to wake a sleeper rings its bell, so a sleeper that has read the bell
- *   before it looked at its reasons can never sleep through one.
+ * - A bell is one 32-bit word that only grows. Every reason to wake a sleeper rings its bell, so a
+ *   sleeper that has read the bell before it looked at its reasons can never sleep through one.
  * - Ringing costs a system call only while somebody sleeps.
- * - Waiting may return early; who waits looks at its reasons again.
- */
+ * - Waiting may return early; who waits looks at its reasons again. */
 #ifndef MOONSHARD_BASE_THREAD_H
 #define MOONSHARD_BASE_THREAD_H
 
@@ -14,7 +14,8 @@
 
 typedef _Atomic uint32_t ms_word;
 
-/* Sleeps while *word == expected, at most timeout_ns (UINT64_MAX: no limit). false: the time is over. Private to this process. */
+/* Sleeps while *word == expected, at most timeout_ns (UINT64_MAX: no limit). false: the time is
+ * over. Private to this process. */
 bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns);
 void ms_futex_wake(ms_word *word, uint32_t count);
 /* The same for a word in memory that several processes map. */
@@ -40,8 +41,9 @@ typedef struct ms_spin {
     uint32_t nanoseconds;
 } ms_spin;
 
-/* From how many threads want to run at once and how many cores there are: a thread with a core of its own spins for about half of
- * what a wake would cost, a helper (in the middle of shared work) a little more; a thread that shares its core does not spin. */
+/* From how many threads want to run at once and how many cores there are: a thread with a core of
+ * its own spins for about half of what a wake would cost, a helper (in the middle of shared work) a
+ * little more; a thread that shares its core does not spin. */
 ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper);
 
 typedef struct ms_bell {
@@ -49,14 +51,18 @@ typedef struct ms_bell {
 } ms_bell;
 
 /* Read this first, then look at the reasons to go on, then wait with what was read. */
-static inline uint32_t ms_bell_read(ms_bell *bell) { return atomic_load_explicit(&bell->rings, memory_order_acquire); }
+static inline uint32_t ms_bell_read(ms_bell *bell)
+{
+    return atomic_load_explicit(&bell->rings, memory_order_acquire);
+}
 /* Wakes all who wait. What was written before is seen by them. */
 void ms_bell_ring(ms_bell *bell);
 /* Returns when the bell has rung since `seen` was read, or for no reason. */
 void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin);
 
-/* Sets flush-to-zero for the calling thread's float arithmetic: denormals cost a hundred cycles and carry no information here.
- * Only for threads that the engine owns; the host's threads keep their settings. */
+/* Sets flush-to-zero for the calling thread's float arithmetic: denormals cost a hundred cycles and
+ * carry no information here. Only for threads that the engine owns; the host's threads keep their
+ * settings. */
 void ms_thread_flush_denormals(void);
 
 #endif

@@ -1,4 +1,5 @@
-/* collective.c: a collective's call: arguments checked, bytes counted, the task put on its stream. */
+/* collective.c: a collective's call: arguments checked, bytes counted, the task put on its
+ * stream. */
 #include "comm/flow.h"
 
 #include <stdio.h>
@@ -10,12 +11,19 @@
 
 const char *ms_collective_name(ms_collective_kind kind)
 {
-    static const char *const names[MS_COLLECTIVES] = { "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv", "barrier", "split" };
+    static const char *const names[MS_COLLECTIVES] = { "all_reduce", "reduce",     "reduce_scatter",
+                                                       "all_gather", "all_to_all", "broadcast",
+                                                       "gather",     "scatter",    "send",
+                                                       "recv",       "barrier",    "split" };
     return (unsigned)kind < MS_COLLECTIVES ? names[kind] : "unknown";
 }
 
-static const char *const op_names[MS_REDUCE_OPS] = { "sum", "avg", "min", "max", "prod", "premul_sum" };
-const char *ms_reduce_op_name(ms_reduce_op op) { return (unsigned)op < MS_REDUCE_OPS ? op_names[op] : "unknown"; }
+static const char *const op_names[MS_REDUCE_OPS] = { "sum", "avg",  "min",
+                                                     "max", "prod", "premul_sum" };
+const char *ms_reduce_op_name(ms_reduce_op op)
+{
+    return (unsigned)op < MS_REDUCE_OPS ? op_names[op] : "unknown";
+}
 
 bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
 {
@@ -31,25 +39,35 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
 {
     char tensor[64] = "", op[24] = "", root[32] = "", bucket[80] = "", script[96] = "";
     if (flight->kind != MS_BARRIER && flight->kind != MS_SPLIT)
-        snprintf(tensor, sizeof tensor, "%s x %llu", flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?", (unsigned long long)flight->count);
-    if (ms_kind_reduces(flight->kind)) snprintf(op, sizeof op, ", %s", ms_reduce_op_name((ms_reduce_op)flight->op));
-    if (flight->root >= 0) snprintf(root, sizeof root, ", %s %d", ms_kind_is_pair(flight->kind) ? "peer" : "root", flight->root);
-    if (flight->bucket >= 0 && *flight->label) snprintf(bucket, sizeof bucket, ", bucket %d \"%.32s\"", flight->bucket, flight->label);
+        snprintf(tensor, sizeof tensor, "%s x %llu",
+                 flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?",
+                 (unsigned long long)flight->count);
+    if (ms_kind_reduces(flight->kind))
+        snprintf(op, sizeof op, ", %s", ms_reduce_op_name((ms_reduce_op)flight->op));
+    if (flight->root >= 0)
+        snprintf(root, sizeof root, ", %s %d", ms_kind_is_pair(flight->kind) ? "peer" : "root",
+                 flight->root);
+    if (flight->bucket >= 0 && *flight->label)
+        snprintf(bucket, sizeof bucket, ", bucket %d \"%.32s\"", flight->bucket, flight->label);
     else if (flight->bucket >= 0) snprintf(bucket, sizeof bucket, ", bucket %d", flight->bucket);
     else if (*flight->label) snprintf(bucket, sizeof bucket, ", \"%.32s\"", flight->label);
     if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
     char inside[320];
     snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, bucket, script);
-    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2, *open = " [", *close = "]";
+    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2, *open = " [",
+               *close = "]";
     if (!*shown) open = close = "";
-    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s", ms_collective_name((ms_collective_kind)flight->kind), (unsigned long long)flight->number, flight->group_name,
+    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s",
+             ms_collective_name((ms_collective_kind)flight->kind),
+             (unsigned long long)flight->number, flight->group_name,
              flight->channel ? ", channel 2" : "", open, shown, close);
     return text;
 }
 
 /* ---------------------------------------------------------------- arguments */
 
-static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...) MS_PRINTF(3, 4);
+static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
+    MS_PRINTF(3, 4);
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
 {
     char text[512];
@@ -57,26 +75,36 @@ static ms_status refuse(ms_group *group, const ms_collective *c, const char *for
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "%s: %s", ms_collective_name(c->kind), text);
+    return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "%s: %s",
+                          ms_collective_name(c->kind), text);
 }
 
-static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name, const ms_tensor *tensor)
+static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name,
+                              const ms_tensor *tensor)
 {
     char text[128];
     if (!tensor) return MS_OK;
-    if (ms_tensor_engine(tensor) != group->comm->engine) return refuse(group, c, "%s belongs to another engine", name);
-    if (!ms_tensor_is_contiguous(tensor)) return refuse(group, c, "%s %s is not contiguous: copy it first", name, ms_tensor_describe(tensor, text, sizeof text));
+    if (ms_tensor_engine(tensor) != group->comm->engine)
+        return refuse(group, c, "%s belongs to another engine", name);
+    if (!ms_tensor_is_contiguous(tensor))
+        return refuse(group, c, "%s %s is not contiguous: copy it first", name,
+                      ms_tensor_describe(tensor, text, sizeof text));
     if (c->in && ms_tensor_dtype(tensor) != ms_tensor_dtype(c->in))
-        return refuse(group, c, "out is %s, in is %s: they must be of one dtype", ms_dtype_name(ms_tensor_dtype(tensor)), ms_dtype_name(ms_tensor_dtype(c->in)));
+        return refuse(group, c, "out is %s, in is %s: they must be of one dtype",
+                      ms_dtype_name(ms_tensor_dtype(tensor)),
+                      ms_dtype_name(ms_tensor_dtype(c->in)));
     return MS_OK;
 }
 
-static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name, const int64_t *counts, uint64_t *sum)
+static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name,
+                              const int64_t *counts, uint64_t *sum)
 {
     *sum = 0;
     for (uint32_t m = 0; m < group->size; m++) {
-        if (counts[m] < 0) return refuse(group, c, "%s[%u] = %lld is negative", name, m, (long long)counts[m]);
-        if (__builtin_add_overflow(*sum, (uint64_t)counts[m], sum) || *sum > INT64_MAX) return refuse(group, c, "the sum of %s has more than 63 bits", name);
+        if (counts[m] < 0)
+            return refuse(group, c, "%s[%u] = %lld is negative", name, m, (long long)counts[m]);
+        if (__builtin_add_overflow(*sum, (uint64_t)counts[m], sum) || *sum > INT64_MAX)
+            return refuse(group, c, "the sum of %s has more than 63 bits", name);
     }
     return MS_OK;
 }
@@ -85,27 +113,42 @@ static ms_status check_counts(ms_group *group, const ms_collective *c, const cha
 static ms_status check_presence(ms_group *group, uint32_t channel, const ms_collective *c)
 {
     bool rooted = ms_kind_has_root(c->kind), at_root = rooted && group->rank == c->root;
-    if (channel < 1 || channel > MS_CHANNELS) return refuse(group, c, "channel %u: a group has channels 1 and 2", channel);
-    if ((rooted || ms_kind_is_pair(c->kind)) && c->root >= group->size) return refuse(group, c, "rank %u: %s has ranks 0 to %u", c->root, group->name, group->size - 1);
-    if (ms_kind_is_pair(c->kind) && c->root == group->rank) return refuse(group, c, "rank %u is this rank", c->root);
-    bool wants_in = c->kind != MS_BARRIER && c->kind != MS_SPLIT && !(c->kind == MS_SCATTER && !at_root);
-    bool wants_out = c->kind == MS_REDUCE_SCATTER || c->kind == MS_ALL_GATHER || c->kind == MS_ALL_TO_ALL || c->kind == MS_SCATTER || (c->kind == MS_GATHER && at_root);
+    if (channel < 1 || channel > MS_CHANNELS)
+        return refuse(group, c, "channel %u: a group has channels 1 and 2", channel);
+    if ((rooted || ms_kind_is_pair(c->kind)) && c->root >= group->size)
+        return refuse(group, c, "rank %u: %s has ranks 0 to %u", c->root, group->name,
+                      group->size - 1);
+    if (ms_kind_is_pair(c->kind) && c->root == group->rank)
+        return refuse(group, c, "rank %u is this rank", c->root);
+    bool wants_in =
+        c->kind != MS_BARRIER && c->kind != MS_SPLIT && !(c->kind == MS_SCATTER && !at_root);
+    bool wants_out = c->kind == MS_REDUCE_SCATTER || c->kind == MS_ALL_GATHER
+                     || c->kind == MS_ALL_TO_ALL || c->kind == MS_SCATTER
+                     || (c->kind == MS_GATHER && at_root);
     bool may_out = wants_out || c->kind == MS_ALL_REDUCE || (c->kind == MS_REDUCE && at_root);
-    if (wants_in != (c->in != NULL)) return refuse(group, c, wants_in ? "the tensor is missing" : "this rank brings no tensor");
+    if (wants_in != (c->in != NULL))
+        return refuse(group, c, wants_in ? "the tensor is missing" : "this rank brings no tensor");
     if (wants_out && !c->out) return refuse(group, c, "the tensor for the result is missing");
     if (!may_out && c->out) return refuse(group, c, "this rank has no separate result");
     bool cuts = ms_kind_parts(c->kind) || c->kind == MS_ALL_GATHER || c->kind == MS_GATHER;
-    if ((c->counts && !cuts) || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts)) return refuse(group, c, "counts are given where they mean nothing, or only for one side");
+    if ((c->counts && !cuts)
+        || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts))
+        return refuse(group, c, "counts are given where they mean nothing, or only for one side");
     ms_status status = check_tensor(group, c, "in", c->in);
     if (!status) status = check_tensor(group, c, "out", c->out);
     if (status) return status;
-    bool rounds = c->travels != MS_F32, may_round = c->kind == MS_ALL_REDUCE && !c->out && ms_tensor_dtype(c->in) == MS_F32;
+    bool rounds = c->travels != MS_F32,
+         may_round = c->kind == MS_ALL_REDUCE && !c->out && ms_tensor_dtype(c->in) == MS_F32;
     if (rounds && !(may_round && (c->travels == MS_F16 || c->travels == MS_BF16)))
-        return refuse(group, c, "only an all_reduce of f32 in place can round its numbers on their way, to f16 or bf16");
+        return refuse(group, c,
+                      "only an all_reduce of f32 in place can round its numbers on their way, to "
+                      "f16 or bf16");
     if (!ms_kind_reduces(c->kind)) return MS_OK;
     if ((unsigned)c->op >= MS_REDUCE_OPS) return refuse(group, c, "there is no such operation");
-    if ((c->op == MS_REDUCE_OP_AVG || c->op == MS_REDUCE_OP_PREMUL_SUM) && !ms_dtype_is_float(ms_tensor_dtype(c->in)))
-        return refuse(group, c, "%s of %s: it needs a float dtype; sum, then divide", ms_reduce_op_name(c->op), ms_dtype_name(ms_tensor_dtype(c->in)));
+    if ((c->op == MS_REDUCE_OP_AVG || c->op == MS_REDUCE_OP_PREMUL_SUM)
+        && !ms_dtype_is_float(ms_tensor_dtype(c->in)))
+        return refuse(group, c, "%s of %s: it needs a float dtype; sum, then divide",
+                      ms_reduce_op_name(c->op), ms_dtype_name(ms_tensor_dtype(c->in)));
     return MS_OK;
 }
 
@@ -116,21 +159,31 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
     uint64_t out = c->out ? (uint64_t)ms_tensor_count(c->out) : 0;
     uint64_t size = group->size, sum = 0, receive = 0;
     ms_status status = c->counts ? check_counts(group, c, "counts", c->counts, &sum) : MS_OK;
-    if (!status && c->receive_counts) status = check_counts(group, c, "receive_counts", c->receive_counts, &receive);
+    if (!status && c->receive_counts)
+        status = check_counts(group, c, "receive_counts", c->receive_counts, &receive);
     if (status) return status;
     bool joins = c->kind == MS_ALL_GATHER || c->kind == MS_GATHER, cuts = ms_kind_parts(c->kind);
     if (joins) {
-        if (__builtin_mul_overflow(in, size, count)) return refuse(group, c, "the result has more than 64 bits of elements");
+        if (__builtin_mul_overflow(in, size, count))
+            return refuse(group, c, "the result has more than 64 bits of elements");
     } else *count = c->kind == MS_SCATTER && !c->in ? out * size : in;
     if (c->counts) *count = sum;
-    if (cuts && !c->counts && *count % size) return refuse(group, c, "%llu elements do not divide by %llu ranks: pad to %llu, or give counts", (unsigned long long)*count, (unsigned long long)size,
-                                                           (unsigned long long)((*count + size - 1) / size * size));
+    if (cuts && !c->counts && *count % size)
+        return refuse(group, c,
+                      "%llu elements do not divide by %llu ranks: pad to %llu, or give counts",
+                      (unsigned long long)*count, (unsigned long long)size,
+                      (unsigned long long)((*count + size - 1) / size * size));
     uint64_t expected_in = *count, expected_out = *count;
     if (joins) expected_in = c->counts ? (uint64_t)c->counts[group->rank] : in;
-    if (cuts && c->kind != MS_ALL_TO_ALL) expected_out = c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
+    if (cuts && c->kind != MS_ALL_TO_ALL)
+        expected_out = c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
     else if (cuts && c->counts) expected_out = receive;
-    if (c->in && in != expected_in) return refuse(group, c, "in has %llu elements, %llu are expected", (unsigned long long)in, (unsigned long long)expected_in);
-    if (c->out && out != expected_out) return refuse(group, c, "out has %llu elements, %llu are expected", (unsigned long long)out, (unsigned long long)expected_out);
+    if (c->in && in != expected_in)
+        return refuse(group, c, "in has %llu elements, %llu are expected", (unsigned long long)in,
+                      (unsigned long long)expected_in);
+    if (c->out && out != expected_out)
+        return refuse(group, c, "out has %llu elements, %llu are expected", (unsigned long long)out,
+                      (unsigned long long)expected_out);
     return MS_OK;
 }
 
@@ -142,7 +195,8 @@ static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
     if (size == 1 || kind == MS_RECV) return 0;
     uint64_t others = whole / size * (size - 1) + whole % size * (size - 1) / size;
     switch (kind) {
-    case MS_ALL_REDUCE: return 2 * (whole / size) * (size - 1) + 2 * (whole % size) * (size - 1) / size;
+    case MS_ALL_REDUCE:
+        return 2 * (whole / size) * (size - 1) + 2 * (whole % size) * (size - 1) / size;
     case MS_BROADCAST:
     case MS_REDUCE:
     case MS_SEND: return whole;
@@ -160,7 +214,10 @@ static void account(ms_group *group, const ms_comm_args *args, uint64_t payload)
     }
 }
 
-ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind) { return group->traffic[kind]; }
+ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind)
+{
+    return group->traffic[kind];
+}
 
 void ms_comm_record(ms_engine *engine, bool on)
 {
@@ -188,7 +245,14 @@ uint64_t ms_comm_order_hash(const ms_engine *engine)
     uint64_t hash = 0;
     for (size_t i = 0; comm && i < comm->record_count; i++) {
         const ms_collective_record *r = &comm->records[i];
-        uint64_t fields[] = { r->kind, r->op, r->dtype, r->count, r->channel, r->root, (uint64_t)(int64_t)r->bucket, ms_hash(r->group->name, strlen(r->group->name), 0) };
+        uint64_t fields[] = { r->kind,
+                              r->op,
+                              r->dtype,
+                              r->count,
+                              r->channel,
+                              r->root,
+                              (uint64_t)(int64_t)r->bucket,
+                              ms_hash(r->group->name, strlen(r->group->name), 0) };
         hash = ms_hash(fields, sizeof fields, hash);
     }
     return hash;
@@ -200,30 +264,36 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
 {
     ms_point points[MS_STREAMS_MAX];
     if (!tensor) return MS_OK;
-    size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor)), end = begin + ms_tensor_bytes(tensor);
+    size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor)),
+           end = begin + ms_tensor_bytes(tensor);
     const ms_storage *storage = ms_tensor_storage(tensor);
-    uint32_t count = written ? ms_storage_users(storage, begin, end, points) : ms_storage_writers(storage, begin, end, points);
+    uint32_t count = written ? ms_storage_users(storage, begin, end, points)
+                             : ms_storage_writers(storage, begin, end, points);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
     return status;
 }
 
-/* Keeps a copy of both lists until the task is done. Room in the list first, so that nothing can fail once the task is enqueued. */
+/* Keeps a copy of both lists until the task is done. Room in the list first, so that nothing can
+ * fail once the task is enqueued. */
 static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
 {
     ms_context *context = ms_engine_context(comm->engine);
     size_t kept = 0, one = args->group->size * sizeof(int64_t);
     if (!c->counts) return MS_OK;
     for (size_t i = 0; i < comm->held_count; i++)
-        if (ms_point_reached(comm->engine, comm->held[i].point)) ms_release(context, comm->held[i].memory);
+        if (ms_point_reached(comm->engine, comm->held[i].point))
+            ms_release(context, comm->held[i].memory);
         else comm->held[kept++] = comm->held[i];
     comm->held_count = kept;
-    ms_status status = ms_grow(context, (void **)&comm->held, &comm->held_capacity, kept + 1, sizeof *comm->held);
+    ms_status status =
+        ms_grow(context, (void **)&comm->held, &comm->held_capacity, kept + 1, sizeof *comm->held);
     if (!status) status = ms_allocate(context, 2 * one, "counts", held);
     if (status) return status;
     int64_t *copy = memcpy(*held, c->counts, one);
     args->counts = copy;
-    if (c->receive_counts) args->receive_counts = memcpy(copy + args->group->size, c->receive_counts, one);
+    if (c->receive_counts)
+        args->receive_counts = memcpy(copy + args->group->size, c->receive_counts, one);
     return MS_OK;
 }
 
@@ -233,7 +303,8 @@ void ms_copy_tail(char *to, size_t bytes, const char *text)
     snprintf(to, bytes, "%s", length < bytes ? text : text + length - (bytes - 1));
 }
 
-/* Which point the collective comes after, since those of a channel, and sends and receives, run one after the other. */
+/* Which point the collective comes after, since those of a channel, and sends and receives, run one
+ * after the other. */
 static ms_point *place_of(ms_group *group, const ms_comm_args *args)
 {
     if (args->kind == MS_SEND) return &group->comm->last_send;
@@ -241,17 +312,22 @@ static ms_point *place_of(ms_group *group, const ms_comm_args *args)
     return &group->channels[args->channel].last;
 }
 
-static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const ms_collective *c, ms_stream **out)
+static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const ms_collective *c,
+                               ms_stream **out)
 {
     *out = c->stream;
     if (c->stream) return MS_OK;
-    if (ms_kind_is_pair(args->kind)) return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
+    if (ms_kind_is_pair(args->kind))
+        return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
     return ms_group_stream(group, args->channel + 1u, out);
 }
 
-static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args, const ms_collective *c, uint64_t payload)
+static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
+                               const ms_collective *c, uint64_t payload)
 {
-    bool in_place = args->in && args->in == args->out && ms_flow_sink(args) && (args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST);
+    bool in_place =
+        args->in && args->in == args->out && ms_flow_sink(args)
+        && (args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST);
     bool writes_in = in_place || args->kind == MS_RECV;
     ms_tensor *reads[] = { writes_in ? NULL : c->in };
     ms_tensor *writes[] = { writes_in ? c->in : c->out };
@@ -262,25 +338,41 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
     const char *comma = *args->label ? ", " : "";
     uint32_t label;
-    if (c->bucket < 0) label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
+    if (c->bucket < 0)
+        label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
     else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
-    status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads, 1, writes, 1, (ms_task_cost){ .bytes = payload });
+    status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads,
+                               1, writes, 1, (ms_task_cost){ .bytes = payload });
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
 }
 
-static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c, uint64_t payload)
+static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c,
+                            uint64_t payload)
 {
     ms_context *context = ms_engine_context(comm->engine);
     uint32_t label = 0;
     if (!comm->recording) return MS_OK;
-    ms_status status = ms_grow(context, (void **)&comm->records, &comm->record_capacity, comm->record_count + 1, sizeof *comm->records);
-    if (!status && c->label && *c->label) status = ms_strings_add(ms_engine_strings(comm->engine), c->label, strlen(c->label), &label);
+    ms_status status = ms_grow(context, (void **)&comm->records, &comm->record_capacity,
+                               comm->record_count + 1, sizeof *comm->records);
+    if (!status && c->label && *c->label)
+        status =
+            ms_strings_add(ms_engine_strings(comm->engine), c->label, strlen(c->label), &label);
     if (status) return status;
-    comm->records[comm->record_count] = (ms_collective_record){
-        .kind = c->kind, .op = args->op, .dtype = args->dtype, .count = args->count, .payload_bytes = payload, .wire_bytes = args->wire_bytes, .group = args->group,
-        .channel = args->channel + 1u, .root = args->root, .bucket = args->bucket, .label = label, .script = ms_engine_script(comm->engine) };
+    comm->records[comm->record_count] =
+        (ms_collective_record){ .kind = c->kind,
+                                .op = args->op,
+                                .dtype = args->dtype,
+                                .count = args->count,
+                                .payload_bytes = payload,
+                                .wire_bytes = args->wire_bytes,
+                                .group = args->group,
+                                .channel = args->channel + 1u,
+                                .root = args->root,
+                                .bucket = args->bucket,
+                                .label = label,
+                                .script = ms_engine_script(comm->engine) };
     return MS_OK;
 }
 
@@ -303,16 +395,21 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->out = c->out ? ms_tensor_data(c->out) : args->in;
     args->by_counts = c->counts != NULL;
     args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
-    if (c->counts) args->counts_hash = c->kind == MS_ALL_TO_ALL ? 1 : ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
+    if (c->counts)
+        args->counts_hash = c->kind == MS_ALL_TO_ALL
+                                ? 1
+                                : ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
     else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
     else if (args->dtype != args->memory) args->counts_hash = 3;
     for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
         if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
     snprintf(args->label, sizeof args->label, "%s", c->label ? c->label : "");
-    ms_copy_tail(args->script, sizeof args->script, ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
+    ms_copy_tail(args->script, sizeof args->script,
+                 ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
 }
 
-/* A group made later on one rank than on another would be a difference too, but splits are collectives themselves. */
+/* A group made later on one rank than on another would be a difference too, but splits are
+ * collectives themselves. */
 static uint64_t calls_around(const ms_group *group)
 {
     const ms_comm *comm = group->comm;
@@ -325,7 +422,8 @@ static uint64_t calls_around(const ms_group *group)
     return calls;
 }
 
-ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c, ms_point *ready)
+ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c,
+                         ms_point *ready)
 {
     ms_comm *comm = group->comm;
     ms_stream *stream = NULL;
@@ -335,8 +433,11 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     bool pair = ms_kind_is_pair(args->kind);
     args->number = pair ? group->backend->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
-    args->wire_bytes = wire_of(group, args->kind, args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
-    uint64_t payload = c->in && args->kind != MS_RECV ? (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype) : 0;
+    args->wire_bytes = wire_of(group, args->kind,
+                               args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
+    uint64_t payload = c->in && args->kind != MS_RECV
+                           ? (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype)
+                           : 0;
     ms_status status = comm->backend->check(comm);
     if (!status) status = group->backend->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
@@ -358,9 +459,12 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     return MS_OK;
 }
 
-ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective, ms_point *ready)
+ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective,
+                           ms_point *ready)
 {
-    if ((unsigned)collective->kind >= MS_SPLIT) return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "there is no such collective");
+    if ((unsigned)collective->kind >= MS_SPLIT)
+        return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT,
+                              "there is no such collective");
     ms_comm_args args = { .channel = (uint8_t)(channel - 1) };
     ms_status status = check_presence(group, channel, collective);
     if (!status) status = check_lengths(group, collective, &args.count);

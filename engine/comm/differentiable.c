@@ -1,33 +1,35 @@
 /* differentiable.c: collectives in a forward: what each gives back in backward.
  *
- * The gradient of a result is what this rank's loss knows of it; the loss of the job is the sum of all ranks' losses. So a value that went to
- * several ranks gathers their gradients, and a sum hands its gradient to every summand:
- *   all_reduce       sum, avg: the same of the gradients; premul_sum: their sum times this rank's factor
- *   broadcast        reduce to root; zeros elsewhere
- *   all_gather       reduce_scatter
- *   reduce_scatter   all_gather; avg: divided by the size; premul_sum: times this rank's factor
- *   all_to_all       all_to_all with the counts exchanged
- * All ranks must go backward through it, as all go forward. What only a root gets (reduce, gather) and scatter have no gradient: ranks whose loss
- * knows nothing of the result would not go backward through it.
- */
+ * The gradient of a result is what this rank's loss knows of it; the loss of the job is the sum of
+ * all ranks' losses. So a value that went to several ranks gathers their gradients, and a sum hands
+ * its gradient to every summand: all_reduce       sum, avg: the same of the gradients; premul_sum:
+ * their sum times this rank's factor broadcast        reduce to root; zeros elsewhere all_gather
+ * reduce_scatter reduce_scatter   all_gather; avg: divided by the size; premul_sum: times this
+ * rank's factor all_to_all       all_to_all with the counts exchanged All ranks must go backward
+ * through it, as all go forward. What only a root gets (reduce, gather) and scatter have no
+ * gradient: ranks whose loss knows nothing of the result would not go backward through
+ * it. */
 #include "moonshard/comm.h"
 
 #include <string.h>
 
 #include "moonshard/grad.h"
 
-typedef struct link {                          /* the collective of a forward, as its backward needs it */
+typedef struct link { /* the collective of a forward, as its backward needs it */
     ms_engine *engine;
     ms_group *group;
     uint32_t channel;
-    ms_collective call;                        /* without tensors */
+    ms_collective call; /* without tensors */
     ms_dtype dtype;
     uint32_t dims;
-    int64_t shape[MS_DIMS_MAX];                /* of the input */
-    int64_t *counts, *receive_counts;          /* behind this struct, or NULL */
+    int64_t shape[MS_DIMS_MAX];       /* of the input */
+    int64_t *counts, *receive_counts; /* behind this struct, or NULL */
 } link;
 
-static bool is_sum(ms_reduce_op op) { return op == MS_REDUCE_OP_SUM || op == MS_REDUCE_OP_AVG || op == MS_REDUCE_OP_PREMUL_SUM; }
+static bool is_sum(ms_reduce_op op)
+{
+    return op == MS_REDUCE_OP_SUM || op == MS_REDUCE_OP_AVG || op == MS_REDUCE_OP_PREMUL_SUM;
+}
 
 static bool is_differentiable(const ms_collective *call)
 {
@@ -37,10 +39,18 @@ static bool is_differentiable(const ms_collective *call)
 
 static bool is_root(const link *l) { return ms_group_rank(l->group) == l->call.root; }
 
-/* The opposite collective of g into a new tensor in the input's shape (in place: g's copy itself). */
+/* The opposite collective of g into a new tensor in the input's shape (in place: g's copy
+ * itself). */
 static ms_status exchange(const link *l, ms_collective_kind kind, ms_tensor *in, ms_tensor *out)
 {
-    ms_collective back = { .kind = kind, .op = MS_REDUCE_OP_SUM, .root = l->call.root, .in = in, .out = out, .counts = l->counts, .bucket = -1, .label = "gradient" };
+    ms_collective back = { .kind = kind,
+                           .op = MS_REDUCE_OP_SUM,
+                           .root = l->call.root,
+                           .in = in,
+                           .out = out,
+                           .counts = l->counts,
+                           .bucket = -1,
+                           .label = "gradient" };
     if (kind == MS_ALL_REDUCE && l->call.op == MS_REDUCE_OP_AVG) back.op = MS_REDUCE_OP_AVG;
     if (kind == MS_ALL_TO_ALL && l->counts) {
         back.counts = l->receive_counts;
@@ -53,7 +63,8 @@ static ms_status scale(const link *l, double factor, ms_tensor *t)
 {
     ms_attributes attributes = { .scalar = { .value = factor } };
     ms_tensor *same = NULL;
-    ms_status status = ms_op_apply(l->engine, &ms_op_mul_scalar, &attributes, true, &t, 1, &same, 1);
+    ms_status status =
+        ms_op_apply(l->engine, &ms_op_mul_scalar, &attributes, true, &t, 1, &same, 1);
     ms_tensor_release(same);
     return status;
 }
@@ -62,7 +73,8 @@ static ms_status scale(const link *l, double factor, ms_tensor *t)
 static ms_status finish_sum(const link *l, ms_tensor *result)
 {
     if (l->call.op == MS_REDUCE_OP_PREMUL_SUM) return scale(l, l->call.factor, result);
-    if (l->call.op == MS_REDUCE_OP_AVG && l->call.kind != MS_ALL_REDUCE) return scale(l, 1.0 / (double)ms_group_size(l->group), result);
+    if (l->call.op == MS_REDUCE_OP_AVG && l->call.kind != MS_ALL_REDUCE)
+        return scale(l, 1.0 / (double)ms_group_size(l->group), result);
     return MS_OK;
 }
 
@@ -82,7 +94,8 @@ static ms_status zeros(const link *l, ms_tensor *result)
     return status;
 }
 
-/* The gradient of the input from the contiguous gradient of the result; *result may be left for the caller to release also after an error. */
+/* The gradient of the input from the contiguous gradient of the result; *result may be left for the
+ * caller to release also after an error. */
 static ms_status gradient_of(const link *l, ms_tensor *g, ms_tensor **result)
 {
     ms_status status = MS_OK;
@@ -95,13 +108,16 @@ static ms_status gradient_of(const link *l, ms_tensor *g, ms_tensor **result)
         return status || is_root(l) ? status : zeros(l, *result);
     default: break;
     }
-    static const ms_collective_kind opposite[] = { [MS_REDUCE_SCATTER] = MS_ALL_GATHER, [MS_ALL_GATHER] = MS_REDUCE_SCATTER, [MS_ALL_TO_ALL] = MS_ALL_TO_ALL };
+    static const ms_collective_kind opposite[] = { [MS_REDUCE_SCATTER] = MS_ALL_GATHER,
+                                                   [MS_ALL_GATHER] = MS_REDUCE_SCATTER,
+                                                   [MS_ALL_TO_ALL] = MS_ALL_TO_ALL };
     status = ms_tensor_new(l->engine, l->dtype, l->dims, l->shape, result);
     if (!status) status = exchange(l, opposite[l->call.kind], g, *result);
     return status ? status : finish_sum(l, *result);
 }
 
-static ms_status link_backward(void *user, ms_tensor *const *gradients, ms_tensor **results, const bool *needs)
+static ms_status link_backward(void *user, ms_tensor *const *gradients, ms_tensor **results,
+                               const bool *needs)
 {
     const link *l = user;
     ms_tensor *g = NULL, *result = NULL;
@@ -120,38 +136,53 @@ static void link_free(void *user)
     ms_release(ms_engine_context(l->engine), l);
 }
 
-static const ms_function link_function = { .name = "a collective", .backward = link_backward, .free = link_free };
+static const ms_function link_function = { .name = "a collective",
+                                           .backward = link_backward,
+                                           .free = link_free };
 
-static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective *call, const ms_tensor *input, link **out)
+static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective *call,
+                          const ms_tensor *input, link **out)
 {
     ms_engine *engine = ms_group_engine(group);
     size_t lists = 0, size = ms_group_size(group);
     if (call->counts) lists = call->receive_counts ? 2 : 1;
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(link) + lists * size * sizeof(int64_t), "a collective's gradient", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(engine), sizeof(link) + lists * size * sizeof(int64_t),
+                    "a collective's gradient", &memory);
     if (status) return status;
     link *l = memory;
-    *l = (link){ .engine = engine, .group = group, .channel = channel, .call = *call, .dtype = ms_tensor_dtype(input), .dims = ms_tensor_dims(input) };
+    *l = (link){ .engine = engine,
+                 .group = group,
+                 .channel = channel,
+                 .call = *call,
+                 .dtype = ms_tensor_dtype(input),
+                 .dims = ms_tensor_dims(input) };
     memcpy(l->shape, ms_tensor_shape(input), l->dims * sizeof *l->shape);
     int64_t *list = (int64_t *)(l + 1);
     if (call->counts) l->counts = memcpy(list, call->counts, size * sizeof *list);
-    if (call->receive_counts) l->receive_counts = memcpy(list + size, call->receive_counts, size * sizeof *list);
+    if (call->receive_counts)
+        l->receive_counts = memcpy(list + size, call->receive_counts, size * sizeof *list);
     l->call.in = l->call.out = NULL;
     l->call.counts = l->call.receive_counts = NULL;
     *out = l;
     return MS_OK;
 }
 
-ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *call, ms_tensor *input, ms_point *ready)
+ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *call,
+                         ms_tensor *input, ms_point *ready)
 {
     ms_engine *engine = ms_group_engine(group);
-    if (!ms_engine_is_recording(engine) || !ms_tensor_requires_grad(input)) return ms_group_enqueue(group, channel, call, ready);
+    if (!ms_engine_is_recording(engine) || !ms_tensor_requires_grad(input))
+        return ms_group_enqueue(group, channel, call, ready);
     if (!is_differentiable(call)) {
         bool reduces = call->kind <= MS_REDUCE_SCATTER;
         const char *with = reduces ? " with op " : "";
         const char *operation = reduces ? ms_reduce_op_name(call->op) : "";
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s%s%s has no gradient: run it inside no_grad, on a detached tensor, or use an all_ form", ms_collective_name(call->kind),
-                              with, operation);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s%s%s has no gradient: run it inside no_grad, on a detached "
+                              "tensor, or use an all_ form",
+                              ms_collective_name(call->kind), with, operation);
     }
     link *l = NULL;
     ms_tensor *output = call->out ? call->out : call->in;

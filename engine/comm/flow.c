@@ -1,4 +1,5 @@
-/* flow.c: how each kind of collective cuts tensors into parts, and reductions and copies on the threads of a rank. */
+/* flow.c: how each kind of collective cuts tensors into parts, and reductions and copies on the
+ * threads of a rank. */
 #include "comm/flow.h"
 
 #include <string.h>
@@ -8,7 +9,8 @@
 /* Bytes that one thread works on at a time. Fixed, so the cuts depend on sizes only. */
 #define MS_TILE_BYTES ((size_t)1 << 20)
 
-void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index, uint64_t *begin, uint64_t *length)
+void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index,
+                  uint64_t *begin, uint64_t *length)
 {
     if (!counts) {
         *length = total / parts;
@@ -26,7 +28,7 @@ ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
     ms_flow flow = { .length = args->count };
     switch (args->kind) {
     case MS_ALL_GATHER:
-    case MS_GATHER:                            /* count is that of the whole */
+    case MS_GATHER: /* count is that of the whole */
         ms_flow_part(args->counts, args->count, group->size, member, &flow.to, &flow.length);
         break;
     case MS_REDUCE_SCATTER:
@@ -38,7 +40,8 @@ ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
     case MS_ALL_TO_ALL: {
         uint64_t sent = 0;
         ms_flow_part(args->counts, args->count, group->size, group->rank, &flow.from, &sent);
-        ms_flow_part(args->receive_counts, args->count, group->size, member, &flow.to, &flow.length);
+        ms_flow_part(args->receive_counts, args->count, group->size, member, &flow.to,
+                     &flow.length);
         break;
     }
     default: break;
@@ -50,7 +53,8 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
 {
     const ms_group *group = args->group;
     ms_flow flow = { .length = args->count };
-    if (ms_kind_parts(args->kind)) ms_flow_part(args->counts, args->count, group->size, slot, &flow.from, &flow.length);
+    if (ms_kind_parts(args->kind))
+        ms_flow_part(args->counts, args->count, group->size, slot, &flow.from, &flow.length);
     else if (args->kind == MS_ALL_GATHER || args->kind == MS_GATHER) {
         uint64_t begin = 0;
         ms_flow_part(args->counts, args->count, group->size, group->rank, &begin, &flow.length);
@@ -61,7 +65,8 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
 uint64_t ms_flow_longest(const ms_comm_args *args)
 {
     uint64_t longest = 0, begin, length;
-    if (!ms_kind_parts(args->kind) && args->kind != MS_ALL_GATHER && args->kind != MS_GATHER) return args->count;
+    if (!ms_kind_parts(args->kind) && args->kind != MS_ALL_GATHER && args->kind != MS_GATHER)
+        return args->count;
     for (uint32_t i = 0; i < args->group->size; i++) {
         ms_flow_part(args->counts, args->count, args->group->size, i, &begin, &length);
         if (length > longest) longest = length;
@@ -104,12 +109,20 @@ static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
     reduce_range(work, begin, rest < work->tile ? rest : work->tile);
 }
 
-void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources, char *const *outputs, uint32_t output_count, uint64_t length)
+void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
+                    char *const *outputs, uint32_t output_count, uint64_t length)
 {
     if (length == 0) return;
     reduction work = { .kernels = ms_comm_kernels_for(ms_run_isa(run)) };
-    work.task = (ms_reduce_task){ .dtype = args->dtype, .memory = args->memory, .op = args->op, .input_count = args->group->size, .output_count = output_count,
-                                  .inputs = sources->data, .outputs = outputs, .factors = sources->factors, .count = length };
+    work.task = (ms_reduce_task){ .dtype = args->dtype,
+                                  .memory = args->memory,
+                                  .op = args->op,
+                                  .input_count = args->group->size,
+                                  .output_count = output_count,
+                                  .inputs = sources->data,
+                                  .outputs = outputs,
+                                  .factors = sources->factors,
+                                  .count = length };
     work.tile = MS_TILE_BYTES / ms_dtype_bytes(args->memory);
     uint64_t tiles = (length + work.tile - 1) / work.tile;
     if (tiles < 2 || args->group->size > MS_LOCAL_RANKS_MAX) work.kernels->reduce(&work.task);

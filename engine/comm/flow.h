@@ -1,18 +1,29 @@
-/* flow.h: which elements go from which rank to which in a collective, and the collective itself once everybody's tensor is in reach. */
+/* flow.h: which elements go from which rank to which in a collective, and the collective itself
+ * once everybody's tensor is in reach. */
 #ifndef MOONSHARD_COMM_FLOW_H
 #define MOONSHARD_COMM_FLOW_H
 
 #include "comm/comm.h"
 
-/* What this rank gets from one member. Elements; from counts from the beginning of the member's `in`, to from that of this rank's `out`. */
+/* What this rank gets from one member. Elements; from counts from the beginning of the member's
+ * `in`, to from that of this rank's `out`. */
 typedef struct ms_flow {
     uint64_t from, to, length;
 } ms_flow;
 
-static inline bool ms_kind_reduces(uint8_t kind) { return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER; }
+static inline bool ms_kind_reduces(uint8_t kind)
+{
+    return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER;
+}
 /* Whether every rank gets a part of its own from a contributor, or all get the same. */
-static inline bool ms_kind_parts(uint8_t kind) { return kind == MS_REDUCE_SCATTER || kind == MS_ALL_TO_ALL || kind == MS_SCATTER; }
-static inline bool ms_kind_has_root(uint8_t kind) { return kind == MS_REDUCE || kind == MS_BROADCAST || kind == MS_GATHER || kind == MS_SCATTER; }
+static inline bool ms_kind_parts(uint8_t kind)
+{
+    return kind == MS_REDUCE_SCATTER || kind == MS_ALL_TO_ALL || kind == MS_SCATTER;
+}
+static inline bool ms_kind_has_root(uint8_t kind)
+{
+    return kind == MS_REDUCE || kind == MS_BROADCAST || kind == MS_GATHER || kind == MS_SCATTER;
+}
 static inline bool ms_kind_is_pair(uint8_t kind) { return kind == MS_SEND || kind == MS_RECV; }
 /* Whether this member brings data, and whether this rank gets any. */
 static inline bool ms_flow_source(const ms_comm_args *args, uint32_t member)
@@ -26,12 +37,16 @@ static inline bool ms_flow_sink(const ms_comm_args *args)
 }
 
 /* Part `index` of a tensor of `total` elements that is cut by counts, or equally (counts NULL). */
-void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index, uint64_t *begin, uint64_t *length);
+void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index,
+                  uint64_t *begin, uint64_t *length);
 /* From `member` to this rank. */
 ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member);
 /* What this rank brings for slot `slot` of ms_flow_slots: the part for that rank, or all. */
 ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot);
-static inline uint32_t ms_flow_slots(const ms_comm_args *args) { return ms_kind_parts(args->kind) ? args->group->size : 1; }
+static inline uint32_t ms_flow_slots(const ms_comm_args *args)
+{
+    return ms_kind_parts(args->kind) ? args->group->size : 1;
+}
 /* The longest slot of any rank, as far as it follows from this rank's arguments. */
 uint64_t ms_flow_longest(const ms_comm_args *args);
 
@@ -42,7 +57,8 @@ typedef struct ms_sources {
 } ms_sources;
 
 /* The reduction of `length` elements of all sources, in rank order, to all outputs. */
-void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources, char *const *outputs, uint32_t output_count, uint64_t length);
+void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
+                    char *const *outputs, uint32_t output_count, uint64_t length);
 /* Copies (nothing onto itself), on several threads where it is much. */
 void ms_flow_copy(ms_run *run, char *to, const char *from, size_t bytes);
 

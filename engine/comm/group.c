@@ -38,12 +38,15 @@ static bool contains(const ms_group *outer, const ms_group *inner)
     return true;
 }
 
-ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size, const uint32_t *members, ms_group **out)
+ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
+                       const uint32_t *members, ms_group **out)
 {
     ms_context *context = ms_engine_context(comm->engine);
     void *memory = NULL, *list = NULL, *text = NULL;
     uint32_t count = atomic_load(&comm->group_count);
-    if (count == MS_GROUPS_MAX) return ms_fail(context, MS_ERROR_STATE, "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
+    if (count == MS_GROUPS_MAX)
+        return ms_fail(context, MS_ERROR_STATE,
+                       "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
     ms_status status = ms_allocate(context, sizeof(ms_group), "group", &memory);
     if (!status) status = ms_allocate(context, size * sizeof(uint32_t), "group", &list);
     if (!status) status = ms_allocate(context, strlen(name) + 1, "group", &text);
@@ -63,7 +66,8 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     group->name = strcpy(text, name);
     for (uint32_t g = 0; g < count; g++) {
         if (contains(comm->groups[g], group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
-        if (contains(group, comm->groups[g])) comm->groups[g]->around[count / 64] |= (uint64_t)1 << count % 64;
+        if (contains(group, comm->groups[g]))
+            comm->groups[g]->around[count / 64] |= (uint64_t)1 << count % 64;
     }
     group->around[count / 64] |= (uint64_t)1 << count % 64;
     comm->groups[count] = group;
@@ -72,7 +76,8 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     return MS_OK;
 }
 
-ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *state, uint32_t rank, uint32_t size, ms_group **world)
+ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *state, uint32_t rank,
+                      uint32_t size, ms_group **world)
 {
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL;
@@ -104,7 +109,8 @@ ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
     if (!comm) return ms_engine_fail(engine, MS_ERROR_STATE, "this engine has no world yet");
     if (!comm->alone) {
         const ms_group *world = comm->groups[0];
-        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1, &world->members[world->rank], &comm->alone);
+        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1,
+                                        &world->members[world->rank], &comm->alone);
         if (status) return status;
         comm->alone->backend = &ms_comm_fake;
     }
@@ -159,11 +165,14 @@ bool ms_group_is_fake(const ms_group *group) { return group->comm->backend == &m
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }
 
-/* A stream of its own for each group and channel, so that none waits for another, as long as there are streams. */
+/* A stream of its own for each group and channel, so that none waits for another, as long as there
+ * are streams. */
 ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
 {
     ms_engine *engine = group->comm->engine;
-    if (channel < 1 || channel > MS_CHANNELS) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "channel %u: a group has channels 1 and 2", channel);
+    if (channel < 1 || channel > MS_CHANNELS)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "channel %u: a group has channels 1 and 2",
+                              channel);
     ms_channel *own = &group->channels[channel - 1];
     ms_status status = MS_OK;
     if (!own->stream) {
@@ -179,24 +188,35 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
     return status;
 }
 
-ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out) { return group->comm->backend->storage(group->comm, stream, bytes, out); }
+ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out)
+{
+    return group->comm->backend->storage(group->comm, stream, bytes, out);
+}
 
 /* ---------------------------------------------------------------- splitting */
 
 /* Every number is a rank of the group, and none stands twice. *total: how many there are. */
-static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, uint32_t *total)
+static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes,
+                             const uint32_t *ranks, uint32_t *total)
 {
     ms_engine *engine = group->comm->engine;
     void *seen = NULL;
     *total = 0;
-    if (parts == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: the list of parts is empty");
+    if (parts == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: the list of parts is empty");
     ms_status status = ms_allocate(ms_engine_context(engine), group->size, "split", &seen);
     for (uint32_t p = 0, i = 0; p < parts && !status; p++) {
-        if (sizes[p] == 0) status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u is empty", p + 1);
+        if (sizes[p] == 0)
+            status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u is empty", p + 1);
         for (uint32_t end = i + sizes[p]; i < end && !status; i++) {
             char *mark = seen;
-            if (ranks[i] >= group->size) status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u names rank %u, but %s has ranks 0 to %u", p + 1, ranks[i], group->name, group->size - 1);
-            else if (mark[ranks[i]]) status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: rank %u stands in two places", ranks[i]);
+            if (ranks[i] >= group->size)
+                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                        "split: part %u names rank %u, but %s has ranks 0 to %u",
+                                        p + 1, ranks[i], group->name, group->size - 1);
+            else if (mark[ranks[i]])
+                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                        "split: rank %u stands in two places", ranks[i]);
             else mark[ranks[i]] = 1;
         }
         *total += sizes[p];
@@ -206,7 +226,8 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
 }
 
 /* The group of the part that this rank is in; none if it is in no part. */
-static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
+static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
+                           const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
 {
     ms_comm *comm = group->comm;
     ms_context *context = ms_engine_context(comm->engine);
@@ -219,7 +240,8 @@ static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts, c
         ms_status status = ms_allocate(context, sizes[p] * sizeof(uint32_t), "group", &members);
         if (!status) status = ms_allocate(context, bytes, "group", &name);
         if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, p);
-        for (uint32_t m = 0; m < sizes[p] && !status; m++) ((uint32_t *)members)[m] = group->members[ranks[m]];
+        for (uint32_t m = 0; m < sizes[p] && !status; m++)
+            ((uint32_t *)members)[m] = group->members[ranks[m]];
         if (!status) status = comm->backend->join(comm, first_id + p);
         if (!status) status = ms_group_new(comm, first_id + p, name, at, sizes[p], members, out);
         ms_release(context, members);
@@ -230,7 +252,8 @@ static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts, c
     return MS_OK;
 }
 
-ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
+ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
+                         const uint32_t *ranks, ms_group **out)
 {
     uint32_t total = 0, first_id = 0;
     ms_status status = check_parts(group, parts, sizes, ranks, &total);
@@ -241,7 +264,8 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
     }
     status = ms_engine_check_sync(group->comm->engine);
     if (status) return status;
-    uint64_t hash = ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
+    uint64_t hash =
+        ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
     status = group->comm->backend->split(group, hash, parts, &first_id);
     if (status) return status;
     group->splits++;

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* A bucket is opened by its first item; the items name their bucket, and buckets are numbered in the order in which they are closed. */
+/* A bucket is opened by its first item; the items name their bucket, and buckets are numbered in
+ * the order in which they are closed. */
 typedef struct open_bucket {
     uint32_t key, number, limit;
     uint64_t bytes;
@@ -21,8 +22,11 @@ static open_bucket *state_of(open_bucket *states, uint32_t *count, uint32_t key)
     return &states[i];
 }
 
-/* closed_as[number of opening] is the place of that bucket; of[item] the number of opening. Returns how many there are. */
-static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, open_bucket *states, uint32_t *of, uint32_t *closed_as)
+/* closed_as[number of opening] is the place of that bucket; of[item] the number of opening. Returns
+ * how many there are. */
+static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
+                    const uint64_t *limits, uint32_t limit_count, open_bucket *states, uint32_t *of,
+                    uint32_t *closed_as)
 {
     uint32_t state_count = 0, opened = 0, closed = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -45,7 +49,8 @@ static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
     return opened;
 }
 
-static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, uint32_t buckets, uint32_t *order, uint32_t *sizes)
+static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, uint32_t buckets,
+                    uint32_t *order, uint32_t *sizes)
 {
     uint32_t at = 0;
     for (uint32_t b = 0; b < buckets; b++) {
@@ -58,31 +63,39 @@ static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, u
     }
 }
 
-static ms_status assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, uint32_t *order,
-                        uint32_t *sizes, uint32_t *buckets)
+static ms_status assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
+                        uint32_t count, const uint64_t *limits, uint32_t limit_count,
+                        bool backwards, uint32_t *order, uint32_t *sizes, uint32_t *buckets)
 {
     void *memory = NULL;
-    if (limit_count == 0 || limits[0] == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "buckets: at least one limit of 1 byte or more is needed");
-    ms_status status = ms_allocate(ms_engine_context(engine), count * (sizeof(open_bucket) + 2 * sizeof(uint32_t)) + 1, "buckets", &memory);
+    if (limit_count == 0 || limits[0] == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "buckets: at least one limit of 1 byte or more is needed");
+    ms_status status =
+        ms_allocate(ms_engine_context(engine),
+                    count * (sizeof(open_bucket) + 2 * sizeof(uint32_t)) + 1, "buckets", &memory);
     if (status) return status;
     open_bucket *states = memory;
     uint32_t *of = (uint32_t *)(states + count), *place = of + count;
     *buckets = cut(bytes, keys, count, limits, limit_count, states, of, place);
     /* Numbers of opening are in order of the smallest position. */
-    for (uint32_t number = 0; backwards && number < *buckets; number++) place[number] = *buckets - 1 - number;
+    for (uint32_t number = 0; backwards && number < *buckets; number++)
+        place[number] = *buckets - 1 - number;
     lay_out(of, place, count, *buckets, order, sizes);
     ms_release(ms_engine_context(engine), memory);
     return MS_OK;
 }
 
-ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, uint32_t *order, uint32_t *sizes,
-                        uint32_t *buckets)
+ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
+                        uint32_t count, const uint64_t *limits, uint32_t limit_count,
+                        uint32_t *order, uint32_t *sizes, uint32_t *buckets)
 {
     return assign(engine, bytes, keys, count, limits, limit_count, false, order, sizes, buckets);
 }
 
-ms_status ms_ddp_assign_backwards(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, uint32_t *order,
-                                  uint32_t *sizes, uint32_t *buckets)
+ms_status ms_ddp_assign_backwards(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
+                                  uint32_t count, const uint64_t *limits, uint32_t limit_count,
+                                  uint32_t *order, uint32_t *sizes, uint32_t *buckets)
 {
     return assign(engine, bytes, keys, count, limits, limit_count, true, order, sizes, buckets);
 }

@@ -29,18 +29,21 @@ static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
         strides[d] = step;
         step *= ms_tensor_shape(like)[d];
     }
-    return ms_tensor_window(bucket->flat, ms_tensor_dims(like), ms_tensor_shape(like), strides, offset, &bucket->gradients[index]);
+    return ms_tensor_window(bucket->flat, ms_tensor_dims(like), ms_tensor_shape(like), strides,
+                            offset, &bucket->gradients[index]);
 }
 
 /* One bucket for the parameters at these positions. */
-static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count, ms_bucket_state *out)
+static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
+                             ms_bucket_state *out)
 {
     ms_context *context = ms_engine_context(reducer->engine);
     ms_bucket *bucket = &out->bucket;
     void *memory = NULL, *ends = NULL;
     ms_storage *storage = NULL;
     int64_t elements = 0, offset = 0;
-    ms_status status = ms_allocate(context, count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
+    ms_status status =
+        ms_allocate(context, count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
     if (status) return status;
     bucket->engine = reducer->engine;
     bucket->group = reducer->group;
@@ -61,7 +64,9 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);
     snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->owners[positions[0]].name);
     status = ms_allocate(context, count * sizeof(size_t), "a bucket", &ends);
-    if (!status) status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine), (size_t)elements * ms_dtype_bytes(dtype), &storage);
+    if (!status)
+        status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine),
+                                  (size_t)elements * ms_dtype_bytes(dtype), &storage);
     if (!status) status = split_into_gradients(storage, bucket, ends);
     ms_release(context, ends);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &bucket->flat);
@@ -79,7 +84,8 @@ void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
     ms_context *context = ms_engine_context(reducer->engine);
     for (uint32_t b = 0; b < list->count; b++) {
         ms_bucket *bucket = &list->items[b].bucket;
-        for (uint32_t i = 0; bucket->gradients && i < bucket->count; i++) ms_tensor_release(bucket->gradients[i]);
+        for (uint32_t i = 0; bucket->gradients && i < bucket->count; i++)
+            ms_tensor_release(bucket->gradients[i]);
         ms_tensor_release(bucket->buffer);
         ms_tensor_release(bucket->flat);
         ms_release(context, bucket->gradients);
@@ -95,7 +101,8 @@ static bool any_gradient(const ms_reducer *reducer)
     return false;
 }
 
-/* Gradients that are there, copied into these buckets: all that can fail before parameters move in. */
+/* Gradients that are there, copied into these buckets: all that can fail before parameters move
+ * in. */
 static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -123,7 +130,8 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
             owner->bucket = b;
             owner->view = bucket->gradients[i];
             status = ms_tensor_set_grad_home(owner->tensor, owner->view);
-            if (!status && ms_tensor_grad(owner->tensor)) status = ms_tensor_set_grad(owner->tensor, owner->view);
+            if (!status && ms_tensor_grad(owner->tensor))
+                status = ms_tensor_set_grad(owner->tensor, owner->view);
         }
     }
     return status;
@@ -134,7 +142,8 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
 {
     void *memory = NULL;
     if (reducer->delayed == 0) return MS_OK;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->delayed * sizeof(uint32_t), "buckets", &memory);
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine),
+                                   reducer->delayed * sizeof(uint32_t), "buckets", &memory);
     uint32_t *positions = memory;
     for (ms_dtype dtype = 0; dtype < MS_DTYPES && !status; dtype++) {
         uint32_t count = 0;
@@ -148,18 +157,24 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
     return status;
 }
 
-ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes, uint32_t buckets)
+ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
+                             uint32_t buckets)
 {
     ms_bucket_list made = { 0 };
     void *memory = NULL;
-    /* Between steps there are no gradients: the old buckets make room for the new ones, so that the peak does not grow. If the new ones cannot be made, the
-     * reducer has none, and its next forward says so. */
+    /* Between steps there are no gradients: the old buckets make room for the new ones, so that the
+     * peak does not grow. If the new ones cannot be made, the reducer has none, and its next
+     * forward says so. */
     bool keep = any_gradient(reducer);
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), (buckets + (reducer->delayed ? MS_DTYPES : 0)) * sizeof(ms_bucket_state), "buckets", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(reducer->engine),
+                    (buckets + (reducer->delayed ? MS_DTYPES : 0)) * sizeof(ms_bucket_state),
+                    "buckets", &memory);
     if (status) return status;
     made.items = memory;
     if (!keep) {
-        for (uint32_t i = 0; i < reducer->count; i++) ms_tensor_set_grad_home(reducer->owners[i].tensor, NULL);
+        for (uint32_t i = 0; i < reducer->count; i++)
+            ms_tensor_set_grad_home(reducer->owners[i].tensor, NULL);
         ms_buckets_free(reducer, &reducer->buckets);
     }
     for (uint32_t b = 0; b < buckets && !status; order += sizes[b++]) {
@@ -194,13 +209,16 @@ static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t
     call.in = t;
     if (!status) status = ms_group_enqueue(reducer->group, 1, &call, &ready);
     if (!status) status = ms_stream_wait(ms_engine_current(reducer->engine), ready);
-    if (!status && !ms_group_is_fake(reducer->group)) status = ms_tensor_read(t, numbers, count * sizeof *numbers);
+    if (!status && !ms_group_is_fake(reducer->group))
+        status = ms_tensor_read(t, numbers, count * sizeof *numbers);
     ms_tensor_release(t);
     return status;
 }
 
-/* numbers: how many buckets, then the order; all of it as rank 0 decided. Then their sizes, into the same memory. */
-static ms_status agree(ms_reducer *reducer, int64_t *numbers, uint32_t *order, uint32_t *sizes, uint32_t *buckets)
+/* numbers: how many buckets, then the order; all of it as rank 0 decided. Then their sizes, into
+ * the same memory. */
+static ms_status agree(ms_reducer *reducer, int64_t *numbers, uint32_t *order, uint32_t *sizes,
+                       uint32_t *buckets)
 {
     uint32_t count = reducer->count - reducer->delayed;
     numbers[0] = *buckets;
@@ -219,17 +237,22 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
 {
     uint32_t count = reducer->count - reducer->delayed, buckets = 0;
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), count * (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t)) + sizeof(int64_t), "rebuilding buckets", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(reducer->engine),
+                    count * (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t)) + sizeof(int64_t),
+                    "rebuilding buckets", &memory);
     if (status) return status;
     int64_t *numbers = memory;
     uint64_t *bytes = (uint64_t *)(numbers + count + 1);
-    uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count, *places = sizes + count;
+    uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count,
+             *places = sizes + count;
     for (uint32_t i = 0; i < count; i++) {
         const ms_tensor *tensor = reducer->owners[reducer->arrival[i]].tensor;
         bytes[i] = ms_tensor_bytes(tensor);
         keys[i] = ms_tensor_dtype(tensor);
     }
-    status = ms_ddp_assign(reducer->engine, bytes, keys, count, reducer->limits, reducer->limit_count, places, sizes, &buckets);
+    status = ms_ddp_assign(reducer->engine, bytes, keys, count, reducer->limits,
+                           reducer->limit_count, places, sizes, &buckets);
     for (uint32_t i = 0; i < count && !status; i++) order[i] = reducer->arrival[places[i]];
     if (!status) status = agree(reducer, numbers, order, sizes, &buckets);
     if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);

@@ -1,4 +1,5 @@
-/* sync.c: before the first step: whether all ranks have the same parameters, and rank 0's values for everyone. */
+/* sync.c: before the first step: whether all ranks have the same parameters, and rank 0's values
+ * for everyone. */
 #include "moonshard/ddp.h"
 
 #include <stdio.h>
@@ -8,17 +9,19 @@
 
 /* ---------------------------------------------------------------- comparing */
 
-#define LINE_BYTES 256                         /* "'h.0.weight' [2, 3] f32" */
+#define LINE_BYTES 256 /* "'h.0.weight' [2, 3] f32" */
 
 static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES])
 {
     char tensor[128];
     memset(line, 0, LINE_BYTES);
-    snprintf(line, LINE_BYTES, "'%.100s' %s", parameter->name, ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
+    snprintf(line, LINE_BYTES, "'%.100s' %s", parameter->name,
+             ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
 }
 
 /* All ranks' `bytes` of `mine`, in rank order, into all. Blocks. */
-static ms_status exchange(ms_group *group, const void *mine, size_t bytes, const char *label, void *all)
+static ms_status exchange(ms_group *group, const void *mine, size_t bytes, const char *label,
+                          void *all)
 {
     ms_engine *engine = ms_group_engine(group);
     ms_tensor *in = NULL, *out = NULL;
@@ -26,7 +29,9 @@ static ms_status exchange(ms_group *group, const void *mine, size_t bytes, const
     ms_status status = ms_tensor_new(engine, MS_U8, 1, &own, &in);
     if (!status) status = ms_tensor_new(engine, MS_U8, 1, &whole, &out);
     if (!status) status = ms_tensor_write(in, mine, bytes);
-    ms_collective call = { .kind = MS_ALL_GATHER, .in = in, .out = out, .bucket = -1, .label = label };
+    ms_collective call = {
+        .kind = MS_ALL_GATHER, .in = in, .out = out, .bucket = -1, .label = label
+    };
     ms_point ready = { 0 };
     if (!status) status = ms_group_enqueue(group, 1, &call, &ready);
     if (!status) status = ms_stream_wait(ms_engine_current(engine), ready);
@@ -41,12 +46,14 @@ static void list_ranks(const char *lines, uint32_t ranks, uint32_t like, char *t
 {
     size_t used = 0;
     for (uint32_t r = 0; r < ranks && used + 16 < bytes; r++)
-        if (memcmp(lines + (size_t)r * LINE_BYTES, lines + (size_t)like * LINE_BYTES, LINE_BYTES) == 0)
+        if (memcmp(lines + (size_t)r * LINE_BYTES, lines + (size_t)like * LINE_BYTES, LINE_BYTES)
+            == 0)
             used += (size_t)snprintf(text + used, bytes - used, "%s%u", used ? ", " : "", r);
 }
 
 /* Parameter `index` on all ranks side by side; MS_ERROR_MISMATCH at a difference. */
-static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count, uint32_t index, char *lines)
+static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parameters,
+                             uint32_t count, uint32_t index, char *lines)
 {
     char mine[LINE_BYTES] = "none", here[96] = "", there[96] = "";
     uint32_t ranks = ms_group_size(group);
@@ -57,21 +64,25 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
         if (memcmp(lines, other, LINE_BYTES) == 0) continue;
         list_ranks(lines, ranks, 0, here, sizeof here);
         list_ranks(lines, ranks, r, there, sizeof there);
-        return ms_engine_fail(ms_group_engine(group), MS_ERROR_MISMATCH, "ddp: ranks have different models: parameter %u is %s on rank %s and %s on rank %s: every rank must build the same one",
+        return ms_engine_fail(ms_group_engine(group), MS_ERROR_MISMATCH,
+                              "ddp: ranks have different models: parameter %u is %s on rank %s and "
+                              "%s on rank %s: every rank must build the same one",
                               index + 1, lines, here, other, there);
     }
     return status;
 }
 
-/* hashes[i] is that of the first i parameters of this rank. All ranks halve the same range until the first difference is found. */
-static ms_status find_difference(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count, const uint64_t *hashes, uint64_t *all, char *lines)
+/* hashes[i] is that of the first i parameters of this rank. All ranks halve the same range until
+ * the first difference is found. */
+static ms_status find_difference(ms_group *group, const ms_reducer_parameter *parameters,
+                                 uint32_t count, const uint64_t *hashes, uint64_t *all, char *lines)
 {
     uint32_t low = 0, high = 0, ranks = ms_group_size(group);
     uint64_t mine = count;
     ms_status status = exchange(group, &mine, sizeof mine, "parameters", all);
     for (uint32_t r = 0; r < ranks; r++)
         if (all[r] > high) high = (uint32_t)all[r];
-    while (!status && high - low > 1) {                         /* the first `low` are equal, the first `high` are not */
+    while (!status && high - low > 1) { /* the first `low` are equal, the first `high` are not */
         uint32_t middle = low + (high - low) / 2;
         bool equal = true;
         mine = middle <= count ? hashes[middle] : 0;
@@ -88,8 +99,11 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
     ms_context *context = ms_engine_context(ms_group_engine(group));
     uint32_t ranks = ms_group_size(group);
     void *memory = NULL, *prefix = NULL;
-    ms_status status = ms_allocate(context, (size_t)ranks * (LINE_BYTES + sizeof(uint64_t)), "comparing parameters", &memory);
-    if (!status) status = ms_allocate(context, ((size_t)count + 1) * sizeof(uint64_t), "comparing parameters", &prefix);
+    ms_status status = ms_allocate(context, (size_t)ranks * (LINE_BYTES + sizeof(uint64_t)),
+                                   "comparing parameters", &memory);
+    if (!status)
+        status = ms_allocate(context, ((size_t)count + 1) * sizeof(uint64_t),
+                             "comparing parameters", &prefix);
     if (status) goto done;
     uint64_t *all = memory, *hashes = prefix;
     char *lines = (char *)(all + ranks);
@@ -104,7 +118,8 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
     for (uint32_t r = 1; r < ranks && !status; r++)
         if (all[r] != all[0]) {
             status = find_difference(group, parameters, count, hashes, all, lines);
-            if (status) ms_comm_abort(ms_group_engine(group), ms_engine_error(ms_group_engine(group)));
+            if (status)
+                ms_comm_abort(ms_group_engine(group), ms_engine_error(ms_group_engine(group)));
             break;
         }
 done:
@@ -128,40 +143,48 @@ static ms_status view_as(ms_tensor *flat, int64_t offset, const ms_tensor *like,
 }
 
 /* Copies the tensors into flat (pack), or back. */
-static ms_status move(ms_engine *engine, ms_tensor *flat, ms_tensor *const *tensors, const uint32_t *chosen, uint32_t count, bool pack)
+static ms_status move(ms_engine *engine, ms_tensor *flat, ms_tensor *const *tensors,
+                      const uint32_t *chosen, uint32_t count, bool pack)
 {
     int64_t offset = 0;
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_tensor *tensor = tensors[chosen[i]], *view = NULL;
         status = view_as(flat, offset, tensor, &view);
-        if (!status) status = pack ? ms_copy_into(engine, tensor, view) : ms_copy_into(engine, view, tensor);
+        if (!status)
+            status = pack ? ms_copy_into(engine, tensor, view) : ms_copy_into(engine, view, tensor);
         offset += ms_tensor_count(tensor);
         ms_tensor_release(view);
     }
     return status;
 }
 
-static ms_status broadcast_piece(ms_group *group, ms_tensor *const *tensors, const uint32_t *chosen, uint32_t count, int64_t elements, uint32_t root)
+static ms_status broadcast_piece(ms_group *group, ms_tensor *const *tensors, const uint32_t *chosen,
+                                 uint32_t count, int64_t elements, uint32_t root)
 {
     ms_engine *engine = ms_group_engine(group);
     ms_dtype dtype = ms_tensor_dtype(tensors[chosen[0]]);
     ms_storage *storage = NULL;
     ms_tensor *flat = NULL;
     ms_point ready = { 0 };
-    ms_status status = ms_group_storage(group, ms_engine_current(engine), (size_t)elements * ms_dtype_bytes(dtype), &storage);
+    ms_status status = ms_group_storage(group, ms_engine_current(engine),
+                                        (size_t)elements * ms_dtype_bytes(dtype), &storage);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &flat);
     if (!status) status = move(engine, flat, tensors, chosen, count, true);
-    ms_collective call = { .kind = MS_BROADCAST, .root = root, .in = flat, .bucket = -1, .label = "values" };
+    ms_collective call = {
+        .kind = MS_BROADCAST, .root = root, .in = flat, .bucket = -1, .label = "values"
+    };
     if (!status) status = ms_group_enqueue(group, 1, &call, &ready);
     if (!status) status = ms_stream_wait(ms_engine_current(engine), ready);
-    if (!status && ms_group_rank(group) != root) status = move(engine, flat, tensors, chosen, count, false);
+    if (!status && ms_group_rank(group) != root)
+        status = move(engine, flat, tensors, chosen, count, false);
     ms_tensor_release(flat);
     ms_storage_release(storage);
     return status;
 }
 
-ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t count, uint32_t root)
+ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t count,
+                           uint32_t root)
 {
     ms_context *context = ms_engine_context(ms_group_engine(group));
     void *memory = NULL;
@@ -181,7 +204,8 @@ ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t 
             chosen[taken++] = i;
             elements = more;
         }
-        if (!status && taken) status = broadcast_piece(group, tensors, chosen, taken, elements, root);
+        if (!status && taken)
+            status = broadcast_piece(group, tensors, chosen, taken, elements, root);
     }
     ms_release(context, memory);
     return status;

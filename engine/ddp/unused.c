@@ -1,4 +1,5 @@
-/* unused.c: parameters that get no gradient in a pass: which these are, what they bring to a reduction, and what becomes of their gradients. */
+/* unused.c: parameters that get no gradient in a pass: which these are, what they bring to a
+ * reduction, and what becomes of their gradients. */
 #include "ddp/reducer.h"
 
 #include "tensor/copy.h"
@@ -10,7 +11,8 @@ static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
 {
     ms_tensor *same = NULL;
     ms_attributes nothing = { .scalar = { .value = 0 } };
-    ms_status status = ms_op_apply(reducer->engine, &ms_op_fill, &nothing, true, &view, 1, &same, 1);
+    ms_status status =
+        ms_op_apply(reducer->engine, &ms_op_fill, &nothing, true, &view, 1, &same, 1);
     ms_tensor_release(same);
     return status;
 }
@@ -40,9 +42,11 @@ static ms_status bring(ms_slot_owner *owner)
         if (status || owner->used) return status;
         return ms_op_unary(reducer->engine, &ms_op_clone, NULL, owner->view, &owner->kept);
     }
-    owner->used = false;                       /* what it got, somebody has cleared */
+    owner->used = false; /* what it got, somebody has cleared */
     ms_status status = zero(reducer, owner->view);
-    return !status && reducer->known && owner->elsewhere ? ms_tensor_set_grad(owner->tensor, owner->view) : status;
+    return !status && reducer->known && owner->elsewhere
+               ? ms_tensor_set_grad(owner->tensor, owner->view)
+               : status;
 }
 
 ms_status ms_unused_skip(ms_slot_owner *owner)
@@ -60,33 +64,44 @@ ms_status ms_unused_open(ms_reducer *reducer)
     int64_t length = reducer->count;
     if (!reducer->find_unused && !reducer->static_graph) return MS_OK;
     ms_status status = ms_group_stream(reducer->group, 2, &stream);
-    if (!status) status = ms_group_storage(reducer->group, stream, (size_t)length * sizeof(int32_t), &storage);
+    if (!status)
+        status =
+            ms_group_storage(reducer->group, stream, (size_t)length * sizeof(int32_t), &storage);
     if (!status) status = ms_tensor_on(storage, MS_I32, 1, &length, &reducer->map);
-    if (!status) status = ms_allocate(ms_engine_context(reducer->engine), (size_t)length * sizeof(int32_t), "ddp", (void **)&reducer->uses);
+    if (!status)
+        status = ms_allocate(ms_engine_context(reducer->engine), (size_t)length * sizeof(int32_t),
+                             "ddp", (void **)&reducer->uses);
     ms_storage_release(storage);
     return status;
 }
 
 void ms_unused_close(ms_reducer *reducer)
 {
-    for (uint32_t i = 0; reducer->owners && i < reducer->count; i++) ms_tensor_release(reducer->owners[i].kept);
+    for (uint32_t i = 0; reducer->owners && i < reducer->count; i++)
+        ms_tensor_release(reducer->owners[i].kept);
     ms_tensor_release(reducer->map);
     ms_release(ms_engine_context(reducer->engine), reducer->uses);
 }
 
-/* uses[i]: how often parameter i was used, the most of all ranks. On the group's other channel, which waits for nothing that is being computed: who reads the
- * result waits for the other ranks' hosts only. */
+/* uses[i]: how often parameter i was used, the most of all ranks. On the group's other channel,
+ * which waits for nothing that is being computed: who reads the result waits for the other ranks'
+ * hosts only. */
 static ms_status exchange(ms_reducer *reducer, bool read)
 {
     ms_stream *stream = NULL;
     size_t bytes = (size_t)reducer->count * sizeof *reducer->uses;
-    ms_collective call = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = reducer->map, .bucket = -1, .label = "used parameters" };
+    ms_collective call = { .kind = MS_ALL_REDUCE,
+                           .op = MS_REDUCE_OP_MAX,
+                           .in = reducer->map,
+                           .bucket = -1,
+                           .label = "used parameters" };
     ms_status status = ms_group_stream(reducer->group, 2, &stream);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(reducer->engine, stream);
     status = ms_tensor_write(reducer->map, reducer->uses, bytes);
     if (!status) status = ms_group_enqueue(reducer->group, 2, &call, NULL);
-    if (!status && read && !ms_group_is_fake(reducer->group)) status = ms_tensor_read(reducer->map, reducer->uses, bytes);
+    if (!status && read && !ms_group_is_fake(reducer->group))
+        status = ms_tensor_read(reducer->map, reducer->uses, bytes);
     ms_engine_set_current(reducer->engine, before);
     return status;
 }
@@ -96,8 +111,13 @@ static ms_status settle_one(ms_slot_owner *owner)
 {
     ms_reducer *reducer = owner->reducer;
     ms_tensor *gradient = ms_tensor_grad(owner->tensor);
-    if (owner->elsewhere) return owner->kept || gradient || reducer->known ? MS_OK : ms_tensor_set_grad(owner->tensor, owner->view);
-    return owner->kept && gradient == owner->view ? ms_copy_into(reducer->engine, owner->kept, owner->view) : MS_OK;
+    if (owner->elsewhere)
+        return owner->kept || gradient || reducer->known
+                   ? MS_OK
+                   : ms_tensor_set_grad(owner->tensor, owner->view);
+    return owner->kept && gradient == owner->view
+               ? ms_copy_into(reducer->engine, owner->kept, owner->view)
+               : MS_OK;
 }
 
 ms_status ms_unused_settle(ms_reducer *reducer)
@@ -107,7 +127,8 @@ ms_status ms_unused_settle(ms_reducer *reducer)
     if (!reducer->static_graph && !reducer->find_unused) return MS_OK;
     for (uint32_t i = 0; i < reducer->count; i++) {
         any |= !reducer->owners[i].used;
-        reducer->uses[i] = reducer->static_graph ? (int32_t)reducer->owners[i].fired : reducer->owners[i].used;
+        reducer->uses[i] =
+            reducer->static_graph ? (int32_t)reducer->owners[i].fired : reducer->owners[i].used;
     }
     if (ask) status = exchange(reducer, any);
     for (uint32_t i = 0; i < reducer->count; i++) {
@@ -138,25 +159,32 @@ ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uin
 {
     void *memory = NULL;
     uint32_t absent = 0;
-    if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->find_unused || reducer->static_graph) return MS_OK;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine), reducer->count * (sizeof(ms_tensor *) + sizeof(bool)), "ddp", &memory);
+    if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->find_unused || reducer->static_graph)
+        return MS_OK;
+    ms_status status =
+        ms_allocate(ms_engine_context(reducer->engine),
+                    reducer->count * (sizeof(ms_tensor *) + sizeof(bool)), "ddp", &memory);
     if (status) return status;
     ms_tensor **leaves = memory;
     bool *reached = (bool *)(leaves + reducer->count);
     for (uint32_t i = 0; i < reducer->count; i++) leaves[i] = reducer->owners[i].tensor;
     status = ms_graph_reaches(reducer->engine, outputs, count, leaves, reducer->count, reached);
-    for (uint32_t i = 0; i < reducer->count && !status; i++) absent += reducer->owners[i].absent = !reached[i] && reducer->owners[i].missed;
+    for (uint32_t i = 0; i < reducer->count && !status; i++)
+        absent += reducer->owners[i].absent = !reached[i] && reducer->owners[i].missed;
     ms_release(ms_engine_context(reducer->engine), memory);
     if (status) return status;
     if (!absent && !reducer->looked)
-        ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN, "ddp: find_unused: the outputs of this forward depend on every parameter; where they always do, training is faster without find_unused");
+        ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN,
+               "ddp: find_unused: the outputs of this forward depend on every parameter; where "
+               "they always do, training is faster without find_unused");
     reducer->looked = reducer->told = true;
     /* No backward of this rank will come by: its part in the others' reductions is due now. */
     status = absent == reducer->count ? ms_reducer_begin(reducer) : MS_OK;
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }
 
-/* Those that backward has not come to get no gradient any more: an output that the loss does not use. */
+/* Those that backward has not come to get no gradient any more: an output that the loss does not
+ * use. */
 static ms_status end_of_backward(void *user)
 {
     ms_reducer *reducer = user;
@@ -173,7 +201,8 @@ ms_status ms_reducer_begin(ms_reducer *reducer)
     bool all = true;
     for (uint32_t i = 0; i < reducer->count; i++) all &= reducer->owners[i].absent;
     reducer->phase = MS_REDUCER_REDUCING;
-    ms_status status = by_graph && !all ? ms_backward_at_end(reducer->engine, end_of_backward, reducer) : MS_OK;
+    ms_status status =
+        by_graph && !all ? ms_backward_at_end(reducer->engine, end_of_backward, reducer) : MS_OK;
     for (uint32_t i = 0; i < reducer->count && !status; i++)
         if (reducer->owners[i].absent) status = ms_unused_skip(&reducer->owners[i]);
     return status;
@@ -181,8 +210,8 @@ ms_status ms_reducer_begin(ms_reducer *reducer)
 
 /* ------------------------------------------------------------ static graphs */
 
-/* How often each parameter gets a gradient is known now: all buckets go. Once more, where another backward of this forward follows: a mean of means
- * and new gradients is the mean of all. */
+/* How often each parameter gets a gradient is known now: all buckets go. Once more, where another
+ * backward of this forward follows: a mean of means and new gradients is the mean of all. */
 static ms_status end_of_first(void *user)
 {
     ms_reducer *reducer = user;
@@ -201,9 +230,15 @@ static ms_status end_of_first(void *user)
 static ms_status changed(const ms_slot_owner *owner)
 {
     ms_engine *engine = owner->reducer->engine;
-    if (owner->absent) return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: static_graph: the graph changed: '%s' got a gradient; it had none in the first iteration", owner->name);
-    return ms_engine_fail(engine, MS_ERROR_STATE, "ddp: static_graph: the graph changed: '%s' got its gradient %u times behind one forward; in the first iteration it was %u", owner->name,
-                          owner->fired, owner->expected);
+    if (owner->absent)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: static_graph: the graph changed: '%s' got a gradient; it had "
+                              "none in the first iteration",
+                              owner->name);
+    return ms_engine_fail(engine, MS_ERROR_STATE,
+                          "ddp: static_graph: the graph changed: '%s' got its gradient %u times "
+                          "behind one forward; in the first iteration it was %u",
+                          owner->name, owner->fired, owner->expected);
 }
 
 ms_status ms_static_came(ms_slot_owner *owner)
@@ -213,7 +248,7 @@ ms_status ms_static_came(ms_slot_owner *owner)
     owner->used = true;
     if (!reducer->known) {
         if (reducer->phase == MS_REDUCER_REDUCING) return MS_OK;
-        if (reducer->phase == MS_REDUCER_REDUCED) reducer->iterations--;        /* the same one goes on */
+        if (reducer->phase == MS_REDUCER_REDUCED) reducer->iterations--; /* the same one goes on */
         reducer->phase = MS_REDUCER_REDUCING;
         return ms_backward_at_end(reducer->engine, end_of_first, reducer);
     }
@@ -229,12 +264,16 @@ ms_status ms_static_came(ms_slot_owner *owner)
 ms_status ms_reducer_shadow(ms_reducer *reducer)
 {
     ms_status status = MS_OK;
-    if (reducer->phase != MS_REDUCER_EXPECTING) return ms_engine_fail(reducer->engine, MS_ERROR_STATE, "ddp: a rank without inputs takes part behind a synchronized forward");
+    if (reducer->phase != MS_REDUCER_EXPECTING)
+        return ms_engine_fail(
+            reducer->engine, MS_ERROR_STATE,
+            "ddp: a rank without inputs takes part behind a synchronized forward");
     reducer->shadow = true;
     reducer->phase = MS_REDUCER_REDUCING;
     ms_bucket_list *buckets = &reducer->buckets;
     for (uint32_t b = 0; b < buckets->count && !status; b++)
-        for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++) status = ms_unused_skip(&reducer->owners[buckets->items[b].positions[i]]);
+        for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++)
+            status = ms_unused_skip(&reducer->owners[buckets->items[b].positions[i]]);
     reducer->shadow = false;
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }

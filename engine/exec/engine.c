@@ -14,8 +14,11 @@ static ms_isa best_isa(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) return MS_ISA_PORTABLE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")
+        || !__builtin_cpu_supports("bmi2"))
+        return MS_ISA_PORTABLE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")
+        || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return MS_ISA_AVX2;
     return __builtin_cpu_supports("avx512bf16") ? MS_ISA_AVX512BF16 : MS_ISA_AVX512;
 #else
@@ -33,7 +36,8 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
             engine->isa_is_capped = true;
             return MS_OK;
         }
-    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                          "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
 }
 
 static ms_status configure(ms_engine *engine, const ms_engine_options *options)
@@ -41,14 +45,21 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     const ms_os *os = engine->context.os;
     ms_machine machine;
     int failed = os->machine(os->user, &machine);
-    if (failed) return ms_fail_os(&engine->context, failed, "cannot read what this machine has", "/proc");
+    if (failed)
+        return ms_fail_os(&engine->context, failed, "cannot read what this machine has", "/proc");
     const char *device = options->device ? options->device : "cpu";
     if (strcmp(device, "cpu") == 0) engine->executor = &ms_executor_cpu;
     else if (strcmp(device, "sim") == 0) engine->executor = &ms_executor_sim;
-    else return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim", device);
+    else
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim",
+                              device);
     ms_status status = choose_isa(engine, options->cpu);
     if (status) return status;
-    if (options->threads > 1024) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "threads = %u: 1 to 1024 are allowed, 0 for the cores of this machine", options->threads);
+    if (options->threads > 1024)
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "threads = %u: 1 to 1024 are allowed, 0 for the cores of this machine",
+            options->threads);
     engine->threads = options->threads ? options->threads : machine.cores;
     engine->process = os->process_id(os->user);
     engine->strict = options->strict;
@@ -61,7 +72,8 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     if (!status) status = engine->executor->open(engine);
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
     if (!status)
-        ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s", engine->executor->name, machine.cpu, engine->threads, ms_isa_name(engine->isa),
+        ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",
+               engine->executor->name, machine.cpu, engine->threads, ms_isa_name(engine->isa),
                engine->strict ? ", strict" : "");
     return status;
 }
@@ -92,9 +104,11 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;
-    for (uint16_t i = 0; i < engine->stream_count; i++) ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
     for (int slot = MS_SLOTS - 1; slot >= 0; slot--)
-        if (engine->slots[slot].destroy) engine->slots[slot].destroy(engine, engine->slots[slot].object);
+        if (engine->slots[slot].destroy)
+            engine->slots[slot].destroy(engine, engine->slots[slot].object);
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         engine->executor->stream_close(engine->streams[i]);
         ms_release(&engine->context, engine->streams[i]->spoiled);
@@ -129,9 +143,13 @@ ms_random ms_engine_draw(ms_engine *engine)
     return now;
 }
 
-void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot) { return engine->slots[slot].object; }
+void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot)
+{
+    return engine->slots[slot].object;
+}
 
-void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object, void (*destroy)(ms_engine *, void *))
+void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
+                   void (*destroy)(ms_engine *, void *))
 {
     engine->slots[slot].object = object;
     engine->slots[slot].destroy = destroy;

@@ -1,10 +1,12 @@
 /* engine.h: the inside of the engine, its streams, storages and pool. For exec/ only.
  *
  * Who touches what
- * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine but its atomics.
- * - Worker threads: the slots between done and head of their stream, their stream's `done`, `failed` and error, their own scratch.
- * - A slot is written by the host before head passes it, read by the worker until done passes it, and then free again.
- */
+ * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine
+ *   but its atomics.
+ * - Worker threads: the slots between done and head of their stream, their stream's `done`,
+ *   `failed` and error, their own scratch.
+ * - A slot is written by the host before head passes it, read by the worker until done passes it,
+ *   and then free again. */
 #ifndef MOONSHARD_EXEC_ENGINE_H
 #define MOONSHARD_EXEC_ENGINE_H
 
@@ -15,55 +17,55 @@
 #include "moonshard/exec.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define MS_CANARY 1            /* every task touches a byte of each cell that it declares: see hazard.c */
+#define MS_CANARY 1 /* every task touches a byte of each cell that it declares: see hazard.c */
 #else
 #define MS_CANARY 0
 #endif
 
 #define MS_RING_SLOTS 1024
-#define MS_CLOCK_LOG 64        /* changes of a stream's clock that are remembered */
-#define MS_SCRIPT_BYTES 160    /* of a message, kept free for ", enqueued at <line>" */
+#define MS_CLOCK_LOG 64     /* changes of a stream's clock that are remembered */
+#define MS_SCRIPT_BYTES 160 /* of a message, kept free for ", enqueued at <line>" */
 #define MS_STEPS_AHEAD_MAX 8
 #define MS_POOL_BINS 192
 
 /* ----------------------------------------------------------------- storages */
 
 typedef struct ms_cell {
-    ms_point writer;                           /* last write */
-    uint64_t reads[MS_STREAMS_MAX];            /* last read by each stream */
-    uint32_t readers;                          /* bit per stream with reads != 0 since the last write */
+    ms_point writer;                /* last write */
+    uint64_t reads[MS_STREAMS_MAX]; /* last read by each stream */
+    uint32_t readers;               /* bit per stream with reads != 0 since the last write */
 } ms_cell;
 
 /* A part of a storage whose writes are counted together: a parameter, or the whole storage. */
 typedef struct ms_part {
-    uint64_t version;                          /* number of the storage's write that was the last here */
-    uint64_t recorded;                         /* number of the last write here that the tape recorded */
-    const char *task;                          /* the name of the last write's task, and its script line */
+    uint64_t version;  /* number of the storage's write that was the last here */
+    uint64_t recorded; /* number of the last write here that the tape recorded */
+    const char *task;  /* the name of the last write's task, and its script line */
     uint32_t script;
-    uint32_t reads;                            /* see ms_storage_expect_reads */
-    bool parameter;                            /* see ms_storage_mark_parameter */
+    uint32_t reads; /* see ms_storage_expect_reads */
+    bool parameter; /* see ms_storage_mark_parameter */
 } ms_part;
 
-typedef struct ms_block ms_block;              /* a piece of an arena: pool.c */
+typedef struct ms_block ms_block; /* a piece of an arena: pool.c */
 typedef struct ms_pool ms_pool;
 
 struct ms_storage {
     ms_engine *engine;
-    ms_storage *previous, *next;               /* all live storages; next also links the free list of structs */
-    ms_pool *pool;                             /* where block is from */
+    ms_storage *previous, *next; /* all live storages; next also links the free list of structs */
+    ms_pool *pool;               /* where block is from */
     ms_block *block;
     char *data;
     size_t bytes;
-    uint64_t writes;                           /* how many there were */
+    uint64_t writes; /* how many there were */
     uint32_t references;
-    uint32_t script;                           /* who made it */
+    uint32_t script; /* who made it */
     uint32_t cell_count, part_count;
-    bool used;                                 /* some task has declared it */
-    bool home;                                 /* gradients lie here */
-    ms_cell *cells;                            /* &own, or an array */
-    size_t *ends;                              /* NULL with one cell: where each cell ends, in bytes */
-    ms_part *parts;                            /* &whole, or an array */
-    size_t *part_ends;                         /* NULL with one part: where each part ends, in bytes */
+    bool used;         /* some task has declared it */
+    bool home;         /* gradients lie here */
+    ms_cell *cells;    /* &own, or an array */
+    size_t *ends;      /* NULL with one cell: where each cell ends, in bytes */
+    ms_part *parts;    /* &whole, or an array */
+    size_t *part_ends; /* NULL with one part: where each part ends, in bytes */
     ms_cell own;
     ms_part whole;
 };
@@ -77,8 +79,8 @@ typedef struct ms_canary {
 } ms_canary;
 
 typedef struct ms_slot {
-    const ms_task *task;                       /* NULL: wait for `wait` */
-    ms_trace_record *record;                   /* NULL unless tracing */
+    const ms_task *task;     /* NULL: wait for `wait` */
+    ms_trace_record *record; /* NULL unless tracing */
     ms_point wait;
     uint32_t script;
     uint32_t canaries;
@@ -100,9 +102,9 @@ typedef struct ms_interval {
 struct ms_stream {
     /* host */
     ms_engine *engine;
-    uint64_t enqueued;                         /* last number handed out */
-    uint64_t clock[MS_STREAMS_MAX];            /* newest number of each stream that this one is after */
-    ms_clock_change log[MS_CLOCK_LOG];         /* ring: how the clock grew */
+    uint64_t enqueued;                 /* last number handed out */
+    uint64_t clock[MS_STREAMS_MAX];    /* newest number of each stream that this one is after */
+    ms_clock_change log[MS_CLOCK_LOG]; /* ring: how the clock grew */
     uint32_t log_count;
     /* Sequence numbers of tasks that a failure skipped, ascending. Their outputs are undefined. */
     ms_interval *spoiled;
@@ -110,48 +112,48 @@ struct ms_stream {
     uint16_t index;
     char name[32];
     ms_slot *ring;
-    void *executor;                            /* the executor's: thread */
+    void *executor; /* the executor's: thread */
     /* shared with the worker */
-    alignas(128) _Atomic uint64_t head;        /* published by the host */
-    ms_word bell;                              /* changes with every reason to wake the worker */
+    alignas(128) _Atomic uint64_t head; /* published by the host */
+    ms_word bell;                       /* changes with every reason to wake the worker */
     ms_word asleep, quit;
-    alignas(128) _Atomic uint64_t done;        /* finished by the worker */
-    alignas(128) _Atomic uint64_t wake_at;     /* lowest number that a sleeper waits for */
+    alignas(128) _Atomic uint64_t done;    /* finished by the worker */
+    alignas(128) _Atomic uint64_t wake_at; /* lowest number that a sleeper waits for */
     ms_word done_bell;
-    _Atomic uint64_t host_awaits;              /* the number that the host blocks for; 0: it does not */
+    _Atomic uint64_t host_awaits; /* the number that the host blocks for; 0: it does not */
     /* Written by the worker: stream << 48 | sequence number that its slot waits for; 0: not
      * waiting. */
     _Atomic uint64_t stands_at;
-    alignas(128) ms_word failed;               /* set once, after `error` is complete */
+    alignas(128) ms_word failed; /* set once, after `error` is complete */
     uint64_t failed_seq;
     uint32_t failed_script;
-    ms_error error;                            /* without the script line, which the host adds */
+    ms_error error; /* without the script line, which the host adds */
 };
 
 /* --------------------------------------------------------------------- pool */
 
 struct ms_block {
-    ms_block *before, *after;                  /* neighbours by address */
-    ms_block *previous, *next;                 /* free list of a bin, or of unused structs */
+    ms_block *before, *after;  /* neighbours by address */
+    ms_block *previous, *next; /* free list of a bin, or of unused structs */
     uint64_t offset, size;
-    uint64_t freed;                            /* when, as a count of frees; 0: in use */
-    uint64_t uses[MS_STREAMS_MAX];             /* of its former owners: what must be waited for */
+    uint64_t freed;                /* when, as a count of frees; 0: in use */
+    uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
 };
 
 /* The engine's own pool, or one over memory that a layer above has brought (ms_arena). */
 struct ms_pool {
     ms_engine *engine;
-    char *base;                                /* of the reserved range; in sim a number that is never used */
+    char *base; /* of the reserved range; in sim a number that is never used */
     /* Bytes: reserved address space; committed memory; memory handed out at least once. */
     uint64_t reserved, committed, top;
-    uint64_t limit, grain;                     /* of top; commit in pieces of this size */
+    uint64_t limit, grain; /* of top; commit in pieces of this size */
     ms_commit_function commit;
     void *commit_user;
     uint64_t frees;
-    ms_block *last;                            /* the block at the top of the arena */
+    ms_block *last; /* the block at the top of the arena */
     ms_block *bins[MS_POOL_BINS];
     ms_block *unused;
-    void **chunks;                             /* of block structs */
+    void **chunks; /* of block structs */
     size_t chunk_count, chunk_capacity;
 };
 
@@ -165,8 +167,8 @@ typedef struct ms_executor {
     void (*close)(ms_engine *engine);
     ms_status (*stream_open)(ms_stream *stream);
     void (*stream_close)(ms_stream *stream);
-    void (*publish)(ms_stream *stream);                        /* head has moved */
-    void (*await)(ms_stream *stream, uint64_t seq);            /* the host blocks until done >= seq */
+    void (*publish)(ms_stream *stream);             /* head has moved */
+    void (*await)(ms_stream *stream, uint64_t seq); /* the host blocks until done >= seq */
 } ms_executor;
 
 extern const ms_executor ms_executor_cpu, ms_executor_sim;
@@ -180,20 +182,20 @@ struct ms_engine {
     ms_isa isa;
     bool isa_is_capped;
     uint32_t threads;
-    int64_t process;                           /* that started the threads */
+    int64_t process; /* that started the threads */
     bool strict, pin;
     int sync_forbidden;
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];
-    _Atomic uint16_t stream_count;             /* grows behind its stream: workers may look at those below it */
+    _Atomic uint16_t stream_count; /* grows behind its stream: workers may look at those below it */
     ms_stream *current;
-    ms_word failed;                            /* some stream has failed */
-    void (*on_failure)(ms_engine *, const ms_error *);         /* set before the first task that can fail */
+    ms_word failed;                                    /* some stream has failed */
+    void (*on_failure)(ms_engine *, const ms_error *); /* set before the first task that can fail */
     ms_pool pool;
-    ms_memory memory;                          /* of all pools together */
+    ms_memory memory; /* of all pools together */
     uint64_t memory_mark;
-    ms_storage *storages;                      /* live ones */
+    ms_storage *storages; /* live ones */
     ms_storage *unused_storages;
     void **storage_chunks;
     size_t storage_chunk_count, storage_chunk_capacity;
@@ -203,29 +205,35 @@ struct ms_engine {
         void *object;
         void (*destroy)(ms_engine *, void *);
     } slots[MS_SLOTS];
-    ms_trace_record **trace_chunks;            /* of MS_TRACE_CHUNK records; addresses stay */
+    ms_trace_record **trace_chunks; /* of MS_TRACE_CHUNK records; addresses stay */
     size_t trace_chunk_count, trace_chunk_capacity, trace_count;
     uint32_t trace_label;
-    uint64_t trace_step;                       /* plus 1; 0: none */
+    uint64_t trace_step; /* plus 1; 0: none */
     bool tracing;
-    bool poison;                               /* poison.h */
+    bool poison; /* poison.h */
 };
 
-/* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the accesses of task `seq`. */
-ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses, uint32_t count);
+/* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers
+ * the accesses of task `seq`. */
+ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses,
+                           uint32_t count);
 /* Whether a failure skipped that task. */
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
-/* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has been enqueued there). */
+/* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has
+ * been enqueued there). */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);
 /* The last use of these cells by each stream. */
-void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells, uint64_t uses[MS_STREAMS_MAX]);
+void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
+                    uint64_t uses[MS_STREAMS_MAX]);
 
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
 void ms_pool_close(ms_engine *engine);
-/* uses: what its former owners did last. The stream is after all of it, other streams may not be. */
-ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data, uint64_t uses[MS_STREAMS_MAX]);
+/* uses: what its former owners did last. The stream is after all of it, other streams may not
+ * be. */
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
+                       uint64_t uses[MS_STREAMS_MAX]);
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */
@@ -240,9 +248,12 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
 void ms_storages_close(ms_engine *engine);
 
 /* trace.c */
-ms_trace_record *ms_trace_add(ms_engine *engine);              /* NULL when not tracing or out of memory */
+ms_trace_record *ms_trace_add(ms_engine *engine); /* NULL when not tracing or out of memory */
 void ms_trace_close(ms_engine *engine);
 
-static inline uint64_t ms_now(const ms_engine *engine) { return engine->context.os->monotonic_ns(engine->context.os->user); }
+static inline uint64_t ms_now(const ms_engine *engine)
+{
+    return engine->context.os->monotonic_ns(engine->context.os->user);
+}
 
 #endif

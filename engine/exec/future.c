@@ -5,7 +5,10 @@
 
 /* ------------------------------------------------------------------- events */
 
-struct ms_event { ms_engine *engine; ms_point point; };
+struct ms_event {
+    ms_engine *engine;
+    ms_point point;
+};
 
 ms_status ms_event_record(ms_stream *stream, ms_event **out)
 {
@@ -19,7 +22,10 @@ ms_status ms_event_record(ms_stream *stream, ms_event **out)
     return MS_OK;
 }
 
-ms_status ms_event_wait(ms_event *event, ms_stream *stream) { return ms_stream_wait(stream, event->point); }
+ms_status ms_event_wait(ms_event *event, ms_stream *stream)
+{
+    return ms_stream_wait(stream, event->point);
+}
 ms_point ms_event_point(const ms_event *event) { return event->point; }
 
 void ms_event_free(ms_event *event)
@@ -79,7 +85,8 @@ ms_status ms_future_sync(ms_future *future, void **borrowed)
 
 /* --------------------------------------------------------- in-flight limits */
 
-/* Released acquisitions form a FIFO; over the limit, the stream that acquires waits for the oldest of them. */
+/* Released acquisitions form a FIFO; over the limit, the stream that acquires waits for the oldest
+ * of them. */
 typedef struct ms_held {
     ms_point point;
     uint64_t bytes;
@@ -88,17 +95,21 @@ typedef struct ms_held {
 struct ms_inflight {
     ms_engine *engine;
     char name[32];
-    uint32_t limit_count, open;                /* open: acquired and not yet released */
+    uint32_t limit_count, open; /* open: acquired and not yet released */
     uint64_t limit_bytes, open_bytes, held_bytes;
-    ms_held *held;                             /* ring */
+    ms_held *held; /* ring */
     size_t first, count, capacity;
 };
 
-ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, uint64_t bytes, ms_inflight **out)
+ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, uint64_t bytes,
+                          ms_inflight **out)
 {
-    if (count == 0 || bytes == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "limit \"%.31s\": count and bytes must be above 0", name);
+    if (count == 0 || bytes == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "limit \"%.31s\": count and bytes must be above 0", name);
     void *memory = NULL;
-    ms_status status = ms_allocate(&engine->context, sizeof(ms_inflight), "in-flight limit", &memory);
+    ms_status status =
+        ms_allocate(&engine->context, sizeof(ms_inflight), "in-flight limit", &memory);
     if (status) return status;
     ms_inflight *inflight = memory;
     inflight->engine = engine;
@@ -120,12 +131,20 @@ ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t
 {
     ms_engine *engine = inflight->engine;
     if (bytes > inflight->limit_bytes)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "limit \"%s\": %llu bytes are asked at once but %llu is the limit: raise it to at least that", inflight->name,
-                              (unsigned long long)bytes, (unsigned long long)inflight->limit_bytes);
-    if (inflight->open + 1 > inflight->limit_count || inflight->open_bytes + bytes > inflight->limit_bytes)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "limit \"%s\": %u acquisitions (%llu bytes) are open and none of them has a release to wait for", inflight->name,
-                              inflight->open, (unsigned long long)inflight->open_bytes);
-    while (inflight->open + inflight->count + 1 > inflight->limit_count || inflight->open_bytes + inflight->held_bytes + bytes > inflight->limit_bytes) {
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "limit \"%s\": %llu bytes are asked at once but %llu is the limit: "
+                              "raise it to at least that",
+                              inflight->name, (unsigned long long)bytes,
+                              (unsigned long long)inflight->limit_bytes);
+    if (inflight->open + 1 > inflight->limit_count
+        || inflight->open_bytes + bytes > inflight->limit_bytes)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "limit \"%s\": %u acquisitions (%llu bytes) are open and none of "
+                              "them has a release to wait for",
+                              inflight->name, inflight->open,
+                              (unsigned long long)inflight->open_bytes);
+    while (inflight->open + inflight->count + 1 > inflight->limit_count
+           || inflight->open_bytes + inflight->held_bytes + bytes > inflight->limit_bytes) {
         ms_held oldest = inflight->held[inflight->first];
         ms_status status = ms_stream_wait(stream, oldest.point);
         if (status) return status;
@@ -142,15 +161,18 @@ ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t by
 {
     ms_engine *engine = inflight->engine;
     if (inflight->open == 0 || bytes > inflight->open_bytes)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "limit \"%s\": released more than was acquired", inflight->name);
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "limit \"%s\": released more than was acquired", inflight->name);
     if (!inflight->held) {
-        void *memory = NULL;                   /* never more than limit_count are held: acquire takes out first */
-        ms_status status = ms_allocate(&engine->context, inflight->limit_count * sizeof(ms_held), "in-flight limit", &memory);
+        void *memory = NULL; /* never more than limit_count are held: acquire takes out first */
+        ms_status status = ms_allocate(&engine->context, inflight->limit_count * sizeof(ms_held),
+                                       "in-flight limit", &memory);
         if (status) return status;
         inflight->held = memory;
         inflight->capacity = inflight->limit_count;
     }
-    inflight->held[(inflight->first + inflight->count++) % inflight->capacity] = (ms_held){ .point = point, .bytes = bytes };
+    inflight->held[(inflight->first + inflight->count++) % inflight->capacity] =
+        (ms_held){ .point = point, .bytes = bytes };
     inflight->held_bytes += bytes;
     inflight->open--;
     inflight->open_bytes -= bytes;

@@ -1,13 +1,15 @@
-/* hazard.c: which waits a task needs, from the last writer and readers of each cell and what each stream is already after.
+/* hazard.c: which waits a task needs, from the last writer and readers of each cell and what each
+ * stream is already after.
  *
- * A stream's clock says, for every other stream, the newest number that it is after. Waiting for a point merges the clock that the other
- * stream had at that point, so that orders that follow from others are known and cost nothing; strict mode depends on this being exact.
- */
+ * A stream's clock says, for every other stream, the newest number that it is after. Waiting for a
+ * point merges the clock that the other stream had at that point, so that orders that follow from
+ * others are known and cost nothing; strict mode depends on this being exact. */
 #include "exec/engine.h"
 
 #include <string.h>
 
-/* The clock that `of` had at number seq: the newest remembered change at or before it. What fell out of the log only costs extra waits. */
+/* The clock that `of` had at number seq: the newest remembered change at or before it. What fell
+ * out of the log only costs extra waits. */
 static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)
 {
     uint32_t kept = of->log_count < MS_CLOCK_LOG ? of->log_count : MS_CLOCK_LOG;
@@ -26,7 +28,7 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
             if (clock[i] > into->clock[i]) into->clock[i] = clock[i];
     if (seq > into->clock[of->index]) into->clock[of->index] = seq;
     ms_clock_change *change = &into->log[into->log_count++ % MS_CLOCK_LOG];
-    change->seq = into->enqueued;              /* the wait's own number: what comes from here on is after */
+    change->seq = into->enqueued; /* the wait's own number: what comes from here on is after */
     memcpy(change->clock, into->clock, sizeof change->clock);
 }
 
@@ -34,7 +36,7 @@ bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 {
     const ms_stream *stream = engine->streams[point.stream];
     size_t low = 0, high = stream->spoiled_count;
-    while (low < high) {                       /* the first that ends at or behind the point */
+    while (low < high) { /* the first that ends at or behind the point */
         size_t middle = low + (high - low) / 2;
         if (stream->spoiled[middle].last < point.seq) low = middle + 1;
         else high = middle;
@@ -45,41 +47,55 @@ bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 bool ms_storage_spoiled(const ms_storage *storage)
 {
     for (uint32_t c = 0; c < storage->cell_count; c++)
-        if (storage->cells[c].writer.seq && ms_hazard_spoiled(storage->engine, storage->cells[c].writer)) return true;
+        if (storage->cells[c].writer.seq
+            && ms_hazard_spoiled(storage->engine, storage->cells[c].writer))
+            return true;
     return false;
 }
 
 /* Makes `stream` wait for number seq of `of`, unless it is already after it. */
-static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq, const ms_storage *storage)
+static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq,
+                       const ms_storage *storage)
 {
     ms_engine *engine = stream->engine;
     if (of == stream->index || seq <= stream->clock[of]) return MS_OK;
     if (engine->strict && engine->script == 0) {
         const char *made = ms_strings_get(engine->strings, storage->script);
-        return ms_engine_fail(engine, MS_ERROR_HAZARD, "%s on stream \"%s\" uses memory (%zu bytes, made at %s) that task %llu of stream \"%s\" uses, without a wait between them: "
-                              "record an event after that task and let this stream wait for it", task, stream->name, storage->bytes, *made ? made : "the engine",
+        return ms_engine_fail(engine, MS_ERROR_HAZARD,
+                              "%s on stream \"%s\" uses memory (%zu bytes, made at %s) that task "
+                              "%llu of stream \"%s\" uses, without a wait between them: "
+                              "record an event after that task and let this stream wait for it",
+                              task, stream->name, storage->bytes, *made ? made : "the engine",
                               (unsigned long long)seq, engine->streams[of]->name);
     }
     return ms_stream_wait_seq(stream, engine->streams[of], seq);
 }
 
-ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses, uint32_t count)
+ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses,
+                           uint32_t count)
 {
     ms_engine *engine = stream->engine;
     for (uint32_t a = 0; a < count; a++) {
         const ms_access *access = &accesses[a];
-        for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells; c++) {
+        for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells;
+             c++) {
             const ms_cell *cell = &access->storage->cells[c];
             if (cell->writer.seq) {
-                if (engine->streams[cell->writer.stream]->spoiled_count && (access->mode & MS_READ) && ms_hazard_spoiled(engine, cell->writer))
-                    return ms_engine_fail(engine, MS_ERROR_TASK, "%s reads a tensor that was never written, because of the error reported before", task);
-                ms_status status = order(stream, task, cell->writer.stream, cell->writer.seq, access->storage);
+                if (engine->streams[cell->writer.stream]->spoiled_count && (access->mode & MS_READ)
+                    && ms_hazard_spoiled(engine, cell->writer))
+                    return ms_engine_fail(engine, MS_ERROR_TASK,
+                                          "%s reads a tensor that was never written, because of "
+                                          "the error reported before",
+                                          task);
+                ms_status status =
+                    order(stream, task, cell->writer.stream, cell->writer.seq, access->storage);
                 if (status) return status;
             }
             if (!(access->mode & MS_WRITE)) continue;
             for (uint32_t readers = cell->readers; readers; readers &= readers - 1) {
                 uint16_t reader = (uint16_t)__builtin_ctz(readers);
-                ms_status status = order(stream, task, reader, cell->reads[reader], access->storage);
+                ms_status status =
+                    order(stream, task, reader, cell->reads[reader], access->storage);
                 if (status) return status;
             }
         }
@@ -92,7 +108,8 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
     for (uint32_t a = 0; a < count; a++) {
         const ms_access *access = &accesses[a];
         access->storage->used = true;
-        for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells; c++) {
+        for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells;
+             c++) {
             ms_cell *cell = &access->storage->cells[c];
             if (access->mode & MS_WRITE) {
                 cell->writer = (ms_point){ .stream = stream->index, .seq = seq };
@@ -105,12 +122,14 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
     }
 }
 
-void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells, uint64_t uses[MS_STREAMS_MAX])
+void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
+                    uint64_t uses[MS_STREAMS_MAX])
 {
     memset(uses, 0, MS_STREAMS_MAX * sizeof uses[0]);
     for (uint32_t c = first; c < (uint32_t)first + cells; c++) {
         const ms_cell *cell = &storage->cells[c];
-        if (cell->writer.seq > uses[cell->writer.stream]) uses[cell->writer.stream] = cell->writer.seq;
+        if (cell->writer.seq > uses[cell->writer.stream])
+            uses[cell->writer.stream] = cell->writer.seq;
         for (uint32_t readers = cell->readers; readers; readers &= readers - 1) {
             uint16_t reader = (uint16_t)__builtin_ctz(readers);
             if (cell->reads[reader] > uses[reader]) uses[reader] = cell->reads[reader];

@@ -1,9 +1,10 @@
 /* poison.c: a check that tasks touch nothing but what they declare: slow, for tests.
  *
- * While it is on, every task runs alone. Before it all live storages that it does not declare are put aside and filled with 0xff bytes (NaN in
- * every float dtype, -1 in integers), and so is memory when it is handed out and given back; after it they must still be that, and come back.
- * A read that is not declared spoils results; a write that is not declared is an error that names the task.
- */
+ * While it is on, every task runs alone. Before it all live storages that it does not declare are
+ * put aside and filled with 0xff bytes (NaN in every float dtype, -1 in integers), and so is memory
+ * when it is handed out and given back; after it they must still be that, and come back. A read
+ * that is not declared spoils results; a write that is not declared is an error that names the
+ * task. */
 #include "exec/poison.h"
 
 #include <string.h>
@@ -19,10 +20,14 @@ static bool declares(const ms_access *accesses, uint32_t count, const ms_storage
 
 static void await_all(ms_engine *engine)
 {
-    for (uint16_t i = 0; i < engine->stream_count; i++) ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
 }
 
-void ms_engine_set_poison(ms_engine *engine, bool on) { engine->poison = on && engine->executor->data; }
+void ms_engine_set_poison(ms_engine *engine, bool on)
+{
+    engine->poison = on && engine->executor->data;
+}
 
 void ms_poison_fill(ms_storage *storage)
 {
@@ -30,7 +35,8 @@ void ms_poison_fill(ms_storage *storage)
     memset(storage->data, MS_POISON, storage->bytes);
 }
 
-ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_t count, void **aside)
+ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_t count,
+                           void **aside)
 {
     size_t bytes = 0;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next)
@@ -48,7 +54,8 @@ ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_
     return MS_OK;
 }
 
-ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *accesses, uint32_t count, void *aside)
+ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *accesses,
+                          uint32_t count, void *aside)
 {
     await_all(engine);
     const char *from = aside;
@@ -62,5 +69,7 @@ ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *
     }
     ms_release(&engine->context, aside);
     if (!written) return MS_OK;
-    return ms_engine_fail(engine, MS_ERROR_HAZARD, "%s wrote to a storage of %zu bytes that it does not declare", task, written->bytes);
+    return ms_engine_fail(engine, MS_ERROR_HAZARD,
+                          "%s wrote to a storage of %zu bytes that it does not declare", task,
+                          written->bytes);
 }

@@ -1,25 +1,27 @@
-/* pool.c: stream-ordered memory pools: an arena each, best fit, reuse decided by recorded waits alone.
+/* pool.c: stream-ordered memory pools: an arena each, best fit, reuse decided by recorded waits
+ * alone.
  *
- * A freed block keeps, for each stream, the last number that used it. It is "covered" for a stream whose clock has passed all of these:
- * then it can be handed out at once. Order of choice for a request: (1) a covered block, (2) new memory while under the limit,
- * (3) the block freed longest ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so offsets
- * and peak are the same in every run, with data or without.
- */
+ * A freed block keeps, for each stream, the last number that used it. It is "covered" for a stream
+ * whose clock has passed all of these: then it can be handed out at once. Order of choice for a
+ * request: (1) a covered block, (2) new memory while under the limit, (3) the block freed longest
+ * ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so
+ * offsets and peak are the same in every run, with data or without. */
 #include "exec/engine.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define MS_POOL_ALIGN 64u
-#define MS_POOL_SPLIT 512u                     /* a smaller rest stays with the block */
-#define MS_POOL_GROW (32ull << 20)             /* commit in pieces of this size */
-#define MS_ARENA_GROW (2ull << 20)             /* committing there takes the pages at once */
-#define MS_POOL_CHUNK 256                      /* block structs allocated together */
-#define MS_POOL_SCAN 64                        /* blocks of a bin that are looked at for the best fit */
+#define MS_POOL_SPLIT 512u         /* a smaller rest stays with the block */
+#define MS_POOL_GROW (32ull << 20) /* commit in pieces of this size */
+#define MS_ARENA_GROW (2ull << 20) /* committing there takes the pages at once */
+#define MS_POOL_CHUNK 256          /* block structs allocated together */
+#define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
 #define MS_PRESSURE_MIN (64ull << 20)
 #define MS_SIM_BASE ((uintptr_t)1 << 40)
 
-/* Four bins for each power of two: every block of a higher bin is larger than every block of a lower one. */
+/* Four bins for each power of two: every block of a higher bin is larger than every block of a
+ * lower one. */
 static uint32_t bin_of(uint64_t size)
 {
     uint32_t log = 63u - (uint32_t)__builtin_clzll(size | MS_POOL_ALIGN);
@@ -51,15 +53,19 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
         return MS_OK;
     }
     /* Address space only; where that is rationed, less of it will do. */
-    for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1); bytes >= MS_POOL_GROW; bytes /= 2) {
+    for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
+         bytes >= MS_POOL_GROW; bytes /= 2) {
         pool->base = os->reserve(os->user, bytes);
         if (pool->base) {
             pool->reserved = bytes & ~(MS_POOL_GROW - 1);
             return MS_OK;
         }
     }
-    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v, or ask for less (--memory BYTES, or memory_bytes of ms.init)",
-                          (unsigned long long)limit);
+    return ms_engine_fail(
+        engine, MS_ERROR_MEMORY,
+        "no address space for the memory pool (%llu bytes asked): raise the limit of ulimit -v, or "
+        "ask for less (--memory BYTES, or memory_bytes of ms.init)",
+        (unsigned long long)limit);
 }
 
 static void pool_close(ms_pool *pool)
@@ -79,15 +85,24 @@ void ms_pool_close(ms_engine *engine)
     pool_close(pool);
 }
 
-struct ms_arena { ms_pool pool; };
+struct ms_arena {
+    ms_pool pool;
+};
 
-ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit, void *user, ms_arena **out)
+ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit,
+                       void *user, ms_arena **out)
 {
     void *memory = NULL;
     ms_status status = ms_allocate(&engine->context, sizeof(ms_arena), "memory pool", &memory);
     if (status) return status;
     ms_arena *arena = memory;
-    arena->pool = (ms_pool){ .engine = engine, .base = base, .reserved = bytes, .limit = bytes, .grain = MS_ARENA_GROW, .commit = commit, .commit_user = user };
+    arena->pool = (ms_pool){ .engine = engine,
+                             .base = base,
+                             .reserved = bytes,
+                             .limit = bytes,
+                             .grain = MS_ARENA_GROW,
+                             .commit = commit,
+                             .commit_user = user };
     *out = arena;
     return MS_OK;
 }
@@ -101,7 +116,10 @@ void ms_arena_free(ms_arena *arena)
     ms_release(&engine->context, arena);
 }
 
-ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out) { return ms_storage_new_in(&arena->pool, stream, bytes, out); }
+ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out)
+{
+    return ms_storage_new_in(&arena->pool, stream, bytes, out);
+}
 
 /* ------------------------------------------------------------ block structs */
 
@@ -109,9 +127,13 @@ static ms_status reserve_structs(ms_pool *pool, uint32_t count)
 {
     ms_engine *engine = pool->engine;
     ms_block *block = pool->unused;
-    while (count > 0 && block) { count--; block = block->next; }
+    while (count > 0 && block) {
+        count--;
+        block = block->next;
+    }
     if (count == 0) return MS_OK;
-    ms_status status = ms_grow(&engine->context, (void **)&pool->chunks, &pool->chunk_capacity, pool->chunk_count + 1, sizeof *pool->chunks);
+    ms_status status = ms_grow(&engine->context, (void **)&pool->chunks, &pool->chunk_capacity,
+                               pool->chunk_count + 1, sizeof *pool->chunks);
     if (status) return status;
     void *chunk = NULL;
     status = ms_allocate(&engine->context, MS_POOL_CHUNK * sizeof(ms_block), "memory pool", &chunk);
@@ -164,14 +186,19 @@ static bool covered(const ms_stream *stream, const ms_block *block)
     return true;
 }
 
-/* The smallest covered block of at least `size` among the first of its bin; else one of the next bin that has any. */
+/* The smallest covered block of at least `size` among the first of its bin; else one of the next
+ * bin that has any. */
 static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint64_t size)
 {
     for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++) {
         ms_block *best = NULL;
         uint32_t scanned = 0;
-        for (ms_block *block = pool->bins[bin]; block && scanned < MS_POOL_SCAN; block = block->next, scanned++)
-            if (block->size >= size && (!best || block->size < best->size || (block->size == best->size && block->offset < best->offset)) && covered(stream, block))
+        for (ms_block *block = pool->bins[bin]; block && scanned < MS_POOL_SCAN;
+             block = block->next, scanned++)
+            if (block->size >= size
+                && (!best || block->size < best->size
+                    || (block->size == best->size && block->offset < best->offset))
+                && covered(stream, block))
                 best = block;
         if (best) return best;
     }
@@ -189,12 +216,14 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 
 /* ----------------------------------------------------------- taking, giving */
 
-/* New memory at the top of the arena; NULL where the limit or the machine says no. A free block there is used up first. */
+/* New memory at the top of the arena; NULL where the limit or the machine says no. A free block
+ * there is used up first. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
     ms_engine *engine = pool->engine;
-    ms_block *last = pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
-    if (last && last->size >= size) {          /* beyond what find_covered scanned */
+    ms_block *last =
+        pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
+    if (last && last->size >= size) { /* beyond what find_covered scanned */
         list_remove(pool, last);
         return last;
     }
@@ -203,9 +232,11 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
     if (end > pool->committed) {
         uint64_t upto = (end + pool->grain - 1) & ~(pool->grain - 1);
         if (upto > pool->reserved) upto = pool->reserved;
-        if (pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed)) return NULL;
+        if (pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed))
+            return NULL;
         pool->committed = upto;
-        ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)", (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
+        ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)",
+               (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
     }
     if (last) {
         list_remove(pool, last);
@@ -275,18 +306,23 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
         if (!most->bytes) break;
         const char *name = ms_strings_get(engine->strings, most->script - 1);
         if (!*name) name = "the engine";
-        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s", rank ? ", " : "", (unsigned long long)(most->bytes >> 20), name);
+        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s",
+                             rank ? ", " : "", (unsigned long long)(most->bytes >> 20), name);
         if (wrote < 0 || (size_t)wrote >= sizeof owners - used) break;
         used += (size_t)wrote;
         most->bytes = 0;
     }
     ms_memory m = engine->memory;
-    return ms_engine_fail(engine, MS_ERROR_MEMORY, "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, limit %llu; largest owners: %s",
-                          (unsigned long long)bytes, (unsigned long long)m.live, (unsigned long long)m.peak, (unsigned long long)(m.reserved - m.live),
+    return ms_engine_fail(engine, MS_ERROR_MEMORY,
+                          "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, "
+                          "limit %llu; largest owners: %s",
+                          (unsigned long long)bytes, (unsigned long long)m.live,
+                          (unsigned long long)m.peak, (unsigned long long)(m.reserved - m.live),
                           (unsigned long long)m.limit, owners);
 }
 
-ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data, uint64_t uses[MS_STREAMS_MAX])
+ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
+                       uint64_t uses[MS_STREAMS_MAX])
 {
     ms_engine *engine = pool->engine;
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
@@ -306,10 +342,15 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
         for (uint16_t i = 0; i < engine->stream_count; i++)
             if (i != stream->index && block->uses[i] > stream->clock[i]) {
                 ms_status waited = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
-                if (waited) { list_add(pool, block); return waited; }
+                if (waited) {
+                    list_add(pool, block);
+                    return waited;
+                }
                 engine->memory.waits++;
-                ms_log(&engine->context, MS_LOG_DEBUG, "over the limit: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes", stream->name, engine->streams[i]->name,
-                       (unsigned long long)block->size);
+                ms_log(
+                    &engine->context, MS_LOG_DEBUG,
+                    "over the limit: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes",
+                    stream->name, engine->streams[i]->name, (unsigned long long)block->size);
             }
     }
     split(pool, block, size);
@@ -362,7 +403,10 @@ void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
     stats->peak = bytes > stats->live ? bytes : stats->live;
 }
 
-bool ms_engine_under_pressure(const ms_engine *engine) { return engine->memory.live > engine->memory_mark; }
+bool ms_engine_under_pressure(const ms_engine *engine)
+{
+    return engine->memory.live > engine->memory_mark;
+}
 
 void ms_engine_relieved(ms_engine *engine)
 {

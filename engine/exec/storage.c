@@ -8,11 +8,13 @@
 static ms_status struct_take(ms_engine *engine, ms_storage **out)
 {
     if (!engine->unused_storages) {
-        ms_status status = ms_grow(&engine->context, (void **)&engine->storage_chunks, &engine->storage_chunk_capacity, engine->storage_chunk_count + 1,
+        ms_status status = ms_grow(&engine->context, (void **)&engine->storage_chunks,
+                                   &engine->storage_chunk_capacity, engine->storage_chunk_count + 1,
                                    sizeof *engine->storage_chunks);
         if (status) return status;
         void *chunk = NULL;
-        status = ms_allocate(&engine->context, MS_STORAGE_CHUNK * sizeof(ms_storage), "storages", &chunk);
+        status = ms_allocate(&engine->context, MS_STORAGE_CHUNK * sizeof(ms_storage), "storages",
+                             &chunk);
         if (status) return status;
         engine->storage_chunks[engine->storage_chunk_count++] = chunk;
         for (int i = MS_STORAGE_CHUNK - 1; i >= 0; i--) {
@@ -37,13 +39,18 @@ static void free_split(ms_storage *storage)
 
 void ms_storages_close(ms_engine *engine)
 {
-    for (ms_storage *storage = engine->storages; storage; storage = storage->next) free_split(storage);
-    for (size_t i = 0; i < engine->storage_chunk_count; i++) ms_release(&engine->context, engine->storage_chunks[i]);
+    for (ms_storage *storage = engine->storages; storage; storage = storage->next)
+        free_split(storage);
+    for (size_t i = 0; i < engine->storage_chunk_count; i++)
+        ms_release(&engine->context, engine->storage_chunks[i]);
     ms_release(&engine->context, engine->storage_chunks);
     engine->storages = NULL;
 }
 
-ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out) { return ms_storage_new_in(&stream->engine->pool, stream, bytes, out); }
+ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
+{
+    return ms_storage_new_in(&stream->engine->pool, stream, bytes, out);
+}
 
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out)
 {
@@ -102,7 +109,8 @@ void ms_storage_release(ms_storage *storage)
 /* Where the cells of these parts end; returns how many there are. */
 static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_ends[MS_CELLS_MAX])
 {
-    size_t total = ends[parts - 1], begin = 0, least = parts > MS_CELLS_MAX ? total / MS_CELLS_MAX + 1 : 1;
+    size_t total = ends[parts - 1], begin = 0,
+           least = parts > MS_CELLS_MAX ? total / MS_CELLS_MAX + 1 : 1;
     uint32_t cells = 0;
     for (uint32_t i = 0; i < parts; i++)
         if (ends[i] - begin >= least) cell_ends[cells++] = begin = ends[i];
@@ -113,19 +121,27 @@ static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_e
 ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts)
 {
     ms_engine *engine = storage->engine;
-    if (parts == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a storage is split into 1 part or more, not 0");
+    if (parts == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "a storage is split into 1 part or more, not 0");
     if (storage->part_ends || storage->used)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "a storage is split once, before its first use");
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "a storage is split once, before its first use");
     for (uint32_t i = 0; i < parts; i++)
         if ((i > 0 && ends[i] <= ends[i - 1]) || (i + 1 == parts) != (ends[i] == storage->bytes))
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "part %u ends at byte %zu: ends must ascend and the last must be the storage's %zu bytes", i, ends[i], storage->bytes);
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "part %u ends at byte %zu: ends must ascend and the last must be "
+                                  "the storage's %zu bytes",
+                                  i, ends[i], storage->bytes);
     if (parts == 1) return MS_OK;
     size_t cell_ends[MS_CELLS_MAX];
     uint32_t cells = cells_of_parts(ends, parts, cell_ends);
     void *cell_memory = NULL, *part_memory = NULL;
-    ms_status status = ms_allocate(&engine->context, cells * (sizeof(ms_cell) + sizeof(size_t)), "cells", &cell_memory);
+    ms_status status = ms_allocate(&engine->context, cells * (sizeof(ms_cell) + sizeof(size_t)),
+                                   "cells", &cell_memory);
     if (status) return status;
-    status = ms_allocate(&engine->context, parts * (sizeof(ms_part) + sizeof(size_t)), "parts", &part_memory);
+    status = ms_allocate(&engine->context, parts * (sizeof(ms_part) + sizeof(size_t)), "parts",
+                         &part_memory);
     if (status) {
         ms_release(&engine->context, cell_memory);
         return status;
@@ -143,7 +159,8 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t par
     return MS_OK;
 }
 
-void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first, uint16_t *count)
+void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
+                      uint16_t *count)
 {
     *first = 0;
     *count = 1;
@@ -167,18 +184,20 @@ typedef struct {
     ms_part *first, *end;
 } ms_part_range;
 
-/* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing is compared then. */
+/* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing
+ * is compared then. */
 static ms_part_range parts_of(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
     uint32_t low = 0, high = storage->part_count;
-    while (low < high) {                       /* the first that ends after `begin` */
+    while (low < high) { /* the first that ends after `begin` */
         uint32_t middle = low + (high - low) / 2;
         if (storage->part_ends[middle] <= begin) low = middle + 1;
         else high = middle;
     }
     uint32_t last = low;
-    while (last < storage->part_count && (last == 0 ? 0 : storage->part_ends[last - 1]) < end) last++;
+    while (last < storage->part_count && (last == 0 ? 0 : storage->part_ends[last - 1]) < end)
+        last++;
     return (ms_part_range){ storage->parts + low, storage->parts + (last > low ? last : low) };
 }
 
@@ -202,7 +221,8 @@ void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char 
     }
 }
 
-const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end, uint32_t *script)
+const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
+                                  uint32_t *script)
 {
     ms_part_range range = parts_of(storage, begin, end);
     const ms_part *last = NULL;

@@ -1,4 +1,5 @@
-/* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has failed. */
+/* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has
+ * failed. */
 #include "exec/poison.h"
 
 #include <stdio.h>
@@ -9,12 +10,20 @@
 ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
-        if (strcmp(engine->streams[i]->name, name) == 0) { *out = engine->streams[i]; return MS_OK; }
+        if (strcmp(engine->streams[i]->name, name) == 0) {
+            *out = engine->streams[i];
+            return MS_OK;
+        }
     ms_stream *stream = NULL;
     if (!*name || strlen(name) >= sizeof stream->name)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "stream name \"%.40s\": 1 to %zu bytes are allowed", name, sizeof stream->name - 1);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "stream name \"%.40s\": 1 to %zu bytes are allowed", name,
+                              sizeof stream->name - 1);
     if (engine->stream_count == MS_STREAMS_MAX)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "stream \"%s\": %d streams are in use already, which is the most; use one of them", name, MS_STREAMS_MAX);
+        return ms_engine_fail(
+            engine, MS_ERROR_STATE,
+            "stream \"%s\": %d streams are in use already, which is the most; use one of them",
+            name, MS_STREAMS_MAX);
     void *memory = NULL;
     ms_status status = ms_allocate(&engine->context, sizeof *stream, "stream", &memory);
     if (status) return status;
@@ -24,7 +33,8 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     snprintf(stream->name, sizeof stream->name, "%s", name);
     atomic_store(&stream->wake_at, UINT64_MAX);
     /* Room for the first failures comes with the stream: see mark_spoiled. */
-    status = ms_grow(&engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, 1, sizeof *stream->spoiled);
+    status = ms_grow(&engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, 1,
+                     sizeof *stream->spoiled);
     if (!status) status = engine->executor->stream_open(stream);
     if (status) {
         ms_release(&engine->context, stream->spoiled);
@@ -46,11 +56,17 @@ ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream)
     return before;
 }
 
-ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index) { return index < engine->stream_count ? engine->streams[index] : NULL; }
+ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index)
+{
+    return index < engine->stream_count ? engine->streams[index] : NULL;
+}
 const char *ms_stream_name(const ms_stream *stream) { return stream->name; }
 uint16_t ms_stream_index(const ms_stream *stream) { return stream->index; }
 ms_engine *ms_stream_engine(const ms_stream *stream) { return stream->engine; }
-ms_point ms_stream_last(const ms_stream *stream) { return (ms_point){ .stream = stream->index, .seq = stream->enqueued }; }
+ms_point ms_stream_last(const ms_stream *stream)
+{
+    return (ms_point){ .stream = stream->index, .seq = stream->enqueued };
+}
 
 bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
@@ -72,12 +88,14 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
 
 /* --------------------------------------------------------------- enqueueing */
 
-/* The next slot; blocks only while the ring is full, and then only for work that is already enqueued. */
+/* The next slot; blocks only while the ring is full, and then only for work that is already
+ * enqueued. */
 static ms_slot *reserve(ms_stream *stream)
 {
     if (!stream->ring) return NULL;
     uint64_t seq = stream->enqueued + 1;
-    if (seq > MS_RING_SLOTS && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
+    if (seq > MS_RING_SLOTS
+        && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
         ms_engine_await(stream, seq - MS_RING_SLOTS);
     return &stream->ring[(seq - 1) % MS_RING_SLOTS];
 }
@@ -118,7 +136,9 @@ ms_status ms_stream_wait(ms_stream *stream, ms_point point)
     ms_engine *engine = stream->engine;
     if (point.seq == 0) return MS_OK;
     if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "stream \"%s\" was told to wait for work that is not enqueued yet", stream->name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "stream \"%s\" was told to wait for work that is not enqueued yet",
+                              stream->name);
     return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
 }
 
@@ -129,21 +149,27 @@ static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t cou
     for (uint32_t i = 0; i < count; i++) {
         const ms_storage *storage = accesses[i].storage;
         size_t body = storage->bytes;
-        /* Of nothing there is nothing to wait for: whoever used this memory before may still be at it. */
+        /* Of nothing there is nothing to wait for: whoever used this memory before may still be at
+         * it. */
         uint16_t cells = body ? accesses[i].cells : 0;
-        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell, .count = cells, .mode = accesses[i].mode };
+        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell,
+                                       .count = cells,
+                                       .mode = accesses[i].mode };
     }
 }
 #endif
 
-ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments, const ms_access *accesses, uint32_t count,
-                            ms_task_cost cost, ms_point *out)
+ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
+                            const ms_access *accesses, uint32_t count, ms_task_cost cost,
+                            ms_point *out)
 {
     ms_engine *engine = stream->engine;
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     if (task->args_bytes > MS_TASK_ARGS_MAX || count > MS_TASK_ACCESS_MAX)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "task %s: %u bytes of arguments and %u storages; at most %d and %d fit", task->name, task->args_bytes, count,
-                              MS_TASK_ARGS_MAX, MS_TASK_ACCESS_MAX);
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "task %s: %u bytes of arguments and %u storages; at most %d and %d fit", task->name,
+            task->args_bytes, count, MS_TASK_ARGS_MAX, MS_TASK_ACCESS_MAX);
     ms_status status = ms_hazard_before(stream, task->name, accesses, count);
     if (status) return status;
     void *aside = NULL;
@@ -181,40 +207,55 @@ double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
 /* ---------------------------------------------------------- errors, syncing */
 
-/* What the failed stream skipped was never written: remembered, so that reading it later is an error. Without memory for that, what was
- * written since the failure before counts as skipped, too. */
+/* What the failed stream skipped was never written: remembered, so that reading it later is an
+ * error. Without memory for that, what was written since the failure before counts as skipped,
+ * too. */
 static void mark_spoiled(ms_stream *stream)
 {
     size_t count = stream->spoiled_count;
-    if (ms_grow(&stream->engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, count + 1, sizeof *stream->spoiled))
+    if (ms_grow(&stream->engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity,
+                count + 1, sizeof *stream->spoiled))
         stream->spoiled[count - 1].last = stream->enqueued;
     else
-        stream->spoiled[stream->spoiled_count++] = (ms_interval){ .first = stream->failed_seq, .last = stream->enqueued };
+        stream->spoiled[stream->spoiled_count++] =
+            (ms_interval){ .first = stream->failed_seq, .last = stream->enqueued };
 }
 
 void ms_streams_report(ms_engine *engine)
 {
-    for (uint16_t i = 0; i < engine->stream_count; i++) ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
     const ms_stream *first = NULL;
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         ms_stream *stream = engine->streams[i];
         if (!atomic_load_explicit(&stream->failed, memory_order_acquire)) continue;
-        /* A stream that only waited for a failed one carries MS_ERROR_ABORTED: the cause is elsewhere. */
-        if (!first || (first->error.status == MS_ERROR_ABORTED && stream->error.status != MS_ERROR_ABORTED)) first = stream;
+        /* A stream that only waited for a failed one carries MS_ERROR_ABORTED: the cause is
+         * elsewhere. */
+        if (!first
+            || (first->error.status == MS_ERROR_ABORTED
+                && stream->error.status != MS_ERROR_ABORTED))
+            first = stream;
         mark_spoiled(stream);
     }
     if (first) {
         ms_error *error = &engine->context.error;
         *error = first->error;
-        snprintf(error->script, sizeof error->script, "%s", ms_strings_get(engine->strings, first->failed_script));
+        snprintf(error->script, sizeof error->script, "%s",
+                 ms_strings_get(engine->strings, first->failed_script));
         size_t used = strlen(error->message);
-        if (*error->script) snprintf(error->message + used, sizeof error->message - used, ", enqueued at %s", error->script);
+        if (*error->script)
+            snprintf(error->message + used, sizeof error->message - used, ", enqueued at %s",
+                     error->script);
     }
-    for (uint16_t i = 0; i < engine->stream_count; i++) atomic_store(&engine->streams[i]->failed, 0);
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        atomic_store(&engine->streams[i]->failed, 0);
     atomic_store(&engine->failed, 0);
 }
 
-void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error)) { engine->on_failure = told; }
+void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error))
+{
+    engine->on_failure = told;
+}
 
 ms_status ms_engine_check(ms_engine *engine)
 {
@@ -236,7 +277,9 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
 ms_status ms_engine_check_sync(ms_engine *engine)
 {
     if (engine->sync_forbidden == 0) return MS_OK;
-    return ms_engine_fail(engine, MS_ERROR_STATE, "this call waits for the device, which hooks and plans may not do: use a metric and lag(), or a future");
+    return ms_engine_fail(engine, MS_ERROR_STATE,
+                          "this call waits for the device, which hooks and plans may not do: use a "
+                          "metric and lag(), or a future");
 }
 
 static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
@@ -247,22 +290,30 @@ static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
     return ms_engine_check(engine);
 }
 
-ms_status ms_stream_sync(ms_stream *stream) { return await(stream->engine, stream, stream->enqueued); }
+ms_status ms_stream_sync(ms_stream *stream)
+{
+    return await(stream->engine, stream, stream->enqueued);
+}
 
 ms_status ms_point_sync(ms_engine *engine, ms_point point)
 {
     if (point.seq == 0) return ms_engine_check(engine);
     if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "the host was told to wait for work that is not enqueued yet");
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "the host was told to wait for work that is not enqueued yet");
     ms_status status = await(engine, engine->streams[point.stream], point.seq);
     if (!status && ms_hazard_spoiled(engine, point))
-        status = ms_engine_fail(engine, MS_ERROR_TASK, "this value was never computed, because of the error reported before");
+        status =
+            ms_engine_fail(engine, MS_ERROR_TASK,
+                           "this value was never computed, because of the error reported before");
     return status;
 }
 
 bool ms_point_reached(const ms_engine *engine, ms_point point)
 {
-    return point.seq == 0 || atomic_load_explicit(&engine->streams[point.stream]->done, memory_order_acquire) >= point.seq;
+    return point.seq == 0
+           || atomic_load_explicit(&engine->streams[point.stream]->done, memory_order_acquire)
+                  >= point.seq;
 }
 
 ms_status ms_engine_sync(ms_engine *engine)

@@ -1,4 +1,5 @@
-/* trace.c: a record for each task and wait while tracing is on. Workers write times into records whose addresses never change. */
+/* trace.c: a record for each task and wait while tracing is on. Workers write times into records
+ * whose addresses never change. */
 #include "exec/engine.h"
 
 #include <stdarg.h>
@@ -12,12 +13,19 @@ ms_trace_record *ms_trace_add(ms_engine *engine)
     size_t chunk = engine->trace_count / MS_TRACE_CHUNK;
     if (chunk == engine->trace_chunk_count) {
         void *memory = NULL;
-        if (ms_grow(&engine->context, (void **)&engine->trace_chunks, &engine->trace_chunk_capacity, chunk + 1, sizeof *engine->trace_chunks)) return NULL;
-        if (ms_allocate(&engine->context, MS_TRACE_CHUNK * sizeof(ms_trace_record), "trace", &memory)) return NULL;
+        if (ms_grow(&engine->context, (void **)&engine->trace_chunks, &engine->trace_chunk_capacity,
+                    chunk + 1, sizeof *engine->trace_chunks))
+            return NULL;
+        if (ms_allocate(&engine->context, MS_TRACE_CHUNK * sizeof(ms_trace_record), "trace",
+                        &memory))
+            return NULL;
         engine->trace_chunks[engine->trace_chunk_count++] = memory;
     }
     ms_trace_record *record = &engine->trace_chunks[chunk][engine->trace_count++ % MS_TRACE_CHUNK];
-    *record = (ms_trace_record){ .enqueued_ns = ms_now(engine), .script = engine->script, .label = engine->trace_label, .step = (int64_t)engine->trace_step - 1 };
+    *record = (ms_trace_record){ .enqueued_ns = ms_now(engine),
+                                 .script = engine->script,
+                                 .label = engine->trace_label,
+                                 .step = (int64_t)engine->trace_step - 1 };
     return record;
 }
 
@@ -48,7 +56,8 @@ uint32_t ms_trace_label(ms_engine *engine, const char *format, ...)
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    if (ms_strings_add(engine->strings, text, strlen(text), &engine->trace_label)) engine->trace_label = 0;
+    if (ms_strings_add(engine->strings, text, strlen(text), &engine->trace_label))
+        engine->trace_label = 0;
     return before;
 }
 
@@ -58,11 +67,14 @@ size_t ms_trace_count(const ms_engine *engine) { return engine->trace_count; }
 
 const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index)
 {
-    return index < engine->trace_count ? &engine->trace_chunks[index / MS_TRACE_CHUNK][index % MS_TRACE_CHUNK] : NULL;
+    return index < engine->trace_count
+               ? &engine->trace_chunks[index / MS_TRACE_CHUNK][index % MS_TRACE_CHUNK]
+               : NULL;
 }
 
 void ms_trace_close(ms_engine *engine)
 {
-    for (size_t i = 0; i < engine->trace_chunk_count; i++) ms_release(&engine->context, engine->trace_chunks[i]);
+    for (size_t i = 0; i < engine->trace_chunk_count; i++)
+        ms_release(&engine->context, engine->trace_chunks[i]);
     ms_release(&engine->context, engine->trace_chunks);
 }

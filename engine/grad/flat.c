@@ -10,14 +10,26 @@ static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t cou
     for (uint32_t i = 0; i < count; i++) {
         const ms_meta *meta = leaves[i]->meta;
         if (leaves[i]->dtype != leaves[0]->dtype)
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: tensor 1 is %s and tensor %u is %s; all must have one dtype", ms_dtype_name(leaves[0]->dtype), i + 1,
-                                  ms_dtype_name(leaves[i]->dtype));
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "flat: tensor 1 is %s and tensor %u is %s; all must have one dtype",
+                ms_dtype_name(leaves[0]->dtype), i + 1, ms_dtype_name(leaves[i]->dtype));
         if (!ms_dtype_is_float(leaves[i]->dtype) || !ms_tensor_is_leaf(leaves[i]))
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: tensor %u is %s; parameters are float tensors that nothing has computed", i + 1,
-                                  ms_dtype_is_float(leaves[i]->dtype) ? "the result of an operator" : ms_dtype_name(leaves[i]->dtype));
-        if (meta && meta->home) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: parameter %u is in a wrapped model already: make it flat before wrapping", i + 1);
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "flat: tensor %u is %s; parameters are float tensors that nothing has computed",
+                i + 1,
+                ms_dtype_is_float(leaves[i]->dtype) ? "the result of an operator"
+                                                    : ms_dtype_name(leaves[i]->dtype));
+        if (meta && meta->home)
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "flat: parameter %u is in a wrapped model already: make it flat before wrapping",
+                i + 1);
         for (uint32_t k = 0; k < i; k++)
-            if (leaves[k] == leaves[i]) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: tensors %u and %u are the same", k + 1, i + 1);
+            if (leaves[k] == leaves[i])
+                return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                      "flat: tensors %u and %u are the same", k + 1, i + 1);
         *total += leaves[i]->count;
     }
     return MS_OK;
@@ -27,13 +39,16 @@ static bool are_in_place(ms_tensor *const *leaves, uint32_t count)
 {
     int64_t at = leaves[0]->offset;
     for (uint32_t i = 0; i < count; i++) {
-        if (leaves[i]->storage != leaves[0]->storage || !leaves[i]->contiguous || leaves[i]->offset != at) return false;
+        if (leaves[i]->storage != leaves[0]->storage || !leaves[i]->contiguous
+            || leaves[i]->offset != at)
+            return false;
         at += leaves[i]->count;
     }
     return true;
 }
 
-/* A part for each leaf that has elements: tasks on different leaves need not wait for each other, and each leaf has a version of its own. */
+/* A part for each leaf that has elements: tasks on different leaves need not wait for each other,
+ * and each leaf has a version of its own. */
 static ms_status split_into_leaves(ms_tensor *flat, ms_tensor *const *leaves, uint32_t count)
 {
     ms_context *context = ms_engine_context(flat->engine);
@@ -63,7 +78,8 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
             strides[d] = stride;
             stride *= leaves[i]->shape[d];
         }
-        ms_status status = ms_tensor_window(flat, leaves[i]->dims, leaves[i]->shape, strides, at, &view);
+        ms_status status =
+            ms_tensor_window(flat, leaves[i]->dims, leaves[i]->shape, strides, at, &view);
         if (!status && leaves[i]->count) status = ms_copy_into(engine, leaves[i], view);
         ms_tensor_release(view);
         if (status) return status;
@@ -96,16 +112,20 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
 
 /* ------------------------------------------------------------------ packing */
 
-static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, int64_t *total)
+static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
+                            int64_t *total)
 {
     *total = 0;
     if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: the list is empty");
     for (uint32_t i = 0; i < count; i++) {
         if (tensors[i]->dtype != tensors[0]->dtype)
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype",
-                                  ms_dtype_name(tensors[0]->dtype), i + 1, ms_dtype_name(tensors[i]->dtype));
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "pack: tensor 1 is %s and tensor %u is %s; all must have one dtype",
+                ms_dtype_name(tensors[0]->dtype), i + 1, ms_dtype_name(tensors[i]->dtype));
         if (tensors[i]->count > INT64_MAX - *total)
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "pack: the tensors have more elements than 63 bits can count");
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "pack: the tensors have more elements than 63 bits can count");
         *total += tensors[i]->count;
     }
     return MS_OK;
@@ -118,10 +138,12 @@ static ms_status in_line(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
     return ms_apply(engine, &ms_op_reshape, &line, false, &tensor, 1, out, 1);
 }
 
-static ms_status join(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole)
+static ms_status join(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
+                      ms_tensor **whole)
 {
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), count * sizeof *tensors, "pack", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(engine), count * sizeof *tensors, "pack", &memory);
     if (status) return status;
     ms_tensor **lines = memory;
     ms_attributes first = { 0 };
@@ -133,9 +155,11 @@ static ms_status join(ms_engine *engine, ms_tensor *const *tensors, uint32_t cou
 }
 
 /* The elements of `whole` from `at` on, in the shape of `like`. */
-static ms_status part_of(ms_engine *engine, ms_tensor *whole, int64_t at, const ms_tensor *like, ms_tensor **out)
+static ms_status part_of(ms_engine *engine, ms_tensor *whole, int64_t at, const ms_tensor *like,
+                         ms_tensor **out)
 {
-    ms_attributes piece = { .dim = { .start = at, .length = like->count } }, shape = { .shape = { .dims = like->dims } };
+    ms_attributes piece = { .dim = { .start = at, .length = like->count } },
+                  shape = { .shape = { .dims = like->dims } };
     ms_tensor *line = NULL;
     for (uint32_t d = 0; d < like->dims; d++) shape.shape.sizes[d] = like->shape[d];
     ms_status status = ms_apply(engine, &ms_op_narrow, &piece, false, &whole, 1, &line, 1);
@@ -144,7 +168,8 @@ static ms_status part_of(ms_engine *engine, ms_tensor *whole, int64_t at, const 
     return status;
 }
 
-ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole, ms_tensor **parts)
+ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole,
+                  ms_tensor **parts)
 {
     int64_t total = 0, at = 0;
     ms_tensor *made = NULL;

@@ -32,7 +32,8 @@ ms_status ms_tape_of(ms_engine *engine, ms_tape **out)
 
 static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, void **out)
 {
-    ms_status status = ms_grow(context, (void **)&tape->chunks, &tape->chunk_capacity, tape->chunk_count + 1, sizeof *tape->chunks);
+    ms_status status = ms_grow(context, (void **)&tape->chunks, &tape->chunk_capacity,
+                               tape->chunk_count + 1, sizeof *tape->chunks);
     if (!status) status = ms_allocate(context, bytes, "tape", out);
     if (!status) tape->chunks[tape->chunk_count++] = *out;
     return status;
@@ -47,7 +48,8 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
     if (status) return status;
     if (!tape->unused_nodes) {
         void *chunk = NULL;
-        status = chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_node), &chunk);
+        status =
+            chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_node), &chunk);
         if (status) return status;
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
             ms_node *unused = (ms_node *)chunk + i;
@@ -84,9 +86,15 @@ ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_n
         node->outputs = node->own_infos + MS_NODE_INPUTS;
         node->gradients = node->own_gradients;
     } else {
-        size_t edges = inputs * sizeof(ms_edge), infos = ((size_t)inputs + outputs) * sizeof(ms_tensor_info), gradients = outputs * sizeof(ms_tensor *);
-        status = ms_allocate(ms_engine_context(engine), edges + infos + gradients, "tape", &node->many);
-        if (status) { node_give(node); return status; }
+        size_t edges = inputs * sizeof(ms_edge),
+               infos = ((size_t)inputs + outputs) * sizeof(ms_tensor_info),
+               gradients = outputs * sizeof(ms_tensor *);
+        status =
+            ms_allocate(ms_engine_context(engine), edges + infos + gradients, "tape", &node->many);
+        if (status) {
+            node_give(node);
+            return status;
+        }
         char *memory = node->many;
         node->edges = (ms_edge *)(void *)memory;
         node->inputs = (ms_tensor_info *)(void *)(memory + edges);
@@ -114,7 +122,9 @@ void ms_node_drop_saved(ms_node *node)
 
 bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
 {
-    if (node->function) return node->function->reads && node->user && node->function->reads(node->user, index, &out->tensor, &out->version);
+    if (node->function)
+        return node->function->reads && node->user
+               && node->function->reads(node->user, index, &out->tensor, &out->version);
     if (index >= node->saved_count) return false;
     *out = node->saved[index];
     return true;
@@ -202,13 +212,17 @@ static void meta_free(void *object)
 
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
 {
-    if (tensor->meta) { *out = tensor->meta; return MS_OK; }
+    if (tensor->meta) {
+        *out = tensor->meta;
+        return MS_OK;
+    }
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(tensor->engine, &tape);
     if (status) return status;
     if (!tape->unused_metas) {
         void *chunk = NULL;
-        status = chunk_new(tape, ms_engine_context(tensor->engine), MS_TAPE_CHUNK * sizeof(ms_meta), &chunk);
+        status = chunk_new(tape, ms_engine_context(tensor->engine), MS_TAPE_CHUNK * sizeof(ms_meta),
+                           &chunk);
         if (status) return status;
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
             ms_meta *unused = (ms_meta *)chunk + i;
@@ -243,7 +257,7 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
         ms_status status = ms_node_new(tensor->engine, 0, 1, &node);
         if (status) return status;
         node->leaf = ms_tensor_retain(tensor);
-        node->order = UINT64_MAX;              /* runs as soon as its gradient is complete */
+        node->order = UINT64_MAX; /* runs as soon as its gradient is complete */
         node->outputs[0] = (ms_tensor_info){ .dtype = tensor->dtype, .dims = tensor->dims };
         memcpy(node->outputs[0].shape, tensor->shape, sizeof tensor->shape);
         meta->accumulator = node;
@@ -275,15 +289,23 @@ bool ms_tensor_requires_grad(const ms_tensor *tensor)
     return meta && (meta->node || meta->requires_grad);
 }
 
-bool ms_tensor_is_leaf(const ms_tensor *tensor) { return !tensor->meta || !((const ms_meta *)tensor->meta)->node; }
+bool ms_tensor_is_leaf(const ms_tensor *tensor)
+{
+    return !tensor->meta || !((const ms_meta *)tensor->meta)->node;
+}
 
 ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
 {
     if (!ms_tensor_is_leaf(tensor))
-        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "requires_grad_: only a leaf can be told; this tensor is the result of %s (use detach)",
-                              ((ms_meta *)tensor->meta)->node->op ? ((ms_meta *)tensor->meta)->node->op->name : "a recorded function");
+        return ms_engine_fail(
+            tensor->engine, MS_ERROR_ARGUMENT,
+            "requires_grad_: only a leaf can be told; this tensor is the result of %s (use detach)",
+            ((ms_meta *)tensor->meta)->node->op ? ((ms_meta *)tensor->meta)->node->op->name
+                                                : "a recorded function");
     if (yes && !ms_dtype_is_float(tensor->dtype))
-        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "requires_grad_: a tensor of %s has no gradient; use a float dtype", ms_dtype_name(tensor->dtype));
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
+                              "requires_grad_: a tensor of %s has no gradient; use a float dtype",
+                              ms_dtype_name(tensor->dtype));
     if (!yes && !tensor->meta) return MS_OK;
     ms_meta *meta = NULL;
     ms_status status = ms_meta_of(tensor, &meta);
@@ -300,13 +322,20 @@ void ms_leaf_mark_parameter(const ms_tensor *leaf)
     ms_storage_mark_parameter(leaf->storage, begin, end);
 }
 
-ms_tensor *ms_tensor_grad(const ms_tensor *tensor) { return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL; }
+ms_tensor *ms_tensor_grad(const ms_tensor *tensor)
+{
+    return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL;
+}
 
 ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
 {
     char have[160], want[160];
-    if (gradient && (gradient->dtype != tensor->dtype || !ms_shape_equal(gradient->dims, gradient->shape, tensor->dims, tensor->shape)))
-        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "set_grad: the gradient is %s, the tensor %s", ms_tensor_describe(gradient, have, sizeof have),
+    if (gradient
+        && (gradient->dtype != tensor->dtype
+            || !ms_shape_equal(gradient->dims, gradient->shape, tensor->dims, tensor->shape)))
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
+                              "set_grad: the gradient is %s, the tensor %s",
+                              ms_tensor_describe(gradient, have, sizeof have),
                               ms_tensor_describe(tensor, want, sizeof want));
     if (!gradient && !tensor->meta) return MS_OK;
     ms_meta *meta = NULL;
@@ -322,10 +351,17 @@ ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
 ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
 {
     char have[160], want[160];
-    if (home && (home->dtype != leaf->dtype || !home->contiguous || !ms_shape_equal(home->dims, home->shape, leaf->dims, leaf->shape)))
-        return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "set_grad_home: the home is %s, the tensor %s; it must be contiguous and alike", ms_tensor_describe(home, have, sizeof have),
-                              ms_tensor_describe(leaf, want, sizeof want));
-    if (!ms_tensor_is_leaf(leaf)) return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "set_grad_home: only a leaf's gradient is kept");
+    if (home
+        && (home->dtype != leaf->dtype || !home->contiguous
+            || !ms_shape_equal(home->dims, home->shape, leaf->dims, leaf->shape)))
+        return ms_engine_fail(
+            leaf->engine, MS_ERROR_ARGUMENT,
+            "set_grad_home: the home is %s, the tensor %s; it must be contiguous and alike",
+            ms_tensor_describe(home, have, sizeof have),
+            ms_tensor_describe(leaf, want, sizeof want));
+    if (!ms_tensor_is_leaf(leaf))
+        return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT,
+                              "set_grad_home: only a leaf's gradient is kept");
     if (!home && !leaf->meta) return MS_OK;
     ms_meta *meta = NULL;
     ms_status status = ms_meta_of(leaf, &meta);
@@ -346,26 +382,33 @@ static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
     void *memory = NULL;
     ms_status status = ms_meta_of(tensor, &meta);
     if (!status && !ms_tensor_requires_grad(tensor))
-        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "on_grad: this tensor needs no gradient; call requires_grad_ first");
-    if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_hook), "gradient hook", &memory);
+        status =
+            ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                           "on_grad: this tensor needs no gradient; call requires_grad_ first");
+    if (!status)
+        status = ms_allocate(ms_engine_context(engine), sizeof(ms_hook), "gradient hook", &memory);
     if (status) return status;
     ms_hook *made = memory, **last = meta->node ? &meta->node->hooks : &meta->hooks;
     *made = hook;
     made->id = *id = ++((ms_tape *)ms_engine_get(engine, MS_SLOT_GRAD))->hook_ids;
     made->output = meta->output;
-    while (*last) last = &(*last)->next;       /* they run in order of registration */
+    while (*last) last = &(*last)->next; /* they run in order of registration */
     *last = made;
     return MS_OK;
 }
 
-ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user, void (*free_user)(void *), uint64_t *id)
+ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user,
+                                void (*free_user)(void *), uint64_t *id)
 {
     return hook_add(tensor, (ms_hook){ .gradient = f, .user = user, .free_user = free_user }, id);
 }
 
-ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user, void (*free_user)(void *), uint64_t *id)
+ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user,
+                                   void (*free_user)(void *), uint64_t *id)
 {
-    if (!ms_tensor_is_leaf(leaf)) return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT, "on_grad_ready: only a leaf's gradient is added up");
+    if (!ms_tensor_is_leaf(leaf))
+        return ms_engine_fail(leaf->engine, MS_ERROR_ARGUMENT,
+                              "on_grad_ready: only a leaf's gradient is added up");
     return hook_add(leaf, (ms_hook){ .accumulated = f, .user = user, .free_user = free_user }, id);
 }
 
@@ -373,7 +416,8 @@ void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id)
 {
     ms_meta *meta = tensor->meta;
     if (!meta) return;
-    for (ms_hook **link = meta->node ? &meta->node->hooks : &meta->hooks; *link; link = &(*link)->next)
+    for (ms_hook **link = meta->node ? &meta->node->hooks : &meta->hooks; *link;
+         link = &(*link)->next)
         if ((*link)->id == id) {
             ms_hook *gone = *link;
             *link = gone->next;

@@ -1,7 +1,8 @@
 /* reach.c: which leaves a graph goes back to, and marks on their gradients. */
 #include "grad/tape.h"
 
-/* A node that was met, and the backward that had seen it before: put back at the end, as a backward may be running. */
+/* A node that was met, and the backward that had seen it before: put back at the end, as a backward
+ * may be running. */
 typedef struct met {
     ms_node *node;
     uint64_t visit;
@@ -17,7 +18,8 @@ typedef struct walk {
 static ms_status meet(walk *w, ms_node *node)
 {
     if (!node || node->visit == w->visit) return MS_OK;
-    ms_status status = ms_grow(w->context, (void **)&w->nodes, &w->capacity, w->count + 1, sizeof *w->nodes);
+    ms_status status =
+        ms_grow(w->context, (void **)&w->nodes, &w->capacity, w->count + 1, sizeof *w->nodes);
     if (status) return status;
     w->nodes[w->count++] = (met){ node, node->visit };
     node->visit = w->visit;
@@ -42,7 +44,8 @@ static void end(walk *w)
     ms_release(w->context, w->nodes);
 }
 
-ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count, ms_tensor *const *leaves, uint32_t leaf_count, bool *reached)
+ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count,
+                           ms_tensor *const *leaves, uint32_t leaf_count, bool *reached)
 {
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(engine, &tape);

@@ -9,12 +9,12 @@ typedef struct ms_recomputed {
     void *user;
     void (*done)(void *);
     void (*free_user)(void *);
-    ms_random random;                          /* as it was when f ran first */
+    ms_random random; /* as it was when f ran first */
     ms_dtype autocast;
     uint32_t script, input_count, output_count;
-    uint64_t *versions;                        /* of the inputs' storages before f ran first; behind the inputs */
-    ms_captures captures;                      /* what else it used then */
-    ms_tensor *inputs[];                       /* aliases without history */
+    uint64_t *versions;   /* of the inputs' storages before f ran first; behind the inputs */
+    ms_captures captures; /* what else it used then */
+    ms_tensor *inputs[];  /* aliases without history */
 } ms_recomputed;
 
 static void recomputed_free(void *object)
@@ -46,7 +46,10 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     ms_engine_set_recording(engine, recording);
     if (status) *count = 0;
     else if (*count != kept->output_count)
-        status = ms_engine_fail(engine, MS_ERROR_STATE, "recompute: the function gave %u tensors at first and %u now: it must do the same each time", kept->output_count, *count);
+        status = ms_engine_fail(engine, MS_ERROR_STATE,
+                                "recompute: the function gave %u tensors at first and %u now: it "
+                                "must do the same each time",
+                                kept->output_count, *count);
     return status;
 }
 
@@ -59,10 +62,12 @@ static ms_status require_gradient(ms_tensor *input)
     return status;
 }
 
-static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, ms_tensor **results, const bool *needs)
+static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, ms_tensor **results,
+                                     const bool *needs)
 {
     ms_recomputed *kept = object;
-    ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL }, *roots[MS_RECOMPUTE_OUTPUTS], *entering[MS_RECOMPUTE_OUTPUTS];
+    ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL }, *roots[MS_RECOMPUTE_OUTPUTS],
+              *entering[MS_RECOMPUTE_OUTPUTS];
     uint32_t count = 0, used = 0;
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < kept->input_count && !status; i++)
@@ -89,15 +94,20 @@ static bool recomputed_reads(void *object, uint32_t index, ms_tensor **tensor, u
 {
     const ms_recomputed *kept = object;
     if (index >= kept->input_count + kept->captures.count) return false;
-    const ms_saved *captured = index < kept->input_count ? NULL : &kept->captures.items[index - kept->input_count].saved;
+    const ms_saved *captured =
+        index < kept->input_count ? NULL : &kept->captures.items[index - kept->input_count].saved;
     *tensor = captured ? captured->tensor : kept->inputs[index];
     *version = captured ? captured->version : kept->versions[index];
     return true;
 }
 
-static const ms_function recompute_function = { .name = "recompute", .backward = recomputed_backward, .free = recomputed_free, .reads = recomputed_reads };
+static const ms_function recompute_function = { .name = "recompute",
+                                                .backward = recomputed_backward,
+                                                .free = recomputed_free,
+                                                .reads = recomputed_reads };
 
-/* What f returned may be what it got, or a parameter: the history that is to come belongs to a tensor of its own. */
+/* What f returned may be what it got, or a parameter: the history that is to come belongs to a
+ * tensor of its own. */
 static ms_status own_window(ms_tensor **tensor)
 {
     ms_tensor *given = *tensor;
@@ -107,13 +117,20 @@ static ms_status own_window(ms_tensor **tensor)
     return status;
 }
 
-static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32_t count, ms_recomputed **out)
+static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32_t count,
+                             ms_recomputed **out)
 {
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_recomputed) + count * (sizeof(ms_tensor *) + sizeof(uint64_t)), "recompute", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(engine),
+                    sizeof(ms_recomputed) + count * (sizeof(ms_tensor *) + sizeof(uint64_t)),
+                    "recompute", &memory);
     if (status) return status;
     ms_recomputed *kept = memory;
-    *kept = (ms_recomputed){ .engine = engine, .random = ms_engine_random(engine), .autocast = ms_engine_autocast(engine), .script = ms_engine_script(engine),
+    *kept = (ms_recomputed){ .engine = engine,
+                             .random = ms_engine_random(engine),
+                             .autocast = ms_engine_autocast(engine),
+                             .script = ms_engine_script(engine),
                              .versions = (uint64_t *)(void *)(kept->inputs + count) };
     for (; kept->input_count < count && !status; kept->input_count += !status) {
         kept->versions[kept->input_count] = ms_tensor_version(inputs[kept->input_count]);
@@ -125,7 +142,8 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
 }
 
 /* f without a tape, noting what it uses that requires a gradient; *count is 0 after a failure. */
-static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_tensor **made, uint32_t *count)
+static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_tensor **made,
+                           uint32_t *count)
 {
     ms_engine *engine = kept->engine;
     ms_tape *tape = NULL;
@@ -144,8 +162,10 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     return status;
 }
 
-ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
-                       ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count)
+ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
+                       void (*done)(void *user), void (*free_user)(void *),
+                       ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                       uint32_t *output_count)
 {
     ms_recomputed *kept = NULL;
     ms_tensor *made[MS_RECOMPUTE_OUTPUTS] = { NULL };
@@ -160,7 +180,8 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, v
         kept->done = done;
         kept->free_user = free_user;
         kept->output_count = count;
-        status = ms_record_captured(engine, &recompute_function, kept, inputs, input_count, &kept->captures, made, count);
+        status = ms_record_captured(engine, &recompute_function, kept, inputs, input_count,
+                                    &kept->captures, made, count);
         if (status) kept->free_user = NULL;
     }
     if (status) recomputed_free(kept);

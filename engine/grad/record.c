@@ -30,14 +30,20 @@ ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor 
     if (!tensor) return MS_OK;
     ms_tensor_span(tensor, &begin, &end);
     if (tensor->made_version >= ms_storage_recorded(tensor->storage, begin, end)) return MS_OK;
-    return ms_engine_fail(engine, MS_ERROR_STATE, "%s: the tensor %s shares memory with one that was written in place after this was made, and its gradient knows nothing of that write: "
-                          "take the view (or detach) behind the write, or use the form without _ there", what, ms_tensor_describe(tensor, shape, sizeof shape));
+    return ms_engine_fail(
+        engine, MS_ERROR_STATE,
+        "%s: the tensor %s shares memory with one that was written in place after this was made, "
+        "and its gradient knows nothing of that write: "
+        "take the view (or detach) behind the write, or use the form without _ there",
+        what, ms_tensor_describe(tensor, shape, sizeof shape));
 }
 
-static ms_status check_histories(ms_engine *engine, const char *what, ms_tensor *const *tensors, uint32_t count)
+static ms_status check_histories(ms_engine *engine, const char *what, ms_tensor *const *tensors,
+                                 uint32_t count)
 {
     ms_status status = MS_OK;
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_history_check(engine, what, tensors[i]);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = ms_history_check(engine, what, tensors[i]);
     return status;
 }
 
@@ -46,14 +52,21 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
     const ms_meta *meta = target->meta;
     if (!meta) return MS_OK;
     if (meta->requires_grad && !meta->node)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s_: this leaf requires a gradient and cannot be written in place while that is recorded: use ms.no_grad, or the form without _", op->name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s_: this leaf requires a gradient and cannot be written in place "
+                              "while that is recorded: use ms.no_grad, or the form without _",
+                              op->name);
     if (meta->node && meta->node->op && (meta->node->op->flags & MS_OP_VIEW))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s_: this is a view of a tensor whose gradient is recorded, and a write to it would not reach that record: use the form without _", op->name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s_: this is a view of a tensor whose gradient is recorded, and a "
+                              "write to it would not reach that record: use the form without _",
+                              op->name);
     return MS_OK;
 }
 
 /* The node with its edges, before anything runs, so that running out of memory changes nothing. */
-static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures, uint32_t output_count, ms_node **out)
+static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count,
+                         ms_captures *captures, uint32_t output_count, ms_node **out)
 {
     ms_node *node = NULL;
     uint32_t captured = captures ? (uint32_t)captures->count : 0;
@@ -61,7 +74,7 @@ static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t i
     for (uint32_t i = 0; i < captured && !status; i++) {
         describe(&node->inputs[input_count + i], NULL);
         node->edges[input_count + i].node = captures->items[i].node;
-        captures->items[i].node = NULL;        /* handed over: freed without recursion, as all edges are */
+        captures->items[i].node = NULL; /* handed over: freed without recursion, as all edges are */
     }
     for (uint32_t i = 0; i < input_count && !status; i++) {
         describe(&node->inputs[i], inputs[i]);
@@ -82,8 +95,9 @@ static bool any_requires_grad(ms_tensor *const *inputs, uint32_t count)
 static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t count)
 {
     ms_meta *meta = NULL;
-    for (uint32_t i = 0; i < count; i++) {     /* first what can fail */
-        ms_status status = ms_dtype_is_float(outputs[i]->dtype) ? ms_meta_of(outputs[i], &meta) : MS_OK;
+    for (uint32_t i = 0; i < count; i++) { /* first what can fail */
+        ms_status status =
+            ms_dtype_is_float(outputs[i]->dtype) ? ms_meta_of(outputs[i], &meta) : MS_OK;
         if (status) return status;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -93,23 +107,37 @@ static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t c
     return MS_OK;
 }
 
-ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
-                   uint32_t input_count, ms_tensor **outputs, uint32_t output_count)
+ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                   bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                   ms_tensor **outputs, uint32_t output_count)
 {
-    bool needed = any_requires_grad(inputs, input_count), recording = ms_engine_is_recording(engine);
+    bool needed = any_requires_grad(inputs, input_count),
+         recording = ms_engine_is_recording(engine);
     /* A target that is written without a record need not have a true history: it is not used. */
     uint32_t used = in_place && !needed && input_count > 0 ? 1 : 0;
     ms_status status = MS_OK;
     if (recording && needed && (op->flags & MS_OP_LOSES_GRAD))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: it has no gradient, and its input requires one, which would be lost: detach the input, or call it inside no_grad", op->name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: it has no gradient, and its input requires one, which would be "
+                              "lost: detach the input, or call it inside no_grad",
+                              op->name);
     if (op->flags & MS_OP_NO_GRAD) recording = false;
-    else if (recording) status = check_histories(engine, op->name, inputs + used, input_count - used);
-    if (!status && !recording) status = ms_capture(engine, inputs, input_count, !(op->flags & MS_OP_NO_GRAD));
+    else if (recording)
+        status = check_histories(engine, op->name, inputs + used, input_count - used);
+    if (!status && !recording)
+        status = ms_capture(engine, inputs, input_count, !(op->flags & MS_OP_NO_GRAD));
     if (status) return status;
     if (!recording || !needed)
-        return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
-    ms_op_call call = { .engine = engine, .op = op, .inputs = inputs, .input_count = input_count, .outputs = outputs, .output_count = output_count,
-                        .in_place = in_place, .record = true };
+        return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs,
+                           output_count);
+    ms_op_call call = { .engine = engine,
+                        .op = op,
+                        .inputs = inputs,
+                        .input_count = input_count,
+                        .outputs = outputs,
+                        .output_count = output_count,
+                        .in_place = in_place,
+                        .record = true };
     if (attributes) call.attributes = *attributes;
     ms_node *node = NULL;
     ms_meta *meta = NULL;
@@ -126,7 +154,8 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     node->attributes = call.attributes;
     node->saved_count = call.saved_count;
     for (uint32_t i = 0; i < call.saved_count; i++)
-        node->saved[i] = (ms_saved){ .tensor = call.saved[i], .version = ms_tensor_version(call.saved[i]) };
+        node->saved[i] =
+            (ms_saved){ .tensor = call.saved[i], .version = ms_tensor_version(call.saved[i]) };
     if (target) {
         size_t begin, end;
         ms_tensor_span(target, &begin, &end);
@@ -154,12 +183,15 @@ static bool is_captured(const ms_captures *captures, const ms_tensor *tensor, co
 {
     for (size_t i = 0; i < captures->count; i++) {
         const ms_tensor *other = captures->items[i].saved.tensor;
-        if (other->storage == tensor->storage && captures->items[i].node == node && (node || (other->offset == tensor->offset && other->extent == tensor->extent))) return true;
+        if (other->storage == tensor->storage && captures->items[i].node == node
+            && (node || (other->offset == tensor->offset && other->extent == tensor->extent)))
+            return true;
     }
     return false;
 }
 
-static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor, bool differentiable)
+static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor,
+                         bool differentiable)
 {
     size_t begin, end;
     if (!tensor) return MS_OK;
@@ -169,19 +201,23 @@ static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *te
     if (is_captured(captures, tensor, needed ? node_of(tensor) : NULL)) return MS_OK;
     ms_edge edge = { 0 };
     ms_saved saved = { .version = ms_tensor_version(tensor) };
-    ms_status status = ms_grow(ms_engine_context(engine), (void **)&captures->items, &captures->capacity, captures->count + 1, sizeof *captures->items);
+    ms_status status = ms_grow(ms_engine_context(engine), (void **)&captures->items,
+                               &captures->capacity, captures->count + 1, sizeof *captures->items);
     if (!status) status = ms_tensor_alias(tensor, &saved.tensor);
     if (!status && needed) status = ms_edge_of(tensor, &edge);
     if (status) ms_tensor_release(saved.tensor);
-    else captures->items[captures->count++] = (ms_capture_item){ .saved = saved, .node = edge.node };
+    else
+        captures->items[captures->count++] = (ms_capture_item){ .saved = saved, .node = edge.node };
     return status;
 }
 
-ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, bool differentiable)
+ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
+                     bool differentiable)
 {
     const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
     ms_status status = MS_OK;
-    for (uint32_t i = 0; tape && tape->captures && i < count && !status; i++) status = capture(engine, tape->captures, tensors[i], differentiable);
+    for (uint32_t i = 0; tape && tape->captures && i < count && !status; i++)
+        status = capture(engine, tape->captures, tensors[i], differentiable);
     return status;
 }
 
@@ -192,13 +228,17 @@ static bool any_node(const ms_captures *captures)
     return false;
 }
 
-ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
+ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user,
+                             ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count)
 {
     ms_node *node = NULL;
-    ms_status status = ms_engine_is_recording(engine) ? check_histories(engine, f->name, inputs, input_count) : ms_capture(engine, inputs, input_count, true);
+    ms_status status = ms_engine_is_recording(engine)
+                           ? check_histories(engine, f->name, inputs, input_count)
+                           : ms_capture(engine, inputs, input_count, true);
     if (status) return status;
-    if (!ms_engine_is_recording(engine) || (!any_node(captures) && !any_requires_grad(inputs, input_count))) {
+    if (!ms_engine_is_recording(engine)
+        || (!any_node(captures) && !any_requires_grad(inputs, input_count))) {
         f->free(user);
         return MS_OK;
     }
@@ -212,8 +252,8 @@ ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user
     return status;
 }
 
-ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor *const *outputs,
-                    uint32_t output_count)
+ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs,
+                    uint32_t input_count, ms_tensor *const *outputs, uint32_t output_count)
 {
     return ms_record_captured(engine, f, user, inputs, input_count, NULL, outputs, output_count);
 }

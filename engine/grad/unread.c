@@ -1,8 +1,10 @@
-/* unread.c: writes of parameters that wait until the running backward has no use for the old values any more.
+/* unread.c: writes of parameters that wait until the running backward has no use for the old values
+ * any more.
  *
- * A node that takes part in a backward counts its reads in the storages that it saved, from its discovery until it has run. So whether anything still reads a
- * parameter is one look at its storage, and only a write that has to wait costs more: it goes into a list, which is walked after each node.
- */
+ * A node that takes part in a backward counts its reads in the storages that it saved, from its
+ * discovery until it has run. So whether anything still reads a parameter is one look at its
+ * storage, and only a write that has to wait costs more: it goes into a list, which is walked after
+ * each node. */
 #include "grad/tape.h"
 
 #include <string.h>
@@ -28,12 +30,15 @@ static void unread_free(ms_context *context, ms_unread *item)
     if (item->free_user) item->free_user(item->user);
 }
 
-static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item, ms_tensor *const *tensors)
+static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item,
+                            ms_tensor *const *tensors)
 {
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL;
-    ms_status status = ms_grow(context, (void **)&tape->unread, &tape->unread_capacity, tape->unread_count + 1, sizeof *tape->unread);
-    if (!status) status = ms_allocate(context, item.count * sizeof *tensors, "a write that waits", &memory);
+    ms_status status = ms_grow(context, (void **)&tape->unread, &tape->unread_capacity,
+                               tape->unread_count + 1, sizeof *tape->unread);
+    if (!status)
+        status = ms_allocate(context, item.count * sizeof *tensors, "a write that waits", &memory);
     if (status) return status;
     item.tensors = memory;
     for (uint32_t i = 0; i < item.count; i++) item.tensors[i] = ms_tensor_retain(tensors[i]);
@@ -41,13 +46,17 @@ static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item, ms
     return MS_OK;
 }
 
-ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_status (*f)(void *user), void *user, void (*free_user)(void *user))
+ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
+                                  ms_status (*f)(void *user), void *user,
+                                  void (*free_user)(void *user))
 {
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(engine, &tape);
     bool waits = !status && tape->pass && any_awaited(tensors, count);
     if (waits) {
-        status = unread_add(engine, tape, (ms_unread){ .f = f, .user = user, .free_user = free_user, .count = count }, tensors);
+        status = unread_add(
+            engine, tape,
+            (ms_unread){ .f = f, .user = user, .free_user = free_user, .count = count }, tensors);
         if (!status) return MS_OK;
     }
     if (!status) status = f(user);
@@ -55,13 +64,17 @@ ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, 
     return status;
 }
 
-/* f may register others: they go to the end of the list, and the item is taken out of it before the call. */
+/* f may register others: they go to the end of the list, and the item is taken out of it before the
+ * call. */
 ms_status ms_unread_run(ms_tape *tape)
 {
     ms_status status = MS_OK;
     for (size_t i = 0; i < tape->unread_count && !status;) {
         ms_unread item = tape->unread[i];
-        if (any_awaited(item.tensors, item.count)) { i++; continue; }
+        if (any_awaited(item.tensors, item.count)) {
+            i++;
+            continue;
+        }
         memmove(&tape->unread[i], &tape->unread[i + 1], (--tape->unread_count - i) * sizeof item);
         status = item.f(item.user);
         unread_free(ms_engine_context(ms_tensor_engine(item.tensors[0])), &item);

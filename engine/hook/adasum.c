@@ -1,10 +1,13 @@
-/* adasum.c: sums that grow where ranks agree on little and stay means where they agree (Maleki et al. 2020; behaviours F9, V10).
+/* adasum.c: sums that grow where ranks agree on little and stay means where they agree (Maleki et
+ * al. 2020; behaviours F9, V10).
  *
- * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b), with products in f32. Ranks go together by pairs, pairs of pairs and so on: in
- * every round a rank and the one whose number differs in one bit hold the same part of two vectors; each sends half of it and goes on with the other half, so that
- * every number is combined by one rank only. Products are added up over the ranks that hold the parts of a vector. In the end the halves go back the way they
- * came. Ranks above the greatest power of two are taken in before and told the result behind.
- */
+ * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b), with
+ * products in f32. Ranks go together by pairs, pairs of pairs and so on: in every round a rank and
+ * the one whose number differs in one bit hold the same part of two vectors; each sends half of it
+ * and goes on with the other half, so that every number is combined by one rank only. Products are
+ * added up over the ranks that hold the parts of a vector. In the end the halves go back the way
+ * they came. Ranks above the greatest power of two are taken in before and told the result
+ * behind. */
 #include "hook/work.h"
 
 /* of the bucket's numbers */
@@ -16,8 +19,13 @@ typedef struct span {
 
 static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other, ms_point *ready)
 {
-    ms_collective call = { .kind = kind, .in = t, .root = other, .bucket = (int32_t)w->bucket->index, .label = w->bucket->label };
-    if (!w->status) w->status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, ready);
+    ms_collective call = { .kind = kind,
+                           .in = t,
+                           .root = other,
+                           .bucket = (int32_t)w->bucket->index,
+                           .label = w->bucket->label };
+    if (!w->status)
+        w->status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, ready);
 }
 
 static void wait_for(ms_work *w, ms_point ready)
@@ -25,7 +33,10 @@ static void wait_for(ms_work *w, ms_point ready)
     if (!w->status) w->status = ms_stream_wait(ms_engine_current(w->bucket->engine), ready);
 }
 
-static ms_tensor *part_of(ms_work *w, ms_tensor *t, span part) { return ms_work_view(w, t, part.first, part.count, 0); }
+static ms_tensor *part_of(ms_work *w, ms_tensor *t, span part)
+{
+    return ms_work_view(w, t, part.first, part.count, 0);
+}
 
 /* As many numbers as like has, of another rank, in f32; in a fake world it has the same. */
 static ms_tensor *receive(ms_work *w, ms_tensor *like, ms_dtype dtype, uint32_t other)
@@ -46,7 +57,8 @@ static void send(ms_work *w, ms_tensor *t, ms_dtype dtype, uint32_t other)
     wait_for(w, sent);
 }
 
-static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype dtype, uint32_t other)
+static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype dtype,
+                           uint32_t other)
 {
     ms_point sent = { 0 };
     pass(w, MS_SEND, ms_work_cast(w, out, dtype), other, &sent);
@@ -57,23 +69,31 @@ static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype
 
 /* ------------------------------------------------------- how it is combined */
 
-/* Three rows with a number for each parameter: a.b, a.a, b.b; then, in the place of the last two, their factors. */
+/* Three rows with a number for each parameter: a.b, a.a, b.b; then, in the place of the last two,
+ * their factors. */
 typedef struct table {
     ms_tensor *numbers;
     uint32_t mine, theirs;
 } table;
-typedef void (*part_function)(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs);
+typedef void (*part_function)(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
+                              ms_tensor *theirs);
 
-static ms_tensor *entry(ms_work *w, const table *t, uint32_t row, uint32_t position) { return part_of(w, t->numbers, (span){ (int64_t)row * w->bucket->count + position, 1 }); }
+static ms_tensor *entry(ms_work *w, const table *t, uint32_t row, uint32_t position)
+{
+    return part_of(w, t->numbers, (span){ (int64_t)row * w->bucket->count + position, 1 });
+}
 
-static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs)
+static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
+                     ms_tensor *theirs)
 {
     ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, mine, theirs), entry(w, t, 0, position));
     ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, mine, mine), entry(w, t, t->mine, position));
-    ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, theirs, theirs), entry(w, t, t->theirs, position));
+    ms_work_copy(w, ms_work_apply(w, &ms_op_dot, 0, theirs, theirs),
+                 entry(w, t, t->theirs, position));
 }
 
-static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mine, ms_tensor *theirs)
+static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
+                    ms_tensor *theirs)
 {
     ms_work_change(w, &ms_op_mul, 0, mine, entry(w, t, t->mine, position));
     ms_work_change(w, &ms_op_mul, 0, theirs, entry(w, t, t->theirs, position));
@@ -81,7 +101,8 @@ static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mi
 }
 
 /* f for the part of each parameter that lies in kept; theirs begins where kept does. */
-static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *theirs, const table *t, part_function f)
+static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *theirs,
+                           const table *t, part_function f)
 {
     int64_t begin = 0, end;
     for (uint32_t i = 0; i < w->bucket->count && !w->status; i++, begin = end) {
@@ -90,7 +111,9 @@ static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *th
         int64_t from = begin > kept.first ? begin : kept.first;
         int64_t to = end < kept_end ? end : kept_end;
         ms_work one = { .link = w->link, .bucket = w->bucket };
-        if (from < to) f(&one, t, i, part_of(&one, mine, (span){ from, to - from }), part_of(&one, theirs, (span){ from - kept.first, to - from }));
+        if (from < to)
+            f(&one, t, i, part_of(&one, mine, (span){ from, to - from }),
+              part_of(&one, theirs, (span){ from - kept.first, to - from }));
         w->status = ms_work_end(&one);
     }
 }
@@ -99,29 +122,39 @@ static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *th
 static void make_factors(ms_work *w, const table *t, uint32_t row)
 {
     int64_t count = w->bucket->count;
-    ms_tensor *both = part_of(w, t->numbers, (span){ 0, count }), *own = part_of(w, t->numbers, (span){ row * count, count });
-    ms_tensor *share = ms_work_apply(w, &ms_op_div, 0, both, ms_work_apply(w, &ms_op_mul_scalar, 2, own, NULL));
+    ms_tensor *both = part_of(w, t->numbers, (span){ 0, count }),
+              *own = part_of(w, t->numbers, (span){ row * count, count });
+    ms_tensor *share =
+        ms_work_apply(w, &ms_op_div, 0, both, ms_work_apply(w, &ms_op_mul_scalar, 2, own, NULL));
     ms_tensor *factor = ms_work_apply(w, &ms_op_rsub_scalar, 1, share, NULL);
-    ms_work_copy(w, ms_work_apply(w, &ms_op_masked_fill, 1, factor, ms_work_apply(w, &ms_op_le_scalar, 0, own, NULL)), own);
+    ms_work_copy(w,
+                 ms_work_apply(w, &ms_op_masked_fill, 1, factor,
+                               ms_work_apply(w, &ms_op_le_scalar, 0, own, NULL)),
+                 own);
 }
 
-/* Two sums of the same two numbers are equal, whoever adds: all ranks of a round come to the same products. */
+/* Two sums of the same two numbers are equal, whoever adds: all ranks of a round come to the same
+ * products. */
 static void add_up(ms_work *w, ms_tensor *numbers, uint32_t rank, uint32_t distance)
 {
     for (uint32_t bit = 1; distance && bit <= distance; bit *= 2) {
         ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
-        ms_work_change(&one, &ms_op_add, 0, numbers, exchange(&one, numbers, numbers, MS_F32, rank ^ bit));
+        ms_work_change(&one, &ms_op_add, 0, numbers,
+                       exchange(&one, numbers, numbers, MS_F32, rank ^ bit));
         w->status = ms_work_end(&one);
     }
 }
 
-/* mine's numbers in kept become those of both. distance: the bit in which those ranks differ that hold the one vector from those that hold the other; 0: this rank
- * has both of them whole. */
-static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *theirs, uint32_t distance)
+/* mine's numbers in kept become those of both. distance: the bit in which those ranks differ that
+ * hold the one vector from those that hold the other; 0: this rank has both of them whole. */
+static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *theirs,
+                        uint32_t distance)
 {
     uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), own = rank & distance ? 2 : 1;
     int64_t count = 3 * (int64_t)w->bucket->count;
-    table t = { .numbers = part_of(w, ms_work_new(w, MS_F32, 1, count), (span){ 0, count }), .mine = own, .theirs = 3 - own };
+    table t = { .numbers = part_of(w, ms_work_new(w, MS_F32, 1, count), (span){ 0, count }),
+                .mine = own,
+                .theirs = 3 - own };
     ms_work_change(w, &ms_op_fill, 0, t.numbers, NULL);
     each_parameter(w, kept, mine, theirs, &t, multiply);
     add_up(w, t.numbers, rank, distance);
@@ -139,7 +172,8 @@ static span half_of(span part, bool upper)
     return upper ? (span){ part.first + lower, part.count - lower } : (span){ part.first, lower };
 }
 
-/* All ranks below a power of two; each of the ranks from distance on has what those together have that differ from it in lower bits only. */
+/* All ranks below a power of two; each of the ranks from distance on has what those together have
+ * that differ from it in lower bits only. */
 static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distance, uint32_t power)
 {
     uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), other = rank ^ distance;
@@ -147,7 +181,9 @@ static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distanc
     span kept = half_of(part, rank & distance), given = half_of(part, !(rank & distance));
     if (distance == power) return;
     ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
-    go_together(&one, mine, kept, exchange(&one, part_of(&one, mine, given), part_of(&one, mine, kept), dtype, other), distance);
+    go_together(&one, mine, kept,
+                exchange(&one, part_of(&one, mine, given), part_of(&one, mine, kept), dtype, other),
+                distance);
     w->status = ms_work_end(&one);
     reduce_part(w, mine, kept, distance * 2, power);
     one.status = w->status;

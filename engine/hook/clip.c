@@ -1,8 +1,9 @@
-/* clip.c: reduced gradients are scaled to a norm of at most max_norm: of each bucket by itself, of all together, or by the norm of all in the step before.
+/* clip.c: reduced gradients are scaled to a norm of at most max_norm: of each bucket by itself, of
+ * all together, or by the norm of all in the step before.
  *
- * The norm of all is known behind the last bucket only, so "global" is the first link of its chain, holds back what all others made, in the buckets' own
- * memory, and scales it there: results before the last bucket's are no results yet.
- */
+ * The norm of all is known behind the last bucket only, so "global" is the first link of its chain,
+ * holds back what all others made, in the buckets' own memory, and scales it there: results before
+ * the last bucket's are no results yet. */
 #include "hook/work.h"
 
 #include "moonshard/grad.h"
@@ -14,16 +15,21 @@ static void scale(ms_work *w, ms_tensor *t, ms_tensor *squares)
     ms_work_change(w, &ms_op_add_scalar, 1e-6, factor, NULL);
     ms_work_change(w, &ms_op_rdiv_scalar, w->link->options.clip.max_norm, factor, NULL);
     ms_work_change(w, &ms_op_minimum_scalar, 1, factor, NULL);
-    if (!w->status) ms_work_change(w, &ms_op_mul, 0, t, ms_work_cast(w, factor, ms_tensor_dtype(t)));
+    if (!w->status)
+        ms_work_change(w, &ms_op_mul, 0, t, ms_work_cast(w, factor, ms_tensor_dtype(t)));
 }
 
 static ms_tensor *squares_of(ms_work *w, ms_tensor *t)
 {
-    ms_tensor *wide = ms_work_cast(w, t, MS_F32), *norm = ms_work_operator(w, &ms_op_norm, (ms_attributes){ .reduce = { .all = true, .p = 2 } }, false, &wide, 1, NULL);
+    ms_tensor *wide = ms_work_cast(w, t, MS_F32),
+              *norm = ms_work_operator(w, &ms_op_norm,
+                                       (ms_attributes){ .reduce = { .all = true, .p = 2 } }, false,
+                                       &wide, 1, NULL);
     return ms_work_apply(w, &ms_op_square, 0, norm, NULL);
 }
 
-/* The state has the sums of squares of the step before and of this one. One that is not finite tells nothing: the one before it holds on. */
+/* The state has the sums of squares of the step before and of this one. One that is not finite
+ * tells nothing: the one before it holds on. */
 static void by_last_step(ms_work *w, ms_tensor *reduced)
 {
     ms_tensor *both = NULL;
@@ -32,7 +38,9 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     ms_tensor *before = ms_work_view(w, both, 0, 1, 0), *now = ms_work_view(w, both, 1, 1, 0);
     if (w->bucket->index == 0) {
         ms_tensor *choices[] = { ms_work_apply(w, &ms_op_is_finite, 0, now, NULL), now, before };
-        ms_work_copy(w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, choices, 3, NULL), before);
+        ms_work_copy(
+            w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, choices, 3, NULL),
+            before);
         ms_work_change(w, &ms_op_fill, 0, now, NULL);
     }
     ms_work_change(w, &ms_op_add, 1, now, squares_of(w, reduced));
@@ -79,7 +87,8 @@ static ms_status encode(const ms_link *link, ms_bucket *bucket)
     return status;
 }
 
-static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)
+static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                        ms_tensor *reduced, ms_tensor **out)
 {
     (void)before;
     ms_work w = { .link = link, .bucket = bucket };
@@ -94,7 +103,10 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
 static ms_status check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->clip.max_norm > 0) return MS_OK;
-    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip: max_norm must be above 0, not %g", options->clip.max_norm);
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip: max_norm must be above 0, not %g",
+                          options->clip.max_norm);
 }
 
-const ms_link_kind ms_link_clip = { .name = "clip", .encode = encode, .decode = decode, .check = check, .has_state = true };
+const ms_link_kind ms_link_clip = {
+    .name = "clip", .encode = encode, .decode = decode, .check = check, .has_state = true
+};

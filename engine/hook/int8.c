@@ -1,8 +1,10 @@
-/* int8.c: gradients as 8-bit numbers: to every rank (behaviours B12, B13), or each part to the rank that adds it up, in f32, and from there to all.
+/* int8.c: gradients as 8-bit numbers: to every rank (behaviours B12, B13), or each part to the rank
+ * that adds it up, in f32, and from there to all.
  *
- * per tensor, channel: rows x of numbers become q = round(x / scale) + zero in 0 .. 255, with (scale, zero) of each row from its least and greatest number and 0.
- * A tensor is one row (in the form all_to_all each rank's part of it), channels are rows of `block` numbers. per block: the int8 codec.
- */
+ * per tensor, channel: rows x of numbers become q = round(x / scale) + zero in 0 .. 255, with
+ * (scale, zero) of each row from its least and greatest number and 0. A tensor is one row (in the
+ * form all_to_all each rank's part of it), channels are rows of `block` numbers. per block: the
+ * int8 codec. */
 #include "hook/work.h"
 
 #include <float.h>
@@ -20,7 +22,10 @@ static void round_into(ms_work *w, ms_tensor *t)
 
 static void clamp_into(ms_work *w, ms_tensor *t)
 {
-    ms_work_operator(w, &ms_op_clamp, (ms_attributes){ .scalar = { .value = 0, .high = 255, .has_low = true, .has_high = true } }, true, &t, 1, NULL);
+    ms_work_operator(
+        w, &ms_op_clamp,
+        (ms_attributes){ .scalar = { .value = 0, .high = 255, .has_low = true, .has_high = true } },
+        true, &t, 1, NULL);
 }
 
 /* x [rows, n] as codes u8 [rows, n] and scales [rows, 2]. */
@@ -30,7 +35,8 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
     *scales = NULL;
     if (w->status) return NULL;
     int64_t rows = ms_tensor_shape(x)[0], n = ms_tensor_shape(x)[1];
-    ms_tensor *low = ms_work_operator(w, &ms_op_min, over_row, false, &x, 1, NULL), *high = ms_work_operator(w, &ms_op_max, over_row, false, &x, 1, NULL);
+    ms_tensor *low = ms_work_operator(w, &ms_op_min, over_row, false, &x, 1, NULL),
+              *high = ms_work_operator(w, &ms_op_max, over_row, false, &x, 1, NULL);
     ms_work_change(w, &ms_op_minimum_scalar, 0, low, NULL);
     ms_work_change(w, &ms_op_maximum_scalar, 0, high, NULL);
     ms_work_change(w, &ms_op_sub, 1, high, low);
@@ -40,8 +46,10 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
     ms_work_change(w, &ms_op_neg, 0, zero, NULL);
     round_into(w, zero);
     clamp_into(w, zero);
-    ms_tensor *pair[] = { high, zero }, *codes = ms_work_apply(w, &ms_op_div, 0, x, high), *wire = ms_work_new(w, MS_U8, rows, n);
-    *scales = ms_work_operator(w, &ms_op_cat, (ms_attributes){ .dim = { .a = 1 } }, false, pair, 2, NULL);
+    ms_tensor *pair[] = { high, zero }, *codes = ms_work_apply(w, &ms_op_div, 0, x, high),
+              *wire = ms_work_new(w, MS_U8, rows, n);
+    *scales =
+        ms_work_operator(w, &ms_op_cat, (ms_attributes){ .dim = { .a = 1 } }, false, pair, 2, NULL);
     round_into(w, codes);
     ms_work_change(w, &ms_op_add, 1, codes, zero);
     clamp_into(w, codes);
@@ -53,19 +61,25 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
 static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
 {
     ms_tensor *x = ms_work_cast(w, codes, MS_F32), *part[2] = { NULL };
-    for (int i = 0; i < 2; i++) part[i] = ms_work_operator(w, &ms_op_narrow, (ms_attributes){ .dim = { .a = 1, .start = i, .length = 1 } }, false, &scales, 1, NULL);
+    for (int i = 0; i < 2; i++)
+        part[i] = ms_work_operator(w, &ms_op_narrow,
+                                   (ms_attributes){ .dim = { .a = 1, .start = i, .length = 1 } },
+                                   false, &scales, 1, NULL);
     ms_work_change(w, &ms_op_sub, 1, x, part[1]);
     ms_work_change(w, &ms_op_mul, 0, x, part[0]);
     return x;
 }
 
-/* Adds what the ranks have sent, codes [ranks * rows, n] and scales [ranks * rows, 2], in order of ranks, as a mean. */
-static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks, int64_t rows, int64_t n)
+/* Adds what the ranks have sent, codes [ranks * rows, n] and scales [ranks * rows, 2], in order of
+ * ranks, as a mean. */
+static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks, int64_t rows,
+                       int64_t n)
 {
     ms_tensor *sum = ms_work_new(w, MS_F32, rows, n);
     for (int64_t r = 0; r < ranks && !w->status; r++) {
         ms_work one = { .link = w->link, .bucket = w->bucket };
-        ms_tensor *x = numbers(&one, ms_work_view(&one, codes, r * rows * n, rows, n), ms_work_view(&one, scales, r * rows * 2, rows, 2));
+        ms_tensor *x = numbers(&one, ms_work_view(&one, codes, r * rows * n, rows, n),
+                               ms_work_view(&one, scales, r * rows * 2, rows, 2));
         if (r == 0) ms_work_copy(&one, x, sum);
         else ms_work_change(&one, &ms_op_add, 1, sum, x);
         w->status = ms_work_end(&one);
@@ -114,9 +128,11 @@ static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t r
     return numbers(w, ms_work_view(w, all, 0, rows, n), ms_work_view(w, all_scales, 0, rows, 2));
 }
 
-static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor *payload, int64_t n)
+static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor *payload,
+                         int64_t n)
 {
-    return ms_work_operator(w, op, (ms_attributes){ .codec = { .codec = blocks, .n = n } }, false, &payload, 1, NULL);
+    return ms_work_operator(w, op, (ms_attributes){ .codec = { .codec = blocks, .n = n } }, false,
+                            &payload, 1, NULL);
 }
 
 /* x [ranks, n] (all_to_all), or [1, n]. */
@@ -143,12 +159,17 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
-static int64_t up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+static int64_t up(int64_t count, int64_t multiple)
+{
+    return (count + multiple - 1) / multiple * multiple;
+}
 
 static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
-    int64_t count = ms_tensor_count(bucket->buffer), ranks = ms_group_size(ms_link_group(link, bucket)), block = link->options.int8.block, rows, n;
+    int64_t count = ms_tensor_count(bucket->buffer),
+            ranks = ms_group_size(ms_link_group(link, bucket)), block = link->options.int8.block,
+            rows, n;
     bool split = link->options.int8.form == MS_INT8_ALL_TO_ALL;
     if (count == 0 && !w.status) return ms_link_stay_local(bucket, out);
     if (link->options.int8.per == MS_INT8_CHANNEL) {
@@ -163,7 +184,9 @@ static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
     if (rows * n > count) ms_work_change(&w, &ms_op_fill, 0, x, NULL);
     ms_tensor *front = ms_work_view(&w, x, 0, count, 0);
     ms_work_copy(&w, bucket->buffer, front);
-    ms_tensor *result = link->options.int8.per == MS_INT8_BLOCK ? reduce_blocks(&w, x, rows, n) : reduce_rows(&w, x, ranks, rows, n);
+    ms_tensor *result = link->options.int8.per == MS_INT8_BLOCK
+                            ? reduce_blocks(&w, x, rows, n)
+                            : reduce_rows(&w, x, ranks, rows, n);
     return ms_work_give(&w, result, out);
 }
 
@@ -172,9 +195,12 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
     int64_t block = options->int8.block;
     if (options->int8.per == MS_INT8_TENSOR) return MS_OK;
     if (block < 1 || (options->int8.per == MS_INT8_BLOCK && block % 8 != 0))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "int8: block must be %s, not %lld", options->int8.per == MS_INT8_BLOCK ? "a multiple of 8" : "1 or more",
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "int8: block must be %s, not %lld",
+                              options->int8.per == MS_INT8_BLOCK ? "a multiple of 8" : "1 or more",
                               (long long)block);
     return MS_OK;
 }
 
-const ms_link_kind ms_link_int8 = { .name = "int8", .reduce = reduce, .check = check, .defaults = { .int8 = { .block = 512 } } };
+const ms_link_kind ms_link_int8 = {
+    .name = "int8", .reduce = reduce, .check = check, .defaults = { .int8 = { .block = 512 } }
+};

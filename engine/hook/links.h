@@ -6,7 +6,8 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k, ms_link_sign_vote, ms_link_adasum;
+extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k,
+    ms_link_sign_vote, ms_link_adasum;
 extern const ms_link_kind ms_link_post_local_sgd, ms_link_clip, ms_link_nan_check;
 
 /* Tensors that are held back until the last bucket; not saved. Retained. */
@@ -14,7 +15,8 @@ ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);
 ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count);
 void ms_link_state_let_go(ms_link_state *state);
 
-/* Counts for ms_link_state_compression; whether a line about it is due in this iteration, the first or `every` behind the last one. */
+/* Counts for ms_link_state_compression; whether a line about it is due in this iteration, the first
+ * or `every` behind the last one. */
 void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after);
 bool ms_link_state_is_due(ms_link_state *state, int64_t every);
 
@@ -32,8 +34,10 @@ ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out);
 /* The group of a link, and by how much each rank's numbers are multiplied for a mean. */
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket);
 double ms_link_share(const ms_link *link, const ms_bucket *bucket);
-/* t's numbers in a new contiguous tensor of that dtype, in the group's memory: what a collective may work on in place. */
-ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype, ms_tensor **out);
+/* t's numbers in a new contiguous tensor of that dtype, in the group's memory: what a collective
+ * may work on in place. */
+ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype,
+                       ms_tensor **out);
 /* The plain mean, in place. */
 ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
 /* This rank's own numbers as the result. */
@@ -46,7 +50,8 @@ ms_status ms_link_sum_by_parts(const ms_link *link, ms_bucket *bucket, double fa
 /* MS_ERROR_ARGUMENT if error_feedback, native or in Lua, stands before this link: for links whose
  * result is not the mean of what ranks send. */
 ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket);
-/* MS_ERROR_ARGUMENT if the buffer has another length than the gradients, for links that tell parameters apart. */
+/* MS_ERROR_ARGUMENT if the buffer has another length than the gradients, for links that tell
+ * parameters apart. */
 ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket);
 /* A collective of this bucket on the current stream. */
 ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_collective call);

@@ -1,6 +1,6 @@
-/* nan_check.c: looks for infinities and NaN in what each rank brings and in what comes back, for a whole pass. With the last bucket all ranks learn what any has
- * seen: above 0 in the state's "bad", which optimizers go by, or an error.
- */
+/* nan_check.c: looks for infinities and NaN in what each rank brings and in what comes back, for a
+ * whole pass. With the last bucket all ranks learn what any has seen: above 0 in the state's "bad",
+ * which optimizers go by, or an error. */
 #include "hook/work.h"
 
 #include "tensor/op.h"
@@ -17,11 +17,15 @@ static ms_task_result run_stop(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-static const ms_task stop_task = { .name = "nan_check", .function = run_stop, .args_bytes = sizeof(stop_args), .kind = MS_KIND_COMPUTE };
+static const ms_task stop_task = { .name = "nan_check",
+                                   .function = run_stop,
+                                   .args_bytes = sizeof(stop_args),
+                                   .kind = MS_KIND_COMPUTE };
 
 static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
 {
-    ms_tensor *each = ms_work_apply(w, &ms_op_is_finite, 0, t, NULL), *all = ms_work_apply(w, &ms_op_every, 0, each, NULL);
+    ms_tensor *each = ms_work_apply(w, &ms_op_is_finite, 0, t, NULL),
+              *all = ms_work_apply(w, &ms_op_every, 0, each, NULL);
     ms_tensor *other = ms_work_apply(w, &ms_op_rsub_scalar, 1, ms_work_cast(w, all, MS_F32), NULL);
     ms_work_change(w, &ms_op_maximum, 0, bad, other);
 }
@@ -42,20 +46,27 @@ static ms_status encode(const ms_link *link, ms_bucket *bucket)
     return ms_work_end(&w);
 }
 
-static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before, ms_tensor *reduced, ms_tensor **out)
+static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                        ms_tensor *reduced, ms_tensor **out)
 {
     (void)before;
     ms_work w = { .link = link, .bucket = bucket };
     ms_tensor *bad = flag(&w);
     look(&w, reduced, bad);
-    if (bucket->is_last && !w.status) w.status = ms_link_collective(link, bucket, (ms_collective){ .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = bad });
+    if (bucket->is_last && !w.status)
+        w.status = ms_link_collective(
+            link, bucket,
+            (ms_collective){ .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = bad });
     if (bucket->is_last && link->options.nan_check.stop && !w.status) {
         stop_args args = { .bad = ms_tensor_data(bad) };
-        w.status = ms_tensor_enqueue(bucket->engine, &stop_task, &args, &bad, 1, NULL, 0, (ms_task_cost){ .bytes = sizeof(float) });
+        w.status = ms_tensor_enqueue(bucket->engine, &stop_task, &args, &bad, 1, NULL, 0,
+                                     (ms_task_cost){ .bytes = sizeof(float) });
     }
     ms_status status = ms_work_end(&w);
     if (!status) *out = ms_tensor_retain(reduced);
     return status;
 }
 
-const ms_link_kind ms_link_nan_check = { .name = "nan_check", .encode = encode, .decode = decode, .has_state = true };
+const ms_link_kind ms_link_nan_check = {
+    .name = "nan_check", .encode = encode, .decode = decode, .has_state = true
+};

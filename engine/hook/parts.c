@@ -3,8 +3,8 @@
  * An all-reduce of 16-bit numbers rounds its result, and no rank sees what that loses: with error
  * feedback, the mean of many steps would keep this error. Here each rank receives its part of the
  * bucket from all ranks, adds it up in f32, rounds it, sends it to all, and takes what rounding has
- * lost into its own error. The bytes on the wire are those of an all-reduce.
- */
+ * lost into its own error. The bytes on the wire are those of an
+ * all-reduce. */
 #include "hook/work.h"
 
 void ms_work_tell_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,

@@ -3,21 +3,22 @@
 
 #include <string.h>
 
-/* A run of numbers inside a tensor that holds those of a whole bucket. parameter NULL: of none, or put and not yet asked for. */
+/* A run of numbers inside a tensor that holds those of a whole bucket. parameter NULL: of none, or
+ * put and not yet asked for. */
 typedef struct piece {
-    char *text;                    /* two strings, each with its 0: the name, the parameter's name */
+    char *text; /* two strings, each with its 0: the name, the parameter's name */
     ms_tensor *parameter, *whole;
     int64_t offset, length;
 } piece;
 
 struct ms_link_state {
     ms_engine *engine;
-    ms_link_state *next;                       /* of the engine's list */
+    ms_link_state *next; /* of the engine's list */
     piece *pieces;
     size_t count, capacity;
     ms_tensor **held;
     size_t held_count, held_capacity;
-    int64_t iteration, due;                    /* due: the iteration of the next line about compression */
+    int64_t iteration, due; /* due: the iteration of the next line about compression */
     ms_link_compression compression;
     uint32_t references, abandoned;
 };
@@ -42,7 +43,8 @@ void ms_link_state_clear(ms_link_state *state)
 
 ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor)
 {
-    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->held, &state->held_capacity, state->held_count + 1, sizeof *state->held);
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->held,
+                               &state->held_capacity, state->held_count + 1, sizeof *state->held);
     if (!status) state->held[state->held_count++] = ms_tensor_retain(tensor);
     return status;
 }
@@ -82,10 +84,13 @@ static void free_all(ms_engine *engine, void *first)
 ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out)
 {
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_link_state), "a link's state", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(engine), sizeof(ms_link_state), "a link's state", &memory);
     if (status) return status;
     ms_link_state *state = memory;
-    *state = (ms_link_state){ .engine = engine, .references = 1, .next = ms_engine_get(engine, MS_SLOT_HOOK) };
+    *state = (ms_link_state){ .engine = engine,
+                              .references = 1,
+                              .next = ms_engine_get(engine, MS_SLOT_HOOK) };
     ms_engine_set(engine, MS_SLOT_HOOK, state, free_all);
     *out = state;
     return MS_OK;
@@ -121,8 +126,10 @@ void ms_link_states_sweep(ms_engine *engine)
 
 /* ------------------------------------------------------------------- asking */
 
-/* The piece of that parameter (NULL: of none), or one that was put for it. hint: where it is looked for first. */
-static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter, const char *called, size_t hint)
+/* The piece of that parameter (NULL: of none), or one that was put for it. hint: where it is looked
+ * for first. */
+static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter,
+                   const char *called, size_t hint)
 {
     piece *put = NULL;
     for (size_t n = 0; n < state->count; n++) {
@@ -143,7 +150,10 @@ typedef struct request {
     uint32_t count;
 } request;
 
-static int64_t length_of(const request *r, uint32_t i) { return r->lengths ? r->lengths[i] : ms_tensor_count(r->parameters[i]); }
+static int64_t length_of(const request *r, uint32_t i)
+{
+    return r->lengths ? r->lengths[i] : ms_tensor_count(r->parameters[i]);
+}
 
 static piece *find_item(const ms_link_state *state, const request *r, uint32_t i, size_t hint)
 {
@@ -160,7 +170,9 @@ static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64
         int64_t length = length_of(r, i);
         if (length == 0) continue;
         const piece *p = find_item(state, r, i, hint);
-        if (!p || p->parameter != (r->parameters ? r->parameters[i] : NULL) || p->length != length || p->offset != at || (whole && p->whole != whole)) return NULL;
+        if (!p || p->parameter != (r->parameters ? r->parameters[i] : NULL) || p->length != length
+            || p->offset != at || (whole && p->whole != whole))
+            return NULL;
         whole = p->whole;
         at += length;
         hint = (size_t)(p - state->pieces) + 1;
@@ -189,7 +201,8 @@ static ms_status window(ms_tensor *whole, int64_t offset, int64_t length, ms_ten
 /* Room and texts for pieces that are not there yet, with no numbers so far. */
 static ms_status make_pieces(ms_link_state *state, const request *r)
 {
-    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces, &state->capacity, state->count + r->count, sizeof(piece));
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces,
+                               &state->capacity, state->count + r->count, sizeof(piece));
     for (uint32_t i = 0; i < r->count && !status; i++) {
         if (length_of(r, i) == 0 || find_item(state, r, i, 0)) continue;
         piece made = { .parameter = r->parameters ? ms_tensor_retain(r->parameters[i]) : NULL };
@@ -262,13 +275,19 @@ static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_ten
     return MS_OK;
 }
 
-ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, const char *name, const int64_t *lengths, bool *fresh, ms_tensor **out)
+ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, const char *name,
+                               const int64_t *lengths, bool *fresh, ms_tensor **out)
 {
-    request r = { .name = name, .parameters = bucket->parameters, .called = bucket->names, .lengths = lengths, .count = bucket->count };
+    request r = { .name = name,
+                  .parameters = bucket->parameters,
+                  .called = bucket->names,
+                  .lengths = lengths,
+                  .count = bucket->count };
     return get(state, &r, fresh, out);
 }
 
-ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t length, bool *fresh, ms_tensor **out)
+ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t length, bool *fresh,
+                               ms_tensor **out)
 {
     const char *const none = "";
     request r = { .name = name, .called = &none, .lengths = &length, .count = 1 };
@@ -276,8 +295,14 @@ ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t l
 }
 
 int64_t ms_link_state_iteration(const ms_link_state *state) { return state->iteration; }
-void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration) { state->iteration = iteration; }
-ms_link_compression ms_link_state_compression(const ms_link_state *state) { return state->compression; }
+void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration)
+{
+    state->iteration = iteration;
+}
+ms_link_compression ms_link_state_compression(const ms_link_state *state)
+{
+    return state->compression;
+}
 
 void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after)
 {
@@ -309,13 +334,16 @@ ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piec
         *out = (ms_link_piece){ .name = p->text, .parameter = parameter_name(p) };
         return window(p->whole, p->offset, p->length, &out->tensor);
     }
-    return ms_engine_fail(state->engine, MS_ERROR_ARGUMENT, "a link's state: there is no piece of that number");
+    return ms_engine_fail(state->engine, MS_ERROR_ARGUMENT,
+                          "a link's state: there is no piece of that number");
 }
 
-ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter, ms_tensor *tensor)
+ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter,
+                            ms_tensor *tensor)
 {
     piece made = { .length = ms_tensor_count(tensor) };
-    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces, &state->capacity, state->count + 1, sizeof(piece));
+    ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces,
+                               &state->capacity, state->count + 1, sizeof(piece));
     if (!status) status = make_text(state->engine, name, parameter, &made.text);
     if (!status) status = ms_link_flat_copy(tensor, &made.whole);
     if (status) drop_piece(state, &made);

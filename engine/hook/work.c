@@ -5,7 +5,9 @@ ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned)
 {
     if (owned && work->count == MS_WORK_TENSORS) {
         ms_tensor_release(owned);
-        work->status = ms_engine_fail(work->bucket->engine, MS_ERROR_STATE, "%s: more than %d tensors at once", work->link->kind->name, MS_WORK_TENSORS);
+        work->status =
+            ms_engine_fail(work->bucket->engine, MS_ERROR_STATE, "%s: more than %d tensors at once",
+                           work->link->kind->name, MS_WORK_TENSORS);
         return NULL;
     }
     if (owned) work->made[work->count++] = owned;
@@ -19,12 +21,14 @@ ms_status ms_work_end(ms_work *work)
     return work->status;
 }
 
-ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attributes, bool in_place, ms_tensor *const *inputs, uint32_t count, ms_tensor **second)
+ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attributes, bool in_place,
+                            ms_tensor *const *inputs, uint32_t count, ms_tensor **second)
 {
     ms_tensor *outputs[2] = { NULL };
     if (second) *second = NULL;
     if (work->status) return NULL;
-    work->status = ms_op_apply(work->bucket->engine, op, &attributes, in_place, inputs, count, outputs, second ? 2 : 1);
+    work->status = ms_op_apply(work->bucket->engine, op, &attributes, in_place, inputs, count,
+                               outputs, second ? 2 : 1);
     if (work->status) return NULL;
     if (second) *second = ms_work_own(work, outputs[1]);
     return ms_work_own(work, outputs[0]);
@@ -33,7 +37,8 @@ ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attrib
 ms_tensor *ms_work_apply(ms_work *work, const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *inputs[] = { a, b };
-    return ms_work_operator(work, op, (ms_attributes){ .scalar = { .value = value } }, false, inputs, b ? 2 : 1, NULL);
+    return ms_work_operator(work, op, (ms_attributes){ .scalar = { .value = value } }, false,
+                            inputs, b ? 2 : 1, NULL);
 }
 
 void ms_work_change(ms_work *work, const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
@@ -59,7 +64,9 @@ ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t colu
     ms_tensor *made = NULL;
     const int64_t shape[] = { rows, columns };
     if (work->status) return NULL;
-    work->status = ms_group_storage(ms_link_group(work->link, work->bucket), ms_engine_current(work->bucket->engine), (size_t)(rows * columns) * ms_dtype_bytes(dtype), &storage);
+    work->status = ms_group_storage(ms_link_group(work->link, work->bucket),
+                                    ms_engine_current(work->bucket->engine),
+                                    (size_t)(rows * columns) * ms_dtype_bytes(dtype), &storage);
     if (!work->status) work->status = ms_tensor_on(storage, dtype, 2, shape, &made);
     ms_storage_release(storage);
     return ms_work_own(work, made);
@@ -69,32 +76,43 @@ ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t row
 {
     ms_tensor *made = NULL;
     const int64_t shape[] = { rows, columns }, strides[] = { columns ? columns : 1, 1 };
-    if (!work->status) work->status = ms_tensor_window(t, columns ? 2 : 1, shape, strides, ms_tensor_offset(t) + offset, &made);
+    if (!work->status)
+        work->status = ms_tensor_window(t, columns ? 2 : 1, shape, strides,
+                                        ms_tensor_offset(t) + offset, &made);
     return ms_work_own(work, made);
 }
 
 ms_tensor *ms_work_state(ms_work *work, const char *name)
 {
     ms_tensor *made = NULL;
-    if (!work->status) work->status = ms_link_state_tensor(work->link->state, work->bucket, name, NULL, NULL, &made);
+    if (!work->status)
+        work->status =
+            ms_link_state_tensor(work->link->state, work->bucket, name, NULL, NULL, &made);
     return ms_work_own(work, made);
 }
 
 void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, ms_tensor *out)
 {
-    if (!work->status) work->status = ms_link_collective(work->link, work->bucket, (ms_collective){ .kind = kind, .in = in, .out = out });
+    if (!work->status)
+        work->status = ms_link_collective(work->link, work->bucket,
+                                          (ms_collective){ .kind = kind, .in = in, .out = out });
 }
 
 ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t)
 {
-    ms_tensor *all = work->status ? NULL : ms_work_new(work, ms_tensor_dtype(t), ms_group_size(ms_link_group(work->link, work->bucket)), ms_tensor_count(t));
+    ms_tensor *all = work->status
+                         ? NULL
+                         : ms_work_new(work, ms_tensor_dtype(t),
+                                       ms_group_size(ms_link_group(work->link, work->bucket)),
+                                       ms_tensor_count(t));
     ms_work_collective(work, MS_ALL_GATHER, t, all);
     return all;
 }
 
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out)
 {
-    ms_tensor *buffer = work->bucket->buffer, *front = ms_work_view(work, result, 0, ms_tensor_count(buffer), 0);
+    ms_tensor *buffer = work->bucket->buffer,
+              *front = ms_work_view(work, result, 0, ms_tensor_count(buffer), 0);
     ms_work_copy(work, front, buffer);
     ms_status status = ms_work_end(work);
     if (!status) *out = ms_tensor_retain(buffer);

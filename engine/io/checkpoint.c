@@ -1,8 +1,9 @@
-/* checkpoint.c: a step's values on disk: copied to host memory, then written as a folder that appears as a whole.
+/* checkpoint.c: a step's values on disk: copied to host memory, then written as a folder that
+ * appears as a whole.
  *
- * Names in a folder of checkpoints: NAME is a committed one; .tmp-NAME is being written or removed; .old-NAME was committed and is being
- * replaced, and counts again if a crash leaves no NAME beside it.
- */
+ * Names in a folder of checkpoints: NAME is a committed one; .tmp-NAME is being written or removed;
+ * .old-NAME was committed and is being replaced, and counts again if a crash leaves no NAME beside
+ * it. */
 #include "io/path.h"
 
 #include <stdatomic.h>
@@ -14,7 +15,7 @@
 /* ---------------------------------------------------------------- snapshots */
 
 struct ms_snapshot {
-    ms_context context;              /* for releasing, on whichever thread */
+    ms_context context; /* for releasing, on whichever thread */
     uint32_t count;
     ms_safetensors_spec *specs;
     int64_t (*shapes)[MS_DIMS_MAX];
@@ -24,7 +25,8 @@ struct ms_snapshot {
     uint64_t *hashes;
 };
 
-static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i, const char *name, ms_tensor *tensor)
+static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i,
+                               const char *name, ms_tensor *tensor)
 {
     uint32_t dims = ms_tensor_dims(tensor);
     size_t bytes = ms_tensor_bytes(tensor);
@@ -33,33 +35,55 @@ static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint3
     if (!status && bytes) status = ms_tensor_read(tensor, snapshot->data[i], bytes);
     if (status) return status;
     if (dims) memcpy(snapshot->shapes[i], ms_tensor_shape(tensor), dims * sizeof(int64_t));
-    snapshot->specs[i] = (ms_safetensors_spec){ .name = snapshot->names[i], .dtype = ms_tensor_dtype(tensor), .dims = dims, .shape = snapshot->shapes[i] };
+    snapshot->specs[i] = (ms_safetensors_spec){ .name = snapshot->names[i],
+                                                .dtype = ms_tensor_dtype(tensor),
+                                                .dims = dims,
+                                                .shape = snapshot->shapes[i] };
     snapshot->bytes[i] = bytes;
     snapshot->hashes[i] = ms_hash(snapshot->data[i], bytes, 0);
     return MS_OK;
 }
 
-ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors, uint32_t count, ms_snapshot **out)
+ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors,
+                          uint32_t count, ms_snapshot **out)
 {
     ms_context *context = ms_engine_context(engine);
     ms_snapshot *snapshot = NULL;
     ms_status status = ms_allocate(context, sizeof *snapshot, "a snapshot", (void **)&snapshot);
     if (status) return status;
     ms_context_init(&snapshot->context, context->os);
-    status = ms_allocate(context, count * sizeof *snapshot->specs, "a snapshot", (void **)&snapshot->specs);
-    if (!status) status = ms_allocate(context, count * sizeof *snapshot->shapes, "a snapshot", (void **)&snapshot->shapes);
-    if (!status) status = ms_allocate(context, count * sizeof *snapshot->names, "a snapshot", (void **)&snapshot->names);
-    if (!status) status = ms_allocate(context, count * sizeof *snapshot->data, "a snapshot", (void **)&snapshot->data);
-    if (!status) status = ms_allocate(context, count * sizeof *snapshot->bytes, "a snapshot", (void **)&snapshot->bytes);
-    if (!status) status = ms_allocate(context, count * sizeof *snapshot->hashes, "a snapshot", (void **)&snapshot->hashes);
+    status = ms_allocate(context, count * sizeof *snapshot->specs, "a snapshot",
+                         (void **)&snapshot->specs);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *snapshot->shapes, "a snapshot",
+                             (void **)&snapshot->shapes);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *snapshot->names, "a snapshot",
+                             (void **)&snapshot->names);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *snapshot->data, "a snapshot",
+                             (void **)&snapshot->data);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *snapshot->bytes, "a snapshot",
+                             (void **)&snapshot->bytes);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *snapshot->hashes, "a snapshot",
+                             (void **)&snapshot->hashes);
     if (!status) snapshot->count = count;
-    for (uint32_t i = 0; i < count && !status; i++) status = snapshot_take(context, snapshot, i, names[i], tensors[i]);
-    if (status) { ms_snapshot_free(snapshot); return status; }
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = snapshot_take(context, snapshot, i, names[i], tensors[i]);
+    if (status) {
+        ms_snapshot_free(snapshot);
+        return status;
+    }
     *out = snapshot;
     return MS_OK;
 }
 
-uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index) { return snapshot->hashes[index]; }
+uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
+{
+    return snapshot->hashes[index];
+}
 
 void ms_snapshot_free(ms_snapshot *snapshot)
 {
@@ -69,14 +93,16 @@ void ms_snapshot_free(ms_snapshot *snapshot)
         ms_release(&context, snapshot->names[i]);
         ms_release(&context, snapshot->data[i]);
     }
-    void *parts[] = { snapshot->specs, snapshot->shapes, snapshot->names, snapshot->data, snapshot->bytes, snapshot->hashes, snapshot };
+    void *parts[] = { snapshot->specs, snapshot->shapes, snapshot->names, snapshot->data,
+                      snapshot->bytes, snapshot->hashes, snapshot };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ms_release(&context, parts[i]);
 }
 
 /* ----------------------------------------------------------- folder of them */
 
 /* folder/<prefix>name */
-static ms_status place(ms_context *context, const char *folder, const char *prefix, const char *name, char **out)
+static ms_status place(ms_context *context, const char *folder, const char *prefix,
+                       const char *name, char **out)
 {
     char *whole = NULL;
     ms_status status = ms_text_join(context, prefix, name, &whole);
@@ -93,13 +119,17 @@ static bool is_folder(ms_context *context, const char *path)
 
 static ms_status sweep_one(ms_context *context, const char *folder, const char *name)
 {
-    bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0, replaced = strncmp(name, REPLACED, strlen(REPLACED)) == 0;
+    bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0,
+         replaced = strncmp(name, REPLACED, strlen(REPLACED)) == 0;
     char *path = NULL, *committed = NULL;
     if (!temporary && !replaced) return MS_OK;
     ms_status status = ms_path_join(context, folder, name, &path);
-    if (!status) status = ms_path_join(context, folder, name + strlen(replaced ? REPLACED : TEMPORARY), &committed);
+    if (!status)
+        status = ms_path_join(context, folder, name + strlen(replaced ? REPLACED : TEMPORARY),
+                              &committed);
     if (!status && is_folder(context, path)) {
-        if (replaced && !is_folder(context, committed)) status = ms_folder_rename(context, path, committed);
+        if (replaced && !is_folder(context, committed))
+            status = ms_folder_rename(context, path, committed);
         else status = ms_folder_remove(context, path);
     }
     ms_release(context, path);
@@ -112,7 +142,8 @@ ms_status ms_checkpoint_sweep(ms_context *context, const char *folder)
     ms_names names = { 0 };
     if (!is_folder(context, folder)) return MS_OK;
     ms_status status = ms_folder_list(context, folder, &names);
-    for (size_t i = 0; i < names.count && !status; i++) status = sweep_one(context, folder, names.items[i]);
+    for (size_t i = 0; i < names.count && !status; i++)
+        status = sweep_one(context, folder, names.items[i]);
     ms_names_free(context, &names);
     return status;
 }
@@ -129,7 +160,8 @@ ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const ch
     return status;
 }
 
-ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name, const char *to)
+ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name,
+                               const char *to)
 {
     char *path = NULL, *target = NULL;
     ms_status status = place(context, folder, "", name, &path);
@@ -145,14 +177,17 @@ ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const ch
 static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot, const char *path)
 {
     ms_safetensors_writer *writer = NULL;
-    ms_status status = ms_safetensors_create(context, path, snapshot->specs, snapshot->count, NULL, 0, &writer);
-    for (uint32_t i = 0; i < snapshot->count && !status; i++) status = ms_safetensors_write(writer, i, snapshot->data[i], snapshot->bytes[i]);
+    ms_status status =
+        ms_safetensors_create(context, path, snapshot->specs, snapshot->count, NULL, 0, &writer);
+    for (uint32_t i = 0; i < snapshot->count && !status; i++)
+        status = ms_safetensors_write(writer, i, snapshot->data[i], snapshot->bytes[i]);
     if (!status) status = ms_safetensors_commit(writer);
     ms_safetensors_free(writer);
     return status;
 }
 
-static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, const char *folder, const void *manifest, size_t bytes)
+static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, const char *folder,
+                             const void *manifest, size_t bytes)
 {
     char *tensors = NULL, *text = NULL;
     ms_status status = ms_folder_make(context, folder);
@@ -165,8 +200,10 @@ static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, c
     return status;
 }
 
-/* Gives a whole temporary folder its name. One that has the name already steps aside first, and back if that fails. */
-static ms_status commit(ms_context *context, const char *temporary, const char *final, const char *aside)
+/* Gives a whole temporary folder its name. One that has the name already steps aside first, and
+ * back if that fails. */
+static ms_status commit(ms_context *context, const char *temporary, const char *final,
+                        const char *aside)
 {
     bool replacing = is_folder(context, final);
     if (replacing) {
@@ -183,10 +220,11 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
 }
 
 /* Behind a sweep. */
-static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest, size_t bytes)
+static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder,
+                           const char *name, const void *manifest, size_t bytes)
 {
     char *temporary = NULL, *final = NULL, *aside = NULL;
-    ms_context quiet;                /* clean-up must not hide the cause */
+    ms_context quiet; /* clean-up must not hide the cause */
     ms_context_init(&quiet, context->os);
     ms_status status = place(context, folder, TEMPORARY, name, &temporary);
     if (!status) status = place(context, folder, "", name, &final);
@@ -202,8 +240,8 @@ done:
     return status;
 }
 
-ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name,
-                              const void *manifest, size_t bytes)
+ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder,
+                              const char *name, const void *manifest, size_t bytes)
 {
     ms_status status = ms_checkpoint_sweep(context, folder);
     return status ? status : write_one(context, snapshot, folder, name, manifest, bytes);
@@ -212,7 +250,7 @@ ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, 
 /* -------------------------------------------------------------- on a thread */
 
 struct ms_checkpoint_job {
-    ms_context context;              /* the thread's, until it was joined */
+    ms_context context; /* the thread's, until it was joined */
     ms_os_thread *thread;
     ms_snapshot *snapshot;
     char *folder, *name, *manifest;
@@ -224,7 +262,8 @@ struct ms_checkpoint_job {
 static void job_run(void *argument)
 {
     ms_checkpoint_job *job = argument;
-    job->status = write_one(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
+    job->status =
+        write_one(&job->context, job->snapshot, job->folder, job->name, job->manifest, job->bytes);
     atomic_store(&job->done, true);
 }
 
@@ -237,11 +276,13 @@ static void job_free(ms_context *context, ms_checkpoint_job *job)
     ms_release(context, job);
 }
 
-ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
-                              size_t bytes, ms_checkpoint_job **out)
+ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder,
+                              const char *name, const void *manifest, size_t bytes,
+                              ms_checkpoint_job **out)
 {
     ms_checkpoint_job *job = NULL;
-    /* Not on the thread: the host may be removing a checkpoint meanwhile, whose temporary name a sweep would take for a dead one. */
+    /* Not on the thread: the host may be removing a checkpoint meanwhile, whose temporary name a
+     * sweep would take for a dead one. */
     ms_status status = ms_checkpoint_sweep(context, folder);
     if (!status) status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
     if (status) return status;
@@ -253,13 +294,18 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
     if (!status) {
         memcpy(job->manifest, manifest, bytes);
         job->snapshot = snapshot;
-        int error = context->os->thread_start(context->os->user, "ms-checkpoint", job_run, job, &job->thread);
+        int error = context->os->thread_start(context->os->user, "ms-checkpoint", job_run, job,
+                                              &job->thread);
         if (error) {
             job->snapshot = NULL;
-            status = ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
+            status =
+                ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
         }
     }
-    if (status) { job_free(context, job); return status; }
+    if (status) {
+        job_free(context, job);
+        return status;
+    }
     *out = job;
     return MS_OK;
 }

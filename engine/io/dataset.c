@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define FOLDERS_DEEP 64              /* deeper can only be a link to a parent */
+#define FOLDERS_DEEP 64 /* deeper can only be a link to a parent */
 
 /* --------------------------------------------------------------- references */
 
@@ -27,7 +27,8 @@ void ms_data_release(ms_data *data)
     ms_release(&context, data);
 }
 
-static ms_status dataset_new(ms_context *context, ms_data *data, uint64_t first, uint64_t count, ms_dataset **out)
+static ms_status dataset_new(ms_context *context, ms_data *data, uint64_t first, uint64_t count,
+                             ms_dataset **out)
 {
     ms_dataset *made = NULL;
     ms_status status = ms_allocate(context, sizeof *made, "a data set", (void **)&made);
@@ -40,7 +41,10 @@ static ms_status dataset_new(ms_context *context, ms_data *data, uint64_t first,
     return MS_OK;
 }
 
-ms_status ms_dataset_of(ms_context *context, ms_data *data, ms_dataset **out) { return dataset_new(context, data, 0, data->count, out); }
+ms_status ms_dataset_of(ms_context *context, ms_data *data, ms_dataset **out)
+{
+    return dataset_new(context, data, 0, data->count, out);
+}
 
 ms_dataset *ms_dataset_retain(ms_dataset *dataset)
 {
@@ -59,16 +63,26 @@ void ms_dataset_release(ms_dataset *dataset)
 uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
 
-ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction, ms_dataset **first, ms_dataset **rest)
+ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,
+                           ms_dataset **first, ms_dataset **rest)
 {
     ms_dataset *a = NULL, *b = NULL;
-    if (!(fraction >= 0 && fraction <= 1)) return ms_fail(context, MS_ERROR_ARGUMENT, "split: the fraction %g is not within 0 and 1", fraction);
-    /* A decimal fraction is stored up to 2^-54 too low, and the product is rounded: 0.29 of 100 would be 28. */
-    uint64_t count = (uint64_t)((double)dataset->count * fraction + (double)dataset->count * 0x1p-52);
+    if (!(fraction >= 0 && fraction <= 1))
+        return ms_fail(context, MS_ERROR_ARGUMENT, "split: the fraction %g is not within 0 and 1",
+                       fraction);
+    /* A decimal fraction is stored up to 2^-54 too low, and the product is rounded: 0.29 of 100
+     * would be 28. */
+    uint64_t count =
+        (uint64_t)((double)dataset->count * fraction + (double)dataset->count * 0x1p-52);
     if (count > dataset->count) count = dataset->count;
     ms_status status = dataset_new(context, dataset->data, dataset->first, count, &a);
-    if (!status) status = dataset_new(context, dataset->data, dataset->first + count, dataset->count - count, &b);
-    if (status) { ms_release(context, a); return status; }
+    if (!status)
+        status =
+            dataset_new(context, dataset->data, dataset->first + count, dataset->count - count, &b);
+    if (status) {
+        ms_release(context, a);
+        return status;
+    }
     atomic_fetch_add(&dataset->data->references, 2);
     *first = a;
     *rest = b;
@@ -78,7 +92,8 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
 /* -------------------------------------------------------------------- bytes */
 
 /* Adds bytes [offset, end) of a file behind what there is. */
-static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, const char *path, uint64_t offset, uint64_t end)
+static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, const char *path,
+                             uint64_t offset, uint64_t end)
 {
     size_t used = (size_t)data->count * data->width, more = (size_t)(end - offset);
     ms_status status = ms_grow(context, (void **)&data->samples, &data->capacity, used + more, 1);
@@ -108,14 +123,18 @@ static ms_status append_whole_file(ms_context *context, ms_data *data, const cha
     return status;
 }
 
-/* All files below a path, each once, in the order of whole paths: names are sorted within each folder. */
+/* All files below a path, each once, in the order of whole paths: names are sorted within each
+ * folder. */
 static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth)
 {
     ms_file_info info;
     int error = context->os->info(context->os->user, path, &info);
     if (error) return ms_fail_os(context, error, "cannot open", path);
     if (!info.is_directory) return append_whole_file(context, data, path);
-    if (depth >= FOLDERS_DEEP) return ms_fail(context, MS_ERROR_IO, "'%s' is more than %d folders deep; does a link lead back to a parent?", path, FOLDERS_DEEP);
+    if (depth >= FOLDERS_DEEP)
+        return ms_fail(context, MS_ERROR_IO,
+                       "'%s' is more than %d folders deep; does a link lead back to a parent?",
+                       path, FOLDERS_DEEP);
     ms_names names = { 0 };
     ms_status status = ms_folder_list(context, path, &names);
     for (size_t i = 0; i < names.count && !status; i++) {
@@ -129,14 +148,20 @@ static ms_status append_path(ms_context *context, ms_data *data, const char *pat
     return status;
 }
 
-ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out)
+ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count,
+                           ms_dataset **out)
 {
     ms_data *data = NULL;
     ms_status status = ms_data_new(context, &data);
-    for (uint32_t i = 0; i < count && !status; i++) status = append_path(context, data, paths[i], 0);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = append_path(context, data, paths[i], 0);
     if (!status && data->count == 0) {
-        if (count) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in '%s'", paths[0]);
-        else status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in no path");
+        if (count)
+            status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in '%s'",
+                             paths[0]);
+        else
+            status =
+                ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in no path");
     }
     if (!status) status = ms_dataset_of(context, data, out);
     if (status) ms_data_release(data);
@@ -145,17 +170,22 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
 
 /* ------------------------------------------------------------- token shards */
 
-#define SHARD_HEADER 1024            /* llm.c: 256 numbers of 32 bits: magic, version, count of tokens */
+#define SHARD_HEADER 1024 /* llm.c: 256 numbers of 32 bits: magic, version, count of tokens */
 
 typedef struct ms_shard {
     uint64_t begin, end;
     uint32_t width;
 } ms_shard;
 
-static uint32_t little_endian(const uint8_t *at) { return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24; }
+static uint32_t little_endian(const uint8_t *at)
+{
+    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
 
-/* Tells the formats apart. A file without one of llm.c's magic numbers is nanoGPT's: nothing but u16. */
-static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path, uint64_t bytes, ms_shard *out)
+/* Tells the formats apart. A file without one of llm.c's magic numbers is nanoGPT's: nothing but
+ * u16. */
+static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path,
+                                   uint64_t bytes, ms_shard *out)
 {
     static const struct {
         uint32_t magic, version, width;
@@ -168,13 +198,26 @@ static ms_status read_shard_header(ms_context *context, ms_file *file, const cha
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (little_endian(header) != known[i].magic) continue;
         uint32_t version = little_endian(header + 4), tokens = little_endian(header + 8);
-        if (version != known[i].version) return ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte 4: a token shard of version %u; its magic number has version %u", path, version, known[i].version);
+        if (version != known[i].version)
+            return ms_fail(
+                context, MS_ERROR_CORRUPT,
+                "'%s', byte 4: a token shard of version %u; its magic number has version %u", path,
+                version, known[i].version);
         uint64_t end = SHARD_HEADER + (uint64_t)tokens * known[i].width;
-        if (bytes != end) return ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte 8: a token shard of %u tokens has %" PRIu64 " bytes, this one has %" PRIu64, path, tokens, end, bytes);
+        if (bytes != end)
+            return ms_fail(context, MS_ERROR_CORRUPT,
+                           "'%s', byte 8: a token shard of %u tokens has %" PRIu64
+                           " bytes, this one has %" PRIu64,
+                           path, tokens, end, bytes);
         *out = (ms_shard){ .begin = SHARD_HEADER, .end = end, .width = known[i].width };
         return MS_OK;
     }
-    if (bytes % 2) return ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %" PRIu64 ": a shard without a header has two bytes a token, and this one an odd number", path, bytes - 1);
+    if (bytes % 2)
+        return ms_fail(
+            context, MS_ERROR_CORRUPT,
+            "'%s', byte %" PRIu64
+            ": a shard without a header has two bytes a token, and this one an odd number",
+            path, bytes - 1);
     *out = (ms_shard){ .begin = 0, .end = bytes, .width = 2 };
     return MS_OK;
 }
@@ -187,7 +230,10 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
     ms_status status = open_sized(context, path, &file, &bytes);
     if (!status) status = read_shard_header(context, file, path, bytes, &shard);
     if (!status && data->count > 0 && data->width != shard.width)
-        status = ms_fail(context, MS_ERROR_MISMATCH, "'%s' has tokens of %u bytes, the shards before it of %u: they are not of one data set", path, shard.width, data->width);
+        status = ms_fail(
+            context, MS_ERROR_MISMATCH,
+            "'%s' has tokens of %u bytes, the shards before it of %u: they are not of one data set",
+            path, shard.width, data->width);
     if (!status) {
         data->width = shard.width;
         status = append_file(context, data, file, path, shard.begin, shard.end);
@@ -196,13 +242,16 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
     return status;
 }
 
-ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out)
+ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count,
+                            ms_dataset **out)
 {
     ms_data *data = NULL;
     ms_status status = ms_data_new(context, &data);
     for (uint32_t i = 0; i < count && !status; i++) status = append_shard(context, data, paths[i]);
     if (!status && data->count == 0) {
-        if (count) status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in '%s'", paths[0]);
+        if (count)
+            status =
+                ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in '%s'", paths[0]);
         else status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one token in no path");
     }
     if (!status) status = ms_dataset_of(context, data, out);

@@ -8,19 +8,19 @@
 
 /* The memory that data sets share. */
 typedef struct ms_data {
-    ms_context context;              /* for releasing it, on whichever thread that happens */
+    ms_context context; /* for releasing it, on whichever thread that happens */
     atomic_uint references;
-    uint8_t *samples;                /* tokens of `width` bytes, or images of rows * columns bytes */
-    uint8_t *labels;                 /* of images; NULL: tokens */
-    size_t capacity;                 /* bytes of samples, while they are collected */
-    uint64_t count;                  /* tokens or images */
+    uint8_t *samples; /* tokens of `width` bytes, or images of rows * columns bytes */
+    uint8_t *labels;  /* of images; NULL: tokens */
+    size_t capacity;  /* bytes of samples, while they are collected */
+    uint64_t count;   /* tokens or images */
     uint32_t width, rows, columns;
 } ms_data;
 
 struct ms_dataset {
     ms_data *data;
     atomic_uint references;
-    uint64_t first, count;           /* which part of data this is */
+    uint64_t first, count; /* which part of data this is */
 };
 
 ms_status ms_data_new(ms_context *context, ms_data **out);

@@ -1,4 +1,5 @@
-/* file.c: whole files: reading, locking, and writing so that a crash leaves the old content or the new. */
+/* file.c: whole files: reading, locking, and writing so that a crash leaves the old content or the
+ * new. */
 #include "io/path.h"
 
 #include <errno.h>
@@ -17,45 +18,56 @@ void ms_file_close(ms_context *context, ms_file *file)
     if (file != NULL) context->os->close(context->os->user, file);
 }
 
-ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer, size_t bytes, uint64_t offset)
+ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer,
+                       size_t bytes, uint64_t offset)
 {
     for (size_t done = 0; done < bytes;) {
         ms_activity_begin(context->activity);
-        int64_t count = context->os->read(context->os->user, file, (char *)buffer + done, bytes - done, offset + done);
+        int64_t count = context->os->read(context->os->user, file, (char *)buffer + done,
+                                          bytes - done, offset + done);
         ms_activity_end(context->activity);
         if (count < 0) return ms_fail_os(context, (int)count, "cannot read", path);
-        if (count == 0) return ms_fail(context, MS_ERROR_CORRUPT, "'%s' ends at byte %" PRIu64 ", %zu bytes too early", path, offset + done, bytes - done);
+        if (count == 0)
+            return ms_fail(context, MS_ERROR_CORRUPT,
+                           "'%s' ends at byte %" PRIu64 ", %zu bytes too early", path,
+                           offset + done, bytes - done);
         done += (size_t)count;
     }
     return MS_OK;
 }
 
-ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes, uint64_t offset)
+ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data,
+                        size_t bytes, uint64_t offset)
 {
     for (size_t done = 0; done < bytes;) {
         ms_activity_begin(context->activity);
-        int64_t count = context->os->write(context->os->user, file, (const char *)data + done, bytes - done, offset + done);
+        int64_t count = context->os->write(context->os->user, file, (const char *)data + done,
+                                           bytes - done, offset + done);
         ms_activity_end(context->activity);
         /* A write that moves nothing and gives no reason would otherwise go on for ever. */
-        if (count <= 0) return ms_fail_os(context, count < 0 ? (int)count : -EIO, "cannot write", path);
+        if (count <= 0)
+            return ms_fail_os(context, count < 0 ? (int)count : -EIO, "cannot write", path);
         done += (size_t)count;
     }
     return MS_OK;
 }
 
-ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes)
+ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data,
+                         size_t bytes)
 {
     const ms_os *os = context->os;
     uint64_t before = 0;
     int error = os->size(os->user, file, &before);
     if (error) return ms_fail_os(context, error, "cannot tell the size of", path);
     ms_status status = ms_file_write(context, file, path, data, bytes, before);
-    /* What came through before a disk was full would stand in front of the next record. Devices have no size to cut: there nothing is left. */
+    /* What came through before a disk was full would stand in front of the next record. Devices
+     * have no size to cut: there nothing is left. */
     if (status) (void)os->resize(os->user, file, before);
     return status;
 }
 
-ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out, size_t *bytes)
+ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out,
+                           size_t *bytes)
 {
     ms_file *file = NULL;
     uint64_t size = 0;
@@ -64,11 +76,17 @@ ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit
     if (status) return status;
     int error = context->os->size(context->os->user, file, &size);
     if (error) status = ms_fail_os(context, error, "cannot tell the size of", path);
-    else if (size > limit || size > SIZE_MAX - 1) status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' has %" PRIu64 " bytes; at most %" PRIu64 " are read", path, size, limit);
+    else if (size > limit || size > SIZE_MAX - 1)
+        status =
+            ms_fail(context, MS_ERROR_CORRUPT,
+                    "'%s' has %" PRIu64 " bytes; at most %" PRIu64 " are read", path, size, limit);
     if (!status) status = ms_bytes_new(context, (size_t)size + 1, path, (void **)&data);
     if (!status) status = ms_file_read(context, file, path, data, (size_t)size, 0);
     ms_file_close(context, file);
-    if (status) { ms_release(context, data); return status; }
+    if (status) {
+        ms_release(context, data);
+        return status;
+    }
     data[size] = 0;
     *out = data;
     *bytes = (size_t)size;
@@ -81,26 +99,34 @@ struct ms_writer {
     ms_context *context;
     ms_file *file;
     char *path, *temporary;
-    bool made;                       /* the temporary file exists and is ours to remove */
+    bool made; /* the temporary file exists and is ours to remove */
 };
 
 ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out)
 {
     ms_writer *writer = NULL;
     char suffix[64];
-    /* Process and time tell apart the temporary names of all who write this path; who meets one all the same fails instead of mixing. */
-    snprintf(suffix, sizeof suffix, ".tmp-%" PRId64 "-%" PRIx64, context->os->process_id(context->os->user), context->os->monotonic_ns(context->os->user));
+    /* Process and time tell apart the temporary names of all who write this path; who meets one all
+     * the same fails instead of mixing. */
+    snprintf(suffix, sizeof suffix, ".tmp-%" PRId64 "-%" PRIx64,
+             context->os->process_id(context->os->user),
+             context->os->monotonic_ns(context->os->user));
     ms_status status = ms_allocate(context, sizeof *writer, "a file writer", (void **)&writer);
     if (status) return status;
     writer->context = context;
     status = ms_text_join(context, path, "", &writer->path);
     if (!status) status = ms_text_join(context, path, suffix, &writer->temporary);
     if (!status) {
-        int error = context->os->open(context->os->user, writer->temporary, MS_FILE_WRITE | MS_FILE_CREATE | MS_FILE_EXCLUSIVE, &writer->file);
+        int error =
+            context->os->open(context->os->user, writer->temporary,
+                              MS_FILE_WRITE | MS_FILE_CREATE | MS_FILE_EXCLUSIVE, &writer->file);
         if (error) status = ms_fail_os(context, error, "cannot write", path);
         else writer->made = true;
     }
-    if (status) { ms_writer_free(writer); return status; }
+    if (status) {
+        ms_writer_free(writer);
+        return status;
+    }
     *out = writer;
     return MS_OK;
 }
@@ -137,7 +163,8 @@ void ms_writer_free(ms_writer *writer)
     ms_release(context, writer);
 }
 
-ms_status ms_file_write_atomic(ms_context *context, const char *path, const void *data, size_t bytes)
+ms_status ms_file_write_atomic(ms_context *context, const char *path, const void *data,
+                               size_t bytes)
 {
     ms_writer *writer = NULL;
     ms_status status = ms_writer_new(context, path, &writer);
@@ -162,20 +189,27 @@ ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out)
     const ms_os *os = context->os;
     ms_file *file = NULL;
     char text[64];
-    ms_status status = ms_file_open(context, path, MS_FILE_READ | MS_FILE_WRITE | MS_FILE_CREATE, &file);
+    ms_status status =
+        ms_file_open(context, path, MS_FILE_READ | MS_FILE_WRITE | MS_FILE_CREATE, &file);
     if (status) return status;
     int error = os->lock(os->user, file);
     if (error == -EWOULDBLOCK) {
         read_holder(context, file, text, sizeof text);
-        status = ms_fail(context, MS_ERROR_DENIED, "'%s' is locked by %s; wait until it has ended, or use another folder", path, *text ? text : "another process");
+        status = ms_fail(context, MS_ERROR_DENIED,
+                         "'%s' is locked by %s; wait until it has ended, or use another folder",
+                         path, *text ? text : "another process");
     } else if (error) {
         status = ms_fail_os(context, error, "cannot lock", path);
     } else {
         /* Padded to one length, so that what an earlier and longer holder wrote does not show. */
-        int length = snprintf(text, sizeof text, "process %-20" PRId64 "\n", os->process_id(os->user));
+        int length =
+            snprintf(text, sizeof text, "process %-20" PRId64 "\n", os->process_id(os->user));
         status = ms_file_write(context, file, path, text, (size_t)length, 0);
     }
-    if (status) { ms_file_close(context, file); return status; }
+    if (status) {
+        ms_file_close(context, file);
+        return status;
+    }
     *out = file;
     return MS_OK;
 }

@@ -8,12 +8,14 @@
 ms_status ms_bytes_new(ms_context *context, size_t bytes, const char *what, void **out)
 {
     void *data = context->os->allocate(context->os->user, bytes != 0 ? bytes : 1, 64);
-    if (data == NULL) return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    if (data == NULL)
+        return ms_fail(context, MS_ERROR_MEMORY, "%s: no memory for %zu bytes", what, bytes);
     *out = data;
     return MS_OK;
 }
 
-static ms_status join(ms_context *context, const char *a, const char *between, const char *b, char **out)
+static ms_status join(ms_context *context, const char *a, const char *between, const char *b,
+                      char **out)
 {
     size_t first = strlen(a), middle = strlen(between), last = strlen(b) + 1;
     char *text = NULL;
@@ -26,7 +28,10 @@ static ms_status join(ms_context *context, const char *a, const char *between, c
     return MS_OK;
 }
 
-ms_status ms_text_join(ms_context *context, const char *a, const char *b, char **out) { return join(context, a, "", b, out); }
+ms_status ms_text_join(ms_context *context, const char *a, const char *b, char **out)
+{
+    return join(context, a, "", b, out);
+}
 
 ms_status ms_path_join(ms_context *context, const char *folder, const char *name, char **out)
 {
@@ -50,7 +55,9 @@ size_t ms_text_character(const char *characters)
         if ((text[i] & 0xc0) != 0x80) return 0;
         code = code << 6 | (text[i] & 0x3fu);
     }
-    if (text[0] >= 0xf8 || code < least[bytes] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return 0;
+    if (text[0] >= 0xf8 || code < least[bytes] || code > 0x10ffff
+        || (code >= 0xd800 && code < 0xe000))
+        return 0;
     return bytes;
 }
 
@@ -70,13 +77,17 @@ bool ms_text_is_name(const char *text, size_t longest)
 
 ms_status ms_names_add(ms_context *context, ms_names *names, const char *name)
 {
-    ms_status status = ms_grow(context, (void **)&names->items, &names->capacity, names->count + 1, sizeof *names->items);
+    ms_status status = ms_grow(context, (void **)&names->items, &names->capacity, names->count + 1,
+                               sizeof *names->items);
     if (!status) status = ms_text_join(context, name, "", &names->items[names->count]);
     if (!status) names->count++;
     return status;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 void ms_names_sort(ms_names *names)
 {
@@ -105,8 +116,10 @@ ms_status ms_folder_make(ms_context *context, const char *path)
         *end = 0;
         ms_file_info info;
         int error = os->make_directory(os->user, part);
-        /* Whatever the reason of a refusal (an existing parent may be read-only), a folder that is there is all that is wanted. */
-        if (error && (os->info(os->user, part, &info) != 0 || !info.is_directory)) status = ms_fail_os(context, error, "cannot make the folder", part);
+        /* Whatever the reason of a refusal (an existing parent may be read-only), a folder that is
+         * there is all that is wanted. */
+        if (error && (os->info(os->user, part, &info) != 0 || !info.is_directory))
+            status = ms_fail_os(context, error, "cannot make the folder", part);
         /* What will be written in it is durable only if the folder itself is. */
         if (!error) status = ms_folder_sync_of(context, part);
         *end = kept;
@@ -133,11 +146,14 @@ ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out)
     int error = context->os->list(context->os->user, path, add_entry, &listing);
     ms_status status = listing.status;
     if (error) status = ms_fail_os(context, error, "cannot list the folder", path);
-    if (!status) status = ms_grow(context, (void **)&out->items, &out->capacity, out->count + listing.names.count, sizeof *out->items);
+    if (!status)
+        status = ms_grow(context, (void **)&out->items, &out->capacity,
+                         out->count + listing.names.count, sizeof *out->items);
     if (!status) {
         ms_names_sort(&listing.names);
-        for (size_t i = 0; i < listing.names.count; i++) out->items[out->count++] = listing.names.items[i];
-        listing.names.count = 0;     /* handed over */
+        for (size_t i = 0; i < listing.names.count; i++)
+            out->items[out->count++] = listing.names.items[i];
+        listing.names.count = 0; /* handed over */
     }
     ms_names_free(context, &listing.names);
     return status;

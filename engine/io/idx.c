@@ -18,33 +18,43 @@ static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
 
 /* Expands one gzip member; what follows it is refused. */
-static ms_status inflate_all(ms_context *context, const char *path, const uint8_t *packed, size_t packed_bytes, uint8_t **out, size_t *bytes)
+static ms_status inflate_all(ms_context *context, const char *path, const uint8_t *packed,
+                             size_t packed_bytes, uint8_t **out, size_t *bytes)
 {
     z_stream stream = { .zalloc = zlib_allocate, .zfree = zlib_release, .opaque = context };
     uint8_t *data = NULL;
     size_t capacity = 0;
-    if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
-    stream.next_in = (uint8_t *)(uintptr_t)packed;     /* zlib only reads it */
+    if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK)
+        return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
+    stream.next_in = (uint8_t *)(uintptr_t)packed; /* zlib only reads it */
     stream.avail_in = (unsigned)packed_bytes;
     ms_status status = MS_OK;
     int result = Z_OK;
     while (!status && result == Z_OK) {
-        if (stream.total_out >= IDX_BYTES_MAX) status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' expands to more than 2 GiB", path);
-        else status = ms_grow(context, (void **)&data, &capacity, stream.total_out + (64u << 10), 1);
+        if (stream.total_out >= IDX_BYTES_MAX)
+            status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' expands to more than 2 GiB", path);
+        else
+            status = ms_grow(context, (void **)&data, &capacity, stream.total_out + (64u << 10), 1);
         if (status) break;
         stream.next_out = data + stream.total_out;
         stream.avail_out = (unsigned)(capacity - stream.total_out);
         result = inflate(&stream, Z_NO_FLUSH);
     }
-    if (!status && result == Z_MEM_ERROR) status = ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
+    if (!status && result == Z_MEM_ERROR)
+        status = ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     if (!status && (result != Z_STREAM_END || stream.avail_in)) {
-        const char *problem = result == Z_STREAM_END ? "something follows the gzip data" : "the gzip data ends too early";
+        const char *problem = result == Z_STREAM_END ? "something follows the gzip data"
+                                                     : "the gzip data ends too early";
         if (stream.msg) problem = stream.msg;
-        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in, problem);
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in,
+                         problem);
     }
     *bytes = stream.total_out;
     inflateEnd(&stream);
-    if (status) { ms_release(context, data); return status; }
+    if (status) {
+        ms_release(context, data);
+        return status;
+    }
     *out = data;
     return MS_OK;
 }
@@ -67,15 +77,19 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
     return MS_OK;
 }
 
-/* Reads an idx file of unsigned bytes with `dims` dimensions; the values begin at data + 4 + 4 * dims. */
-static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3], uint8_t **out)
+/* Reads an idx file of unsigned bytes with `dims` dimensions; the values begin at data + 4 + 4 *
+ * dims. */
+static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3],
+                          uint8_t **out)
 {
     uint8_t *data = NULL;
     size_t bytes = 0, expected = 1, header = 4 + 4 * (size_t)dims;
     ms_status status = read_expanded(context, path, &data, &bytes);
     if (status) return status;
     if (bytes < header || data[0] || data[1] || data[2] != 8 || data[3] != dims)
-        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims, dims == 1 ? "" : "s");
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims,
+                         dims == 1 ? "" : "s");
     bool fits = true;
     for (uint32_t d = 0; d < dims && !status; d++) {
         const uint8_t *at = data + 4 + 4 * d;
@@ -83,14 +97,19 @@ static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, 
         fits = fits && ms_multiply(expected, sizes[d], &expected);
     }
     if (!status && (!fits || expected != bytes - header))
-        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %zu: its sizes do not fit its %zu bytes", path, header, bytes);
-    if (status) { ms_release(context, data); return status; }
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "'%s', byte %zu: its sizes do not fit its %zu bytes", path, header, bytes);
+    if (status) {
+        ms_release(context, data);
+        return status;
+    }
     memmove(data, data + header, expected);
     *out = data;
     return MS_OK;
 }
 
-ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels, ms_dataset **out)
+ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels,
+                            ms_dataset **out)
 {
     uint32_t sizes[3] = { 0 }, label_sizes[3] = { 0 };
     ms_data *data = NULL;
@@ -98,8 +117,10 @@ ms_status ms_dataset_images(ms_context *context, const char *images, const char 
     if (!status) status = read_idx(context, images, 3, sizes, &data->samples);
     if (!status) status = read_idx(context, labels, 1, label_sizes, &data->labels);
     if (!status && sizes[0] != label_sizes[0])
-        status = ms_fail(context, MS_ERROR_MISMATCH, "'%s' has %u images, '%s' %u labels", images, sizes[0], labels, label_sizes[0]);
-    if (!status && (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0)) status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' holds no image", images);
+        status = ms_fail(context, MS_ERROR_MISMATCH, "'%s' has %u images, '%s' %u labels", images,
+                         sizes[0], labels, label_sizes[0]);
+    if (!status && (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0))
+        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' holds no image", images);
     if (!status) {
         data->count = sizes[0];
         data->rows = sizes[1];

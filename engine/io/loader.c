@@ -1,8 +1,9 @@
-/* loader.c: batches of a data set: which sample comes when, and the thread that prepares them ahead.
+/* loader.c: batches of a data set: which sample comes when, and the thread that prepares them
+ * ahead.
  *
- * The host and the thread share a ring of slots. `filled` is written by the thread, `taken` by the host; a slot belongs to the thread
- * from the moment that the host asks for the next one. Everything else is either constant or one side's own.
- */
+ * The host and the thread share a ring of slots. `filled` is written by the thread, `taken` by the
+ * host; a slot belongs to the thread from the moment that the host asks for the next one.
+ * Everything else is either constant or one side's own. */
 #include "io/dataset.h"
 
 #include <inttypes.h>
@@ -10,7 +11,7 @@
 
 #include "base/thread.h"
 
-#define SLOTS 3                      /* one in the host's hands, two ahead */
+#define SLOTS 3 /* one in the host's hands, two ahead */
 /* With more windows than this, one window is given up so that the offset can be chosen freely. */
 #define OFFSET_WINDOWS 16
 
@@ -20,18 +21,18 @@ typedef struct ms_prepared {
 } ms_prepared;
 
 struct ms_loader {
-    ms_context context;              /* of the host side, for memory */
+    ms_context context; /* of the host side, for memory */
     ms_dataset *dataset;
     ms_loader_options options;
-    uint64_t seed;                   /* options.seed, or that of a state; changes only while no thread runs */
-    uint64_t windows;                /* samples of an epoch */
-    size_t x_row, y_row;             /* bytes of a row */
-    ms_loader_state state;           /* what has been handed out */
+    uint64_t seed;         /* options.seed, or that of a state; changes only while no thread runs */
+    uint64_t windows;      /* samples of an epoch */
+    size_t x_row, y_row;   /* bytes of a row */
+    ms_loader_state state; /* what has been handed out */
     ms_prepared slots[SLOTS];
-    ms_os_thread *thread;            /* NULL until the first next */
-    int64_t process;                 /* that the thread runs in: a forked child has none */
+    ms_os_thread *thread; /* NULL until the first next */
+    int64_t process;      /* that the thread runs in: a forked child has none */
     ms_bell bell;
-    _Atomic uint64_t filled, taken;  /* slots filled and handed out since the thread started */
+    _Atomic uint64_t filled, taken; /* slots filled and handed out since the thread started */
     atomic_bool stop;
 };
 
@@ -46,8 +47,9 @@ static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_
     return (uint64_t)(((unsigned __int128)random * bound) >> 64);
 }
 
-/* A permutation of 0 .. count-1 without a table: a Feistel network over the next power of four, whose rounds are philox; what falls
- * outside is sent through again until it lies inside, which takes fewer than four turns on average. */
+/* A permutation of 0 .. count-1 without a table: a Feistel network over the next power of four,
+ * whose rounds are philox; what falls outside is sent through again until it lies inside, which
+ * takes fewer than four turns on average. */
 static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t index)
 {
     uint32_t half = 1;
@@ -67,7 +69,8 @@ static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t 
     return index;
 }
 
-/* Where the windows of an epoch begin: with shuffling somewhere new each time, so that no border between windows stays one. */
+/* Where the windows of an epoch begin: with shuffling somewhere new each time, so that no border
+ * between windows stays one. */
 static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
 {
     uint64_t room = loader->dataset->count - 1 - loader->windows * loader->options.length;
@@ -76,16 +79,25 @@ static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
 
 static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t position)
 {
-    return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position) : position;
+    return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position)
+                                   : position;
 }
 
 /* ------------------------------------------------------------------ filling */
 
 static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int64_t *to)
 {
-    if (width == 1) { for (size_t i = 0; i < count; i++) to[i] = from[i]; return; }
-    if (width == 2) { for (size_t i = 0; i < count; i++) to[i] = from[2 * i] | from[2 * i + 1] << 8; return; }
-    for (size_t i = 0; i < count; i++) to[i] = (int64_t)(from[4 * i] | (uint32_t)from[4 * i + 1] << 8 | (uint32_t)from[4 * i + 2] << 16 | (uint32_t)from[4 * i + 3] << 24);
+    if (width == 1) {
+        for (size_t i = 0; i < count; i++) to[i] = from[i];
+        return;
+    }
+    if (width == 2) {
+        for (size_t i = 0; i < count; i++) to[i] = from[2 * i] | from[2 * i + 1] << 8;
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        to[i] = (int64_t)(from[4 * i] | (uint32_t)from[4 * i + 1] << 8
+                          | (uint32_t)from[4 * i + 2] << 16 | (uint32_t)from[4 * i + 3] << 24);
 }
 
 static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y)
@@ -105,12 +117,15 @@ static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position,
     widen_tokens(data->samples + (begin + 1) * data->width, data->width, loader->options.length, y);
 }
 
-/* Rows first .. first+rows-1 of the batch that begins at state; a batch goes on in the next epoch where one ends. */
-static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first, uint32_t rows, void *x, void *y)
+/* Rows first .. first+rows-1 of the batch that begins at state; a batch goes on in the next epoch
+ * where one ends. */
+static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first, uint32_t rows,
+                 void *x, void *y)
 {
     for (uint32_t i = 0; i < rows; i++) {
         uint64_t at = state.position + first + i;
-        fill_row(loader, state.epoch + at / loader->windows, at % loader->windows, (char *)x + i * loader->x_row, (char *)y + i * loader->y_row);
+        fill_row(loader, state.epoch + at / loader->windows, at % loader->windows,
+                 (char *)x + i * loader->x_row, (char *)y + i * loader->y_row);
     }
 }
 
@@ -160,8 +175,12 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
     const ms_os *os = context->os;
     for (int i = 0; i < SLOTS; i++) {
         ms_prepared *slot = &loader->slots[i];
-        ms_status status = slot->x ? MS_OK : ms_bytes_new(context, loader->x_row * ms_loader_rows(loader), "a batch", &slot->x);
-        if (!status && !slot->y) status = ms_bytes_new(context, loader->y_row * ms_loader_rows(loader), "a batch", &slot->y);
+        ms_status status = slot->x ? MS_OK
+                                   : ms_bytes_new(context, loader->x_row * ms_loader_rows(loader),
+                                                  "a batch", &slot->x);
+        if (!status && !slot->y)
+            status =
+                ms_bytes_new(context, loader->y_row * ms_loader_rows(loader), "a batch", &slot->y);
         if (status) return status;
     }
     atomic_store(&loader->filled, 0);
@@ -174,28 +193,43 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
 
 /* ------------------------------------------------------------------- public */
 
-static ms_status count_windows(ms_context *context, const ms_dataset *dataset, const ms_loader_options *options, uint64_t *windows)
+static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
+                               const ms_loader_options *options, uint64_t *windows)
 {
     bool tokens = ms_dataset_has_tokens(dataset);
-    if (!tokens && options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: images have no length; leave it out");
-    if (tokens && !options->length) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: give a length, the tokens of a sample");
-    if (options->batch == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of 0: it takes at least one sample for each rank (%u)", options->ranks);
+    if (!tokens && options->length)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: images have no length; leave it out");
+    if (tokens && !options->length)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: give a length, the tokens of a sample");
+    if (options->batch == 0)
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: a batch of 0: it takes at least one sample for each rank (%u)",
+                       options->ranks);
     if (options->batch % options->ranks != 0)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u does not divide by %u ranks, which share it: take a multiple of %u", options->batch, options->ranks, options->ranks);
-    if (options->rank >= options->ranks) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank, options->ranks);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: a batch of %u does not divide by %u ranks, which share it: take a "
+                       "multiple of %u",
+                       options->batch, options->ranks, options->ranks);
+    if (options->rank >= options->ranks)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank,
+                       options->ranks);
     uint64_t count = dataset->count;
     if (tokens) {
         /* A sample needs one token more than its length, for y. */
         count = count > options->length ? (count - 1) / options->length : 0;
         if (options->shuffle && count > OFFSET_WINDOWS) count--;
     }
-    if (count == 0 && tokens) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a length of %u needs %u tokens, the data set has %" PRIu64, options->length, options->length + 1, dataset->count);
+    if (count == 0 && tokens)
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: a length of %u needs %u tokens, the data set has %" PRIu64,
+                       options->length, options->length + 1, dataset->count);
     if (count == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: the data set is empty");
     *windows = count;
     return MS_OK;
 }
 
-ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loader_options *given, ms_loader **out)
+ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loader_options *given,
+                        ms_loader **out)
 {
     ms_loader_options options = *given;
     ms_loader *loader = NULL;
@@ -212,12 +246,14 @@ ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loade
     loader->state = (ms_loader_state){ .seed = options.seed, .samples = windows };
     const ms_data *data = dataset->data;
     bool tokens = ms_dataset_has_tokens(dataset);
-    loader->x_row = tokens ? options.length * sizeof(int64_t) : (size_t)data->rows * data->columns * sizeof(float);
+    loader->x_row = tokens ? options.length * sizeof(int64_t)
+                           : (size_t)data->rows * data->columns * sizeof(float);
     loader->y_row = tokens ? loader->x_row : sizeof(int64_t);
     size_t bytes;
     if (!ms_multiply(loader->x_row, options.batch, &bytes)) {
         ms_loader_free(loader);
-        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u samples is larger than any memory", options.batch);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: a batch of %u samples is larger than any memory", options.batch);
     }
     *out = loader;
     return MS_OK;
@@ -236,7 +272,10 @@ void ms_loader_free(ms_loader *loader)
     ms_release(&context, loader);
 }
 
-uint32_t ms_loader_rows(const ms_loader *loader) { return loader->options.batch / loader->options.ranks; }
+uint32_t ms_loader_rows(const ms_loader *loader)
+{
+    return loader->options.batch / loader->options.ranks;
+}
 
 uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3])
 {
@@ -252,7 +291,9 @@ ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
 {
     ms_status status = loader->thread ? MS_OK : start_thread(context, loader);
     if (!status && loader->process != context->os->process_id(context->os->user))
-        status = ms_fail(context, MS_ERROR_STATE, "loader: this process was forked from the one in which its thread runs: make the loader after the fork");
+        status = ms_fail(context, MS_ERROR_STATE,
+                         "loader: this process was forked from the one in which its thread runs: "
+                         "make the loader after the fork");
     if (status) return status;
     uint64_t taken = atomic_load(&loader->taken);
     for (;;) {
@@ -262,7 +303,11 @@ ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
     }
     ms_prepared *slot = &loader->slots[taken % SLOTS];
     uint32_t rows = ms_loader_rows(loader);
-    *out = (ms_batch){ .x = slot->x, .y = slot->y, .x_bytes = rows * loader->x_row, .y_bytes = rows * loader->y_row, .rows = rows };
+    *out = (ms_batch){ .x = slot->x,
+                       .y = slot->y,
+                       .x_bytes = rows * loader->x_row,
+                       .y_bytes = rows * loader->y_row,
+                       .rows = rows };
     loader->state = slot->after;
     atomic_store(&loader->taken, taken + 1);
     ms_bell_ring(&loader->bell);
@@ -274,24 +319,31 @@ ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader)
     const ms_loader_options *options = &loader->options;
     if (loader->windows >= options->ranks) return MS_OK;
     if (!ms_dataset_has_tokens(loader->dataset))
-        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: %" PRIu64 " samples for %u ranks; each rank needs at least one", loader->windows, options->ranks);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: %" PRIu64 " samples for %u ranks; each rank needs at least one",
+                       loader->windows, options->ranks);
     return ms_fail(context, MS_ERROR_ARGUMENT,
-                   "loader: %" PRIu64 " windows of %u tokens for %u ranks; each rank needs at least one: take more data, a smaller length or fewer ranks",
+                   "loader: %" PRIu64 " windows of %u tokens for %u ranks; each rank needs at "
+                   "least one: take more data, a smaller length or fewer ranks",
                    loader->windows, options->length, options->ranks);
 }
 
-ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index, ms_batch *out)
+ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index,
+                          ms_batch *out)
 {
     const ms_loader_options *options = &loader->options;
     uint64_t at;
     uint32_t rows = 0;
     if (!__builtin_mul_overflow(index, options->batch, &at) && at < loader->windows) {
         uint64_t left = loader->windows - at;
-        /* Every rank gets as many rows as the others, so that a mean over ranks is one over rows: up to ranks-1 samples are left out. */
+        /* Every rank gets as many rows as the others, so that a mean over ranks is one over rows:
+         * up to ranks-1 samples are left out. */
         rows = (uint32_t)(left < options->batch ? left : options->batch) / options->ranks;
     }
     if (rows * loader->x_row > out->x_bytes || rows * loader->y_row > out->y_bytes)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "loader: a batch of %u rows needs %zu and %zu bytes", rows, rows * loader->x_row, rows * loader->y_row);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: a batch of %u rows needs %zu and %zu bytes", rows,
+                       rows * loader->x_row, rows * loader->y_row);
     ms_loader_state state = { .epoch = 0, .position = rows ? at : 0 };
     fill(loader, state, options->rank * rows, rows, out->x, out->y);
     out->x_bytes = rows * loader->x_row;
@@ -305,7 +357,10 @@ ms_loader_state ms_loader_get_state(const ms_loader *loader) { return loader->st
 ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state)
 {
     if (state.samples != loader->windows || state.position >= loader->windows)
-        return ms_fail(context, MS_ERROR_MISMATCH, "loader: the state is that of %" PRIu64 " samples an epoch, here there are %" PRIu64 "; data, length and shuffle must be the same",
+        return ms_fail(context, MS_ERROR_MISMATCH,
+                       "loader: the state is that of %" PRIu64
+                       " samples an epoch, here there are %" PRIu64
+                       "; data, length and shuffle must be the same",
                        state.samples, loader->windows);
     stop_thread(loader);
     loader->state = state;

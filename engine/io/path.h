@@ -1,4 +1,5 @@
-/* path.h: what the files of io/ share: memory that is not cleared first, joined texts, folders of paths. */
+/* path.h: what the files of io/ share: memory that is not cleared first, joined texts, folders of
+ * paths. */
 #ifndef MOONSHARD_IO_PATH_H
 #define MOONSHARD_IO_PATH_H
 
@@ -14,7 +15,8 @@ ms_status ms_path_join(ms_context *context, const char *folder, const char *name
 ms_status ms_folder_sync_of(ms_context *context, const char *path);
 /* Bytes of the well-formed UTF-8 character at text, which ends with 0; 0 if there is none. */
 size_t ms_text_character(const char *text);
-/* Well-formed UTF-8, not too long, no control characters: a name that can be shown in any message. */
+/* Well-formed UTF-8, not too long, no control characters: a name that can be shown in any
+ * message. */
 bool ms_text_is_name(const char *text, size_t longest);
 
 #endif

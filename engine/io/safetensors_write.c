@@ -1,4 +1,5 @@
-/* safetensors_write.c: writing safetensors, tensor by tensor, into a file that appears as a whole. */
+/* safetensors_write.c: writing safetensors, tensor by tensor, into a file that appears as a
+ * whole. */
 #include "io/path.h"
 
 #include <inttypes.h>
@@ -17,7 +18,7 @@ struct ms_safetensors_writer {
     ms_context *context;
     ms_writer *writer;
     uint32_t count;
-    ms_place *places;                /* by index of the specs */
+    ms_place *places; /* by index of the specs */
 };
 
 typedef struct ms_ordered {
@@ -27,10 +28,12 @@ typedef struct ms_ordered {
 
 static size_t spec_width(const ms_safetensors_spec *spec) { return ms_dtype_bytes(spec->dtype); }
 
-/* Wide dtypes first, so that every tensor is aligned to its elements; then by name, so that the file depends on nothing else. */
+/* Wide dtypes first, so that every tensor is aligned to its elements; then by name, so that the
+ * file depends on nothing else. */
 static int compare_specs(const void *a, const void *b)
 {
-    const ms_safetensors_spec *x = ((const ms_ordered *)a)->spec, *y = ((const ms_ordered *)b)->spec;
+    const ms_safetensors_spec *x = ((const ms_ordered *)a)->spec,
+                              *y = ((const ms_ordered *)b)->spec;
     if (spec_width(x) != spec_width(y)) return spec_width(x) > spec_width(y) ? -1 : 1;
     return strcmp(x->name, y->name);
 }
@@ -44,14 +47,19 @@ static const char *file_dtype(ms_dtype dtype)
 
 static ms_status check_spec(ms_context *context, const char *path, const ms_safetensors_spec *spec)
 {
-    if (!ms_text_is_name(spec->name, MS_SAFETENSORS_NAME_MAX) || strcmp(spec->name, "__metadata__") == 0)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': the tensor name '%.200s' is not possible: it must be UTF-8 of at most 1,024 bytes, without control characters, and not __metadata__", path, spec->name);
+    if (!ms_text_is_name(spec->name, MS_SAFETENSORS_NAME_MAX)
+        || strcmp(spec->name, "__metadata__") == 0)
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "'%s': the tensor name '%.200s' is not possible: it must be UTF-8 of at "
+                       "most 1,024 bytes, without control characters, and not __metadata__",
+                       path, spec->name);
     return MS_OK;
 }
 
 /* ------------------------------------------------------------------- header */
 
-/* The header's text while it grows. After a failure nothing is added, so that only the end must look. */
+/* The header's text while it grows. After a failure nothing is added, so that only the end must
+ * look. */
 typedef struct ms_header {
     ms_context *context;
     char *text;
@@ -61,7 +69,9 @@ typedef struct ms_header {
 
 static void put(ms_header *header, const char *text, size_t bytes)
 {
-    if (!header->status) header->status = ms_grow(header->context, (void **)&header->text, &header->capacity, header->count + bytes, 1);
+    if (!header->status)
+        header->status = ms_grow(header->context, (void **)&header->text, &header->capacity,
+                                 header->count + bytes, 1);
     if (header->status) return;
     memcpy(header->text + header->count, text, bytes);
     header->count += bytes;
@@ -91,12 +101,16 @@ static void put_string(ms_header *header, const char *text)
     put_text(header, "\"");
 }
 
-static ms_status put_metadata(ms_header *header, const char *path, const char *const *metadata, uint32_t pairs)
+static ms_status put_metadata(ms_header *header, const char *path, const char *const *metadata,
+                              uint32_t pairs)
 {
     if (pairs) put_text(header, "\"__metadata__\":{");
     for (uint32_t i = 0; i < 2 * pairs; i++) {
         for (const char *at = metadata[i]; *at; at += ms_text_character(at))
-            if (!ms_text_character(at)) return ms_fail(header->context, MS_ERROR_ARGUMENT, "'%s': metadata '%.200s' is not text in UTF-8", path, metadata[i & ~1u]);
+            if (!ms_text_character(at))
+                return ms_fail(header->context, MS_ERROR_ARGUMENT,
+                               "'%s': metadata '%.200s' is not text in UTF-8", path,
+                               metadata[i & ~1u]);
         put_string(header, metadata[i]);
         if (i % 2 == 0) put_text(header, ":");
         else put_text(header, i + 1 < 2 * pairs ? "," : "}");
@@ -104,9 +118,10 @@ static ms_status put_metadata(ms_header *header, const char *path, const char *c
     return MS_OK;
 }
 
-static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64_t begin, uint64_t end)
+static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64_t begin,
+                      uint64_t end)
 {
-    if (header->count > 1) put_text(header, ",");              /* '{' stands there already */
+    if (header->count > 1) put_text(header, ","); /* '{' stands there already */
     put_string(header, spec->name);
     put_text(header, ":{\"dtype\":");
     put_string(header, file_dtype(spec->dtype));
@@ -123,7 +138,8 @@ static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64
 }
 
 /* Where each tensor goes, and its entry in the header. */
-static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *order, const char *path, ms_header *header)
+static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *order, const char *path,
+                           ms_header *header)
 {
     uint64_t at = 0;
     for (uint32_t i = 0; i < writer->count; i++) {
@@ -146,40 +162,56 @@ static ms_status write_header(ms_safetensors_writer *writer, const char *path, m
     while (header->count % 8 && !header->status) put_text(header, " ");
     if (header->status) return header->status;
     if (header->count > MS_SAFETENSORS_HEADER_MAX || writer->count > MS_SAFETENSORS_COUNT_MAX)
-        return ms_fail(writer->context, MS_ERROR_ARGUMENT, "'%s': a header of %zu bytes with %u tensors is more than readers take", path, header->count, writer->count);
+        return ms_fail(writer->context, MS_ERROR_ARGUMENT,
+                       "'%s': a header of %zu bytes with %u tensors is more than readers take",
+                       path, header->count, writer->count);
     uint8_t length[8];
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)(header->count >> 8 * i);
     ms_status status = ms_writer_write(writer->writer, length, sizeof length, 0);
-    if (!status) status = ms_writer_write(writer->writer, header->text, header->count, sizeof length);
-    for (uint32_t i = 0; i < writer->count; i++) writer->places[i].offset += sizeof length + header->count;
+    if (!status)
+        status = ms_writer_write(writer->writer, header->text, header->count, sizeof length);
+    for (uint32_t i = 0; i < writer->count; i++)
+        writer->places[i].offset += sizeof length + header->count;
     return status;
 }
 
-/* Equal names of one width lie side by side; those of different widths do not, so all names are sorted once more. */
-static int compare_names(const void *a, const void *b) { return strcmp(((const ms_ordered *)a)->spec->name, ((const ms_ordered *)b)->spec->name); }
+/* Equal names of one width lie side by side; those of different widths do not, so all names are
+ * sorted once more. */
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const ms_ordered *)a)->spec->name, ((const ms_ordered *)b)->spec->name);
+}
 
-static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *order, uint32_t count)
+static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *order,
+                            uint32_t count)
 {
     if (count < 2) return MS_OK;
     qsort(order, count, sizeof *order, compare_names);
     for (uint32_t i = 1; i < count; i++)
-        if (compare_names(&order[i - 1], &order[i]) == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': two tensors have the name '%.200s'", path, order[i].spec->name);
+        if (compare_names(&order[i - 1], &order[i]) == 0)
+            return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': two tensors have the name '%.200s'",
+                           path, order[i].spec->name);
     qsort(order, count, sizeof *order, compare_specs);
     return MS_OK;
 }
 
-ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_safetensors_spec *specs, uint32_t count,
-                                const char *const *metadata, uint32_t pairs, ms_safetensors_writer **out)
+ms_status ms_safetensors_create(ms_context *context, const char *path,
+                                const ms_safetensors_spec *specs, uint32_t count,
+                                const char *const *metadata, uint32_t pairs,
+                                ms_safetensors_writer **out)
 {
     ms_safetensors_writer *writer = NULL;
     ms_ordered *order = NULL;
     ms_header header = { .context = context };
-    ms_status status = ms_allocate(context, sizeof *writer, "a safetensors writer", (void **)&writer);
+    ms_status status =
+        ms_allocate(context, sizeof *writer, "a safetensors writer", (void **)&writer);
     if (status) return status;
     writer->context = context;
     writer->count = count;
-    status = ms_allocate(context, count * sizeof *writer->places, "a table of tensors", (void **)&writer->places);
-    if (!status) status = ms_allocate(context, count * sizeof *order, "a table of tensors", (void **)&order);
+    status = ms_allocate(context, count * sizeof *writer->places, "a table of tensors",
+                         (void **)&writer->places);
+    if (!status)
+        status = ms_allocate(context, count * sizeof *order, "a table of tensors", (void **)&order);
     if (status) goto done;
     for (uint32_t i = 0; i < count; i++) order[i] = (ms_ordered){ .spec = &specs[i], .index = i };
     status = sort_specs(context, path, order, count);
@@ -191,17 +223,23 @@ ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_
 done:
     ms_release(context, header.text);
     ms_release(context, order);
-    if (status) { ms_safetensors_free(writer); return status; }
+    if (status) {
+        ms_safetensors_free(writer);
+        return status;
+    }
     *out = writer;
     return MS_OK;
 }
 
 /* ------------------------------------------------------------------ tensors */
 
-ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data, size_t bytes)
+ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data,
+                               size_t bytes)
 {
     if (index >= writer->count || writer->places[index].bytes != bytes)
-        return ms_fail(writer->context, MS_ERROR_ARGUMENT, "safetensors: tensor %u of %u does not have %zu bytes", index, writer->count, bytes);
+        return ms_fail(writer->context, MS_ERROR_ARGUMENT,
+                       "safetensors: tensor %u of %u does not have %zu bytes", index, writer->count,
+                       bytes);
     ms_status status = ms_writer_write(writer->writer, data, bytes, writer->places[index].offset);
     if (!status) writer->places[index].written = true;
     return status;
@@ -211,7 +249,8 @@ ms_status ms_safetensors_commit(ms_safetensors_writer *writer)
 {
     for (uint32_t i = 0; i < writer->count; i++)
         if (!writer->places[i].written && writer->places[i].bytes)
-            return ms_fail(writer->context, MS_ERROR_STATE, "safetensors: tensor %u of %u was never written", i, writer->count);
+            return ms_fail(writer->context, MS_ERROR_STATE,
+                           "safetensors: tensor %u of %u was never written", i, writer->count);
     return ms_writer_commit(writer->writer);
 }
 
@@ -224,7 +263,8 @@ void ms_safetensors_free(ms_safetensors_writer *writer)
     ms_release(context, writer);
 }
 
-ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names, ms_tensor *const *tensors, uint32_t count,
+ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
+                              ms_tensor *const *tensors, uint32_t count,
                               const char *const *metadata, uint32_t pairs)
 {
     ms_context *context = ms_engine_context(engine);
@@ -232,14 +272,19 @@ ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *c
     ms_safetensors_spec *specs = NULL;
     void *buffer = NULL;
     size_t largest = 0;
-    ms_status status = ms_allocate(context, count * sizeof *specs, "a table of tensors", (void **)&specs);
+    ms_status status =
+        ms_allocate(context, count * sizeof *specs, "a table of tensors", (void **)&specs);
     for (uint32_t i = 0; i < count && !status; i++) {
         const ms_tensor *tensor = tensors[i];
-        specs[i] = (ms_safetensors_spec){ .name = names[i], .dtype = ms_tensor_dtype(tensor), .dims = ms_tensor_dims(tensor), .shape = ms_tensor_shape(tensor) };
+        specs[i] = (ms_safetensors_spec){ .name = names[i],
+                                          .dtype = ms_tensor_dtype(tensor),
+                                          .dims = ms_tensor_dims(tensor),
+                                          .shape = ms_tensor_shape(tensor) };
         if (ms_tensor_bytes(tensor) > largest) largest = ms_tensor_bytes(tensor);
     }
     if (!status) status = ms_bytes_new(context, largest, "a buffer for tensors", &buffer);
-    if (!status) status = ms_safetensors_create(context, path, specs, count, metadata, pairs, &writer);
+    if (!status)
+        status = ms_safetensors_create(context, path, specs, count, metadata, pairs, &writer);
     for (uint32_t i = 0; i < count && !status; i++) {
         size_t bytes = ms_tensor_bytes(tensors[i]);
         if (bytes) status = ms_tensor_read(tensors[i], buffer, bytes);

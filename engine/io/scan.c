@@ -5,7 +5,7 @@
 
 #include "io/path.h"
 
-#define DEPTH_MAX 100                /* of values that are skipped */
+#define DEPTH_MAX 100 /* of values that are skipped */
 
 static bool fail(ms_scan *scan, const char *problem)
 {
@@ -15,7 +15,9 @@ static bool fail(ms_scan *scan, const char *problem)
 
 static void skip_space(ms_scan *scan)
 {
-    while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\n' || *scan->at == '\r' || *scan->at == '\t')) scan->at++;
+    while (scan->at < scan->end
+           && (*scan->at == ' ' || *scan->at == '\n' || *scan->at == '\r' || *scan->at == '\t'))
+        scan->at++;
 }
 
 bool ms_scan_is(ms_scan *scan, char expected)
@@ -72,7 +74,7 @@ static bool read_unit(ms_scan *scan, uint32_t *unit)
 {
     *unit = 0;
     for (int i = 0; i < 4; i++, scan->at++) {
-        int digit = digit_of(*scan->at);         /* at the end stands 0, which is no digit */
+        int digit = digit_of(*scan->at); /* at the end stands 0, which is no digit */
         if (digit < 0) return fail(scan, "four hexadecimal digits expected");
         *unit = *unit << 4 | (uint32_t)digit;
     }
@@ -81,11 +83,16 @@ static bool read_unit(ms_scan *scan, uint32_t *unit)
 
 static char *put_character(char *to, uint32_t code)
 {
-    if (code < 0x80) { *to++ = (char)code; return to; }
-    if (code < 0x800) { *to++ = (char)(0xc0 | code >> 6); }
-    else {
-        if (code < 0x10000) { *to++ = (char)(0xe0 | code >> 12); }
-        else {
+    if (code < 0x80) {
+        *to++ = (char)code;
+        return to;
+    }
+    if (code < 0x800) {
+        *to++ = (char)(0xc0 | code >> 6);
+    } else {
+        if (code < 0x10000) {
+            *to++ = (char)(0xe0 | code >> 12);
+        } else {
             *to++ = (char)(0xf0 | code >> 18);
             *to++ = (char)(0x80 | (code >> 12 & 0x3f));
         }
@@ -102,7 +109,8 @@ static bool read_escaped_unit(ms_scan *scan, char **to)
     if (!read_unit(scan, &unit)) return false;
     if (unit >= 0xdc00 && unit < 0xe000) return fail(scan, "half of a surrogate pair");
     if (unit >= 0xd800 && unit < 0xdc00) {
-        if (scan->at[0] != '\\' || scan->at[1] != 'u') return fail(scan, "half of a surrogate pair");
+        if (scan->at[0] != '\\' || scan->at[1] != 'u')
+            return fail(scan, "half of a surrogate pair");
         scan->at += 2;
         if (!read_unit(scan, &low)) return false;
         if (low < 0xdc00 || low >= 0xe000) return fail(scan, "half of a surrogate pair");
@@ -137,13 +145,15 @@ bool ms_scan_string(ms_scan *scan, char **text)
             continue;
         }
         size_t bytes = (unsigned char)*scan->at < 0x20 ? 0 : ms_text_character(scan->at);
-        if (bytes == 0) return fail(scan, scan->at == scan->end ? "a string without an end" : "a byte that is not allowed in a string");
+        if (bytes == 0)
+            return fail(scan, scan->at == scan->end ? "a string without an end"
+                                                    : "a byte that is not allowed in a string");
         memmove(to, scan->at, bytes);
         to += bytes;
         scan->at += bytes;
     }
     scan->at++;
-    *to = 0;                         /* at the latest where the closing quote stood */
+    *to = 0; /* at the latest where the closing quote stood */
     return true;
 }
 
@@ -157,9 +167,12 @@ bool ms_scan_size(ms_scan *scan, int64_t *value)
     const char *start = scan->at;
     int64_t size = 0;
     for (; is_digit(*scan->at); scan->at++)
-        if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, *scan->at - '0', &size)) return fail(scan, "an integer beyond 63 bits");
+        if (__builtin_mul_overflow(size, 10, &size)
+            || __builtin_add_overflow(size, *scan->at - '0', &size))
+            return fail(scan, "an integer beyond 63 bits");
     bool leading_zero = *start == '0' && scan->at - start > 1;
-    if (scan->problem || scan->at == start || leading_zero || *scan->at == '.' || *scan->at == 'e' || *scan->at == 'E')
+    if (scan->problem || scan->at == start || leading_zero || *scan->at == '.' || *scan->at == 'e'
+        || *scan->at == 'E')
         return fail(scan, "an integer of 0 or more expected");
     *value = size;
     return true;
@@ -199,12 +212,13 @@ static bool skip_scalar(ms_scan *scan)
             scan->at += strlen(words[i]);
             return true;
         }
-    return *scan->at == '-' || is_digit(*scan->at) ? skip_number(scan) : fail(scan, "a value expected");
+    return *scan->at == '-' || is_digit(*scan->at) ? skip_number(scan)
+                                                   : fail(scan, "a value expected");
 }
 
 bool ms_scan_skip(ms_scan *scan)
 {
-    char close[DEPTH_MAX] = "";      /* of the lists and objects that we are in */
+    char close[DEPTH_MAX] = ""; /* of the lists and objects that we are in */
     char *key;
     int depth = 0;
     bool first = false;
@@ -223,7 +237,9 @@ bool ms_scan_skip(ms_scan *scan)
             if (scan->problem) return false;
             depth--;
         }
-        if (depth > 0 && close[depth - 1] == '}' && !(ms_scan_string(scan, &key) && ms_scan_character(scan, ':'))) return false;
+        if (depth > 0 && close[depth - 1] == '}'
+            && !(ms_scan_string(scan, &key) && ms_scan_character(scan, ':')))
+            return false;
     } while (depth > 0);
     return !scan->problem;
 }

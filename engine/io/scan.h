@@ -1,7 +1,8 @@
-/* scan.h: reading JSON of a known form from text that nobody vouches for: in one pass, without a tree, without recursion.
+/* scan.h: reading JSON of a known form from text that nobody vouches for: in one pass, without a
+ * tree, without recursion.
  *
- * A tree of a hostile header takes fifty times its bytes; this takes none. Strings are decoded where they stand, so the text is used up.
- */
+ * A tree of a hostile header takes fifty times its bytes; this takes none. Strings are decoded
+ * where they stand, so the text is used up. */
 #ifndef MOONSHARD_IO_SCAN_H
 #define MOONSHARD_IO_SCAN_H
 
@@ -10,20 +11,22 @@
 #include <stdint.h>
 
 typedef struct ms_scan {
-    char *begin, *at, *end;          /* *end must be 0 */
-    const char *problem;             /* the first one, NULL: none; it was met at `at` */
+    char *begin, *at, *end; /* *end must be 0 */
+    const char *problem;    /* the first one, NULL: none; it was met at `at` */
 } ms_scan;
 
-/* Each skips white space first and answers false, with a problem noted, if something else stands there. */
+/* Each skips white space first and answers false, with a problem noted, if something else stands
+ * there. */
 bool ms_scan_character(ms_scan *scan, char expected);
-bool ms_scan_string(ms_scan *scan, char **text);                            /* ends with 0; UTF-8 without zero bytes */
-bool ms_scan_size(ms_scan *scan, int64_t *value);                           /* an integer of 0 or more */
-bool ms_scan_skip(ms_scan *scan);                                           /* any value */
+bool ms_scan_string(ms_scan *scan, char **text);  /* ends with 0; UTF-8 without zero bytes */
+bool ms_scan_size(ms_scan *scan, int64_t *value); /* an integer of 0 or more */
+bool ms_scan_skip(ms_scan *scan);                 /* any value */
 /* Whether that character comes next; it is then taken. Never a problem. */
 bool ms_scan_is(ms_scan *scan, char expected);
-bool ms_scan_end(ms_scan *scan);                                            /* nothing but white space is left */
+bool ms_scan_end(ms_scan *scan); /* nothing but white space is left */
 
-/* One more of a list whose closing character is `close`: takes the comma that must stand before all but the first. */
+/* One more of a list whose closing character is `close`: takes the comma that must stand before all
+ * but the first. */
 bool ms_scan_more(ms_scan *scan, char close, bool *first);
 
 #endif

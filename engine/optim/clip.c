@@ -1,4 +1,5 @@
-/* clip.c: clipping by the common norm of many gradients, and unscaling with a found-inf flag: few tasks, fixed order of sums. */
+/* clip.c: clipping by the common norm of many gradients, and unscaling with a found-inf flag: few
+ * tasks, fixed order of sums. */
 #include "optim/tasks.h"
 
 #include <math.h>
@@ -6,23 +7,35 @@
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 
-static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients, uint32_t count)
+static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients,
+                                 uint32_t count)
 {
     char text[160];
-    if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: there are no gradients", what);
+    if (count == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: there are no gradients", what);
     for (uint32_t i = 0; i < count; i++)
-        if (!ms_dtype_is_float(ms_tensor_dtype(gradients[i])) || !ms_tensor_is_contiguous(gradients[i]))
-            return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: gradient %u is %s; it must be contiguous and of a float dtype", what, i + 1, ms_tensor_describe(gradients[i], text, sizeof text));
+        if (!ms_dtype_is_float(ms_tensor_dtype(gradients[i]))
+            || !ms_tensor_is_contiguous(gradients[i]))
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "%s: gradient %u is %s; it must be contiguous and of a float dtype", what, i + 1,
+                ms_tensor_describe(gradients[i], text, sizeof text));
     return MS_OK;
 }
 
-static uint32_t group_size(uint32_t count, uint32_t first) { return count - first < MS_CLIP_TENSORS ? count - first : MS_CLIP_TENSORS; }
+static uint32_t group_size(uint32_t count, uint32_t first)
+{
+    return count - first < MS_CLIP_TENSORS ? count - first : MS_CLIP_TENSORS;
+}
 
 /* Each gradient's part of the norm into partial[i]. */
-static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double p, ms_tensor *partial)
+static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double p,
+                         ms_tensor *partial)
 {
     for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
-        ms_measure_args args = { .p = p, .count = group_size(count, first), .partial = (double *)ms_tensor_data(partial) + first };
+        ms_measure_args args = { .p = p,
+                                 .count = group_size(count, first),
+                                 .partial = (double *)ms_tensor_data(partial) + first };
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
             ms_tensor *g = gradients[first + i];
@@ -31,17 +44,22 @@ static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_
             args.tensors[i].elements = ms_tensor_count(g);
             bytes += ms_tensor_bytes(g);
         }
-        ms_status status = ms_tensor_enqueue(engine, &ms_cpu_measure, &args, gradients + first, args.count, &partial, 1, (ms_task_cost){ .bytes = bytes });
+        ms_status status =
+            ms_tensor_enqueue(engine, &ms_cpu_measure, &args, gradients + first, args.count,
+                              &partial, 1, (ms_task_cost){ .bytes = bytes });
         if (status) return status;
     }
     return MS_OK;
 }
 
 /* Multiplies all gradients by factor; finite (may be NULL) turns false where a result is not. */
-static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, ms_tensor *factor, ms_tensor *finite)
+static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count,
+                       ms_tensor *factor, ms_tensor *finite)
 {
     for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
-        ms_scale_args args = { .factor = ms_tensor_data(factor), .count = group_size(count, first), .finite = finite ? ms_tensor_data(finite) : NULL };
+        ms_scale_args args = { .factor = ms_tensor_data(factor),
+                               .count = group_size(count, first),
+                               .finite = finite ? ms_tensor_data(finite) : NULL };
         /* Gradients and `finite` are updated: read and written. */
         ms_tensor *used[MS_CLIP_TENSORS + 2];
         uint64_t bytes = 0;
@@ -55,17 +73,24 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
         }
         used[args.count] = finite;
         used[args.count + 1] = factor;
-        ms_status status = ms_tensor_enqueue(engine, &ms_cpu_scale, &args, used, args.count + 2, used, args.count + 1, (ms_task_cost){ .bytes = bytes });
+        ms_status status =
+            ms_tensor_enqueue(engine, &ms_cpu_scale, &args, used, args.count + 2, used,
+                              args.count + 1, (ms_task_cost){ .bytes = bytes });
         if (status) return status;
     }
     return MS_OK;
 }
 
-ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max, double p, ms_tensor **norm, ms_tensor **bad)
+ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max,
+                       double p, ms_tensor **norm, ms_tensor **bad)
 {
     ms_tensor *partial = NULL, *made = NULL, *factor = NULL, *first_bad = NULL;
-    if (!(max >= 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: max = %g; a number of 0 or more is allowed", max);
-    if (!(p > 0)) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip_grad_norm: p = %g; above 0 or math.huge is allowed", p);
+    if (!(max >= 0))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "clip_grad_norm: max = %g; a number of 0 or more is allowed", max);
+    if (!(p > 0))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "clip_grad_norm: p = %g; above 0 or math.huge is allowed", p);
     ms_status status = check_gradients(engine, "clip_grad_norm", gradients, count);
     int64_t numbers = count;
     /* 8 bytes each: they hold doubles */
@@ -75,10 +100,16 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &first_bad);
     if (!status) status = measure(engine, gradients, count, p, partial);
     if (!status) {
-        ms_combine_args args = { .p = p, .max = max, .count = count, .partial = ms_tensor_data(partial), .norm = ms_tensor_data(made), .factor = ms_tensor_data(factor),
+        ms_combine_args args = { .p = p,
+                                 .max = max,
+                                 .count = count,
+                                 .partial = ms_tensor_data(partial),
+                                 .norm = ms_tensor_data(made),
+                                 .factor = ms_tensor_data(factor),
                                  .bad = ms_tensor_data(first_bad) };
         ms_tensor *writes[] = { made, factor, first_bad };
-        status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 3, (ms_task_cost){ .bytes = 8u * count });
+        status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 3,
+                                   (ms_task_cost){ .bytes = 8u * count });
     }
     if (!status && max < INFINITY) status = scale(engine, gradients, count, factor, NULL);
     ms_tensor_release(partial);
@@ -90,11 +121,13 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     return status;
 }
 
-ms_status ms_unscale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, ms_tensor *factor, ms_tensor **finite)
+ms_status ms_unscale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count,
+                     ms_tensor *factor, ms_tensor **finite)
 {
     ms_tensor *made = NULL;
     ms_status status = check_gradients(engine, "unscale", gradients, count);
-    if (!status && (ms_tensor_dtype(factor) != MS_F32 || ms_tensor_count(factor) != 1)) status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "unscale: the factor must be one f32");
+    if (!status && (ms_tensor_dtype(factor) != MS_F32 || ms_tensor_count(factor) != 1))
+        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "unscale: the factor must be one f32");
     if (!status) status = ms_op_full(engine, MS_BOOL, 0, NULL, 1, &made);
     if (!status) status = scale(engine, gradients, count, factor, made);
     if (status) ms_tensor_release(made);

@@ -21,19 +21,21 @@ typedef struct ms_optimizer_args {
 
 /* Numbers of one step, the same for all elements. Which of them a kind reads: see the kernels. */
 typedef struct ms_optimizer_scalars {
-    float lr, weight_decay, sign;              /* sign: -1 for maximize */
+    float lr, weight_decay, sign; /* sign: -1 for maximize */
     float beta1, beta2, eps;
     /* 1 - beta, rounded once: the difference of rounded numbers has a hundred times the error. */
     float rest1, rest2;
-    float step_size, root_correction;          /* adam, adamax: lr / (1 - b1^t); 1 / sqrt(1 - b2^t) */
-    float momentum, damped;                    /* damped: 1 - dampening, 1 at the first step */
+    float step_size, root_correction; /* adam, adamax: lr / (1 - b1^t); 1 / sqrt(1 - b2^t) */
+    float momentum, damped;           /* damped: 1 - dampening, 1 at the first step */
     float eta_minus, eta_plus, step_min, step_max;
     bool nesterov, has_max, centered, has_momentum, first;
 } ms_optimizer_scalars;
 
-/* One pass over n elements, all f32, no overlap; p is written, g is not. a, b, c are the states in order. */
-typedef void (*ms_optimizer_kernel)(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, float *restrict a,
-                                    float *restrict b, float *restrict c, size_t n);
+/* One pass over n elements, all f32, no overlap; p is written, g is not. a, b, c are the states in
+ * order. */
+typedef void (*ms_optimizer_kernel)(const ms_optimizer_scalars *s, float *restrict p,
+                                    const float *restrict g, float *restrict a, float *restrict b,
+                                    float *restrict c, size_t n);
 
 typedef struct ms_optimizer_kernels {
     ms_optimizer_kernel step[MS_OPTIMIZER_KINDS];

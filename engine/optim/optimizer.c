@@ -1,4 +1,5 @@
-/* optimizer.c: what each kind of optimizer is called, keeps and allows, and its step as one task. */
+/* optimizer.c: what each kind of optimizer is called, keeps and allows, and its step as one
+ * task. */
 #include "optim/tasks.h"
 
 #include <math.h>
@@ -14,19 +15,40 @@ typedef struct kind_facts {
 
 static const kind_facts facts[MS_OPTIMIZER_KINDS] = {
     [MS_SGD] = { "sgd", { "momentum_buffer" }, { .lr = 0.01 } },
-    [MS_ADAM] = { "adam", { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
-    [MS_ADAMW] = { "adamw", { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01 } },
+    [MS_ADAM] = { "adam",
+                  { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" },
+                  { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
+    [MS_ADAMW] = { "adamw",
+                   { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" },
+                   { .lr = 1e-3,
+                     .beta1 = 0.9,
+                     .beta2 = 0.999,
+                     .eps = 1e-8,
+                     .weight_decay = 0.01 } },
     [MS_ADAGRAD] = { "adagrad", { "sum" }, { .lr = 0.01, .eps = 1e-10 } },
-    [MS_ADADELTA] = { "adadelta", { "square_avg", "acc_delta" }, { .lr = 1, .rho = 0.9, .eps = 1e-6 } },
-    [MS_RMSPROP] = { "rmsprop", { "square_avg", "momentum_buffer", "grad_avg" }, { .lr = 0.01, .alpha = 0.99, .eps = 1e-8 } },
-    [MS_RPROP] = { "rprop", { "prev", "step_size" }, { .lr = 0.01, .eta_minus = 0.5, .eta_plus = 1.2, .step_min = 1e-6, .step_max = 50 } },
-    [MS_ADAMAX] = { "adamax", { "exp_avg", "exp_inf" }, { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
+    [MS_ADADELTA] = { "adadelta",
+                      { "square_avg", "acc_delta" },
+                      { .lr = 1, .rho = 0.9, .eps = 1e-6 } },
+    [MS_RMSPROP] = { "rmsprop",
+                     { "square_avg", "momentum_buffer", "grad_avg" },
+                     { .lr = 0.01, .alpha = 0.99, .eps = 1e-8 } },
+    [MS_RPROP] = { "rprop",
+                   { "prev", "step_size" },
+                   { .lr = 0.01,
+                     .eta_minus = 0.5,
+                     .eta_plus = 1.2,
+                     .step_min = 1e-6,
+                     .step_max = 50 } },
+    [MS_ADAMAX] = { "adamax",
+                    { "exp_avg", "exp_inf" },
+                    { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
 };
 
 const char *ms_optimizer_name(ms_optimizer_kind kind) { return facts[kind].name; }
 ms_hyperparameters ms_optimizer_defaults(ms_optimizer_kind kind) { return facts[kind].defaults; }
 
-const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparameters *hyper, uint32_t index)
+const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
+                                    uint32_t index)
 {
     bool adam = kind == MS_ADAM || kind == MS_ADAMW;
     if (index >= MS_OPTIMIZER_STATES || (adam && index == 2 && !hyper->amsgrad)) return NULL;
@@ -36,51 +58,82 @@ const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparame
     return facts[kind].states[index];
 }
 
-double ms_optimizer_state_start(ms_optimizer_kind kind, const ms_hyperparameters *hyper, uint32_t index)
+double ms_optimizer_state_start(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
+                                uint32_t index)
 {
     return kind == MS_ADAGRAD && index == 0 ? hyper->initial_accumulator_value : 0;
 }
 
-static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *name, double value, const char *range)
+static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *name, double value,
+                        const char *range)
 {
-    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %s = %g; %s is allowed", facts[kind].name, name, value, range);
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %s = %g; %s is allowed", facts[kind].name,
+                          name, value, range);
 }
 
-ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperparameters *hyper)
+ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
+                             const ms_hyperparameters *hyper)
 {
     const struct {
         const char *name;
         double value;
         bool below_one;
     } rules[] = {
-        { "lr", hyper->lr, false }, { "weight_decay", hyper->weight_decay, false }, { "betas[1]", hyper->beta1, true }, { "betas[2]", hyper->beta2, true },
-        { "eps", hyper->eps, false }, { "momentum", hyper->momentum, false }, { "lr_decay", hyper->lr_decay, false },
-        { "initial_accumulator_value", hyper->initial_accumulator_value, false }, { "alpha", hyper->alpha, false },
+        { "lr", hyper->lr, false },
+        { "weight_decay", hyper->weight_decay, false },
+        { "betas[1]", hyper->beta1, true },
+        { "betas[2]", hyper->beta2, true },
+        { "eps", hyper->eps, false },
+        { "momentum", hyper->momentum, false },
+        { "lr_decay", hyper->lr_decay, false },
+        { "initial_accumulator_value", hyper->initial_accumulator_value, false },
+        { "alpha", hyper->alpha, false },
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        if (!(rules[i].value >= 0) || isinf(rules[i].value)) return refuse(engine, kind, rules[i].name, rules[i].value, "a finite number of 0 or more");
-        if (rules[i].below_one && rules[i].value >= 1) return refuse(engine, kind, rules[i].name, rules[i].value, "0 or more and below 1");
+        if (!(rules[i].value >= 0) || isinf(rules[i].value))
+            return refuse(engine, kind, rules[i].name, rules[i].value,
+                          "a finite number of 0 or more");
+        if (rules[i].below_one && rules[i].value >= 1)
+            return refuse(engine, kind, rules[i].name, rules[i].value, "0 or more and below 1");
     }
-    if (!(hyper->rho >= 0 && hyper->rho <= 1)) return refuse(engine, kind, "rho", hyper->rho, "0 to 1");
+    if (!(hyper->rho >= 0 && hyper->rho <= 1))
+        return refuse(engine, kind, "rho", hyper->rho, "0 to 1");
     if (hyper->nesterov && (hyper->momentum <= 0 || hyper->dampening != 0))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: nesterov needs a momentum above 0 and no dampening", facts[kind].name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: nesterov needs a momentum above 0 and no dampening",
+                              facts[kind].name);
     if (kind == MS_RPROP && !(hyper->eta_minus > 0 && hyper->eta_minus < 1 && hyper->eta_plus > 1))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "rprop: etas = { %g, %g }; the first must lie between 0 and 1, the second above 1", hyper->eta_minus, hyper->eta_plus);
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "rprop: etas = { %g, %g }; the first must lie between 0 and 1, the second above 1",
+            hyper->eta_minus, hyper->eta_plus);
     if (kind == MS_RPROP && !(hyper->step_min > 0 && hyper->step_min <= hyper->step_max))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "rprop: step_sizes = { %g, %g }; both must be above 0, in ascending order", hyper->step_min, hyper->step_max);
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "rprop: step_sizes = { %g, %g }; both must be above 0, in ascending order",
+            hyper->step_min, hyper->step_max);
     return MS_OK;
 }
 
 /* --------------------------------------------------------------------- step */
 
-static ms_status check_state(const ms_optimizer_step *step, const char *name, const ms_tensor *state)
+static ms_status check_state(const ms_optimizer_step *step, const char *name,
+                             const ms_tensor *state)
 {
     ms_engine *engine = ms_tensor_engine(step->parameter);
     char have[160], want[160];
-    if (!state) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the state %s is missing", facts[step->kind].name, name);
-    if (ms_tensor_dtype(state) != MS_F32 || ms_tensor_count(state) != ms_tensor_count(step->parameter) || !ms_tensor_is_contiguous(state))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the state %s is %s, the parameter %s; a contiguous f32 tensor of its shape is expected", facts[step->kind].name, name,
-                              ms_tensor_describe(state, have, sizeof have), ms_tensor_describe(step->parameter, want, sizeof want));
+    if (!state)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the state %s is missing",
+                              facts[step->kind].name, name);
+    if (ms_tensor_dtype(state) != MS_F32
+        || ms_tensor_count(state) != ms_tensor_count(step->parameter)
+        || !ms_tensor_is_contiguous(state))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: the state %s is %s, the parameter %s; a contiguous f32 tensor "
+                              "of its shape is expected",
+                              facts[step->kind].name, name,
+                              ms_tensor_describe(state, have, sizeof have),
+                              ms_tensor_describe(step->parameter, want, sizeof want));
     return MS_OK;
 }
 
@@ -89,16 +142,27 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
     char have[160], want[160];
     const ms_tensor *p = step->parameter, *g = step->gradient;
     if (!ms_dtype_is_float(ms_tensor_dtype(p)) || !ms_tensor_is_contiguous(p))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the parameter %s must be contiguous and of a float dtype", facts[step->kind].name, ms_tensor_describe(p, have, sizeof have));
-    if (!ms_dtype_is_float(ms_tensor_dtype(g)) || !ms_shape_equal(ms_tensor_dims(p), ms_tensor_shape(p), ms_tensor_dims(g), ms_tensor_shape(g)))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the gradient is %s, the parameter %s", facts[step->kind].name, ms_tensor_describe(g, have, sizeof have),
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: the parameter %s must be contiguous and of a float dtype",
+                              facts[step->kind].name, ms_tensor_describe(p, have, sizeof have));
+    if (!ms_dtype_is_float(ms_tensor_dtype(g))
+        || !ms_shape_equal(ms_tensor_dims(p), ms_tensor_shape(p), ms_tensor_dims(g),
+                           ms_tensor_shape(g)))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the gradient is %s, the parameter %s",
+                              facts[step->kind].name, ms_tensor_describe(g, have, sizeof have),
                               ms_tensor_describe(p, want, sizeof want));
     if (!step->count || ms_tensor_dtype(step->count) != MS_I64 || ms_tensor_count(step->count) != 1)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the count of steps must be one i64", facts[step->kind].name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the count of steps must be one i64",
+                              facts[step->kind].name);
     if (step->lr && (ms_tensor_dtype(step->lr) != MS_F32 || ms_tensor_count(step->lr) != 1))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: lr is %s; a number or one f32 is expected", facts[step->kind].name, ms_tensor_describe(step->lr, have, sizeof have));
-    if (step->only_if && (ms_tensor_dtype(step->only_if) != MS_BOOL || ms_tensor_count(step->only_if) != 1))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: only_if is %s; one bool is expected", facts[step->kind].name, ms_tensor_describe(step->only_if, have, sizeof have));
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT, "%s: lr is %s; a number or one f32 is expected",
+            facts[step->kind].name, ms_tensor_describe(step->lr, have, sizeof have));
+    if (step->only_if
+        && (ms_tensor_dtype(step->only_if) != MS_BOOL || ms_tensor_count(step->only_if) != 1))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: only_if is %s; one bool is expected",
+                              facts[step->kind].name,
+                              ms_tensor_describe(step->only_if, have, sizeof have));
     ms_status status = step->master ? check_state(step, "master", step->master) : MS_OK;
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES && !status; i++) {
         const char *name = ms_optimizer_state_name(step->kind, &step->hyper, i);
@@ -113,10 +177,17 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
     ms_tensor *gradient = NULL;
     if (!status) status = ms_op_as_contiguous(engine, step->gradient, &gradient);
     if (status) return status;
-    ms_optimizer_args args = { .kind = step->kind, .dtype = ms_tensor_dtype(step->parameter), .gradient_dtype = ms_tensor_dtype(gradient), .hyper = step->hyper,
-                               .parameter = ms_tensor_data(step->parameter), .gradient = ms_tensor_data(gradient), .count = ms_tensor_data(step->count),
-                               .elements = ms_tensor_count(step->parameter), .random = step->random };
-    /* What is updated is read as well, so it stands in both lists: the first `updated` of what is used. */
+    ms_optimizer_args args = { .kind = step->kind,
+                               .dtype = ms_tensor_dtype(step->parameter),
+                               .gradient_dtype = ms_tensor_dtype(gradient),
+                               .hyper = step->hyper,
+                               .parameter = ms_tensor_data(step->parameter),
+                               .gradient = ms_tensor_data(gradient),
+                               .count = ms_tensor_data(step->count),
+                               .elements = ms_tensor_count(step->parameter),
+                               .random = step->random };
+    /* What is updated is read as well, so it stands in both lists: the first `updated` of what is
+     * used. */
     ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
     uint64_t bytes = 2 * ms_tensor_bytes(step->parameter) + ms_tensor_bytes(gradient);
@@ -132,7 +203,9 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
     used[updated] = gradient;
     used[updated + 1] = step->lr;
     used[updated + 2] = step->only_if;
-    status = ms_tensor_enqueue(engine, &ms_cpu_optimizer, &args, used, updated + 3, used, updated, (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
+    status =
+        ms_tensor_enqueue(engine, &ms_cpu_optimizer, &args, used, updated + 3, used, updated,
+                          (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
     ms_tensor_release(gradient);
     return status;
 }

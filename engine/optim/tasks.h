@@ -4,9 +4,10 @@
 
 #include "optim/kernels.h"
 
-#define MS_CLIP_TENSORS 12       /* gradients of one task */
+#define MS_CLIP_TENSORS 12 /* gradients of one task */
 
-/* The sum of |g|^p of each gradient (p infinite: the maximum) into partial; then what clipping needs of all; then all times a factor. */
+/* The sum of |g|^p of each gradient (p infinite: the maximum) into partial; then what clipping
+ * needs of all; then all times a factor. */
 typedef struct ms_measure_args {
     double p;
     uint32_t count;

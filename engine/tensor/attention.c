@@ -1,4 +1,5 @@
-/* attention.c: attention with grouped queries, whose scores are never stored, and rotary position embedding. */
+/* attention.c: attention with grouped queries, whose scores are never stored, and rotary position
+ * embedding. */
 #include "tensor/attention.h"
 
 #include <math.h>
@@ -12,16 +13,21 @@
 
 static ms_heads heads_of(const ms_tensor *t)
 {
-    return (ms_heads){ .data = ms_tensor_data(t), .batch = t->strides[0], .head = t->strides[1], .time = t->strides[2] };
+    return (ms_heads){ .data = ms_tensor_data(t),
+                       .batch = t->strides[0],
+                       .head = t->strides[1],
+                       .time = t->strides[2] };
 }
 
 /* [b, h, t, d] in memory as [b, t, h, d]. */
-static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *shape, ms_tensor **out)
+static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *shape,
+                            ms_tensor **out)
 {
     int64_t b = shape[0], h = shape[1], t = shape[2], d = shape[3];
     ms_tensor *memory = NULL;
     ms_status status = ms_tensor_new(engine, dtype, 4, (int64_t[]){ b, t, h, d }, &memory);
-    if (!status) status = ms_tensor_window(memory, 4, shape, (int64_t[]){ t * h * d, d, h * d, 1 }, 0, out);
+    if (!status)
+        status = ms_tensor_window(memory, 4, shape, (int64_t[]){ t * h * d, d, h * d, 1 }, 0, out);
     ms_tensor_release(memory);
     return status;
 }
@@ -29,9 +35,11 @@ static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *sh
 /* The tensor itself if a row of it is contiguous, else a copy. */
 static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
-    if (tensor->strides[3] != 1 && tensor->shape[3] > 1) return ms_op_as_contiguous(engine, tensor, out);
+    if (tensor->strides[3] != 1 && tensor->shape[3] > 1)
+        return ms_op_as_contiguous(engine, tensor, out);
     /* Expanded in time: rows that coincide are no matrix that a library reads. */
-    if (tensor->strides[2] < tensor->shape[3] && tensor->shape[2] > 1) return ms_op_as_contiguous(engine, tensor, out);
+    if (tensor->strides[2] < tensor->shape[3] && tensor->shape[2] > 1)
+        return ms_op_as_contiguous(engine, tensor, out);
     *out = ms_tensor_retain(tensor);
     return MS_OK;
 }
@@ -41,19 +49,29 @@ static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out
 static ms_status attention_check(const ms_op_call *call)
 {
     const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
-    if (!ms_dtype_is_float(q->dtype) || k->dtype != q->dtype || v->dtype != q->dtype) return ms_op_refuse(call, "all must have the same float dtype");
-    if (q->dims != 4 || k->dims != 4 || v->dims != 4) return ms_op_refuse(call, "all must be [batch, heads, time, width]");
-    if (!ms_shape_equal(k->dims, k->shape, v->dims, v->shape)) return ms_op_refuse(call, "keys and values must have the same shape");
-    if (q->shape[0] != k->shape[0] || q->shape[3] != k->shape[3]) return ms_op_refuse(call, "queries and keys must agree in batch and width");
-    if (k->shape[1] == 0 || q->shape[1] % k->shape[1] != 0) return ms_op_refuse(call, "the heads of the queries must be a multiple of those of the keys");
-    if (q->shape[3] == 0 || k->shape[2] == 0) return ms_op_refuse(call, "there must be at least one key, and a width");
-    if (call->attributes.attention.scale < 0.0) return ms_op_refuse(call, "the scale cannot be negative");
+    if (!ms_dtype_is_float(q->dtype) || k->dtype != q->dtype || v->dtype != q->dtype)
+        return ms_op_refuse(call, "all must have the same float dtype");
+    if (q->dims != 4 || k->dims != 4 || v->dims != 4)
+        return ms_op_refuse(call, "all must be [batch, heads, time, width]");
+    if (!ms_shape_equal(k->dims, k->shape, v->dims, v->shape))
+        return ms_op_refuse(call, "keys and values must have the same shape");
+    if (q->shape[0] != k->shape[0] || q->shape[3] != k->shape[3])
+        return ms_op_refuse(call, "queries and keys must agree in batch and width");
+    if (k->shape[1] == 0 || q->shape[1] % k->shape[1] != 0)
+        return ms_op_refuse(call,
+                            "the heads of the queries must be a multiple of those of the keys");
+    if (q->shape[3] == 0 || k->shape[2] == 0)
+        return ms_op_refuse(call, "there must be at least one key, and a width");
+    if (call->attributes.attention.scale < 0.0)
+        return ms_op_refuse(call, "the scale cannot be negative");
     if (call->attributes.attention.causal && k->shape[2] < q->shape[2])
-        return ms_op_refuse(call, "causal attention needs at least as many keys as queries: the first queries would see nothing");
+        return ms_op_refuse(call, "causal attention needs at least as many keys as queries: the "
+                                  "first queries would see nothing");
     return MS_OK;
 }
 
-static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k, const ms_tensor *v, ms_attention_args *args)
+static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k,
+                      const ms_tensor *v, ms_attention_args *args)
 {
     args->q = heads_of(q);
     args->k = heads_of(k);
@@ -64,7 +82,8 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     args->queries = q->shape[2];
     args->keys = k->shape[2];
     args->width = q->shape[3];
-    args->scale = attributes->attention.scale != 0.0 ? attributes->attention.scale : 1.0 / sqrt((double)args->width);
+    args->scale = attributes->attention.scale != 0.0 ? attributes->attention.scale
+                                                     : 1.0 / sqrt((double)args->width);
     args->dtype = (uint8_t)q->dtype;
     args->compute = (uint8_t)attributes->attention.compute;
     args->causal = attributes->attention.causal;
@@ -75,7 +94,8 @@ static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
     if (args->causal) seen -= 0.5 * (double)args->queries * (double)(args->queries - 1);
-    return 2.0 * products * (double)args->batches * (double)args->heads * seen * (double)args->width;
+    return 2.0 * products * (double)args->batches * (double)args->heads * seen
+           * (double)args->width;
 }
 
 static ms_status attention_forward(ms_op_call *call)
@@ -93,15 +113,18 @@ static ms_status attention_forward(ms_op_call *call)
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
     if (!status) status = ms_tensor_new_cast(engine, out, &cast);
     if (!status && out->count > 0) {
-        ms_attention_args args = { .out = heads_of(out), .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
+        ms_attention_args args = { .out = heads_of(out),
+                                   .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
         fill_args(&call->attributes, in[0], in[1], in[2], &args);
         if (cast) {
             args.cast = heads_of(cast);
             args.cast_dtype = (uint8_t)cast->dtype;
         }
         ms_tensor *writes[] = { out, log_sum, cast };
-        ms_task_cost cost = { .flops = flops_of(&args, 2.0), .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward), &args, in, 3, writes, 3, cost);
+        ms_task_cost cost = { .flops = flops_of(&args, 2.0),
+                              .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward),
+                                   &args, in, 3, writes, 3, cost);
     }
     if (!status) ms_tensor_keep_cast(out, cast);
     ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum };
@@ -114,29 +137,37 @@ static ms_status attention_forward(ms_op_call *call)
     return status;
 }
 
-/* Whether queries, keys and values lie side by side in each row of one matrix, as one linear layer makes them. */
+/* Whether queries, keys and values lie side by side in each row of one matrix, as one linear layer
+ * makes them. */
 static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor *v)
 {
     int64_t width = q->shape[3];
-    return q->storage == k->storage && k->storage == v->storage && q->shape[2] == k->shape[2] && q->strides[1] == width && k->offset - q->offset == q->shape[1] * width &&
-           v->offset - k->offset == k->shape[1] * width && memcmp(q->strides, k->strides, sizeof q->strides) == 0 && memcmp(k->strides, v->strides, sizeof q->strides) == 0;
+    return q->storage == k->storage && k->storage == v->storage && q->shape[2] == k->shape[2]
+           && q->strides[1] == width && k->offset - q->offset == q->shape[1] * width
+           && v->offset - k->offset == k->shape[1] * width
+           && memcmp(q->strides, k->strides, sizeof q->strides) == 0
+           && memcmp(k->strides, v->strides, sizeof q->strides) == 0;
 }
 
-/* Gradients of what lies side by side do so too: they are the gradient of that matrix as they are, without a copy. */
+/* Gradients of what lies side by side do so too: they are the gradient of that matrix as they are,
+ * without a copy. */
 static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
 {
     ms_engine *engine = gradient->engine;
     ms_status status = MS_OK;
     const ms_tensor_info *in = gradient->inputs;
     if (!side_by_side(gradient->saved[0], gradient->saved[1], gradient->saved[2])) {
-        for (int i = 0; i < 3 && !status; i++) status = make_heads(engine, in[i].dtype, in[i].shape, &results[i]);
+        for (int i = 0; i < 3 && !status; i++)
+            status = make_heads(engine, in[i].dtype, in[i].shape, &results[i]);
         return status;
     }
-    int64_t batches = in[0].shape[0], times = in[0].shape[2], width = in[0].shape[3], row = (in[0].shape[1] + 2 * in[1].shape[1]) * width, at = 0;
+    int64_t batches = in[0].shape[0], times = in[0].shape[2], width = in[0].shape[3],
+            row = (in[0].shape[1] + 2 * in[1].shape[1]) * width, at = 0;
     ms_tensor *whole = NULL;
     status = ms_tensor_new(engine, in[0].dtype, 3, (int64_t[]){ batches, times, row }, &whole);
     for (int i = 0; i < 3 && !status; i++) {
-        status = ms_tensor_window(whole, 4, in[i].shape, (int64_t[]){ times * row, width, row, 1 }, at, &results[i]);
+        status = ms_tensor_window(whole, 4, in[i].shape, (int64_t[]){ times * row, width, row, 1 },
+                                  at, &results[i]);
         at += in[i].shape[1] * width;
     }
     ms_tensor_release(whole);
@@ -151,12 +182,18 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     ms_status status = with_rows(engine, gradient->gradients[0], &g);
     if (!status) status = make_gradients(gradient, results);
     if (!status && results[1]->count > 0) {
-        ms_attention_args args = { .out = heads_of(saved[3]), .log_sum = ms_tensor_data(saved[4]), .dout = heads_of(g),
-                                   .dq = heads_of(results[0]), .dk = heads_of(results[1]), .dv = heads_of(results[2]) };
+        ms_attention_args args = { .out = heads_of(saved[3]),
+                                   .log_sum = ms_tensor_data(saved[4]),
+                                   .dout = heads_of(g),
+                                   .dq = heads_of(results[0]),
+                                   .dk = heads_of(results[1]),
+                                   .dv = heads_of(results[2]) };
         fill_args(&gradient->attributes, saved[0], saved[1], saved[2], &args);
         ms_tensor *reads[] = { saved[0], saved[1], saved[2], saved[3], saved[4], g };
-        ms_task_cost cost = { .flops = flops_of(&args, 5.0), .bytes = 4 * ms_tensor_bytes(g) + 4 * ms_tensor_bytes(results[1]) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward), &args, reads, 6, results, 3, cost);
+        ms_task_cost cost = { .flops = flops_of(&args, 5.0),
+                              .bytes = 4 * ms_tensor_bytes(g) + 4 * ms_tensor_bytes(results[1]) };
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward),
+                                   &args, reads, 6, results, 3, cost);
     }
     ms_tensor_release(g);
     for (int i = 0; i < 3; i++) {
@@ -166,22 +203,35 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     return status;
 }
 
-const ms_op ms_op_attention = { .name = "attention", .forward = attention_forward, .backward = attention_backward, .inputs_min = 3, .inputs_max = 3 };
+const ms_op ms_op_attention = { .name = "attention",
+                                .forward = attention_forward,
+                                .backward = attention_backward,
+                                .inputs_min = 3,
+                                .inputs_max = 3 };
 
 /* ------------------------------------------------------------------- rotary */
 
-static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back, ms_tensor **out)
+static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back,
+                      ms_tensor **out)
 {
     ms_tensor *rows = NULL, *made = NULL;
     ms_status status = with_rows(engine, x, &rows);
     if (!status) status = make_heads(engine, x->dtype, x->shape, &made);
     if (!status && x->count > 0) {
-        ms_rotary_args args = { .x = heads_of(rows), .y = heads_of(made), .batches = x->shape[0], .heads = x->shape[1],
-                                .times = x->shape[2], .width = x->shape[3], .first = attributes->rotary.first,
-                                .base = attributes->rotary.base, .scaling = attributes->rotary.scaling, .dtype = (uint8_t)x->dtype,
+        ms_rotary_args args = { .x = heads_of(rows),
+                                .y = heads_of(made),
+                                .batches = x->shape[0],
+                                .heads = x->shape[1],
+                                .times = x->shape[2],
+                                .width = x->shape[3],
+                                .first = attributes->rotary.first,
+                                .base = attributes->rotary.base,
+                                .scaling = attributes->rotary.scaling,
+                                .dtype = (uint8_t)x->dtype,
                                 .back = back };
         ms_task_cost cost = { .flops = 3.0 * (double)x->count, .bytes = 2 * ms_tensor_bytes(x) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_rotary), &args, &rows, 1, &made, 1, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_rotary), &args, &rows,
+                                   1, &made, 1, cost);
     }
     ms_tensor_release(rows);
     if (status) ms_tensor_release(made);
@@ -193,7 +243,8 @@ static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_ten
 static const char *scaling_fault(const ms_rotary_scaling *scaling)
 {
     if (scaling->kind == MS_ROTARY_PLAIN) return NULL;
-    if (!(scaling->factor > 0.0 && isfinite(scaling->factor))) return "the factor of its scaling must be a finite number above 0";
+    if (!(scaling->factor > 0.0 && isfinite(scaling->factor)))
+        return "the factor of its scaling must be a finite number above 0";
     if (scaling->kind == MS_ROTARY_LINEAR) return NULL;
     if (!(scaling->low >= 0.0 && scaling->high > scaling->low && isfinite(scaling->high)))
         return "low_freq_factor must be 0 or more and below high_freq_factor";
@@ -206,16 +257,24 @@ static ms_status rotary_forward(ms_op_call *call)
 {
     const char *fault = scaling_fault(&call->attributes.rotary.scaling);
     const ms_tensor *x = call->inputs[0];
-    if (!ms_dtype_is_float(x->dtype) || x->dims != 4) return ms_op_refuse(call, "it takes floats of shape [batch, heads, time, width]");
-    if (x->shape[3] % 2 != 0) return ms_op_refuse(call, "the width must be even: pairs of numbers are turned");
-    if (!(call->attributes.rotary.base > 0.0)) return ms_op_refuse(call, "the base must be above 0");
+    if (!ms_dtype_is_float(x->dtype) || x->dims != 4)
+        return ms_op_refuse(call, "it takes floats of shape [batch, heads, time, width]");
+    if (x->shape[3] % 2 != 0)
+        return ms_op_refuse(call, "the width must be even: pairs of numbers are turned");
+    if (!(call->attributes.rotary.base > 0.0))
+        return ms_op_refuse(call, "the base must be above 0");
     if (fault) return ms_op_refuse(call, "%s", fault);
     return turn(call->engine, &call->attributes, call->inputs[0], false, &call->outputs[0]);
 }
 
 static ms_status rotary_backward(ms_op_gradient *gradient)
 {
-    return turn(gradient->engine, &gradient->attributes, gradient->gradients[0], true, &gradient->results[0]);
+    return turn(gradient->engine, &gradient->attributes, gradient->gradients[0], true,
+                &gradient->results[0]);
 }
 
-const ms_op ms_op_rotary = { .name = "rotary", .forward = rotary_forward, .backward = rotary_backward, .inputs_min = 1, .inputs_max = 1 };
+const ms_op ms_op_rotary = { .name = "rotary",
+                             .forward = rotary_forward,
+                             .backward = rotary_backward,
+                             .inputs_min = 1,
+                             .inputs_max = 1 };

@@ -1,8 +1,8 @@
 /* attention.h: attention and rotary embedding: arguments of the kernels.
  *
- * Tensors are [batch, heads, time, width] windows of any strides but 1 in the last dimension. What is made here lies in memory as
- * [batch, time, heads, width], so that heads join again into [batch, time, heads * width] without a copy.
- */
+ * Tensors are [batch, heads, time, width] windows of any strides but 1 in the last dimension. What
+ * is made here lies in memory as [batch, time, heads, width], so that heads join again into [batch,
+ * time, heads * width] without a copy. */
 #ifndef MOONSHARD_TENSOR_ATTENTION_H
 #define MOONSHARD_TENSOR_ATTENTION_H
 
@@ -14,11 +14,12 @@ typedef struct ms_heads {
     int64_t batch, head, time;
 } ms_heads;
 
-/* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 .. keys - queries + i. */
+/* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 ..
+ * keys - queries + i. */
 typedef struct ms_attention_args {
     /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
     ms_heads q, k, v, out, cast;
-    ms_heads dout, dq, dk, dv;          /* backward */
+    ms_heads dout, dq, dk, dv; /* backward */
     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or
      * NULL */
     float *log_sum;
@@ -29,7 +30,8 @@ typedef struct ms_attention_args {
     bool causal;
 } ms_attention_args;
 
-/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width), its frequency scaled; backward turns back. */
+/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width), its frequency scaled;
+ * backward turns back. */
 typedef struct ms_rotary_args {
     ms_heads x, y;
     int64_t batches, heads, times, width, first;

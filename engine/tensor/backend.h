@@ -1,16 +1,18 @@
-/* backend.h: the kernels of a device, as one const table of tasks. Operators choose by name here and never by device.
+/* backend.h: the kernels of a device, as one const table of tasks. Operators choose by name here
+ * and never by device.
  *
- * Each family declares its argument structs in its own header (elementwise.h, reduce.h ...). Arguments are plain data: addresses, sizes,
- * strides, scalars; nothing in them is owned. tensor/cpu/backend.c fills the table for the CPU; the sim executor uses the same table
- * and never runs a task.
- */
+ * Each family declares its argument structs in its own header (elementwise.h, reduce.h ...).
+ * Arguments are plain data: addresses, sizes, strides, scalars; nothing in them is owned.
+ * tensor/cpu/backend.c fills the table for the CPU; the sim executor uses the same table and never
+ * runs a task. */
 #ifndef MOONSHARD_TENSOR_BACKEND_H
 #define MOONSHARD_TENSOR_BACKEND_H
 
 #include "moonshard/tensor.h"
 
-/* Elementwise kernels on operands a, b, c with the numbers value and high; x_backward takes what forward saved and the gradient g, in the
- * order of its operands. They share one argument struct and one driver; apart only so that a trace and an error message name them. */
+/* Elementwise kernels on operands a, b, c with the numbers value and high; x_backward takes what
+ * forward saved and the gradient g, in the order of its operands. They share one argument struct
+ * and one driver; apart only so that a trace and an error message name them. */
 /* clang-format off */
 #define MS_ELEMENTWISE_KERNELS(K) \
     K(cast) K(neg) K(exp) K(log) K(sqrt) K(rsqrt) K(square) K(abs) K(sign) K(relu) K(gelu) \

@@ -15,10 +15,15 @@ int64_t ms_codec_bytes(const ms_codec *codec, int64_t n)
 static ms_status check_codec(const ms_op_call *call)
 {
     const ms_codec *codec = &call->attributes.codec.codec;
-    if ((unsigned)codec->kind >= MS_CODEC_KINDS) return ms_op_refuse(call, "there is no codec %d", (int)codec->kind);
-    if (codec->block < 8 || codec->block % 8 != 0) return ms_op_refuse(call, "block is %lld: it must be a multiple of 8", (long long)codec->block);
-    if (codec->bare && codec->kind != MS_CODEC_SIGN) return ms_op_refuse(call, "only sign can do without scales");
-    if (codec->stochastic && codec->kind == MS_CODEC_SIGN) return ms_op_refuse(call, "sign does not round");
+    if ((unsigned)codec->kind >= MS_CODEC_KINDS)
+        return ms_op_refuse(call, "there is no codec %d", (int)codec->kind);
+    if (codec->block < 8 || codec->block % 8 != 0)
+        return ms_op_refuse(call, "block is %lld: it must be a multiple of 8",
+                            (long long)codec->block);
+    if (codec->bare && codec->kind != MS_CODEC_SIGN)
+        return ms_op_refuse(call, "only sign can do without scales");
+    if (codec->stochastic && codec->kind == MS_CODEC_SIGN)
+        return ms_op_refuse(call, "sign does not round");
     return MS_OK;
 }
 
@@ -28,21 +33,33 @@ static ms_status encode_forward(ms_op_call *call)
     const ms_codec *codec = &call->attributes.codec.codec;
     uint32_t dims = ms_tensor_dims(x);
     int64_t shape[MS_DIMS_MAX];
-    if (!ms_dtype_is_float(ms_tensor_dtype(x)) || dims == 0) return ms_op_refuse(call, "it takes f32, f16 or bf16 of one dimension or more");
+    if (!ms_dtype_is_float(ms_tensor_dtype(x)) || dims == 0)
+        return ms_op_refuse(call, "it takes f32, f16 or bf16 of one dimension or more");
     ms_status status = check_codec(call);
     if (status != MS_OK) return status;
     memcpy(shape, ms_tensor_shape(x), dims * sizeof *shape);
     int64_t n = shape[dims - 1];
     shape[dims - 1] = ms_codec_bytes(codec, n);
     status = ms_op_output(call, 0, MS_U8, dims, shape, &out[0]);
-    if (status == MS_OK && call->output_count > 1) status = ms_op_output(call, 1, ms_tensor_dtype(x), dims, ms_tensor_shape(x), &out[1]);
+    if (status == MS_OK && call->output_count > 1)
+        status = ms_op_output(call, 1, ms_tensor_dtype(x), dims, ms_tensor_shape(x), &out[1]);
     if (status != MS_OK || ms_tensor_count(x) == 0) return status;
     status = ms_op_as_contiguous(call->engine, x, &from);
     if (status != MS_OK) return status;
-    ms_codec_args args = { .codec = *codec, .random = call->attributes.codec.random, .x = ms_tensor_data(from), .error = out[1] ? ms_tensor_data(out[1]) : NULL,
-                           .payload = ms_tensor_data(out[0]), .rows = ms_tensor_count(x) / n, .n = n, .bytes = shape[dims - 1], .dtype = (uint8_t)ms_tensor_dtype(x) };
-    ms_task_cost cost = { .flops = 4.0 * (double)ms_tensor_count(x), .bytes = ms_tensor_bytes(x) * (out[1] ? 2 : 1) + ms_tensor_bytes(out[0]) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_codec_encode), &args, &from, 1, out, out[1] ? 2 : 1, cost);
+    ms_codec_args args = { .codec = *codec,
+                           .random = call->attributes.codec.random,
+                           .x = ms_tensor_data(from),
+                           .error = out[1] ? ms_tensor_data(out[1]) : NULL,
+                           .payload = ms_tensor_data(out[0]),
+                           .rows = ms_tensor_count(x) / n,
+                           .n = n,
+                           .bytes = shape[dims - 1],
+                           .dtype = (uint8_t)ms_tensor_dtype(x) };
+    ms_task_cost cost = { .flops = 4.0 * (double)ms_tensor_count(x),
+                          .bytes =
+                              ms_tensor_bytes(x) * (out[1] ? 2 : 1) + ms_tensor_bytes(out[0]) };
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_codec_encode),
+                               &args, &from, 1, out, out[1] ? 2 : 1, cost);
     ms_tensor_release(from);
     return status;
 }
@@ -55,21 +72,33 @@ static ms_status decode(ms_op_call *call, bool sum)
     int64_t n = call->attributes.codec.n, shape[MS_DIMS_MAX];
     ms_status status = check_codec(call);
     if (status != MS_OK) return status;
-    if (ms_tensor_dtype(payload) != MS_U8 || dims == 0 || (sum && dims != 2)) return ms_op_refuse(call, sum ? "it takes payloads, u8 [rows, bytes]" : "it takes payloads, u8 [..., bytes]");
+    if (ms_tensor_dtype(payload) != MS_U8 || dims == 0 || (sum && dims != 2))
+        return ms_op_refuse(call, sum ? "it takes payloads, u8 [rows, bytes]"
+                                      : "it takes payloads, u8 [..., bytes]");
     if (n < 0) return ms_op_refuse(call, "n cannot be %lld", (long long)n);
     memcpy(shape, ms_tensor_shape(payload), dims * sizeof *shape);
     int64_t have = shape[dims - 1], bytes = ms_codec_bytes(codec, n);
-    if (have != bytes) return ms_op_refuse(call, "rows of %lld numbers have %lld bytes, not %lld", (long long)n, (long long)bytes, (long long)have);
+    if (have != bytes)
+        return ms_op_refuse(call, "rows of %lld numbers have %lld bytes, not %lld", (long long)n,
+                            (long long)bytes, (long long)have);
     shape[dims - 1] = n;
     if (sum) status = ms_op_output(call, 0, MS_F32, 1, &n, &out);
     else status = ms_op_output(call, 0, MS_F32, dims, shape, &out);
     if (status != MS_OK || ms_tensor_count(out) == 0) return status;
     status = ms_op_as_contiguous(call->engine, payload, &from);
     if (status != MS_OK) return status;
-    ms_codec_args args = { .codec = *codec, .x = ms_tensor_data(out), .payload = ms_tensor_data(from), .rows = ms_tensor_count(payload) / bytes, .n = n, .bytes = bytes,
-                           .dtype = MS_F32, .sum = sum };
-    ms_task_cost cost = { .flops = 2.0 * (double)(args.rows * n), .bytes = ms_tensor_bytes(payload) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_codec_decode), &args, &from, 1, &out, 1, cost);
+    ms_codec_args args = { .codec = *codec,
+                           .x = ms_tensor_data(out),
+                           .payload = ms_tensor_data(from),
+                           .rows = ms_tensor_count(payload) / bytes,
+                           .n = n,
+                           .bytes = bytes,
+                           .dtype = MS_F32,
+                           .sum = sum };
+    ms_task_cost cost = { .flops = 2.0 * (double)(args.rows * n),
+                          .bytes = ms_tensor_bytes(payload) + ms_tensor_bytes(out) };
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_codec_decode),
+                               &args, &from, 1, &out, 1, cost);
     ms_tensor_release(from);
     return status;
 }
@@ -77,6 +106,9 @@ static ms_status decode(ms_op_call *call, bool sum)
 static ms_status decode_forward(ms_op_call *call) { return decode(call, false); }
 static ms_status decode_sum_forward(ms_op_call *call) { return decode(call, true); }
 
-const ms_op ms_op_codec_encode = { "codec_encode", encode_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };
+const ms_op ms_op_codec_encode = {
+    "codec_encode", encode_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD
+};
 const ms_op ms_op_codec_decode = { "codec_decode", decode_forward, NULL, 1, 1, MS_OP_NO_GRAD };
-const ms_op ms_op_codec_decode_sum = { "codec_decode_sum", decode_sum_forward, NULL, 1, 1, MS_OP_NO_GRAD };
+const ms_op ms_op_codec_decode_sum = { "codec_decode_sum", decode_sum_forward, NULL, 1, 1,
+                                       MS_OP_NO_GRAD };

@@ -4,17 +4,21 @@
 
 #include "tensor/backend.h"
 
-/* x [rows, n], contiguous; payload [rows, bytes]. decode: x is f32; sum: x is [n], the rows' sum. */
+/* x [rows, n], contiguous; payload [rows, bytes]. decode: x is f32; sum: x is [n], the rows'
+ * sum. */
 typedef struct ms_codec_args {
     ms_codec codec;
     ms_random random;
-    void *x, *error, *payload;          /* error: NULL, or as x */
+    void *x, *error, *payload; /* error: NULL, or as x */
     int64_t rows, n, bytes;
     uint8_t dtype;
     bool sum;
 } ms_codec_args;
 
-static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n) { return (n + codec->block - 1) / codec->block; }
+static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n)
+{
+    return (n + codec->block - 1) / codec->block;
+}
 static inline int64_t ms_codec_bits(ms_codec_kind kind)
 {
     if (kind == MS_CODEC_SIGN) return 1;

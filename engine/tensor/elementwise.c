@@ -1,4 +1,5 @@
-/* elementwise.c: the elementwise operators: a table of what each computes, saves and passes back, and the two functions that read it. */
+/* elementwise.c: the elementwise operators: a table of what each computes, saves and passes back,
+ * and the two functions that read it. */
 #include "tensor/elementwise.h"
 
 #include <math.h>
@@ -11,7 +12,8 @@
 /* --------------------------------------------------------- calling a kernel */
 
 /* Arguments and cost of a call whose operands do not overlap the result. */
-static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out, ms_elementwise_args *args, ms_task_cost *cost)
+static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out,
+                           ms_elementwise_args *args, ms_task_cost *cost)
 {
     memset(args, 0, sizeof *args);
     args->kernel = (uint8_t)call->kernel;
@@ -35,21 +37,25 @@ static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operand
         args->in_dtype[k] = (uint8_t)ms_tensor_dtype(operand);
         args->integers = args->integers && !ms_dtype_is_float(ms_tensor_dtype(operand));
         cost->bytes += ms_tensor_bytes(operand);
-        ms_loop_set(&args->loop, k + 1, ms_tensor_dims(operand), ms_tensor_shape(operand), ms_tensor_strides(operand));
+        ms_loop_set(&args->loop, k + 1, ms_tensor_dims(operand), ms_tensor_shape(operand),
+                    ms_tensor_strides(operand));
     }
     ms_loop_collapse(&args->loop, call->count + 1);
 }
 
-/* Whether a large operand is contiguous along another dimension than the result: walking it across its cache lines takes many times as
- * long as turning it with the blocked copy first. */
+/* Whether a large operand is contiguous along another dimension than the result: walking it across
+ * its cache lines takes many times as long as turning it with the blocked copy first. */
 static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
 {
     ms_loop loop;
     ms_loop_begin(&loop, ms_tensor_dims(out), ms_tensor_shape(out), ms_tensor_strides(out));
-    ms_loop_set(&loop, 1, ms_tensor_dims(operand), ms_tensor_shape(operand), ms_tensor_strides(operand));
+    ms_loop_set(&loop, 1, ms_tensor_dims(operand), ms_tensor_shape(operand),
+                ms_tensor_strides(operand));
     ms_loop_collapse(&loop, 2);
     uint32_t inner = loop.dims - 1;
-    if (ms_tensor_count(operand) < 16 * 1024 || loop.strides[1][inner] <= 1 || loop.shape[inner] < 16) return false;
+    if (ms_tensor_count(operand) < 16 * 1024 || loop.strides[1][inner] <= 1
+        || loop.shape[inner] < 16)
+        return false;
     for (uint32_t d = 0; d < inner; d++)
         if (loop.strides[1][d] == 1 && loop.shape[d] >= 16) return true;
     return false;
@@ -62,7 +68,9 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
     ms_status status = MS_OK;
     for (uint32_t k = 0; k < call->count && status == MS_OK; k++) {
         operands[k] = call->operands[k].tensor;
-        if (operands[k] == NULL || !(ms_tensor_overlaps(out, operands[k]) || is_turned(out, operands[k]))) continue;
+        if (operands[k] == NULL
+            || !(ms_tensor_overlaps(out, operands[k]) || is_turned(out, operands[k])))
+            continue;
         status = ms_op_unary(engine, &ms_op_clone, NULL, operands[k], &copies[k]);
         operands[k] = copies[k];
     }
@@ -70,13 +78,15 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
         ms_elementwise_args args;
         ms_task_cost cost;
         fill_arguments(call, operands, out, &args, &cost);
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands, call->count, &out, 1, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands,
+                                   call->count, &out, 1, cost);
     }
     for (uint32_t k = 0; k < 3; k++) ms_tensor_release(copies[k]);
     return status;
 }
 
-ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype,
+                             uint32_t dims, const int64_t *shape, ms_tensor **out)
 {
     ms_tensor *made = NULL;
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
@@ -131,25 +141,36 @@ typedef struct elementwise_rule {
     gradient_part backward[3];
 } elementwise_rule;
 
-#define PASS { MS_KERNEL_cast, { G } }
-#define BACK(kernel, ...) { MS_KERNEL_##kernel, { __VA_ARGS__ } }
+#define PASS                  \
+    {                         \
+        MS_KERNEL_cast, { G } \
+    }
+#define BACK(kernel, ...)                   \
+    {                                       \
+        MS_KERNEL_##kernel, { __VA_ARGS__ } \
+    }
 
 static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule);
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule);
 
-#define OP(name, least, most, op_flags, backward_function, ...) \
-    static const elementwise_rule rule_##name = { __VA_ARGS__ }; \
+#define OP(name, least, most, op_flags, backward_function, ...)                                   \
+    static const elementwise_rule rule_##name = { __VA_ARGS__ };                                  \
     static ms_status forward_##name(ms_op_call *call) { return run_forward(call, &rule_##name); } \
     const ms_op ms_op_##name = { #name, forward_##name, backward_function, least, most, op_flags };
 /* With a gradient, and an in-place twin. */
-#define SMOOTH(name, least, most, ...) \
-    static ms_status backward_##name(ms_op_gradient *gradient); \
+#define SMOOTH(name, least, most, ...)                                  \
+    static ms_status backward_##name(ms_op_gradient *gradient);         \
     OP(name, least, most, MS_OP_IN_PLACE, backward_##name, __VA_ARGS__) \
-    static ms_status backward_##name(ms_op_gradient *gradient) { return run_backward(gradient, &rule_##name); }
+    static ms_status backward_##name(ms_op_gradient *gradient)          \
+    {                                                                   \
+        return run_backward(gradient, &rule_##name);                    \
+    }
 /* To bool, of two tensors and of a tensor and a number. */
-#define COMPARE(name, more) \
-    OP(name, 2, 2, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, IN1 }, WHOLE | TO_BOOL | (more), 0, { { 0 } }) \
-    OP(name##_scalar, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, N }, WHOLE | TO_BOOL | USES_NUMBER | (more), 0, { { 0 } })
+#define COMPARE(name, more)                                                                       \
+    OP(name, 2, 2, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, IN1 }, WHOLE | TO_BOOL | (more), \
+       0, { { 0 } })                                                                              \
+    OP(name##_scalar, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, N },                    \
+       WHOLE | TO_BOOL | USES_NUMBER | (more), 0, { { 0 } })
 
 SMOOTH(neg, 1, 1, MS_KERNEL_neg, { IN0 }, WHOLE, 0, { BACK(neg, G) })
 SMOOTH(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
@@ -165,24 +186,34 @@ SMOOTH(gelu_erf, 1, 1, MS_KERNEL_gelu_erf, { IN0 }, 0, SAVE0, { BACK(gelu_erf_ba
 SMOOTH(silu, 1, 1, MS_KERNEL_silu, { IN0 }, 0, SAVE0, { BACK(silu_backward, S0, G) })
 SMOOTH(tanh, 1, 1, MS_KERNEL_tanh, { IN0 }, 0, SAVE_RESULT, { BACK(tanh_backward, S0, G) })
 SMOOTH(sigmoid, 1, 1, MS_KERNEL_sigmoid, { IN0 }, 0, SAVE_RESULT, { BACK(sigmoid_backward, S0, G) })
-SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0, { BACK(clamp_backward, S0, G) })
-OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0, { { 0 } })
+SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0,
+       { BACK(clamp_backward, S0, G) })
+OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0,
+   { { 0 } })
 
 SMOOTH(add_scalar, 1, 1, MS_KERNEL_add, { IN0, N }, WHOLE | USES_NUMBER, 0, { PASS })
 SMOOTH(mul_scalar, 1, 1, MS_KERNEL_mul, { IN0, N }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, N) })
 SMOOTH(div_scalar, 1, 1, MS_KERNEL_div, { IN0, N }, USES_NUMBER, 0, { BACK(div, G, N) })
 SMOOTH(rsub_scalar, 1, 1, MS_KERNEL_sub, { N, IN0 }, WHOLE | USES_NUMBER, 0, { BACK(neg, G) })
-SMOOTH(rdiv_scalar, 1, 1, MS_KERNEL_div, { N, IN0 }, USES_NUMBER, SAVE0, { BACK(div_backward, G, N, S0) })
-SMOOTH(maximum_scalar, 1, 1, MS_KERNEL_maximum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0, { BACK(maximum_backward, S0, N, G) })
-SMOOTH(minimum_scalar, 1, 1, MS_KERNEL_minimum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0, { BACK(minimum_backward, S0, N, G) })
+SMOOTH(rdiv_scalar, 1, 1, MS_KERNEL_div, { N, IN0 }, USES_NUMBER, SAVE0,
+       { BACK(div_backward, G, N, S0) })
+SMOOTH(maximum_scalar, 1, 1, MS_KERNEL_maximum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0,
+       { BACK(maximum_backward, S0, N, G) })
+SMOOTH(minimum_scalar, 1, 1, MS_KERNEL_minimum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0,
+       { BACK(minimum_backward, S0, N, G) })
 
 SMOOTH(add, 2, 2, MS_KERNEL_add, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(add, ZERO, G) })
 SMOOTH(sub, 2, 2, MS_KERNEL_sub, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(sub, ZERO, G) })
-SMOOTH(mul, 2, 2, MS_KERNEL_mul, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(mul, G, S1), BACK(mul, G, S0) })
-SMOOTH(div, 2, 2, MS_KERNEL_div, { IN0, IN1 }, 0, SAVE0 | SAVE1, { BACK(div, G, S1), BACK(div_backward, G, S0, S1) })
-SMOOTH(maximum, 2, 2, MS_KERNEL_maximum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(maximum_backward, S0, S1, G), BACK(maximum_backward, S1, S0, G) })
-SMOOTH(minimum, 2, 2, MS_KERNEL_minimum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1, { BACK(minimum_backward, S0, S1, G), BACK(minimum_backward, S1, S0, G) })
-SMOOTH(swiglu, 2, 2, MS_KERNEL_swiglu, { IN0, IN1 }, 0, SAVE0 | SAVE1, { BACK(swiglu, G, S1), BACK(swiglu_backward, S0, S1, G) })
+SMOOTH(mul, 2, 2, MS_KERNEL_mul, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
+       { BACK(mul, G, S1), BACK(mul, G, S0) })
+SMOOTH(div, 2, 2, MS_KERNEL_div, { IN0, IN1 }, 0, SAVE0 | SAVE1,
+       { BACK(div, G, S1), BACK(div_backward, G, S0, S1) })
+SMOOTH(maximum, 2, 2, MS_KERNEL_maximum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
+       { BACK(maximum_backward, S0, S1, G), BACK(maximum_backward, S1, S0, G) })
+SMOOTH(minimum, 2, 2, MS_KERNEL_minimum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
+       { BACK(minimum_backward, S0, S1, G), BACK(minimum_backward, S1, S0, G) })
+SMOOTH(swiglu, 2, 2, MS_KERNEL_swiglu, { IN0, IN1 }, 0, SAVE0 | SAVE1,
+       { BACK(swiglu, G, S1), BACK(swiglu_backward, S0, S1, G) })
 COMPARE(eq, TRUTH)
 COMPARE(ne, TRUTH)
 COMPARE(lt, 0)
@@ -192,32 +223,54 @@ COMPARE(ge, 0)
 
 SMOOTH(lerp, 2, 3, MS_KERNEL_lerp, { IN0, IN1, IN2 }, USES_NUMBER, SAVE0 | SAVE1 | SAVE2,
        { BACK(lerp_backward, G, S2), BACK(mul, G, S2), BACK(difference_mul, S0, S1, G) })
-SMOOTH(addcmul, 3, 3, MS_KERNEL_addcmul, { IN0, IN1, IN2 }, WHOLE | FACTOR, SAVE1 | SAVE2, { PASS, BACK(scaled_mul, G, S1), BACK(scaled_mul, G, S0) })
-SMOOTH(addcdiv, 3, 3, MS_KERNEL_addcdiv, { IN0, IN1, IN2 }, FACTOR, SAVE1 | SAVE2, { PASS, BACK(scaled_div, G, S1), BACK(div_backward, G, S0, S1) })
+SMOOTH(addcmul, 3, 3, MS_KERNEL_addcmul, { IN0, IN1, IN2 }, WHOLE | FACTOR, SAVE1 | SAVE2,
+       { PASS, BACK(scaled_mul, G, S1), BACK(scaled_mul, G, S0) })
+SMOOTH(addcdiv, 3, 3, MS_KERNEL_addcdiv, { IN0, IN1, IN2 }, FACTOR, SAVE1 | SAVE2,
+       { PASS, BACK(scaled_div, G, S1), BACK(div_backward, G, S0, S1) })
 /* The in-place form of where would write into the mask, so there is none. */
 static ms_status backward_where(ms_op_gradient *gradient);
-OP(where, 3, 3, 0, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 }, WHOLE | TRUTH | MASK0, SAVE0, { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
-static ms_status backward_where(ms_op_gradient *gradient) { return run_backward(gradient, &rule_where); }
-SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK1 | USES_NUMBER, SAVE1, { BACK(where, S0, ZERO, G) })
+OP(where, 3, 3, 0, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 }, WHOLE | TRUTH | MASK0, SAVE0,
+   { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
+static ms_status backward_where(ms_op_gradient *gradient)
+{
+    return run_backward(gradient, &rule_where);
+}
+SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK1 | USES_NUMBER,
+       SAVE1, { BACK(where, S0, ZERO, G) })
 
 /* x^2 and x^1 have kernels of their own; the derivative of x^0 is 0 even at 0. */
-static const elementwise_rule rule_power = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(pow_backward, S0, G) } };
-static const elementwise_rule rule_power_two = { MS_KERNEL_square, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(square_backward, S0, G) } };
-static const elementwise_rule rule_power_one = { MS_KERNEL_cast, { IN0 }, WHOLE | USES_NUMBER, 0, { PASS } };
-static const elementwise_rule rule_power_zero = { MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) } };
+static const elementwise_rule rule_power = {
+    MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(pow_backward, S0, G) }
+};
+static const elementwise_rule rule_power_two = {
+    MS_KERNEL_square, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(square_backward, S0, G) }
+};
+static const elementwise_rule rule_power_one = {
+    MS_KERNEL_cast, { IN0 }, WHOLE | USES_NUMBER, 0, { PASS }
+};
+static const elementwise_rule rule_power_zero = {
+    MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) }
+};
 static const elementwise_rule *power_rule(double exponent)
 {
     if (exponent == 2) return &rule_power_two;
     if (exponent == 1) return &rule_power_one;
     return exponent == 0 ? &rule_power_zero : &rule_power;
 }
-static ms_status forward_pow(ms_op_call *call) { return run_forward(call, power_rule(call->attributes.scalar.value)); }
-static ms_status backward_pow(ms_op_gradient *gradient) { return run_backward(gradient, power_rule(gradient->attributes.scalar.value)); }
+static ms_status forward_pow(ms_op_call *call)
+{
+    return run_forward(call, power_rule(call->attributes.scalar.value));
+}
+static ms_status backward_pow(ms_op_gradient *gradient)
+{
+    return run_backward(gradient, power_rule(gradient->attributes.scalar.value));
+}
 const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE };
 
 /* ------------------------------------------------------------------ forward */
 
-/* The dtype that the operands share. A tensor of one element may be of another float dtype: it stands for a number. */
+/* The dtype that the operands share. A tensor of one element may be of another float dtype: it
+ * stands for a number. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {
     const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
@@ -226,7 +279,9 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
         if (input == NULL) continue;
         ms_dtype dtype = ms_tensor_dtype(input);
         if ((i == 0 && (rule->flags & MASK0)) || (i == 1 && (rule->flags & MASK1))) {
-            if (dtype != MS_BOOL) return ms_op_refuse(call, "the mask must be bool: compare first (for example with ne)");
+            if (dtype != MS_BOOL)
+                return ms_op_refuse(call,
+                                    "the mask must be bool: compare first (for example with ne)");
             continue;
         }
         if (ms_tensor_dtype(main_input) == dtype) continue;
@@ -242,15 +297,22 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
 
 static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *rule, ms_dtype dtype)
 {
-    if (dtype == MS_BOOL && !(rule->flags & TRUTH)) return ms_op_refuse(call, "it does not work on bool: cast to a number first");
+    if (dtype == MS_BOOL && !(rule->flags & TRUTH))
+        return ms_op_refuse(call, "it does not work on bool: cast to a number first");
     if (ms_dtype_is_float(dtype) || dtype == MS_BOOL) return MS_OK;
     if (!(rule->flags & WHOLE)) return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
     double value = call->attributes.scalar.value, high = call->attributes.scalar.high;
     bool whole = true;
     if (rule->flags & (USES_NUMBER | FACTOR)) whole = value == floor(value) && isfinite(value);
-    if (rule->flags & BOUNDS) whole = (!call->attributes.scalar.has_low || value == floor(value)) && (!call->attributes.scalar.has_high || high == floor(high));
-    if (!whole) return ms_op_refuse(call, "%g is not a whole number: cast the tensor to f32 first", value == floor(value) && isfinite(value) ? high : value);
-    if (rule->kernel == MS_KERNEL_pow && value < 0) return ms_op_refuse(call, "the exponent of an integer cannot be %g: cast the tensor to f32 first", value);
+    if (rule->flags & BOUNDS)
+        whole = (!call->attributes.scalar.has_low || value == floor(value))
+                && (!call->attributes.scalar.has_high || high == floor(high));
+    if (!whole)
+        return ms_op_refuse(call, "%g is not a whole number: cast the tensor to f32 first",
+                            value == floor(value) && isfinite(value) ? high : value);
+    if (rule->kernel == MS_KERNEL_pow && value < 0)
+        return ms_op_refuse(
+            call, "the exponent of an integer cannot be %g: cast the tensor to f32 first", value);
     return MS_OK;
 }
 
@@ -259,8 +321,11 @@ static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *s
     *dims = 0;
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
-        if (input != NULL && !ms_shape_broadcast(*dims, shape, ms_tensor_dims(input), ms_tensor_shape(input), dims, shape))
-            return ms_op_refuse(call, "these shapes do not broadcast: counted from the last dimension, sizes must be equal or 1");
+        if (input != NULL
+            && !ms_shape_broadcast(*dims, shape, ms_tensor_dims(input), ms_tensor_shape(input),
+                                   dims, shape))
+            return ms_op_refuse(call, "these shapes do not broadcast: counted from the last "
+                                      "dimension, sizes must be equal or 1");
     }
     return MS_OK;
 }
@@ -292,7 +357,8 @@ static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
 
 static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
 {
-    if ((rule->flags & FACTOR) && attributes->scalar.value == 0 && !attributes->scalar.has_low) attributes->scalar.value = 1;
+    if ((rule->flags & FACTOR) && attributes->scalar.value == 0 && !attributes->scalar.has_low)
+        attributes->scalar.value = 1;
     if ((rule->flags & BOUNDS) && !attributes->scalar.has_low) attributes->scalar.value = -INFINITY;
     if ((rule->flags & BOUNDS) && !attributes->scalar.has_high) attributes->scalar.high = INFINITY;
 }
@@ -307,18 +373,22 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
     ms_status status = common_dtype(call, rule, &dtype);
     if (status == MS_OK) status = check_numbers(call, rule, dtype);
     if (status == MS_OK) status = common_shape(call, &dims, shape);
-    if (status == MS_OK) status = ms_op_output(call, 0, rule->flags & TO_BOOL ? MS_BOOL : dtype, dims, shape, &out);
+    if (status == MS_OK)
+        status = ms_op_output(call, 0, rule->flags & TO_BOOL ? MS_BOOL : dtype, dims, shape, &out);
     if (status == MS_OK) status = save_inputs(call, rule);
     if (status != MS_OK) return status;
 
     double number = call->attributes.scalar.value;
     /* add and sub are kernels with a factor: with a number in place of an operand, it is 1. */
     bool is_operand = (rule->flags & USES_NUMBER) && rule->kernel != MS_KERNEL_pow;
-    ms_elementwise run = { .kernel = (ms_kernel)rule->kernel, .value = is_operand ? 1 : number, .high = call->attributes.scalar.high };
+    ms_elementwise run = { .kernel = (ms_kernel)rule->kernel,
+                           .value = is_operand ? 1 : number,
+                           .high = call->attributes.scalar.high };
     for (; run.count < 3 && rule->operands[run.count] != NONE; run.count++) {
         uint32_t which = rule->operands[run.count];
         bool tensor = which != N && which - IN0 < call->input_count;
-        run.operands[run.count] = (ms_operand){ .tensor = tensor ? call->inputs[which - IN0] : NULL, .number = number };
+        run.operands[run.count] =
+            (ms_operand){ .tensor = tensor ? call->inputs[which - IN0] : NULL, .number = number };
     }
     status = ms_elementwise_into(call->engine, &run, out);
     if (status == MS_OK && (rule->save & SAVE_RESULT)) status = ms_op_save(call, out);
@@ -328,11 +398,14 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
 /* ----------------------------------------------------------------- backward */
 
 /* The gradient of one input, in the shape and dtype of the result. */
-static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule, const gradient_part *part, ms_tensor **out)
+static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule,
+                               const gradient_part *part, ms_tensor **out)
 {
     double number = gradient->attributes.scalar.value;
     bool scaled = rule->flags & (FACTOR | BOUNDS) || part->kernel == MS_KERNEL_pow_backward;
-    ms_elementwise run = { .kernel = (ms_kernel)part->kernel, .value = scaled ? number : 1, .high = gradient->attributes.scalar.high };
+    ms_elementwise run = { .kernel = (ms_kernel)part->kernel,
+                           .value = scaled ? number : 1,
+                           .high = gradient->attributes.scalar.high };
     bool pass = run.kernel == MS_KERNEL_cast || (run.kernel == MS_KERNEL_add && number == 1);
     if (pass) {
         *out = ms_tensor_retain(gradient->gradients[0]);
@@ -343,9 +416,11 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
         ms_operand *operand = &run.operands[run.count];
         operand->number = which == ZERO ? 0 : number;
         if (which == G) operand->tensor = gradient->gradients[0];
-        else if (which >= S0 && which <= S2 && which - S0 < gradient->saved_count) operand->tensor = gradient->saved[which - S0];
+        else if (which >= S0 && which <= S2 && which - S0 < gradient->saved_count)
+            operand->tensor = gradient->saved[which - S0];
     }
-    return ms_elementwise_new(gradient->engine, &run, gradient->outputs[0].dtype, gradient->outputs[0].dims, gradient->outputs[0].shape, out);
+    return ms_elementwise_new(gradient->engine, &run, gradient->outputs[0].dtype,
+                              gradient->outputs[0].dims, gradient->outputs[0].shape, out);
 }
 
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule)
@@ -356,7 +431,8 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
         if (!gradient->needs[i]) continue;
         ms_tensor *full = NULL, *summed = NULL;
         status = backward_part(gradient, rule, &rule->backward[i], &full);
-        if (status == MS_OK) status = ms_op_sum_to(gradient->engine, full, &gradient->inputs[i], &summed);
+        if (status == MS_OK)
+            status = ms_op_sum_to(gradient->engine, full, &gradient->inputs[i], &summed);
         if (status == MS_OK && ms_tensor_dtype(summed) != gradient->inputs[i].dtype) {
             ms_attributes to = { .cast = { .dtype = gradient->inputs[i].dtype } };
             status = ms_op_unary(gradient->engine, &ms_op_cast, &to, summed, &gradient->results[i]);

@@ -1,21 +1,24 @@
-/* elementwise.h: one function of up to three operands at each position: arguments of the kernels, and how operators call them. */
+/* elementwise.h: one function of up to three operands at each position: arguments of the kernels,
+ * and how operators call them. */
 #ifndef MOONSHARD_TENSOR_ELEMENTWISE_H
 #define MOONSHARD_TENSOR_ELEMENTWISE_H
 
 #include "tensor/backend.h"
 #include "tensor/loop.h"
 
-#define MS_NUMBER MS_DTYPES   /* in place of an operand's dtype: it is the number of the arguments */
+#define MS_NUMBER                                                                  \
+    MS_DTYPES /* in place of an operand's dtype: it is the number of the arguments \
+               */
 
 /* Task arguments. Operand 0 of the loop is the result. */
 typedef struct ms_elementwise_args {
     ms_loop loop;
     void *out;
     const void *in[3];
-    double number;                      /* operands of dtype MS_NUMBER */
-    double value, high;                 /* parameters of the kernel */
+    double number;      /* operands of dtype MS_NUMBER */
+    double value, high; /* parameters of the kernel */
     uint8_t kernel, operands, out_dtype, in_dtype[3];
-    bool integers;                      /* compute in i64, not f32 */
+    bool integers; /* compute in i64, not f32 */
 } ms_elementwise_args;
 
 /* tensor NULL: the number; one number a call */
@@ -32,9 +35,11 @@ typedef struct ms_elementwise {
     double value, high;
 } ms_elementwise;
 
-/* Into an existing tensor, which may be one of the operands (in place). An operand that overlaps it otherwise is copied first. */
+/* Into an existing tensor, which may be one of the operands (in place). An operand that overlaps it
+ * otherwise is copied first. */
 ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out);
 /* Into a new tensor. */
-ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
+ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype,
+                             uint32_t dims, const int64_t *shape, ms_tensor **out);
 
 #endif

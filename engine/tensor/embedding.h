@@ -4,14 +4,14 @@
 
 #include "tensor/backend.h"
 
-/* ids [count]; table [rows, width] and values [count, width], contiguous, one float dtype. Forward: values from table; backward: table is
- * the gradient of the table, values that of the result. */
+/* ids [count]; table [rows, width] and values [count, width], contiguous, one float dtype. Forward:
+ * values from table; backward: table is the gradient of the table, values that of the result. */
 typedef struct ms_embedding_args {
     const void *ids;
     void *table, *values;
     int64_t count, rows, width;
     uint8_t ids_dtype, dtype;
-    bool accumulate;                    /* backward: the table holds a gradient already (f32 only) */
+    bool accumulate; /* backward: the table holds a gradient already (f32 only) */
 } ms_embedding_args;
 
 #endif

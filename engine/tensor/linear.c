@@ -8,20 +8,29 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-static ms_tensor *bias_of(const ms_op_call *call) { return call->input_count > 2 ? call->inputs[2] : NULL; }
+static ms_tensor *bias_of(const ms_op_call *call)
+{
+    return call->input_count > 2 ? call->inputs[2] : NULL;
+}
 
 static ms_status linear_check(const ms_op_call *call, int64_t *width)
 {
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
     bool turned = call->op == &ms_op_linear_t;
-    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype)) return ms_op_refuse(call, "all must have the same float dtype");
-    if (x->dims == 0 || w->dims != 2) return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
+    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
+        return ms_op_refuse(call, "all must have the same float dtype");
+    if (x->dims == 0 || w->dims != 2)
+        return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
     int64_t in = w->shape[turned ? 0 : 1];
     *width = w->shape[turned ? 1 : 0];
     if (x->shape[x->dims - 1] != in)
-        return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld", (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]", (long long)in);
-    if (bias && (bias->dims != 1 || bias->shape[0] != *width)) return ms_op_refuse(call, "the bias must have shape [%lld]", (long long)*width);
-    if (call->attributes.linear.activation != MS_ACTIVATION_NONE && call->attributes.linear.activation != MS_ACTIVATION_GELU)
+        return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld",
+                            (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]",
+                            (long long)in);
+    if (bias && (bias->dims != 1 || bias->shape[0] != *width))
+        return ms_op_refuse(call, "the bias must have shape [%lld]", (long long)*width);
+    if (call->attributes.linear.activation != MS_ACTIVATION_NONE
+        && call->attributes.linear.activation != MS_ACTIVATION_GELU)
         return ms_op_refuse(call, "there is no activation %d", call->attributes.linear.activation);
     return MS_OK;
 }
@@ -36,16 +45,21 @@ static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **o
 
 /* ------------------------------------------------------------------ forward */
 
-static bool is_activated(const ms_attributes *attributes) { return attributes->linear.activation == MS_ACTIVATION_GELU; }
+static bool is_activated(const ms_attributes *attributes)
+{
+    return attributes->linear.activation == MS_ACTIVATION_GELU;
+}
 
-/* What goes into the activation is kept for the gradient. Under autocast to bf16 it is as exact as the product's operands, at half the bytes. */
+/* What goes into the activation is kept for the gradient. Under autocast to bf16 it is as exact as
+ * the product's operands, at half the bytes. */
 static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
 {
     ms_dtype dtype = call->inputs[0]->dtype;
     return is_activated(&call->attributes) && compute == MS_BF16 ? compute : dtype;
 }
 
-/* The gradient needs what went into the activation; without a gradient the activation works in place where it can. */
+/* The gradient needs what went into the activation; without a gradient the activation works in
+ * place where it can. */
 static ms_status activate(ms_op_call *call, ms_tensor *before)
 {
     ms_engine *engine = call->engine;
@@ -57,16 +71,21 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
     else if (!status) status = ms_tensor_new(engine, dtype, before->dims, before->shape, &y);
     if (!status) status = ms_tensor_new_cast(engine, y, &cast);
     if (!status && y->count > 0) {
-        ms_activation_args args = { .before = ms_tensor_data(before), .y = ms_tensor_data(y), .count = y->count,
-                                    .before_dtype = (uint8_t)before->dtype, .y_dtype = (uint8_t)y->dtype };
+        ms_activation_args args = { .before = ms_tensor_data(before),
+                                    .y = ms_tensor_data(y),
+                                    .count = y->count,
+                                    .before_dtype = (uint8_t)before->dtype,
+                                    .y_dtype = (uint8_t)y->dtype };
         ms_tensor *writes[] = { y, cast };
-        ms_task_cost cost = { .flops = 20.0 * (double)y->count, .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
+        ms_task_cost cost = { .flops = 20.0 * (double)y->count,
+                              .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
         if (cast) {
             args.cast = ms_tensor_data(cast);
             args.cast_dtype = (uint8_t)cast->dtype;
             cost.bytes += ms_tensor_bytes(cast);
         }
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args, &before, 1, writes, 2, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args,
+                                   &before, 1, writes, 2, cost);
     }
     if (!status) ms_tensor_keep_cast(y, cast);
     ms_tensor_release(cast);
@@ -111,7 +130,7 @@ static ms_status linear_forward(ms_op_call *call)
 static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
 {
     ms_tensor *turned = NULL, *made = NULL;
-    bool stored = gradient->op == &ms_op_linear_t;   /* [in, out] = x^T g, else [out, in] = g^T x */
+    bool stored = gradient->op == &ms_op_linear_t; /* [in, out] = x^T g, else [out, in] = g^T x */
     ms_status status = ms_matrix_swapped(stored ? rows : g, &turned);
     if (!status) status = ms_op_result(gradient, 1, &made);
     if (!status) status = ms_matmul_into(gradient->engine, turned, stored ? g : rows, NULL, made);
@@ -126,7 +145,9 @@ static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weigh
     ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
     ms_status status = weight_matrix(gradient->op, weight, &matrix);
     if (!status) status = ms_matrix_swapped(matrix, &back);
-    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
+    if (!status)
+        status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype,
+                               gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
     if (!status) status = ms_matrix_flattened(gradient->engine, made, &flat);
     if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
     ms_tensor_release(matrix);
@@ -143,36 +164,48 @@ static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
     ms_tensor *flat = NULL;
     ms_status status = ms_matrix_flattened(gradient->engine, gradient->gradients[0], &flat);
     if (status) return status;
-    if (flat->strides[1] == 1 || flat->shape[1] <= 1) { *out = flat; return MS_OK; }
+    if (flat->strides[1] == 1 || flat->shape[1] <= 1) {
+        *out = flat;
+        return MS_OK;
+    }
     status = ms_op_as_contiguous(gradient->engine, flat, out);
     ms_tensor_release(flat);
     return status;
 }
 
-/* Where the gradient of the product's result goes: over what went into the activation, if nobody can look at that again (one reference is
- * left: that of the saved alias), as both are as large. */
-static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows, ms_dtype dtype, ms_tensor **out)
+/* Where the gradient of the product's result goes: over what went into the activation, if nobody
+ * can look at that again (one reference is left: that of the saved alias), as both are as large. */
+static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows, ms_dtype dtype,
+                              ms_tensor **out)
 {
     ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL;
-    if (before && gradient->last && before->dtype == dtype && ms_storage_references(before->storage) == 1) return ms_matrix_flattened(gradient->engine, before, out);
+    if (before && gradient->last && before->dtype == dtype
+        && ms_storage_references(before->storage) == 1)
+        return ms_matrix_flattened(gradient->engine, before, out);
     return ms_tensor_new(gradient->engine, dtype, 2, rows->shape, out);
 }
 
-/* One pass over the gradient does what there is to do: through the activation, to the dtype of the products, sums for the bias. *out is what the
- * products take, [rows, width]. */
+/* One pass over the gradient does what there is to do: through the activation, to the dtype of the
+ * products, sums for the bias. *out is what the products take, [rows, width]. */
 static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
-    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL, *bias = NULL;
+    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL,
+              *bias = NULL;
     ms_dtype compute = gradient->saved[0]->dtype;
-    bool wants_bias = gradient->input_count > 2 && gradient->needs[2], changes = before || rows->dtype != compute;
+    bool wants_bias = gradient->input_count > 2 && gradient->needs[2],
+         changes = before || rows->dtype != compute;
     bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
     ms_status status = MS_OK;
     if (wants_h) status = result_place(gradient, rows, compute, &h);
     if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
     if (!status && (h || bias) && rows->count > 0) {
-        ms_linear_gradient_args args = { .g = ms_tensor_data(rows), .rows = rows->shape[0], .width = rows->shape[1], .g_row = rows->strides[0],
-                                         .g_dtype = (uint8_t)rows->dtype, .out_dtype = (uint8_t)compute };
+        ms_linear_gradient_args args = { .g = ms_tensor_data(rows),
+                                         .rows = rows->shape[0],
+                                         .width = rows->shape[1],
+                                         .g_row = rows->strides[0],
+                                         .g_dtype = (uint8_t)rows->dtype,
+                                         .out_dtype = (uint8_t)compute };
         ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
         ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
         if (before) {
@@ -189,7 +222,8 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
             args.bias = ms_tensor_data(bias);
             args.bias_dtype = (uint8_t)bias->dtype;
         }
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward), &args, reads, 2, writes, 2, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward),
+                                   &args, reads, 2, writes, 2, cost);
     } else if (!status && bias) {
         ms_tensor_release(bias);
         status = ms_op_full(engine, gradient->inputs[2].dtype, 1, &rows->shape[1], 0.0, &bias);
@@ -207,7 +241,8 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
 static ms_status linear_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
-    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL, *rows = NULL;
+    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
+              *rows = NULL;
     ms_status status = gradient_rows(gradient, &arrived);
     if (!status) status = pass(gradient, arrived, &g);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
@@ -219,5 +254,13 @@ static ms_status linear_backward(ms_op_gradient *gradient)
     return status;
 }
 
-const ms_op ms_op_linear = { .name = "linear", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };
-const ms_op ms_op_linear_t = { .name = "linear_t", .forward = linear_forward, .backward = linear_backward, .inputs_min = 2, .inputs_max = 3 };
+const ms_op ms_op_linear = { .name = "linear",
+                             .forward = linear_forward,
+                             .backward = linear_backward,
+                             .inputs_min = 2,
+                             .inputs_max = 3 };
+const ms_op ms_op_linear_t = { .name = "linear_t",
+                               .forward = linear_forward,
+                               .backward = linear_backward,
+                               .inputs_min = 2,
+                               .inputs_max = 3 };

@@ -4,7 +4,8 @@
 
 #include "tensor/backend.h"
 
-/* y = gelu(before), both contiguous; y may be before. cast: y once more in another dtype, or NULL. */
+/* y = gelu(before), both contiguous; y may be before. cast: y once more in another dtype, or
+ * NULL. */
 typedef struct ms_activation_args {
     const void *before;
     void *y, *cast;
@@ -12,9 +13,11 @@ typedef struct ms_activation_args {
     uint8_t before_dtype, y_dtype, cast_dtype;
 } ms_activation_args;
 
-/* One pass over the gradient of a linear layer's result, [rows, width] with g_row elements from row to row:
- * h = g, or g * gelu'(before) where before, which is contiguous, is not NULL; out = h in its dtype (contiguous, NULL: not wanted; it may be
- * `before`); bias[width] = sums of h over the rows (NULL: not wanted), f32 within 64 rows, then f64, in an order that depends on the shape only. */
+/* One pass over the gradient of a linear layer's result, [rows, width] with g_row elements from row
+ * to row: h = g, or g * gelu'(before) where before, which is contiguous, is not NULL; out = h in
+ * its dtype (contiguous, NULL: not wanted; it may be `before`); bias[width] = sums of h over the
+ * rows (NULL: not wanted), f32 within 64 rows, then f64, in an order that depends on the shape
+ * only. */
 typedef struct ms_linear_gradient_args {
     const void *g, *before;
     void *out, *bias;

@@ -13,7 +13,8 @@ void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int
     }
 }
 
-void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape, const int64_t *strides)
+void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape,
+                 const int64_t *strides)
 {
     for (uint32_t d = 0; d < dims; d++)
         loop->strides[index][loop->dims - dims + d] = shape[d] == 1 ? 0 : strides[d];
@@ -53,7 +54,8 @@ void ms_loop_collapse(ms_loop *loop, uint32_t operands)
         if (loop->shape[d] != 1) loop_move(loop, dims++, d);
     /* Insertion sort, stable, so that a contiguous result keeps its order. */
     for (uint32_t d = 1; d < dims; d++)
-        for (uint32_t i = d; i > 0 && loop->strides[0][i - 1] < loop->strides[0][i]; i--) loop_swap(loop, i - 1, i);
+        for (uint32_t i = d; i > 0 && loop->strides[0][i - 1] < loop->strides[0][i]; i--)
+            loop_swap(loop, i - 1, i);
     uint32_t last = 0;
     for (uint32_t d = 1; d < dims; d++) {
         if (loop_joins(loop, operands, last, d)) {

@@ -1,4 +1,5 @@
-/* matmul.c: products of matrices: matmul with its gradients, and what linear layers share with it. The products themselves are gemm.h's. */
+/* matmul.c: products of matrices: matmul with its gradients, and what linear layers share with it.
+ * The products themselves are gemm.h's. */
 #include "tensor/matmul.h"
 
 #include <string.h>
@@ -9,8 +10,9 @@
 
 /* --------------------------------------------------------------- the kernel */
 
-/* Into how many tiles work of this size is cut. Few, large products are best: with two halves a core that is stolen for a moment holds
- * up the other, and more than four cost some percent on two cores; large work is cut further for the sake of larger machines. */
+/* Into how many tiles work of this size is cut. Few, large products are best: with two halves a
+ * core that is stolen for a moment holds up the other, and more than four cost some percent on two
+ * cores; large work is cut further for the sake of larger machines. */
 static uint32_t tiles_for(double flops)
 {
     static const double steps[] = { 2e6, 2.5e9, 4e10, 4e11 };
@@ -43,8 +45,10 @@ static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
     return MS_OK;
 }
 
-/* The leading dimensions, those of size 1 dropped and neighbours joined where all three operands walk them as one. */
-static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_tensor *b, const ms_tensor *c)
+/* The leading dimensions, those of size 1 dropped and neighbours joined where all three operands
+ * walk them as one. */
+static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_tensor *b,
+                             const ms_tensor *c)
 {
     args->batches = 1;
     for (uint32_t d = 0; d + 2 < c->dims; d++) {
@@ -55,7 +59,8 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
         int64_t sb = b->shape[d] == 1 ? 0 : b->strides[d];
         int64_t sc = c->strides[d];
         uint32_t last = args->batch_dims - 1;
-        bool follows = args->batch_dims > 0 && args->a_batch[last] == sa * size && args->b_batch[last] == sb * size && args->c_batch[last] == sc * size;
+        bool follows = args->batch_dims > 0 && args->a_batch[last] == sa * size
+                       && args->b_batch[last] == sb * size && args->c_batch[last] == sc * size;
         if (!follows) args->batch_shape[last = args->batch_dims++] = 1;
         args->batch_shape[last] *= size;
         args->a_batch[last] = sa;
@@ -64,15 +69,16 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
     }
 }
 
-/* Cuts the work by its shape alone: whole batches first, then the longer one of rows and columns, because each part reads all of the
- * other operand. Never k. */
+/* Cuts the work by its shape alone: whole batches first, then the longer one of rows and columns,
+ * because each part reads all of the other operand. Never k. */
 static void cut(ms_matmul_args *args, double flops)
 {
     int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
     args->groups = (uint32_t)(args->batches < tiles ? args->batches : tiles);
     int64_t wanted = tiles / args->groups;
     args->split_columns = n > m;
-    int64_t whole = args->split_columns ? n : m, part = ((whole + wanted - 1) / wanted + 15) / 16 * 16;
+    int64_t whole = args->split_columns ? n : m,
+            part = ((whole + wanted - 1) / wanted + 15) / 16 * 16;
     if (part > whole) part = whole;
     args->parts = (uint32_t)((whole + part - 1) / part);
     args->last = whole - (int64_t)(args->parts - 1) * part;
@@ -82,7 +88,8 @@ static void cut(ms_matmul_args *args, double flops)
 
 static ms_status make_plans(ms_engine *engine, ms_gemm *gemm, ms_matmul_args *args)
 {
-    if (args->shape.k == 0 || !ms_gemm_supports(gemm, args->shape.in, args->shape.out)) return MS_OK;
+    if (args->shape.k == 0 || !ms_gemm_supports(gemm, args->shape.in, args->shape.out))
+        return MS_OK;
     ms_status status = ms_gemm_prepare(engine, gemm, &args->shape, &args->plan);
     if (status) return status;
     ms_gemm_shape last = args->shape;
@@ -91,9 +98,13 @@ static ms_status make_plans(ms_engine *engine, ms_gemm *gemm, ms_matmul_args *ar
     return ms_gemm_prepare(engine, gemm, &last, &args->last_plan);
 }
 
-static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias, ms_tensor *out)
+static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                         ms_tensor *out)
 {
-    ms_matmul_args args = { .a = ms_tensor_data(a), .b = ms_tensor_data(b), .c = ms_tensor_data(out), .bias = bias ? ms_tensor_data(bias) : NULL };
+    ms_matmul_args args = { .a = ms_tensor_data(a),
+                            .b = ms_tensor_data(b),
+                            .c = ms_tensor_data(out),
+                            .bias = bias ? ms_tensor_data(bias) : NULL };
     ms_gemm_shape *shape = &args.shape;
     shape->m = out->shape[out->dims - 2];
     shape->n = out->shape[out->dims - 1];
@@ -115,11 +126,14 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
         args.gemm = gemm;
     }
     ms_tensor *reads[] = { a, b, bias };
-    ms_task_cost cost = { .flops = flops, .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out) };
-    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 3, &out, 1, cost);
+    ms_task_cost cost = { .flops = flops,
+                          .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 3,
+                             &out, 1, cost);
 }
 
-ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias, ms_tensor *out)
+ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                         ms_tensor *out)
 {
     if (out->count == 0) return MS_OK;
     ms_tensor *left = NULL, *right = NULL, *wide = NULL;
@@ -151,7 +165,8 @@ ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     uint32_t last = tensor->dims - 1;
-    int64_t width = tensor->shape[last], rows = ms_shape_count(last, tensor->shape), step = 0, expected = 0;
+    int64_t width = tensor->shape[last], rows = ms_shape_count(last, tensor->shape), step = 0,
+            expected = 0;
     bool regular = true;
     for (uint32_t d = last; d-- > 0;) {
         if (tensor->shape[d] == 1) continue;
@@ -159,20 +174,22 @@ ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **
         else if (tensor->strides[d] != expected) regular = false;
         expected = tensor->strides[d] * tensor->shape[d];
     }
-    if (rows > 1 && step == 0) regular = false;     /* an expanded dimension */
+    if (rows > 1 && step == 0) regular = false; /* an expanded dimension */
     ms_tensor *source = NULL;
     ms_status status = MS_OK;
     if (regular) source = ms_tensor_retain(tensor);
     else status = ms_op_as_contiguous(engine, tensor, &source);
     if (status) return status;
-    int64_t shape[2] = { rows, width }, strides[2] = { regular && rows > 1 ? step : width, tensor->strides[last] };
+    int64_t shape[2] = { rows, width },
+            strides[2] = { regular && rows > 1 ? step : width, tensor->strides[last] };
     if (!regular) strides[1] = 1;
     status = ms_tensor_window(source, 2, shape, strides, 0, out);
     ms_tensor_release(source);
     return status;
 }
 
-/* A vector as a matrix of one row (or one column), and leading dimensions of size 1 up to `dims`. */
+/* A vector as a matrix of one row (or one column), and leading dimensions of size 1 up to
+ * `dims`. */
 static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -207,11 +224,12 @@ static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape
 
 /* ------------------------------------------------------------------- matmul */
 
-/* What a product of these shapes is: all as matrices with `dims` dimensions, and the shape of the result. */
+/* What a product of these shapes is: all as matrices with `dims` dimensions, and the shape of the
+ * result. */
 typedef struct product {
     uint32_t dims, out_dims;
-    int64_t full[MS_DIMS_MAX];          /* [batch ..., m, n] */
-    int64_t out[MS_DIMS_MAX];           /* the same without what a vector has not */
+    int64_t full[MS_DIMS_MAX]; /* [batch ..., m, n] */
+    int64_t out[MS_DIMS_MAX];  /* the same without what a vector has not */
 } product;
 
 static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
@@ -251,7 +269,9 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     bool whole = ms_shape_equal(a->dims - 2, a->shape, out->dims - 2, out->shape);
     if (!whole) return ms_matmul_into(engine, a, b, NULL, out);
     ms_status status = ms_matrix_flattened(engine, a, &rows);
-    if (!status) status = ms_tensor_window(b, 2, b->shape + b->dims - 2, b->strides + b->dims - 2, 0, &right);
+    if (!status)
+        status =
+            ms_tensor_window(b, 2, b->shape + b->dims - 2, b->strides + b->dims - 2, 0, &right);
     if (!status) status = ms_matrix_flattened(engine, out, &flat);
     if (!status) status = ms_matmul_into(engine, rows, right, NULL, flat);
     ms_tensor_release(rows);
@@ -268,12 +288,18 @@ ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype)
 static ms_status matmul_check(const ms_op_call *call, product *p)
 {
     const ms_tensor *a = call->inputs[0], *b = call->inputs[1];
-    if (!ms_dtype_is_float(a->dtype) || a->dtype != b->dtype) return ms_op_refuse(call, "both must have the same float dtype");
-    if (a->dims == 0 || b->dims == 0) return ms_op_refuse(call, "a number has no rows and columns: use mul");
+    if (!ms_dtype_is_float(a->dtype) || a->dtype != b->dtype)
+        return ms_op_refuse(call, "both must have the same float dtype");
+    if (a->dims == 0 || b->dims == 0)
+        return ms_op_refuse(call, "a number has no rows and columns: use mul");
     ms_tensor_info ai = info_of(a), bi = info_of(b);
     if (product_of(&ai, &bi, p)) return MS_OK;
     int64_t k = a->shape[a->dims - 1], rows = b->shape[b->dims > 1 ? b->dims - 2 : 0];
-    if (k != rows) return ms_op_refuse(call, "the last dimension of the first (%lld) must equal the second to last of the second (%lld)", (long long)k, (long long)rows);
+    if (k != rows)
+        return ms_op_refuse(call,
+                            "the last dimension of the first (%lld) must equal the second to last "
+                            "of the second (%lld)",
+                            (long long)k, (long long)rows);
     return ms_op_refuse(call, "the dimensions before the last two do not broadcast");
 }
 
@@ -302,7 +328,8 @@ static ms_status matmul_forward(ms_op_call *call)
 }
 
 /* Sums what broadcasting repeated, and takes the shape of the input. Releases `whole`. */
-static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_tensor_info *input, const ms_tensor *matrix, ms_tensor **out)
+static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_tensor_info *input,
+                                 const ms_tensor *matrix, ms_tensor **out)
 {
     ms_tensor_info as_matrix = info_of(matrix);
     ms_tensor *summed = NULL;
@@ -315,28 +342,35 @@ static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_t
 }
 
 /* Gradient of the left operand: g b^T. */
-static ms_status left_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g, ms_tensor *a, ms_tensor *b)
+static ms_status left_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
+                               ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *b_swapped = NULL, *whole = NULL;
     int64_t shape[MS_DIMS_MAX];
     memcpy(shape, p->full, sizeof shape);
     shape[p->dims - 1] = a->shape[a->dims - 1];
     ms_status status = ms_matrix_swapped(b, &b_swapped);
-    if (!status) status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, p->dims, shape, &whole);
+    if (!status)
+        status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, p->dims, shape, &whole);
     if (!status) status = multiply(gradient->engine, g, b_swapped, whole);
     ms_tensor_release(b_swapped);
     if (status) ms_tensor_release(whole);
-    else status = finish_gradient(gradient->engine, whole, &gradient->inputs[0], a, &gradient->results[0]);
+    else
+        status = finish_gradient(gradient->engine, whole, &gradient->inputs[0], a,
+                                 &gradient->results[0]);
     return status;
 }
 
-/* Gradient of the right operand: a^T g; if one matrix served all batches, their rows are one long sum. */
-static ms_status right_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g, ms_tensor *a, ms_tensor *b)
+/* Gradient of the right operand: a^T g; if one matrix served all batches, their rows are one long
+ * sum. */
+static ms_status right_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
+                                ms_tensor *a, ms_tensor *b)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *a_swapped = NULL, *whole = NULL, *a_rows = NULL, *g_rows = NULL;
     int64_t shape[MS_DIMS_MAX];
-    bool fold = ms_shape_count(b->dims - 2, b->shape) == 1 && ms_shape_equal(a->dims - 2, a->shape, p->dims - 2, p->full);
+    bool fold = ms_shape_count(b->dims - 2, b->shape) == 1
+                && ms_shape_equal(a->dims - 2, a->shape, p->dims - 2, p->full);
     bool direct = fold && gradient->inputs[1].dims == 2;
     uint32_t dims = fold ? 2 : p->dims;
     memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);
@@ -350,12 +384,15 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
         g_rows = ms_tensor_retain(g);
     }
     if (!status) status = ms_matrix_swapped(a_rows, &a_swapped);
-    if (!status) status = direct ? ms_op_result(gradient, 1, &whole) : ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
+    if (!status)
+        status = direct ? ms_op_result(gradient, 1, &whole)
+                        : ms_tensor_new(engine, gradient->inputs[1].dtype, dims, shape, &whole);
     if (!status) status = ms_matmul_into(engine, a_swapped, g_rows, NULL, whole);
     if (status) ms_tensor_release(whole);
     else if (direct) gradient->results[1] = whole;
     else if (fold) {
-        status = reshaped(whole, gradient->inputs[1].dims, gradient->inputs[1].shape, &gradient->results[1]);
+        status = reshaped(whole, gradient->inputs[1].dims, gradient->inputs[1].shape,
+                          &gradient->results[1]);
         ms_tensor_release(whole);
     } else status = finish_gradient(engine, whole, &gradient->inputs[1], b, &gradient->results[1]);
     ms_tensor_release(a_rows);
@@ -368,7 +405,8 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
 static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_tensor **out)
 {
     ms_tensor *cast = NULL;
-    ms_status status = ms_tensor_cast_cached(gradient->engine, gradient->gradients[0], dtype, false, &cast);
+    ms_status status =
+        ms_tensor_cast_cached(gradient->engine, gradient->gradients[0], dtype, false, &cast);
     if (status) return status;
     status = ms_op_as_contiguous(gradient->engine, cast, out);
     ms_tensor_release(cast);
@@ -393,4 +431,8 @@ static ms_status matmul_backward(ms_op_gradient *gradient)
     return status;
 }
 
-const ms_op ms_op_matmul = { .name = "matmul", .forward = matmul_forward, .backward = matmul_backward, .inputs_min = 2, .inputs_max = 2 };
+const ms_op ms_op_matmul = { .name = "matmul",
+                             .forward = matmul_forward,
+                             .backward = matmul_backward,
+                             .inputs_min = 2,
+                             .inputs_max = 2 };

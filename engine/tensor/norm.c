@@ -1,4 +1,5 @@
-/* norm.c: layer_norm, rms_norm, and both fused with the residual sum before them (add_layer_norm, add_rms_norm). */
+/* norm.c: layer_norm, rms_norm, and both fused with the residual sum before them (add_layer_norm,
+ * add_rms_norm). */
 #include "tensor/norm.h"
 
 #include <string.h>
@@ -7,29 +8,44 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-static bool is_centered(const ms_op *op) { return op == &ms_op_layer_norm || op == &ms_op_add_layer_norm; }
-static bool is_sum(const ms_op *op) { return op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm; }
+static bool is_centered(const ms_op *op)
+{
+    return op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
+}
+static bool is_sum(const ms_op *op)
+{
+    return op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm;
+}
 
 /* Where the inputs stand: x, residual (fused forms), weight, bias. */
-static ms_tensor *input(const ms_op_call *call, uint32_t index) { return index < call->input_count ? call->inputs[index] : NULL; }
+static ms_tensor *input(const ms_op_call *call, uint32_t index)
+{
+    return index < call->input_count ? call->inputs[index] : NULL;
+}
 
-static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight, ms_tensor *bias)
+static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
+                       ms_tensor *bias)
 {
     if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
     if (x->dims == 0) return ms_op_refuse(call, "a number has no last dimension to normalize over");
     int64_t width = x->shape[x->dims - 1];
     if (width == 0) return ms_op_refuse(call, "the last dimension is empty");
-    if (residual && (residual->dtype != x->dtype || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
+    if (residual
+        && (residual->dtype != x->dtype
+            || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
         return ms_op_refuse(call, "both summands must have the same shape and dtype");
     ms_tensor *scales[] = { weight, bias };
     for (int i = 0; i < 2; i++)
-        if (scales[i] && (scales[i]->dtype != x->dtype || scales[i]->dims != 1 || scales[i]->shape[0] != width))
-            return ms_op_refuse(call, "the %s must have shape [%lld] and the input's dtype", i ? "bias" : "weight", (long long)width);
+        if (scales[i]
+            && (scales[i]->dtype != x->dtype || scales[i]->dims != 1
+                || scales[i]->shape[0] != width))
+            return ms_op_refuse(call, "the %s must have shape [%lld] and the input's dtype",
+                                i ? "bias" : "weight", (long long)width);
     return MS_OK;
 }
 
 typedef struct parts {
-    ms_tensor *x, *residual, *weight, *bias;     /* contiguous */
+    ms_tensor *x, *residual, *weight, *bias; /* contiguous */
     ms_tensor *sum, *y, *cast, *mean, *scale;
 } parts;
 
@@ -51,8 +67,13 @@ static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **ou
 
 static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
 {
-    ms_norm_args args = { .x = ms_tensor_data(p->x), .y = ms_tensor_data(p->y), .rows = rows, .width = p->x->shape[p->x->dims - 1],
-                          .eps = call->attributes.norm.eps, .dtype = (uint8_t)p->x->dtype, .centered = is_centered(call->op) };
+    ms_norm_args args = { .x = ms_tensor_data(p->x),
+                          .y = ms_tensor_data(p->y),
+                          .rows = rows,
+                          .width = p->x->shape[p->x->dims - 1],
+                          .eps = call->attributes.norm.eps,
+                          .dtype = (uint8_t)p->x->dtype,
+                          .centered = is_centered(call->op) };
     if (p->residual) args.residual = ms_tensor_data(p->residual);
     if (p->weight) args.weight = ms_tensor_data(p->weight);
     if (p->bias) args.bias = ms_tensor_data(p->bias);
@@ -63,9 +84,12 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
     }
     if (p->mean) args.mean = ms_tensor_data(p->mean);
     if (p->scale) args.scale = ms_tensor_data(p->scale);
-    ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias }, *writes[] = { p->y, p->sum, p->cast, p->mean, p->scale };
-    ms_task_cost cost = { .flops = 8.0 * (double)p->x->count, .bytes = (p->residual ? 4 : 2) * ms_tensor_bytes(p->x) };
-    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward), &args, reads, 4, writes, 5, cost);
+    ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias },
+              *writes[] = { p->y, p->sum, p->cast, p->mean, p->scale };
+    ms_task_cost cost = { .flops = 8.0 * (double)p->x->count,
+                          .bytes = (p->residual ? 4 : 2) * ms_tensor_bytes(p->x) };
+    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward),
+                             &args, reads, 4, writes, 5, cost);
 }
 
 static ms_status norm_forward(ms_op_call *call)
@@ -88,11 +112,13 @@ static ms_status norm_forward(ms_op_call *call)
     if (!status && fused) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &p.sum);
     if (!status) status = ms_op_output(call, fused ? 1 : 0, x->dtype, x->dims, x->shape, &p.y);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);
-    if (!status && call->record && is_centered(call->op)) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
+    if (!status && call->record && is_centered(call->op))
+        status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
     if (!status) status = ms_tensor_new_cast(engine, p.y, &p.cast);
     if (!status && x->count > 0) status = enqueue_forward(call, &p, rows);
     if (!status) ms_tensor_keep_cast(p.y, p.cast);
-    /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm last. */
+    /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm
+     * last. */
     if (!status) status = ms_op_save(call, fused ? p.sum : p.x);
     if (!status && p.scale) status = ms_op_save(call, p.scale);
     if (!status && p.weight) status = ms_op_save(call, p.weight);
@@ -109,8 +135,10 @@ typedef struct backward_parts {
 static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->outputs[index];
-    if (gradient->gradients[index]) return ms_op_as_contiguous(gradient->engine, gradient->gradients[index], out);
-    return needed ? ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0.0, out) : MS_OK;
+    if (gradient->gradients[index])
+        return ms_op_as_contiguous(gradient->engine, gradient->gradients[index], out);
+    return needed ? ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0.0, out)
+                  : MS_OK;
 }
 
 static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, backward_parts *p)
@@ -119,17 +147,26 @@ static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, b
     bool centered = is_centered(gradient->op);
     ms_tensor *mean = centered ? gradient->saved[gradient->saved_count - 1] : NULL;
     int64_t width = s->shape[s->dims - 1];
-    ms_norm_backward_args args = { .s = ms_tensor_data(s), .gradient = ms_tensor_data(p->gradient), .scale = ms_tensor_data(scale),
-                                   .rows = s->count / width, .width = width, .dtype = (uint8_t)s->dtype, .centered = centered };
+    ms_norm_backward_args args = { .s = ms_tensor_data(s),
+                                   .gradient = ms_tensor_data(p->gradient),
+                                   .scale = ms_tensor_data(scale),
+                                   .rows = s->count / width,
+                                   .width = width,
+                                   .dtype = (uint8_t)s->dtype,
+                                   .centered = centered };
     if (weight) args.weight = ms_tensor_data(weight);
     if (mean) args.mean = ms_tensor_data(mean);
     if (p->sum_gradient) args.sum_gradient = ms_tensor_data(p->sum_gradient);
     if (p->dx) args.dx = ms_tensor_data(p->dx);
     if (p->dweight) args.dweight = ms_tensor_data(p->dweight);
     if (p->dbias) args.dbias = ms_tensor_data(p->dbias);
-    ms_tensor *reads[] = { s, scale, mean, weight, p->gradient, p->sum_gradient }, *writes[] = { p->dx, p->dweight, p->dbias };
-    ms_task_cost cost = { .flops = 16.0 * (double)s->count, .bytes = (p->sum_gradient ? 4 : 3) * ms_tensor_bytes(s) };
-    return ms_tensor_enqueue(gradient->engine, ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args, reads, 6, writes, 3, cost);
+    ms_tensor *reads[] = { s, scale, mean, weight, p->gradient, p->sum_gradient },
+              *writes[] = { p->dx, p->dweight, p->dbias };
+    ms_task_cost cost = { .flops = 16.0 * (double)s->count,
+                          .bytes = (p->sum_gradient ? 4 : 3) * ms_tensor_bytes(s) };
+    return ms_tensor_enqueue(gradient->engine,
+                             ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args,
+                             reads, 6, writes, 3, cost);
 }
 
 static ms_status norm_backward(ms_op_gradient *gradient)
@@ -146,8 +183,10 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     ms_status status = arrived(gradient, fused ? 1 : 0, true, &p.gradient);
     if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);
     if (!status && needs_x) status = ms_tensor_new(engine, x->dtype, x->dims, x->shape, &p.dx);
-    if (!status && count > at && gradient->needs[at]) status = ms_op_result(gradient, at, &p.dweight);
-    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1]) status = ms_op_result(gradient, at + 1, &p.dbias);
+    if (!status && count > at && gradient->needs[at])
+        status = ms_op_result(gradient, at, &p.dweight);
+    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1])
+        status = ms_op_result(gradient, at + 1, &p.dbias);
     if (!status) status = enqueue_backward(gradient, weight, &p);
     ms_tensor_release(p.gradient);
     ms_tensor_release(p.sum_gradient);
@@ -166,7 +205,23 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     return MS_OK;
 }
 
-const ms_op ms_op_layer_norm = { .name = "layer_norm", .forward = norm_forward, .backward = norm_backward, .inputs_min = 1, .inputs_max = 3 };
-const ms_op ms_op_rms_norm = { .name = "rms_norm", .forward = norm_forward, .backward = norm_backward, .inputs_min = 1, .inputs_max = 2 };
-const ms_op ms_op_add_layer_norm = { .name = "add_layer_norm", .forward = norm_forward, .backward = norm_backward, .inputs_min = 2, .inputs_max = 4 };
-const ms_op ms_op_add_rms_norm = { .name = "add_rms_norm", .forward = norm_forward, .backward = norm_backward, .inputs_min = 2, .inputs_max = 3 };
+const ms_op ms_op_layer_norm = { .name = "layer_norm",
+                                 .forward = norm_forward,
+                                 .backward = norm_backward,
+                                 .inputs_min = 1,
+                                 .inputs_max = 3 };
+const ms_op ms_op_rms_norm = { .name = "rms_norm",
+                               .forward = norm_forward,
+                               .backward = norm_backward,
+                               .inputs_min = 1,
+                               .inputs_max = 2 };
+const ms_op ms_op_add_layer_norm = { .name = "add_layer_norm",
+                                     .forward = norm_forward,
+                                     .backward = norm_backward,
+                                     .inputs_min = 2,
+                                     .inputs_max = 4 };
+const ms_op ms_op_add_rms_norm = { .name = "add_rms_norm",
+                                   .forward = norm_forward,
+                                   .backward = norm_backward,
+                                   .inputs_min = 2,
+                                   .inputs_max = 3 };

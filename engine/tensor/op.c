@@ -13,7 +13,10 @@
 #define MS_OP_ADDRESS(name) &ms_op_##name,
 static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
 
-const ms_op *ms_op_at(uint32_t index) { return index < sizeof all / sizeof *all ? all[index] : NULL; }
+const ms_op *ms_op_at(uint32_t index)
+{
+    return index < sizeof all / sizeof *all ? all[index] : NULL;
+}
 const char *ms_op_name(const ms_op *op) { return op->name; }
 
 const ms_op *ms_op_find(const char *name)
@@ -31,11 +34,12 @@ const ms_task *ms_engine_kernel(const ms_engine *engine, ms_kernel kernel)
 
 /* ------------------------------------------------------------------- shapes */
 
-bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b, uint32_t *dims, int64_t *shape)
+bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
+                        uint32_t *dims, int64_t *shape)
 {
     uint32_t most = a_dims > b_dims ? a_dims : b_dims;
     int64_t result[MS_DIMS_MAX];
-    for (uint32_t i = 0; i < most; i++) {      /* from the last dimension */
+    for (uint32_t i = 0; i < most; i++) { /* from the last dimension */
         int64_t x = i < a_dims ? a[a_dims - 1 - i] : 1;
         int64_t y = i < b_dims ? b[b_dims - 1 - i] : 1;
         if (x != y && x != 1 && y != 1) return false;
@@ -73,7 +77,8 @@ ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
     size_t used = (size_t)snprintf(text, sizeof text, "%s: ", call->op->name);
     for (uint32_t i = 0; i < call->input_count && i < 4 && used < sizeof text; i++)
         if (call->inputs[i])
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " and " : "", ms_tensor_describe(call->inputs[i], shape, sizeof shape));
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " and " : "",
+                                     ms_tensor_describe(call->inputs[i], shape, sizeof shape));
     if (used < sizeof text) used += (size_t)snprintf(text + used, sizeof text - used, ": ");
     va_list list;
     va_start(list, format);
@@ -85,16 +90,20 @@ ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
 static ms_status check_inputs(ms_op_call *call)
 {
     const ms_op *op = call->op;
-    if (call->input_count < op->inputs_min || (call->input_count > op->inputs_max && !(op->flags & MS_OP_VARIADIC)))
-        return ms_op_refuse(call, "%u tensors are given, it takes %u to %u", call->input_count, op->inputs_min, op->inputs_max);
+    if (call->input_count < op->inputs_min
+        || (call->input_count > op->inputs_max && !(op->flags & MS_OP_VARIADIC)))
+        return ms_op_refuse(call, "%u tensors are given, it takes %u to %u", call->input_count,
+                            op->inputs_min, op->inputs_max);
     for (uint32_t i = 0; i < call->input_count; i++) {
         if (!call->inputs[i]) {
-            if (i < op->inputs_min || (op->flags & MS_OP_VARIADIC)) return ms_op_refuse(call, "tensor %u is missing", i + 1);
+            if (i < op->inputs_min || (op->flags & MS_OP_VARIADIC))
+                return ms_op_refuse(call, "tensor %u is missing", i + 1);
         } else if (call->inputs[i]->engine != call->engine) {
             return ms_op_refuse(call, "tensor %u belongs to another engine", i + 1);
         }
     }
-    if (call->in_place && !(op->flags & MS_OP_IN_PLACE)) return ms_op_refuse(call, "it has no in-place form");
+    if (call->in_place && !(op->flags & MS_OP_IN_PLACE))
+        return ms_op_refuse(call, "it has no in-place form");
     return MS_OK;
 }
 
@@ -118,17 +127,25 @@ void ms_op_drop_saved(ms_op_call *call)
     call->saved_count = 0;
 }
 
-ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
-                      uint32_t input_count, ms_tensor **outputs, uint32_t output_count)
+ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                      bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                      ms_tensor **outputs, uint32_t output_count)
 {
-    ms_op_call call = { .engine = engine, .op = op, .inputs = inputs, .input_count = input_count, .outputs = outputs, .output_count = output_count, .in_place = in_place };
+    ms_op_call call = { .engine = engine,
+                        .op = op,
+                        .inputs = inputs,
+                        .input_count = input_count,
+                        .outputs = outputs,
+                        .output_count = output_count,
+                        .in_place = in_place };
     if (attributes) call.attributes = *attributes;
     return ms_op_run(&call);
 }
 
 /* ------------------------------------------------------ helpers for forward */
 
-ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **borrowed)
+ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
+                       const int64_t *shape, ms_tensor **borrowed)
 {
     if (!call->in_place || index > 0) {
         ms_status status = ms_tensor_new(call->engine, dtype, dims, shape, &call->outputs[index]);
@@ -136,10 +153,16 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
         return status;
     }
     ms_tensor *target = call->inputs[0];
-    if (target->dtype != dtype) return ms_op_refuse(call, "the result is %s, which does not fit in place", ms_dtype_name(dtype));
-    if (!ms_shape_equal(target->dims, target->shape, dims, shape)) return ms_op_refuse(call, "the result has another shape than the tensor that it is to be written into");
+    if (target->dtype != dtype)
+        return ms_op_refuse(call, "the result is %s, which does not fit in place",
+                            ms_dtype_name(dtype));
+    if (!ms_shape_equal(target->dims, target->shape, dims, shape))
+        return ms_op_refuse(
+            call, "the result has another shape than the tensor that it is to be written into");
     for (uint32_t d = 0; d < target->dims; d++)
-        if (target->strides[d] == 0 && target->shape[d] > 1 && target->count > 0) return ms_op_refuse(call, "an expanded tensor cannot be written in place: clone it first");
+        if (target->strides[d] == 0 && target->shape[d] > 1 && target->count > 0)
+            return ms_op_refuse(call,
+                                "an expanded tensor cannot be written in place: clone it first");
     call->outputs[0] = ms_tensor_retain(target);
     *borrowed = target;
     return MS_OK;
@@ -148,7 +171,8 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
 ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 {
     if (!call->record) return MS_OK;
-    if (call->saved_count == MS_OP_SAVED_MAX) return ms_op_refuse(call, "it saves more than %d tensors", MS_OP_SAVED_MAX);
+    if (call->saved_count == MS_OP_SAVED_MAX)
+        return ms_op_refuse(call, "it saves more than %d tensors", MS_OP_SAVED_MAX);
     ms_status status = ms_tensor_alias(tensor, &call->saved[call->saved_count]);
     if (!status) call->saved_count++;
     return status;
@@ -156,11 +180,15 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 
 ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
-    if (tensor->contiguous) { *out = ms_tensor_retain(tensor); return MS_OK; }
+    if (tensor->contiguous) {
+        *out = ms_tensor_retain(tensor);
+        return MS_OK;
+    }
     return ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
 }
 
-/* The cells are looked up for each task: the storage may have been split after the window was made. */
+/* The cells are looked up for each task: the storage may have been split after the window was
+ * made. */
 static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
 {
     ms_access access = { .storage = tensor->storage, .mode = mode };
@@ -170,18 +198,21 @@ static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
     return access;
 }
 
-ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,
-                            ms_tensor *const *writes, uint32_t write_count, ms_task_cost cost)
+ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
+                            ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
+                            uint32_t write_count, ms_task_cost cost)
 {
     ms_access accesses[MS_TASK_ACCESS_MAX];
     uint32_t count = 0;
     if (read_count + write_count > MS_TASK_ACCESS_MAX)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %u tensors, at most %d", task->name, read_count + write_count, MS_TASK_ACCESS_MAX);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %u tensors, at most %d", task->name,
+                              read_count + write_count, MS_TASK_ACCESS_MAX);
     for (uint32_t i = 0; i < read_count; i++)
         if (reads[i]) accesses[count++] = access_to(reads[i], MS_READ);
     for (uint32_t i = 0; i < write_count; i++)
         if (writes[i]) accesses[count++] = access_to(writes[i], MS_WRITE);
-    ms_status status = ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
+    ms_status status =
+        ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
     if (status) return status;
     for (uint32_t i = 0; i < write_count; i++) {
         size_t begin, end;
@@ -194,12 +225,14 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
 
 /* ----------------------------------------------------- helpers for backward */
 
-ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor **out)
+ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                      ms_tensor *a, ms_tensor **out)
 {
     return ms_op_apply(engine, op, attributes, false, &a, 1, out, 1);
 }
 
-ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor *b, ms_tensor **out)
+ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                       ms_tensor *a, ms_tensor *b, ms_tensor **out)
 {
     ms_tensor *inputs[] = { a, b };
     return ms_op_apply(engine, op, attributes, false, inputs, 2, out, 1);
@@ -214,7 +247,8 @@ ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor
     return MS_OK;
 }
 
-ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out)
+ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                     double value, ms_tensor **out)
 {
     ms_tensor *made = NULL, *filled = NULL;
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
@@ -227,15 +261,18 @@ ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int
     return status;
 }
 
-static ms_status reshape(ms_engine *engine, ms_tensor *tensor, uint32_t dims, const int64_t *shape, ms_tensor **out)
+static ms_status reshape(ms_engine *engine, ms_tensor *tensor, uint32_t dims, const int64_t *shape,
+                         ms_tensor **out)
 {
     ms_attributes attributes = { .shape = { .dims = dims } };
     if (dims) memcpy(attributes.shape.sizes, shape, dims * sizeof *shape);
     return ms_op_unary(engine, &ms_op_reshape, &attributes, tensor, out);
 }
 
-/* Sums dimension `axis` of the window [outer, n, inner] of a tensor; releases the tensor that it gets. */
-static ms_status sum_segment(ms_engine *engine, ms_tensor *tensor, int64_t outer, int64_t n, int64_t inner, ms_tensor **out)
+/* Sums dimension `axis` of the window [outer, n, inner] of a tensor; releases the tensor that it
+ * gets. */
+static ms_status sum_segment(ms_engine *engine, ms_tensor *tensor, int64_t outer, int64_t n,
+                             int64_t inner, ms_tensor **out)
 {
     ms_tensor *flat = NULL;
     ms_status status = reshape(engine, tensor, 3, (int64_t[]){ outer, n, inner }, &flat);
@@ -247,9 +284,13 @@ static ms_status sum_segment(ms_engine *engine, ms_tensor *tensor, int64_t outer
     return status;
 }
 
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to, ms_tensor **out)
+ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
+                       ms_tensor **out)
 {
-    if (ms_shape_equal(gradient->dims, gradient->shape, to->dims, to->shape)) { *out = ms_tensor_retain(gradient); return MS_OK; }
+    if (ms_shape_equal(gradient->dims, gradient->shape, to->dims, to->shape)) {
+        *out = ms_tensor_retain(gradient);
+        return MS_OK;
+    }
     /* Neighbouring dimensions that are all summed, or all kept, are one segment. */
     struct {
         int64_t size;
@@ -259,8 +300,12 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
     for (uint32_t d = 0; d < gradient->dims; d++) {
         uint32_t lead = gradient->dims - to->dims;
         bool sum = d < lead || (to->shape[d - lead] == 1 && gradient->shape[d] != 1);
-        if (count > 0 && segments[count - 1].sum == sum) segments[count - 1].size *= gradient->shape[d];
-        else { segments[count].size = gradient->shape[d]; segments[count++].sum = sum; }
+        if (count > 0 && segments[count - 1].sum == sum)
+            segments[count - 1].size *= gradient->shape[d];
+        else {
+            segments[count].size = gradient->shape[d];
+            segments[count++].sum = sum;
+        }
     }
     ms_tensor *now = ms_tensor_retain(gradient);
     for (int at = count - 1; at >= 0; at--) {

@@ -1,11 +1,14 @@
-/* op.h: what an operator is made of, and what its forward and backward get. For the files of tensor/ and for grad/.
+/* op.h: what an operator is made of, and what its forward and backward get. For the files of
+ * tensor/ and for grad/.
  *
  * Invariants
- * - forward checks everything first (shapes, dtypes, attributes), then makes its outputs, then enqueues. It changes nothing when it fails.
- * - backward gets gradients of the outputs (NULL where none arrived), and fills results[i] only where needs[i]; each result has the
- *   shape and dtype of input i, and may be a view (also one that repeats elements). What it makes on the way it releases. It uses ms_op_apply, never the tape.
- * - What backward needs is saved by forward with ms_op_save, and only if call->record is true.
- */
+ * - forward checks everything first (shapes, dtypes, attributes), then makes its outputs, then
+ *   enqueues. It changes nothing when it fails.
+ * - backward gets gradients of the outputs (NULL where none arrived), and fills results[i] only
+ *   where needs[i]; each result has the shape and dtype of input i, and may be a view (also one
+ *   that repeats elements). What it makes on the way it releases. It uses ms_op_apply, never the
+ *   tape.
+ * - What backward needs is saved by forward with ms_op_save, and only if call->record is true. */
 #ifndef MOONSHARD_TENSOR_OP_H
 #define MOONSHARD_TENSOR_OP_H
 
@@ -22,12 +25,12 @@ typedef struct ms_tensor_info {
 typedef struct ms_op_call {
     ms_engine *engine;
     const ms_op *op;
-    ms_attributes attributes;           /* forward may write what backward is to find here */
+    ms_attributes attributes; /* forward may write what backward is to find here */
     ms_tensor *const *inputs;
     uint32_t input_count;
-    ms_tensor **outputs;                /* filled by forward, in order */
+    ms_tensor **outputs; /* filled by forward, in order */
     uint32_t output_count;
-    ms_tensor *saved[MS_OP_SAVED_MAX];  /* aliases, owned by the call */
+    ms_tensor *saved[MS_OP_SAVED_MAX]; /* aliases, owned by the call */
     uint32_t saved_count;
     bool in_place, record;
 } ms_op_call;
@@ -38,7 +41,7 @@ typedef struct ms_op_gradient {
     ms_attributes attributes;
     ms_tensor *const *saved;
     uint32_t saved_count;
-    const ms_tensor_info *inputs;       /* what the inputs were */
+    const ms_tensor_info *inputs; /* what the inputs were */
     uint32_t input_count;
     const ms_tensor_info *outputs;
     ms_tensor *const *gradients;
@@ -57,10 +60,10 @@ typedef struct ms_op_gradient {
 } ms_op_gradient;
 
 enum {
-    MS_OP_VIEW = 1,       /* outputs share inputs[0]'s storage */
-    MS_OP_IN_PLACE = 2,   /* has an in-place twin */
-    MS_OP_NO_GRAD = 4,    /* the result never needs a gradient (comparisons, argmax) */
-    MS_OP_VARIADIC = 8,   /* any number of inputs from inputs_min on */
+    MS_OP_VIEW = 1,     /* outputs share inputs[0]'s storage */
+    MS_OP_IN_PLACE = 2, /* has an in-place twin */
+    MS_OP_NO_GRAD = 4,  /* the result never needs a gradient (comparisons, argmax) */
+    MS_OP_VARIADIC = 8, /* any number of inputs from inputs_min on */
     /* With MS_OP_NO_GRAD: the result depends smoothly on the inputs, so that the tape refuses an
      * input that requires a gradient. */
     MS_OP_LOSES_GRAD = 16
@@ -69,34 +72,41 @@ enum {
 struct ms_op {
     const char *name;
     ms_status (*forward)(ms_op_call *call);
-    ms_status (*backward)(ms_op_gradient *gradient);    /* NULL with MS_OP_NO_GRAD */
-    uint8_t inputs_min, inputs_max;                     /* those past min may be NULL or absent */
+    ms_status (*backward)(ms_op_gradient *gradient); /* NULL with MS_OP_NO_GRAD */
+    uint8_t inputs_min, inputs_max;                  /* those past min may be NULL or absent */
     uint8_t flags;
 };
 
-/* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the tape. */
+/* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the
+ * tape. */
 ms_status ms_op_run(ms_op_call *call);
 void ms_op_drop_saved(ms_op_call *call);
 
 /* ------------------------------------------------------ helpers for forward */
 
-/* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must have this dtype and shape). */
-ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **borrowed);
-ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor);         /* does nothing unless call->record */
-/* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs, then what is wrong and what would fit. */
+/* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must
+ * have this dtype and shape). */
+ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
+                       const int64_t *shape, ms_tensor **borrowed);
+ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor); /* does nothing unless call->record */
+/* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs,
+ * then what is wrong and what would fit. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
 /* inputs[i] as a contiguous tensor (itself retained, or a copy): the caller releases it. */
 ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
 
-/* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages' versions. */
-ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments, ms_tensor *const *reads, uint32_t read_count,
-                            ms_tensor *const *writes, uint32_t write_count, ms_task_cost cost);
+/* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages'
+ * versions. */
+ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
+                            ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
+                            uint32_t write_count, ms_task_cost cost);
 
 /* A dimension as messages name it: counted from 1, as scripts do, or from the end. */
 static inline int ms_dim_named(int64_t dim) { return (int)(dim < 0 ? dim : dim + 1); }
 
 /* The shape that a and b broadcast to, or false. */
-bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b, uint32_t *dims, int64_t *shape);
+bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
+                        uint32_t *dims, int64_t *shape);
 /* dim, which may be negative (from the end), in 0 .. dims-1; false if it is outside. */
 bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out);
 int64_t ms_shape_count(uint32_t dims, const int64_t *shape);
@@ -105,13 +115,18 @@ bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const in
 /* ----------------------------------------------------- helpers for backward */
 
 /* Short forms of ms_op_apply for one output. The result is owned by the caller. */
-ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor **out);
-ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *a, ms_tensor *b, ms_tensor **out);
+ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                      ms_tensor *a, ms_tensor **out);
+ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                       ms_tensor *a, ms_tensor *b, ms_tensor **out);
 /* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to, ms_tensor **out);
-/* A tensor like input `index` for its gradient to be written to, whatever it holds: its home, or a new one. The caller releases it, or has it as its result. */
+ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
+                       ms_tensor **out);
+/* A tensor like input `index` for its gradient to be written to, whatever it holds: its home, or a
+ * new one. The caller releases it, or has it as its result. */
 ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out);
 /* A new tensor filled with value. */
-ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, double value, ms_tensor **out);
+ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                     double value, ms_tensor **out);
 
 #endif

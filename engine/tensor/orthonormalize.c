@@ -13,18 +13,29 @@ static ms_status orthonormalize_forward(ms_op_call *call)
     const int64_t *shape = ms_tensor_shape(x);
     double eps = call->attributes.norm.eps;
     if (!call->in_place) return ms_op_refuse(call, "it works in place only");
-    if (!ms_dtype_is_float(dtype) || dims < 2) return ms_op_refuse(call, "it takes matrices [..., n, r] of f32, f16 or bf16");
-    if (shape[dims - 1] > shape[dims - 2]) return ms_op_refuse(call, "%lld columns of %lld numbers cannot be orthogonal: r <= n is needed", (long long)shape[dims - 1], (long long)shape[dims - 2]);
+    if (!ms_dtype_is_float(dtype) || dims < 2)
+        return ms_op_refuse(call, "it takes matrices [..., n, r] of f32, f16 or bf16");
+    if (shape[dims - 1] > shape[dims - 2])
+        return ms_op_refuse(call,
+                            "%lld columns of %lld numbers cannot be orthogonal: r <= n is needed",
+                            (long long)shape[dims - 1], (long long)shape[dims - 2]);
     if (!(eps >= 0)) return ms_op_refuse(call, "eps is %g: it must be 0 or more", eps);
     ms_status status = ms_op_output(call, 0, dtype, dims, shape, &out);
     if (status != MS_OK || ms_tensor_count(out) == 0) return status;
     if (ms_tensor_is_contiguous(out)) apart = ms_tensor_retain(out);
     else status = ms_op_unary(call->engine, &ms_op_clone, NULL, out, &apart);
     if (status != MS_OK) return status;
-    ms_orthonormalize_args args = { .x = ms_tensor_data(apart), .n = shape[dims - 2], .r = shape[dims - 1], .eps = (float)eps, .dtype = (uint8_t)dtype };
+    ms_orthonormalize_args args = { .x = ms_tensor_data(apart),
+                                    .n = shape[dims - 2],
+                                    .r = shape[dims - 1],
+                                    .eps = (float)eps,
+                                    .dtype = (uint8_t)dtype };
     args.matrices = ms_tensor_count(apart) / (args.n * args.r);
-    ms_task_cost cost = { .flops = 2.0 * (double)ms_tensor_count(apart) * (double)(args.r + 1), .bytes = 2 * ms_tensor_bytes(apart) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_orthonormalize), &args, &apart, 1, &apart, 1, cost);
+    ms_task_cost cost = { .flops = 2.0 * (double)ms_tensor_count(apart) * (double)(args.r + 1),
+                          .bytes = 2 * ms_tensor_bytes(apart) };
+    status =
+        ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_orthonormalize),
+                          &args, &apart, 1, &apart, 1, cost);
     if (status == MS_OK && apart != out) status = ms_copy_into(call->engine, apart, out);
     ms_tensor_release(apart);
     return status;
@@ -32,7 +43,11 @@ static ms_status orthonormalize_forward(ms_op_call *call)
 
 static ms_status orthonormalize_backward(ms_op_gradient *gradient)
 {
-    return ms_engine_fail(gradient->engine, MS_ERROR_ARGUMENT, "orthonormalize has no gradient: call it inside ms.no_grad, or on a detached tensor");
+    return ms_engine_fail(
+        gradient->engine, MS_ERROR_ARGUMENT,
+        "orthonormalize has no gradient: call it inside ms.no_grad, or on a detached tensor");
 }
 
-const ms_op ms_op_orthonormalize = { "orthonormalize", orthonormalize_forward, orthonormalize_backward, 1, 1, MS_OP_IN_PLACE };
+const ms_op ms_op_orthonormalize = {
+    "orthonormalize", orthonormalize_forward, orthonormalize_backward, 1, 1, MS_OP_IN_PLACE
+};

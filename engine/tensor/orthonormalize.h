@@ -8,7 +8,7 @@
 typedef struct ms_orthonormalize_args {
     void *x;
     int64_t matrices, n, r;
-    float eps;                          /* added to each column's norm */
+    float eps; /* added to each column's norm */
     uint8_t dtype;
 } ms_orthonormalize_args;
 

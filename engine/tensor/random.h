@@ -1,12 +1,18 @@
-/* random.h: arguments of the kernels that draw numbers. Element i of a draw is lane i % 4 of the Philox block i / 4, whatever the tiles. */
+/* random.h: arguments of the kernels that draw numbers. Element i of a draw is lane i % 4 of the
+ * Philox block i / 4, whatever the tiles. */
 #ifndef MOONSHARD_TENSOR_RANDOM_H
 #define MOONSHARD_TENSOR_RANDOM_H
 
 #include "moonshard/tensor.h"
 
-typedef enum ms_random_kind { MS_RANDOM_UNIFORM, MS_RANDOM_NORMAL, MS_RANDOM_INTEGER } ms_random_kind;
+typedef enum ms_random_kind {
+    MS_RANDOM_UNIFORM,
+    MS_RANDOM_NORMAL,
+    MS_RANDOM_INTEGER
+} ms_random_kind;
 
-/* uniform: a + (b - a) u, kept within least .. greatest, which the dtype holds; normal: a + b z; integer: first .. first + range - 1. */
+/* uniform: a + (b - a) u, kept within least .. greatest, which the dtype holds; normal: a + b z;
+ * integer: first .. first + range - 1. */
 typedef struct ms_random_args {
     ms_random random;
     void *out;

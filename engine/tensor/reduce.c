@@ -1,4 +1,5 @@
-/* reduce.c: operators that make fewer numbers of many: sums, means, extremes, norms, positions, counts. */
+/* reduce.c: operators that make fewer numbers of many: sums, means, extremes, norms, positions,
+ * counts. */
 #include "tensor/reduce.h"
 
 #include <math.h>
@@ -14,7 +15,8 @@
 /* ------------------------------------------------------------- shapes, rows */
 
 /* Dimensions first .. last-1 as one with a single stride, if they are walked like that. */
-static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count, int64_t *stride)
+static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count,
+                      int64_t *stride)
 {
     *count = 1;
     *stride = 1;
@@ -32,7 +34,8 @@ bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out)
 {
     out->n = ms_tensor_shape(tensor)[dim];
     out->stride = ms_tensor_strides(tensor)[dim];
-    return join_dims(tensor, 0, dim, &out->outer, &out->outer_stride) && join_dims(tensor, dim + 1, ms_tensor_dims(tensor), &out->inner, &out->inner_stride);
+    return join_dims(tensor, 0, dim, &out->outer, &out->outer_stride)
+           && join_dims(tensor, dim + 1, ms_tensor_dims(tensor), &out->inner, &out->inner_stride);
 }
 
 static bool whole_rows(const ms_tensor *tensor, ms_rows *out)
@@ -41,14 +44,16 @@ static bool whole_rows(const ms_tensor *tensor, ms_rows *out)
     return join_dims(tensor, 0, ms_tensor_dims(tensor), &out->n, &out->stride);
 }
 
-/* What is reduced: which dimension of the input (all of them if `all`), and the shape that is left. */
+/* What is reduced: which dimension of the input (all of them if `all`), and the shape that is
+ * left. */
 typedef struct reduction {
     bool all;
     uint32_t dim, dims;
     int64_t shape[MS_DIMS_MAX];
 } reduction;
 
-static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint32_t dim, bool keep, reduction *out)
+static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint32_t dim, bool keep,
+                            reduction *out)
 {
     *out = (reduction){ .all = all, .dim = dim };
     for (uint32_t d = 0; d < dims; d++) {
@@ -64,14 +69,17 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
     uint32_t dim = 0;
     bool all = call->attributes.reduce.all;
     if (!all && !ms_shape_dim(ms_tensor_dims(in), call->attributes.reduce.dim, &dim))
-        return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.reduce.dim));
-    reduction_shape(ms_tensor_dims(in), ms_tensor_shape(in), all, dim, call->attributes.reduce.keep, out);
+        return ms_op_refuse(call, "there is no dimension %d",
+                            ms_dim_named(call->attributes.reduce.dim));
+    reduction_shape(ms_tensor_dims(in), ms_tensor_shape(in), all, dim, call->attributes.reduce.keep,
+                    out);
     return MS_OK;
 }
 
-/* The input (retained, or a contiguous copy where strides do not allow it) and its rows. Positions found in it must count in row-major
- * order, which join_dims guarantees. */
-static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in, ms_rows *rows)
+/* The input (retained, or a contiguous copy where strides do not allow it) and its rows. Positions
+ * found in it must count in row-major order, which join_dims guarantees. */
+static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in,
+                         ms_rows *rows)
 {
     ms_tensor *tensor = call->inputs[0];
     if (what->all ? whole_rows(tensor, rows) : ms_rows_of(tensor, what->dim, rows)) {
@@ -85,7 +93,8 @@ static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tenso
     return MS_OK;
 }
 
-/* A small tensor of the reduced shape as a window of the input's shape: the reduced dimensions repeat. */
+/* A small tensor of the reduced shape as a window of the input's shape: the reduced dimensions
+ * repeat. */
 static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -110,18 +119,26 @@ typedef struct reduce_call {
     ms_dtype dtype;
 } reduce_call;
 
-static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how, ms_tensor *out)
+static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how,
+                             ms_tensor *out)
 {
     ms_tensor *in = NULL;
-    ms_reduce_args args = { .out = ms_tensor_data(out), .power = how->power, .divisor = 1, .root = how->root, .kind = (uint8_t)how->kind,
-                            .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]), .out_dtype = (uint8_t)how->dtype };
+    ms_reduce_args args = { .out = ms_tensor_data(out),
+                            .power = how->power,
+                            .divisor = 1,
+                            .root = how->root,
+                            .kind = (uint8_t)how->kind,
+                            .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]),
+                            .out_dtype = (uint8_t)how->dtype };
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = rows_of(call, what, &in, &args.rows);
     if (status != MS_OK) return status;
     args.in = ms_tensor_data(in);
     if (how->mean) args.divisor = (double)args.rows.n;
-    ms_task_cost cost = { .flops = (double)ms_tensor_count(in), .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce), &args, &in, 1, &out, 1, cost);
+    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
+                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce),
+                               &args, &in, 1, &out, 1, cost);
     ms_tensor_release(in);
     return status;
 }
@@ -138,15 +155,22 @@ static ms_status sum_forward(ms_op_call *call)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
     ms_tensor *out = NULL;
-    return reduce(call, &(reduce_call){ .kind = MS_REDUCE_ADD, .root = 1, .dtype = ms_dtype_is_float(dtype) ? dtype : MS_I64 }, &out);
+    return reduce(call,
+                  &(reduce_call){ .kind = MS_REDUCE_ADD,
+                                  .root = 1,
+                                  .dtype = ms_dtype_is_float(dtype) ? dtype : MS_I64 },
+                  &out);
 }
 
 static ms_status mean_forward(ms_op_call *call)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
     ms_tensor *out = NULL;
-    if (!ms_dtype_is_float(dtype)) return ms_op_refuse(call, "a mean needs f32, f16 or bf16: cast first");
-    return reduce(call, &(reduce_call){ .kind = MS_REDUCE_ADD, .root = 1, .mean = true, .dtype = dtype }, &out);
+    if (!ms_dtype_is_float(dtype))
+        return ms_op_refuse(call, "a mean needs f32, f16 or bf16: cast first");
+    return reduce(call,
+                  &(reduce_call){ .kind = MS_REDUCE_ADD, .root = 1, .mean = true, .dtype = dtype },
+                  &out);
 }
 
 static ms_status sum_backward(ms_op_gradient *gradient)
@@ -159,10 +183,12 @@ static ms_status mean_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0], *result = &gradient->outputs[0];
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
-    double n = (double)ms_shape_count(info->dims, info->shape) / (double)ms_shape_count(result->dims, result->shape);
+    double n = (double)ms_shape_count(info->dims, info->shape)
+               / (double)ms_shape_count(result->dims, result->shape);
     ms_attributes by = { .scalar = { .value = n } };
     ms_tensor *each = NULL;
-    ms_status status = ms_op_unary(gradient->engine, &ms_op_div_scalar, &by, gradient->gradients[0], &each);
+    ms_status status =
+        ms_op_unary(gradient->engine, &ms_op_div_scalar, &by, gradient->gradients[0], &each);
     if (status == MS_OK) status = spread(each, gradient, &gradient->results[0]);
     ms_tensor_release(each);
     return status;
@@ -171,7 +197,8 @@ static ms_status mean_backward(ms_op_gradient *gradient)
 static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
 {
     ms_tensor *out = NULL;
-    if (ms_tensor_dtype(call->inputs[0]) != MS_BOOL) return ms_op_refuse(call, "it needs bool: compare first (for example with ne)");
+    if (ms_tensor_dtype(call->inputs[0]) != MS_BOOL)
+        return ms_op_refuse(call, "it needs bool: compare first (for example with ne)");
     call->attributes.reduce.all = true;
     call->attributes.reduce.keep = false;
     return reduce(call, &(reduce_call){ .kind = kind, .root = 1, .dtype = MS_BOOL }, &out);
@@ -186,21 +213,27 @@ static ms_status every_forward(ms_op_call *call) { return truth_forward(call, MS
 static ms_status positions(ms_op_call *call, const reduction *what, bool least, ms_tensor *out)
 {
     ms_tensor *in = NULL;
-    ms_reduce_arg_args args = { .out = ms_tensor_data(out), .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]), .least = least };
+    ms_reduce_arg_args args = { .out = ms_tensor_data(out),
+                                .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]),
+                                .least = least };
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = rows_of(call, what, &in, &args.rows);
     if (status != MS_OK) return status;
     args.in = ms_tensor_data(in);
-    ms_task_cost cost = { .flops = (double)ms_tensor_count(in), .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce_arg), &args, &in, 1, &out, 1, cost);
+    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
+                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce_arg),
+                               &args, &in, 1, &out, 1, cost);
     ms_tensor_release(in);
     return status;
 }
 
 static ms_status refuse_nothing(const ms_op_call *call, const reduction *what)
 {
-    int64_t n = what->all ? ms_tensor_count(call->inputs[0]) : ms_tensor_shape(call->inputs[0])[what->dim];
-    return n == 0 ? ms_op_refuse(call, "there is nothing to choose from: the reduced size is 0") : MS_OK;
+    int64_t n =
+        what->all ? ms_tensor_count(call->inputs[0]) : ms_tensor_shape(call->inputs[0])[what->dim];
+    return n == 0 ? ms_op_refuse(call, "there is nothing to choose from: the reduced size is 0")
+                  : MS_OK;
 }
 
 static ms_status extreme_forward(ms_op_call *call, bool least)
@@ -212,7 +245,12 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
     ms_status status = reduction_of(call, &what);
     if (status == MS_OK) status = refuse_nothing(call, &what);
     if (status == MS_OK) status = ms_op_output(call, 0, dtype, what.dims, what.shape, &out);
-    if (status == MS_OK) status = reduce_into(call, &what, &(reduce_call){ .kind = least ? MS_REDUCE_LEAST : MS_REDUCE_GREATEST, .root = 1, .dtype = dtype }, out);
+    if (status == MS_OK)
+        status = reduce_into(call, &what,
+                             &(reduce_call){ .kind = least ? MS_REDUCE_LEAST : MS_REDUCE_GREATEST,
+                                             .root = 1,
+                                             .dtype = dtype },
+                             out);
     if (status != MS_OK || !call->record) return status;
     status = ms_tensor_new(call->engine, MS_I64, what.dims, what.shape, &found);
     if (status == MS_OK) status = positions(call, &what, least, found);
@@ -224,7 +262,8 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
 static ms_status max_forward(ms_op_call *call) { return extreme_forward(call, false); }
 static ms_status min_forward(ms_op_call *call) { return extreme_forward(call, true); }
 
-/* Zeros, and each gradient at the position that was found: the input as [outer, n, inner], the rest as [outer, 1, inner]. */
+/* Zeros, and each gradient at the position that was found: the input as [outer, n, inner], the rest
+ * as [outer, 1, inner]. */
 static ms_status extreme_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -245,10 +284,13 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     if (status == MS_OK) {
         ms_tensor *flat[3] = { NULL, NULL, NULL }, *from[3] = { whole, gradient->saved[0], g };
         for (int i = 0; i < 3 && status == MS_OK; i++) {
-            int64_t n = i == 0 ? rows.n : 1, shape[3] = { rows.outer, n, rows.inner }, strides[3] = { n * rows.inner, rows.inner, 1 };
+            int64_t n = i == 0 ? rows.n : 1, shape[3] = { rows.outer, n, rows.inner },
+                    strides[3] = { n * rows.inner, rows.inner, 1 };
             status = ms_tensor_window(from[i], 3, shape, strides, 0, &flat[i]);
         }
-        if (status == MS_OK) status = ms_scatter_into(engine, gradient->op->name, flat[0], 1, flat[1], flat[2], false);
+        if (status == MS_OK)
+            status =
+                ms_scatter_into(engine, gradient->op->name, flat[0], 1, flat[1], flat[2], false);
         for (int i = 0; i < 3; i++) ms_tensor_release(flat[i]);
     }
     if (status == MS_OK) gradient->results[0] = ms_tensor_retain(whole);
@@ -273,39 +315,60 @@ static ms_status norm_forward(ms_op_call *call)
 {
     double p = call->attributes.reduce.p;
     ms_tensor *in = call->inputs[0], *out = NULL;
-    if (!ms_dtype_is_float(ms_tensor_dtype(in))) return ms_op_refuse(call, "a norm needs f32, f16 or bf16: cast first");
+    if (!ms_dtype_is_float(ms_tensor_dtype(in)))
+        return ms_op_refuse(call, "a norm needs f32, f16 or bf16: cast first");
     if (!(p > 0)) return ms_op_refuse(call, "p is %g: it must be above 0 (infinity is allowed)", p);
     reduce_call how = { .kind = MS_REDUCE_ADD_POWERS, .power = p, .root = p, .dtype = MS_F32 };
     if (p == 1) how = (reduce_call){ .kind = MS_REDUCE_ADD_ABS, .root = 1, .dtype = MS_F32 };
-    else if (p == 2) how = (reduce_call){ .kind = MS_REDUCE_ADD_SQUARES, .root = 2, .dtype = MS_F32 };
-    else if (isinf(p)) how = (reduce_call){ .kind = MS_REDUCE_GREATEST_ABS, .root = 1, .dtype = MS_F32 };
+    else if (p == 2)
+        how = (reduce_call){ .kind = MS_REDUCE_ADD_SQUARES, .root = 2, .dtype = MS_F32 };
+    else if (isinf(p))
+        how = (reduce_call){ .kind = MS_REDUCE_GREATEST_ABS, .root = 1, .dtype = MS_F32 };
     ms_status status = reduce(call, &how, &out);
     if (status == MS_OK) status = ms_op_save(call, in);
     if (status == MS_OK) status = ms_op_save(call, out);
     return status;
 }
 
-/* Infinity: the gradient is shared by all elements that reach the norm, with their signs. Chain: equal = (|x| == y), as numbers;
- * result = equal * sign(x) * g / (how many are equal). */
-static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_tensor *y, ms_tensor *g)
+/* Infinity: the gradient is shared by all elements that reach the norm, with their signs. Chain:
+ * equal = (|x| == y), as numbers; result = equal * sign(x) * g / (how many are equal). */
+static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_tensor *y,
+                                   ms_tensor *g)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_engine *engine = gradient->engine;
     ms_tensor *size = NULL, *equal = NULL, *count = NULL, *counts = NULL, *share = NULL;
     ms_attributes reduce_same = { .reduce = gradient->attributes.reduce };
-    ms_elementwise abs_call = { .kernel = MS_KERNEL_abs, .operands = { { .tensor = x } }, .count = 1 };
-    ms_status status = ms_elementwise_new(engine, &abs_call, MS_F32, info->dims, info->shape, &size);
-    ms_elementwise equal_call = { .kernel = MS_KERNEL_eq, .operands = { { .tensor = size }, { .tensor = y } }, .count = 2 };
-    if (status == MS_OK) status = ms_elementwise_new(engine, &equal_call, MS_F32, info->dims, info->shape, &equal);
+    ms_elementwise abs_call = { .kernel = MS_KERNEL_abs,
+                                .operands = { { .tensor = x } },
+                                .count = 1 };
+    ms_status status =
+        ms_elementwise_new(engine, &abs_call, MS_F32, info->dims, info->shape, &size);
+    ms_elementwise equal_call = { .kernel = MS_KERNEL_eq,
+                                  .operands = { { .tensor = size }, { .tensor = y } },
+                                  .count = 2 };
+    if (status == MS_OK)
+        status = ms_elementwise_new(engine, &equal_call, MS_F32, info->dims, info->shape, &equal);
     if (status == MS_OK) status = ms_op_unary(engine, &ms_op_sum, &reduce_same, equal, &count);
     if (status == MS_OK) status = spread(count, gradient, &counts);
-    ms_elementwise share_call = { .kernel = MS_KERNEL_scaled_div, .operands = { { .tensor = equal }, { .tensor = counts } }, .count = 2, .value = 1 };
-    if (status == MS_OK) status = ms_elementwise_new(engine, &share_call, MS_F32, info->dims, info->shape, &share);
-    ms_elementwise signed_call = { .kernel = MS_KERNEL_abs_backward, .operands = { { .tensor = x }, { .tensor = g } }, .count = 2 };
-    if (status == MS_OK) status = ms_elementwise_new(engine, &signed_call, MS_F32, info->dims, info->shape, &gradient->results[0]);
+    ms_elementwise share_call = { .kernel = MS_KERNEL_scaled_div,
+                                  .operands = { { .tensor = equal }, { .tensor = counts } },
+                                  .count = 2,
+                                  .value = 1 };
+    if (status == MS_OK)
+        status = ms_elementwise_new(engine, &share_call, MS_F32, info->dims, info->shape, &share);
+    ms_elementwise signed_call = { .kernel = MS_KERNEL_abs_backward,
+                                   .operands = { { .tensor = x }, { .tensor = g } },
+                                   .count = 2 };
+    if (status == MS_OK)
+        status = ms_elementwise_new(engine, &signed_call, MS_F32, info->dims, info->shape,
+                                    &gradient->results[0]);
     if (status == MS_OK) {
         ms_tensor *result = NULL;
-        ms_elementwise last = { .kernel = MS_KERNEL_mul, .operands = { { .tensor = gradient->results[0] }, { .tensor = share } }, .count = 2 };
+        ms_elementwise last = { .kernel = MS_KERNEL_mul,
+                                .operands = { { .tensor = gradient->results[0] },
+                                              { .tensor = share } },
+                                .count = 2 };
         status = ms_elementwise_new(engine, &last, info->dtype, info->dims, info->shape, &result);
         ms_tensor_release(gradient->results[0]);
         gradient->results[0] = result;
@@ -326,9 +389,16 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     if (status == MS_OK && isinf(p)) {
         status = infinity_backward(gradient, x, y, g);
     } else if (status == MS_OK) {
-        ms_elementwise call = { .kernel = MS_KERNEL_p_norm_backward, .operands = { { .tensor = x }, { .tensor = y }, { .tensor = g } }, .count = 3, .value = p };
-        if (p == 1) call = (ms_elementwise){ .kernel = MS_KERNEL_abs_backward, .operands = { { .tensor = x }, { .tensor = g } }, .count = 2 };
-        status = ms_elementwise_new(gradient->engine, &call, info->dtype, info->dims, info->shape, &gradient->results[0]);
+        ms_elementwise call = { .kernel = MS_KERNEL_p_norm_backward,
+                                .operands = { { .tensor = x }, { .tensor = y }, { .tensor = g } },
+                                .count = 3,
+                                .value = p };
+        if (p == 1)
+            call = (ms_elementwise){ .kernel = MS_KERNEL_abs_backward,
+                                     .operands = { { .tensor = x }, { .tensor = g } },
+                                     .count = 2 };
+        status = ms_elementwise_new(gradient->engine, &call, info->dtype, info->dims, info->shape,
+                                    &gradient->results[0]);
     }
     ms_tensor_release(y);
     ms_tensor_release(g);
@@ -337,10 +407,14 @@ static ms_status norm_backward(ms_op_gradient *gradient)
 
 /* -------------------------------------------------------------- cumsum, dot */
 
-static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim, bool reverse, ms_tensor *out)
+static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim, bool reverse,
+                             ms_tensor *out)
 {
     ms_tensor *in = NULL;
-    ms_cumsum_args args = { .out = ms_tensor_data(out), .dtype = (uint8_t)ms_tensor_dtype(tensor), .out_dtype = (uint8_t)ms_tensor_dtype(out), .reverse = reverse };
+    ms_cumsum_args args = { .out = ms_tensor_data(out),
+                            .dtype = (uint8_t)ms_tensor_dtype(tensor),
+                            .out_dtype = (uint8_t)ms_tensor_dtype(out),
+                            .reverse = reverse };
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = MS_OK;
     if (ms_rows_of(tensor, dim, &args.rows)) in = ms_tensor_retain(tensor);
@@ -348,8 +422,10 @@ static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim,
     if (status != MS_OK) return status;
     ms_rows_of(in, dim, &args.rows);
     args.in = ms_tensor_data(in);
-    ms_task_cost cost = { .flops = (double)ms_tensor_count(in), .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_cumsum), &args, &in, 1, &out, 1, cost);
+    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
+                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_cumsum), &args, &in, 1,
+                               &out, 1, cost);
     ms_tensor_release(in);
     return status;
 }
@@ -359,8 +435,10 @@ static ms_status cumsum_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *out = NULL;
     ms_dtype dtype = ms_tensor_dtype(in);
     uint32_t dim = 0;
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.dim.a, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
-    ms_status status = ms_op_output(call, 0, ms_dtype_is_float(dtype) ? dtype : MS_I64, ms_tensor_dims(in), ms_tensor_shape(in), &out);
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.dim.a, &dim))
+        return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
+    ms_status status = ms_op_output(call, 0, ms_dtype_is_float(dtype) ? dtype : MS_I64,
+                                    ms_tensor_dims(in), ms_tensor_shape(in), &out);
     return status == MS_OK ? cumsum_into(call->engine, in, dim, false, out) : status;
 }
 
@@ -373,7 +451,8 @@ static ms_status cumsum_backward(ms_op_gradient *gradient)
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.dim.a, &dim);
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &out);
-    if (status == MS_OK) status = cumsum_into(gradient->engine, gradient->gradients[0], dim, true, out);
+    if (status == MS_OK)
+        status = cumsum_into(gradient->engine, gradient->gradients[0], dim, true, out);
     if (status == MS_OK) gradient->results[0] = out;
     else ms_tensor_release(out);
     return status;
@@ -383,16 +462,29 @@ static ms_status dot_forward(ms_op_call *call)
 {
     ms_tensor *a = call->inputs[0], *b = call->inputs[1], *out = NULL;
     ms_dtype dtype = ms_tensor_dtype(a);
-    if (ms_tensor_dims(a) != 1 || ms_tensor_dims(b) != 1 || ms_tensor_count(a) != ms_tensor_count(b) || ms_tensor_dtype(b) != dtype || !ms_dtype_is_float(dtype))
+    if (ms_tensor_dims(a) != 1 || ms_tensor_dims(b) != 1 || ms_tensor_count(a) != ms_tensor_count(b)
+        || ms_tensor_dtype(b) != dtype || !ms_dtype_is_float(dtype))
         return ms_op_refuse(call, "it takes two 1-D tensors of one length and one float dtype");
     ms_status status = ms_op_output(call, 0, dtype, 0, NULL, &out);
     if (status != MS_OK) return status;
-    ms_reduce_args args = { .rows = { .outer = 1, .n = ms_tensor_count(a), .inner = 1, .stride = ms_tensor_strides(a)[0] }, .out = ms_tensor_data(out),
-                            .in = ms_tensor_data(a), .second = ms_tensor_data(b), .second_stride = ms_tensor_strides(b)[0], .divisor = 1, .root = 1,
-                            .kind = MS_REDUCE_ADD_PRODUCTS, .dtype = (uint8_t)dtype, .out_dtype = (uint8_t)dtype };
-    ms_task_cost cost = { .flops = 2.0 * (double)args.rows.n, .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) };
+    ms_reduce_args args = { .rows = { .outer = 1,
+                                      .n = ms_tensor_count(a),
+                                      .inner = 1,
+                                      .stride = ms_tensor_strides(a)[0] },
+                            .out = ms_tensor_data(out),
+                            .in = ms_tensor_data(a),
+                            .second = ms_tensor_data(b),
+                            .second_stride = ms_tensor_strides(b)[0],
+                            .divisor = 1,
+                            .root = 1,
+                            .kind = MS_REDUCE_ADD_PRODUCTS,
+                            .dtype = (uint8_t)dtype,
+                            .out_dtype = (uint8_t)dtype };
+    ms_task_cost cost = { .flops = 2.0 * (double)args.rows.n,
+                          .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) };
     ms_tensor *reads[] = { a, b };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce), &args, reads, 2, &out, 1, cost);
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce),
+                               &args, reads, 2, &out, 1, cost);
     if (status == MS_OK) status = ms_op_save(call, a);
     if (status == MS_OK) status = ms_op_save(call, b);
     return status;
@@ -403,7 +495,9 @@ static ms_status dot_backward(ms_op_gradient *gradient)
     ms_status status = MS_OK;
     if (gradient->gradients[0] == NULL) return MS_OK;
     for (uint32_t i = 0; i < 2 && status == MS_OK; i++)
-        if (gradient->needs[i]) status = ms_op_binary(gradient->engine, &ms_op_mul, NULL, gradient->saved[1 - i], gradient->gradients[0], &gradient->results[i]);
+        if (gradient->needs[i])
+            status = ms_op_binary(gradient->engine, &ms_op_mul, NULL, gradient->saved[1 - i],
+                                  gradient->gradients[0], &gradient->results[i]);
     if (status != MS_OK) {
         ms_tensor_release(gradient->results[0]);
         gradient->results[0] = NULL;
@@ -413,7 +507,8 @@ static ms_status dot_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------ histogram, quantile */
 
-/* All elements with one stride, in any order that is fixed by the shape: the tensor itself or a copy. The caller releases it. */
+/* All elements with one stride, in any order that is fixed by the shape: the tensor itself or a
+ * copy. The caller releases it. */
 static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int64_t *stride)
 {
     ms_rows rows;
@@ -431,17 +526,26 @@ static ms_status histogram_forward(ms_op_call *call)
     double low = call->attributes.histogram.low, high = call->attributes.histogram.high;
     int64_t bins = call->attributes.histogram.bins;
     ms_tensor *in = NULL, *out = NULL;
-    if (bins < 1 || bins > 1 << 24) return ms_op_refuse(call, "%lld bins: it takes 1 to %d", (long long)bins, 1 << 24);
-    if (!(low < high) || !isfinite(high - low)) return ms_op_refuse(call, "low %g must be below high %g, and both finite", low, high);
-    if (ms_tensor_dtype(call->inputs[0]) == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
+    if (bins < 1 || bins > 1 << 24)
+        return ms_op_refuse(call, "%lld bins: it takes 1 to %d", (long long)bins, 1 << 24);
+    if (!(low < high) || !isfinite(high - low))
+        return ms_op_refuse(call, "low %g must be below high %g, and both finite", low, high);
+    if (ms_tensor_dtype(call->inputs[0]) == MS_BOOL)
+        return ms_op_refuse(call, "it does not work on bool");
     ms_status status = ms_op_output(call, 0, MS_I64, 1, &bins, &out);
-    ms_histogram_args args = { .count = ms_tensor_count(call->inputs[0]), .bins = bins, .low = low, .high = high, .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]) };
+    ms_histogram_args args = { .count = ms_tensor_count(call->inputs[0]),
+                               .bins = bins,
+                               .low = low,
+                               .high = high,
+                               .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]) };
     if (status == MS_OK) status = flat(call->engine, call->inputs[0], &in, &args.stride);
     if (status != MS_OK) return status;
     args.in = ms_tensor_data(in);
     args.out = ms_tensor_data(out);
-    ms_task_cost cost = { .flops = 2.0 * (double)args.count, .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_histogram), &args, &in, 1, &out, 1, cost);
+    ms_task_cost cost = { .flops = 2.0 * (double)args.count,
+                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_histogram),
+                               &args, &in, 1, &out, 1, cost);
     ms_tensor_release(in);
     return status;
 }
@@ -451,17 +555,22 @@ static ms_status quantile_forward(ms_op_call *call)
     ms_tensor *in = NULL, *out = NULL;
     double q = call->attributes.scalar.value;
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
-    if (!ms_dtype_is_float(dtype)) return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
+    if (!ms_dtype_is_float(dtype))
+        return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
     if (!(q >= 0 && q <= 1)) return ms_op_refuse(call, "%g is not between 0 and 1", q);
-    if (ms_tensor_count(call->inputs[0]) == 0) return ms_op_refuse(call, "there is nothing to choose from: the tensor is empty");
+    if (ms_tensor_count(call->inputs[0]) == 0)
+        return ms_op_refuse(call, "there is nothing to choose from: the tensor is empty");
     ms_status status = ms_op_output(call, 0, dtype, 0, NULL, &out);
-    ms_quantile_args args = { .count = ms_tensor_count(call->inputs[0]), .q = q, .dtype = (uint8_t)dtype };
+    ms_quantile_args args = { .count = ms_tensor_count(call->inputs[0]),
+                              .q = q,
+                              .dtype = (uint8_t)dtype };
     if (status == MS_OK) status = flat(call->engine, call->inputs[0], &in, &args.stride);
     if (status != MS_OK) return status;
     args.in = ms_tensor_data(in);
     args.out = ms_tensor_data(out);
     ms_task_cost cost = { .flops = (double)args.count, .bytes = ms_tensor_bytes(in) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_quantile), &args, &in, 1, &out, 1, cost);
+    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_quantile),
+                               &args, &in, 1, &out, 1, cost);
     ms_tensor_release(in);
     return status;
 }
@@ -477,4 +586,6 @@ const ms_op ms_op_argmax = { "argmax", argmax_forward, NULL, 1, 1, MS_OP_NO_GRAD
 const ms_op ms_op_cumsum = { "cumsum", cumsum_forward, cumsum_backward, 1, 1, 0 };
 const ms_op ms_op_dot = { "dot", dot_forward, dot_backward, 2, 2, 0 };
 const ms_op ms_op_histogram = { "histogram", histogram_forward, NULL, 1, 1, MS_OP_NO_GRAD };
-const ms_op ms_op_quantile = { "quantile", quantile_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };
+const ms_op ms_op_quantile = { "quantile", quantile_forward,
+                               NULL,       1,
+                               1,          MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };

@@ -4,10 +4,20 @@
 
 #include "moonshard/tensor.h"
 
-typedef enum ms_reduce_kind { MS_REDUCE_ADD, MS_REDUCE_ADD_ABS, MS_REDUCE_ADD_SQUARES, MS_REDUCE_ADD_POWERS, MS_REDUCE_ADD_PRODUCTS,
-                              MS_REDUCE_GREATEST, MS_REDUCE_LEAST, MS_REDUCE_GREATEST_ABS, MS_REDUCE_KINDS } ms_reduce_kind;
+typedef enum ms_reduce_kind {
+    MS_REDUCE_ADD,
+    MS_REDUCE_ADD_ABS,
+    MS_REDUCE_ADD_SQUARES,
+    MS_REDUCE_ADD_POWERS,
+    MS_REDUCE_ADD_PRODUCTS,
+    MS_REDUCE_GREATEST,
+    MS_REDUCE_LEAST,
+    MS_REDUCE_GREATEST_ABS,
+    MS_REDUCE_KINDS
+} ms_reduce_kind;
 
-/* The input as [outer, n, inner]; strides in elements. Results are contiguous [outer, inner] (cumsum: [outer, n, inner]). */
+/* The input as [outer, n, inner]; strides in elements. Results are contiguous [outer, inner]
+ * (cumsum: [outer, n, inner]). */
 typedef struct ms_rows {
     int64_t outer, n, inner, outer_stride, stride, inner_stride;
 } ms_rows;
@@ -16,7 +26,7 @@ typedef struct ms_rows {
 typedef struct ms_reduce_args {
     ms_rows rows;
     void *out;
-    const void *in, *second;            /* second: the other factor of ADD_PRODUCTS */
+    const void *in, *second; /* second: the other factor of ADD_PRODUCTS */
     int64_t second_stride;
     double power, divisor, root;
     uint8_t kind, dtype, out_dtype;

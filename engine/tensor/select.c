@@ -8,10 +8,14 @@
 #include "tensor/copy.h"
 #include "tensor/op.h"
 
-static bool is_index(ms_dtype dtype) { return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16; }
+static bool is_index(ms_dtype dtype)
+{
+    return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16;
+}
 
 /* A tensor, retained, and its rows along dim; a contiguous copy where its strides allow none. */
-static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out, ms_rows *rows)
+static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out,
+                           ms_rows *rows)
 {
     ms_status status = MS_OK;
     if (ms_rows_of(tensor, dim, rows)) *out = ms_tensor_retain(tensor);
@@ -30,11 +34,15 @@ static void set_strides(int64_t *strides, const ms_rows *rows)
 /* ----------------------------------------------------- gather, index_select */
 
 /* From whole to small, which is new and contiguous. A 1-D index (index_select) serves all rows. */
-static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *whole, uint32_t dim, ms_tensor *index, bool one_index, ms_tensor *small)
+static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *whole, uint32_t dim,
+                             ms_tensor *index, bool one_index, ms_tensor *small)
 {
     ms_tensor *from = NULL, *at = NULL;
     ms_rows index_rows, small_rows;
-    ms_select_args args = { .small = ms_tensor_data(small), .name = name, .dtype = (uint8_t)ms_tensor_dtype(whole), .index_dtype = (uint8_t)ms_tensor_dtype(index) };
+    ms_select_args args = { .small = ms_tensor_data(small),
+                            .name = name,
+                            .dtype = (uint8_t)ms_tensor_dtype(whole),
+                            .index_dtype = (uint8_t)ms_tensor_dtype(index) };
     if (ms_tensor_count(small) == 0) return MS_OK;
     ms_status status = take_rows(engine, whole, dim, &from, &args.rows);
     if (status == MS_OK) status = take_rows(engine, index, one_index ? 0 : dim, &at, &index_rows);
@@ -48,18 +56,23 @@ static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *who
         args.index = ms_tensor_data(at);
         ms_tensor *reads[] = { from, at };
         ms_task_cost cost = { .bytes = 2 * ms_tensor_bytes(small) + ms_tensor_bytes(at) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_gather), &args, reads, 2, &small, 1, cost);
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_gather), &args, reads,
+                                   2, &small, 1, cost);
     }
     ms_tensor_release(from);
     ms_tensor_release(at);
     return status;
 }
 
-ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target, uint32_t dim, ms_tensor *index, ms_tensor *values, bool add)
+ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target, uint32_t dim,
+                          ms_tensor *index, ms_tensor *values, bool add)
 {
     ms_tensor *from = NULL, *at = NULL;
     ms_rows index_rows, value_rows;
-    ms_select_args args = { .whole = ms_tensor_data(target), .name = name, .dtype = (uint8_t)ms_tensor_dtype(target), .index_dtype = (uint8_t)ms_tensor_dtype(index) };
+    ms_select_args args = { .whole = ms_tensor_data(target),
+                            .name = name,
+                            .dtype = (uint8_t)ms_tensor_dtype(target),
+                            .index_dtype = (uint8_t)ms_tensor_dtype(index) };
     if (ms_tensor_count(values) == 0) return MS_OK;
     ms_rows_of(target, dim, &args.rows);
     ms_status status = take_rows(engine, values, dim, &from, &value_rows);
@@ -72,8 +85,11 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
         args.index = ms_tensor_data(at);
         /* The target keeps what is not written, and what it is added to. */
         ms_tensor *reads[] = { from, at, target };
-        ms_task_cost cost = { .flops = add ? (double)ms_tensor_count(values) : 0, .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(at) };
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, add ? MS_KERNEL_scatter_add : MS_KERNEL_scatter), &args, reads, 3, &target, 1, cost);
+        ms_task_cost cost = { .flops = add ? (double)ms_tensor_count(values) : 0,
+                              .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(at) };
+        status = ms_tensor_enqueue(
+            engine, ms_engine_kernel(engine, add ? MS_KERNEL_scatter_add : MS_KERNEL_scatter),
+            &args, reads, 3, &target, 1, cost);
     }
     ms_tensor_release(from);
     ms_tensor_release(at);
@@ -84,11 +100,19 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
 static ms_status check_index(const ms_op_call *call, uint32_t *dim)
 {
     const ms_tensor *in = call->inputs[0], *index = call->inputs[1];
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.index.dim));
-    if (!is_index(ms_tensor_dtype(index))) return ms_op_refuse(call, "an index must be i64, i32 or u16");
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, dim))
+        return ms_op_refuse(call, "there is no dimension %d",
+                            ms_dim_named(call->attributes.index.dim));
+    if (!is_index(ms_tensor_dtype(index)))
+        return ms_op_refuse(call, "an index must be i64, i32 or u16");
     bool fits = ms_tensor_dims(index) == ms_tensor_dims(in);
-    for (uint32_t d = 0; d < ms_tensor_dims(in) && fits; d++) fits = d == *dim || ms_tensor_shape(index)[d] == ms_tensor_shape(in)[d];
-    return fits ? MS_OK : ms_op_refuse(call, "the index must have the sizes of the first tensor in all dimensions but %d", ms_dim_named(*dim));
+    for (uint32_t d = 0; d < ms_tensor_dims(in) && fits; d++)
+        fits = d == *dim || ms_tensor_shape(index)[d] == ms_tensor_shape(in)[d];
+    return fits ? MS_OK
+                : ms_op_refuse(
+                    call,
+                    "the index must have the sizes of the first tensor in all dimensions but %d",
+                    ms_dim_named(*dim));
 }
 
 static ms_status gather_forward(ms_op_call *call)
@@ -96,7 +120,9 @@ static ms_status gather_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
     uint32_t dim = 0;
     ms_status status = check_index(call, &dim);
-    if (status == MS_OK) status = ms_op_output(call, 0, ms_tensor_dtype(in), ms_tensor_dims(index), ms_tensor_shape(index), &out);
+    if (status == MS_OK)
+        status = ms_op_output(call, 0, ms_tensor_dtype(in), ms_tensor_dims(index),
+                              ms_tensor_shape(index), &out);
     if (status == MS_OK) status = gather_into(call->engine, "gather", in, dim, index, false, out);
     return status == MS_OK ? ms_op_save(call, index) : status;
 }
@@ -106,12 +132,16 @@ static ms_status index_select_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
     uint32_t dim = 0;
     int64_t shape[MS_DIMS_MAX];
-    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.index.dim));
-    if (!is_index(ms_tensor_dtype(index)) || ms_tensor_dims(index) != 1) return ms_op_refuse(call, "the index must be 1-D, and i64, i32 or u16");
+    if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.index.dim, &dim))
+        return ms_op_refuse(call, "there is no dimension %d",
+                            ms_dim_named(call->attributes.index.dim));
+    if (!is_index(ms_tensor_dtype(index)) || ms_tensor_dims(index) != 1)
+        return ms_op_refuse(call, "the index must be 1-D, and i64, i32 or u16");
     memcpy(shape, ms_tensor_shape(in), ms_tensor_dims(in) * sizeof *shape);
     shape[dim] = ms_tensor_count(index);
     ms_status status = ms_op_output(call, 0, ms_tensor_dtype(in), ms_tensor_dims(in), shape, &out);
-    if (status == MS_OK) status = gather_into(call->engine, "index_select", in, dim, index, true, out);
+    if (status == MS_OK)
+        status = gather_into(call->engine, "index_select", in, dim, index, true, out);
     return status == MS_OK ? ms_op_save(call, index) : status;
 }
 
@@ -120,15 +150,18 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
 {
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_engine *engine = gradient->engine;
-    ms_attributes to_f32 = { .cast = { .dtype = MS_F32 } }, back = { .cast = { .dtype = info->dtype } };
+    ms_attributes to_f32 = { .cast = { .dtype = MS_F32 } },
+                  back = { .cast = { .dtype = info->dtype } };
     ms_tensor *g = NULL, *sums = NULL;
     bool narrow = info->dtype != MS_F32;
     ms_status status = MS_OK;
     if (narrow) status = ms_op_unary(engine, &ms_op_cast, &to_f32, gradient->gradients[0], &g);
     else g = ms_tensor_retain(gradient->gradients[0]);
     if (status == MS_OK) status = ms_op_full(engine, MS_F32, info->dims, info->shape, 0, &sums);
-    if (status == MS_OK) status = ms_scatter_into(engine, gradient->op->name, sums, dim, index, g, true);
-    if (status == MS_OK && narrow) status = ms_op_unary(engine, &ms_op_cast, &back, sums, &gradient->results[0]);
+    if (status == MS_OK)
+        status = ms_scatter_into(engine, gradient->op->name, sums, dim, index, g, true);
+    if (status == MS_OK && narrow)
+        status = ms_op_unary(engine, &ms_op_cast, &back, sums, &gradient->results[0]);
     else if (status == MS_OK) gradient->results[0] = ms_tensor_retain(sums);
     ms_tensor_release(g);
     ms_tensor_release(sums);
@@ -152,7 +185,8 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     ms_shape_dim(gradient->inputs[0].dims, gradient->attributes.index.dim, &dim);
     strides[dim] = ms_tensor_strides(gradient->saved[0])[0];
-    ms_status status = ms_tensor_window(gradient->saved[0], result->dims, result->shape, strides, 0, &index);
+    ms_status status =
+        ms_tensor_window(gradient->saved[0], result->dims, result->shape, strides, 0, &index);
     if (status == MS_OK) status = add_back(gradient, dim, index);
     ms_tensor_release(index);
     return status;
@@ -166,12 +200,15 @@ static ms_status values_for(const ms_op_call *call, ms_tensor **out)
     const ms_tensor *index = call->inputs[1];
     ms_tensor *values = call->inputs[2];
     int64_t zeros[MS_DIMS_MAX] = { 0 };
-    if (ms_tensor_dtype(values) != ms_tensor_dtype(call->inputs[0])) return ms_op_refuse(call, "the values have another dtype than the first tensor: cast them");
-    if (ms_shape_equal(ms_tensor_dims(values), ms_tensor_shape(values), ms_tensor_dims(index), ms_tensor_shape(index))) {
+    if (ms_tensor_dtype(values) != ms_tensor_dtype(call->inputs[0]))
+        return ms_op_refuse(call, "the values have another dtype than the first tensor: cast them");
+    if (ms_shape_equal(ms_tensor_dims(values), ms_tensor_shape(values), ms_tensor_dims(index),
+                       ms_tensor_shape(index))) {
         *out = ms_tensor_retain(values);
         return MS_OK;
     }
-    if (ms_tensor_count(values) != 1) return ms_op_refuse(call, "the values must have the shape of the index, or one element");
+    if (ms_tensor_count(values) != 1)
+        return ms_op_refuse(call, "the values must have the shape of the index, or one element");
     return ms_tensor_window(values, ms_tensor_dims(index), ms_tensor_shape(index), zeros, 0, out);
 }
 
@@ -183,25 +220,32 @@ static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, m
     ms_tensor *sums = NULL, *terms = NULL;
     ms_status status = ms_op_unary(engine, &ms_op_cast, &to_f32, call->inputs[0], &sums);
     if (status == MS_OK) status = ms_op_unary(engine, &ms_op_cast, &to_f32, values, &terms);
-    if (status == MS_OK) status = ms_scatter_into(engine, "scatter_add", sums, dim, call->inputs[1], terms, true);
+    if (status == MS_OK)
+        status = ms_scatter_into(engine, "scatter_add", sums, dim, call->inputs[1], terms, true);
     if (status == MS_OK) status = ms_copy_into(engine, sums, out);
     ms_tensor_release(sums);
     ms_tensor_release(terms);
     return status;
 }
 
-/* inputs[0] with values placed, into out: the same tensor (in place) or a new one. What is read must not be written on the way. */
-static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor *index, ms_tensor *values, ms_tensor *out)
+/* inputs[0] with values placed, into out: the same tensor (in place) or a new one. What is read
+ * must not be written on the way. */
+static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor *index,
+                            ms_tensor *values, ms_tensor *out)
 {
     ms_engine *engine = call->engine;
     ms_tensor *in = call->inputs[0], *apart = NULL;
     const char *name = add ? "scatter_add" : "scatter";
     ms_rows rows;
-    if (add && (ms_tensor_dtype(in) == MS_F16 || ms_tensor_dtype(in) == MS_BF16)) return add_in_f32(call, dim, values, out);
-    bool shared = call->in_place && (ms_tensor_storage(values) == ms_tensor_storage(out) || ms_tensor_storage(index) == ms_tensor_storage(out));
+    if (add && (ms_tensor_dtype(in) == MS_F16 || ms_tensor_dtype(in) == MS_BF16))
+        return add_in_f32(call, dim, values, out);
+    bool shared = call->in_place
+                  && (ms_tensor_storage(values) == ms_tensor_storage(out)
+                      || ms_tensor_storage(index) == ms_tensor_storage(out));
     if (!shared && ms_rows_of(out, dim, &rows)) {
         ms_status status = call->in_place ? MS_OK : ms_copy_into(engine, in, out);
-        return status == MS_OK ? ms_scatter_into(engine, name, out, dim, index, values, add) : status;
+        return status == MS_OK ? ms_scatter_into(engine, name, out, dim, index, values, add)
+                               : status;
     }
     ms_status status = ms_op_unary(engine, &ms_op_clone, NULL, in, &apart);
     if (status == MS_OK) status = ms_scatter_into(engine, name, apart, dim, index, values, add);
@@ -218,7 +262,8 @@ static ms_status place(ms_op_call *call, bool add)
     if (add && dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
     ms_status status = check_index(call, &dim);
     if (status == MS_OK) status = values_for(call, &values);
-    if (status == MS_OK) status = ms_op_output(call, 0, dtype, ms_tensor_dims(in), ms_tensor_shape(in), &out);
+    if (status == MS_OK)
+        status = ms_op_output(call, 0, dtype, ms_tensor_dims(in), ms_tensor_shape(in), &out);
     if (status == MS_OK) status = place_into(call, add, dim, index, values, out);
     ms_tensor_release(values);
     return status == MS_OK ? ms_op_save(call, index) : status;
@@ -236,12 +281,16 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
     const int64_t *shape = ms_tensor_shape(index);
     bool one = !ms_shape_equal(info->dims, info->shape, dims, shape);
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, dims, shape, &picked);
-    if (status == MS_OK) status = gather_into(gradient->engine, gradient->op->name, gradient->gradients[0], dim, index, false, picked);
+    if (status == MS_OK)
+        status = gather_into(gradient->engine, gradient->op->name, gradient->gradients[0], dim,
+                             index, false, picked);
     if (status == MS_OK && one) {
         ms_attributes all = { .reduce = { .all = true } };
         int64_t strides[MS_DIMS_MAX] = { 0 };
         status = ms_op_unary(gradient->engine, &ms_op_sum, &all, picked, &total);
-        if (status == MS_OK) status = ms_tensor_window(total, info->dims, info->shape, strides, 0, &gradient->results[2]);
+        if (status == MS_OK)
+            status =
+                ms_tensor_window(total, info->dims, info->shape, strides, 0, &gradient->results[2]);
     } else if (status == MS_OK) {
         gradient->results[2] = ms_tensor_retain(picked);
     }
@@ -261,12 +310,16 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
     ms_shape_dim(info->dims, gradient->attributes.index.dim, &dim);
     if (gradient->needs[0] && add) {
         rest = ms_tensor_retain(g);
-    } else if (gradient->needs[0]) {           /* nothing flows to what was written over */
+    } else if (gradient->needs[0]) { /* nothing flows to what was written over */
         int64_t none[MS_DIMS_MAX] = { 0 };
         status = ms_op_unary(engine, &ms_op_clone, NULL, g, &rest);
         if (status == MS_OK) status = ms_op_full(engine, info->dtype, 0, NULL, 0, &zero);
-        if (status == MS_OK) status = ms_tensor_window(zero, ms_tensor_dims(gradient->saved[0]), ms_tensor_shape(gradient->saved[0]), none, 0, &zeros);
-        if (status == MS_OK) status = ms_scatter_into(engine, gradient->op->name, rest, dim, gradient->saved[0], zeros, false);
+        if (status == MS_OK)
+            status = ms_tensor_window(zero, ms_tensor_dims(gradient->saved[0]),
+                                      ms_tensor_shape(gradient->saved[0]), none, 0, &zeros);
+        if (status == MS_OK)
+            status = ms_scatter_into(engine, gradient->op->name, rest, dim, gradient->saved[0],
+                                     zeros, false);
     }
     if (status == MS_OK && gradient->needs[2]) status = values_gradient(gradient, dim);
     if (status == MS_OK && gradient->needs[0]) gradient->results[0] = ms_tensor_retain(rest);
@@ -276,8 +329,14 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
     return status;
 }
 
-static ms_status scatter_backward(ms_op_gradient *gradient) { return place_backward(gradient, false); }
-static ms_status scatter_add_backward(ms_op_gradient *gradient) { return place_backward(gradient, true); }
+static ms_status scatter_backward(ms_op_gradient *gradient)
+{
+    return place_backward(gradient, false);
+}
+static ms_status scatter_add_backward(ms_op_gradient *gradient)
+{
+    return place_backward(gradient, true);
+}
 
 /* -------------------------------------------------------------- topk, above */
 
@@ -288,11 +347,17 @@ static ms_status topk_forward(ms_op_call *call)
     uint32_t dim = 0, dims = ms_tensor_dims(in);
     int64_t shape[MS_DIMS_MAX], k = call->attributes.top.k;
     if (dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
-    if (!ms_shape_dim(dims, call->attributes.top.dim, &dim)) return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.top.dim));
-    if (k < 0 || k > ms_tensor_shape(in)[dim]) return ms_op_refuse(call, "k is %lld: dimension %d has size %lld", (long long)k, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
+    if (!ms_shape_dim(dims, call->attributes.top.dim, &dim))
+        return ms_op_refuse(call, "there is no dimension %d",
+                            ms_dim_named(call->attributes.top.dim));
+    if (k < 0 || k > ms_tensor_shape(in)[dim])
+        return ms_op_refuse(call, "k is %lld: dimension %d has size %lld", (long long)k,
+                            ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     memcpy(shape, ms_tensor_shape(in), dims * sizeof *shape);
     shape[dim] = k;
-    ms_topk_args args = { .k = k, .dtype = (uint8_t)dtype, .largest = call->attributes.top.largest };
+    ms_topk_args args = { .k = k,
+                          .dtype = (uint8_t)dtype,
+                          .largest = call->attributes.top.largest };
     ms_status status = ms_op_output(call, 0, dtype, dims, shape, &values);
     if (status == MS_OK) status = ms_op_output(call, 1, MS_I64, dims, shape, &indices);
     if (status == MS_OK && ms_tensor_count(values) > 0) {
@@ -302,8 +367,11 @@ static ms_status topk_forward(ms_op_call *call)
             args.in = ms_tensor_data(from);
             args.values = ms_tensor_data(values);
             args.indices = ms_tensor_data(indices);
-            ms_task_cost cost = { .flops = (double)ms_tensor_count(in), .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(values) + ms_tensor_bytes(indices) };
-            status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_topk), &args, &from, 1, writes, 2, cost);
+            ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
+                                  .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(values)
+                                           + ms_tensor_bytes(indices) };
+            status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_topk),
+                                       &args, &from, 1, writes, 2, cost);
         }
         ms_tensor_release(from);
     }
@@ -317,8 +385,11 @@ static ms_status topk_backward(ms_op_gradient *gradient)
     uint32_t dim = 0;
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.top.dim, &dim);
-    ms_status status = ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
-    if (status == MS_OK) status = ms_scatter_into(gradient->engine, "topk", whole, dim, gradient->saved[0], gradient->gradients[0], false);
+    ms_status status =
+        ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
+    if (status == MS_OK)
+        status = ms_scatter_into(gradient->engine, "topk", whole, dim, gradient->saved[0],
+                                 gradient->gradients[0], false);
     if (status == MS_OK) gradient->results[0] = ms_tensor_retain(whole);
     ms_tensor_release(whole);
     return status;
@@ -329,24 +400,39 @@ static ms_status above_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *threshold = call->inputs[1], *out[3] = { NULL, NULL, NULL };
     ms_dtype dtype = ms_tensor_dtype(in);
     int64_t capacity = call->attributes.dim.length, one = 1;
-    if (ms_tensor_dims(in) != 1 || !ms_dtype_is_float(dtype)) return ms_op_refuse(call, "it takes a 1-D tensor of f32, f16 or bf16");
-    if (ms_tensor_count(threshold) != 1 || !ms_dtype_is_float(ms_tensor_dtype(threshold))) return ms_op_refuse(call, "the threshold must be one float");
+    if (ms_tensor_dims(in) != 1 || !ms_dtype_is_float(dtype))
+        return ms_op_refuse(call, "it takes a 1-D tensor of f32, f16 or bf16");
+    if (ms_tensor_count(threshold) != 1 || !ms_dtype_is_float(ms_tensor_dtype(threshold)))
+        return ms_op_refuse(call, "the threshold must be one float");
     if (capacity < 0) return ms_op_refuse(call, "the capacity cannot be %lld", (long long)capacity);
     ms_status status = ms_op_output(call, 0, dtype, 1, &capacity, &out[0]);
     if (status == MS_OK) status = ms_op_output(call, 1, MS_I64, 1, &capacity, &out[1]);
     if (status == MS_OK) status = ms_op_output(call, 2, MS_I64, 1, &one, &out[2]);
     if (status != MS_OK) return status;
-    ms_above_args args = { .in = ms_tensor_data(in), .threshold = ms_tensor_data(threshold), .values = ms_tensor_data(out[0]), .indices = ms_tensor_data(out[1]),
-                           .found = ms_tensor_data(out[2]), .count = ms_tensor_count(in), .stride = ms_tensor_strides(in)[0], .capacity = capacity,
-                           .dtype = (uint8_t)dtype, .threshold_dtype = (uint8_t)ms_tensor_dtype(threshold) };
-    ms_task_cost cost = { .flops = (double)args.count, .bytes = 2 * ms_tensor_bytes(in) + ms_tensor_bytes(out[0]) + ms_tensor_bytes(out[1]) };
+    ms_above_args args = { .in = ms_tensor_data(in),
+                           .threshold = ms_tensor_data(threshold),
+                           .values = ms_tensor_data(out[0]),
+                           .indices = ms_tensor_data(out[1]),
+                           .found = ms_tensor_data(out[2]),
+                           .count = ms_tensor_count(in),
+                           .stride = ms_tensor_strides(in)[0],
+                           .capacity = capacity,
+                           .dtype = (uint8_t)dtype,
+                           .threshold_dtype = (uint8_t)ms_tensor_dtype(threshold) };
+    ms_task_cost cost = { .flops = (double)args.count,
+                          .bytes = 2 * ms_tensor_bytes(in) + ms_tensor_bytes(out[0])
+                                   + ms_tensor_bytes(out[1]) };
     ms_tensor *reads[] = { in, threshold };
-    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_above), &args, reads, 2, out, 3, cost);
+    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_above), &args,
+                             reads, 2, out, 3, cost);
 }
 
 const ms_op ms_op_gather = { "gather", gather_forward, gather_backward, 2, 2, 0 };
-const ms_op ms_op_index_select = { "index_select", index_select_forward, index_select_backward, 2, 2, 0 };
+const ms_op ms_op_index_select = {
+    "index_select", index_select_forward, index_select_backward, 2, 2, 0
+};
 const ms_op ms_op_scatter = { "scatter", scatter_forward, scatter_backward, 3, 3, MS_OP_IN_PLACE };
-const ms_op ms_op_scatter_add = { "scatter_add", scatter_add_forward, scatter_add_backward, 3, 3, MS_OP_IN_PLACE };
+const ms_op ms_op_scatter_add = { "scatter_add", scatter_add_forward, scatter_add_backward, 3, 3,
+                                  MS_OP_IN_PLACE };
 const ms_op ms_op_topk = { "topk", topk_forward, topk_backward, 1, 1, 0 };
 const ms_op ms_op_above = { "above", above_forward, NULL, 2, 2, MS_OP_NO_GRAD | MS_OP_LOSES_GRAD };

@@ -4,13 +4,14 @@
 
 #include "tensor/reduce.h"
 
-/* gather: small[o, k, i] = whole[o, index[o, k, i], i]; scatter and scatter_add: the other way round. Strides in elements. */
+/* gather: small[o, k, i] = whole[o, index[o, k, i], i]; scatter and scatter_add: the other way
+ * round. Strides in elements. */
 typedef struct ms_select_args {
-    ms_rows rows;                       /* of the whole; rows.n is the limit of indices */
+    ms_rows rows; /* of the whole; rows.n is the limit of indices */
     int64_t k, small_strides[3], index_strides[3];
     void *whole, *small;
     const void *index;
-    const char *name;                   /* static: the operator, for messages */
+    const char *name; /* static: the operator, for messages */
     uint8_t dtype, index_dtype;
 } ms_select_args;
 
@@ -41,8 +42,10 @@ typedef struct ms_quantile_args {
     uint8_t dtype;
 } ms_quantile_args;
 
-/* Writes (or adds, in order of position) values at index along dim of target, whose strides must allow rows (contiguous does). index and
- * values have target's shape but for dim. 16-bit floats cannot be added to. name is static. */
-ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target, uint32_t dim, ms_tensor *index, ms_tensor *values, bool add);
+/* Writes (or adds, in order of position) values at index along dim of target, whose strides must
+ * allow rows (contiguous does). index and values have target's shape but for dim. 16-bit floats
+ * cannot be added to. name is static. */
+ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target, uint32_t dim,
+                          ms_tensor *index, ms_tensor *values, bool add);
 
 #endif

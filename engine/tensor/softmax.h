@@ -4,24 +4,26 @@
 
 #include "tensor/backend.h"
 
-/* Over the middle one of [outer, n, inner], contiguous, one float dtype. Forward: y from x. Backward: dx from y and the gradient. */
+/* Over the middle one of [outer, n, inner], contiguous, one float dtype. Forward: y from x.
+ * Backward: dx from y and the gradient. */
 typedef struct ms_softmax_args {
-    const void *x, *gradient;           /* backward: x is the result of forward */
+    const void *x, *gradient; /* backward: x is the result of forward */
     void *y;
     int64_t outer, n, inner;
     uint8_t dtype;
     bool logarithm;
 } ms_softmax_args;
 
-/* Logits [rows, classes], contiguous; a row whose target is ignore_index gives no loss and no gradient. */
+/* Logits [rows, classes], contiguous; a row whose target is ignore_index gives no loss and no
+ * gradient. */
 typedef struct ms_cross_entropy_args {
     const void *logits, *target;
-    const float *gradient;              /* backward: of the loss, one number or [rows] */
+    const float *gradient; /* backward: of the loss, one number or [rows] */
     /* [rows]: logarithm of the sum of exponentials; forward writes it, backward reads it */
     float *log_sum;
-    float *loss;                        /* forward: one number or [rows] */
-    float *share;                       /* [1]: what a row's loss counts in the result: 1, or 1 / rows that count */
-    void *dlogits;                      /* backward; may be the logits themselves */
+    float *loss;   /* forward: one number or [rows] */
+    float *share;  /* [1]: what a row's loss counts in the result: 1, or 1 / rows that count */
+    void *dlogits; /* backward; may be the logits themselves */
     int64_t rows, classes, ignore_index;
     uint8_t dtype, target_dtype, reduction;
 } ms_cross_entropy_args;

@@ -1,7 +1,8 @@
-/* state.h: what the tensor layer keeps on an engine, and the tensor itself. For tensor/ and grad/ only.
+/* state.h: what the tensor layer keeps on an engine, and the tensor itself. For tensor/ and grad/
+ * only.
  *
- * A tensor's meta object belongs to the layer above (the tape): it is released with free_meta when the tensor goes.
- */
+ * A tensor's meta object belongs to the layer above (the tape): it is released with free_meta when
+ * the tensor goes. */
 #ifndef MOONSHARD_TENSOR_STATE_H
 #define MOONSHARD_TENSOR_STATE_H
 
@@ -9,24 +10,25 @@
 
 struct ms_tensor {
     ms_engine *engine;
-    ms_storage *storage;                /* retained */
+    ms_storage *storage; /* retained */
     uint32_t references;
     ms_dtype dtype;
     uint32_t dims;
     bool contiguous;
-    int64_t count, offset;              /* elements */
+    int64_t count, offset; /* elements */
     /* Elements of the storage from the first to the last, both included; 0 if there are none. */
     int64_t extent;
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
-    uint64_t made_version;              /* of its memory when this window, or its history, was made */
-    void *meta;                         /* the tape's, or NULL */
+    uint64_t made_version; /* of its memory when this window, or its history, was made */
+    void *meta;            /* the tape's, or NULL */
     void (*free_meta)(void *meta);
-    ms_tensor *cast;                    /* this weight in the autocast dtype, kept for the step */
-    uint64_t cast_version;              /* of its memory when it was cast */
-    ms_tensor *next_cast;               /* list of tensors that hold a cast; or the free list */
+    ms_tensor *cast;       /* this weight in the autocast dtype, kept for the step */
+    uint64_t cast_version; /* of its memory when it was cast */
+    ms_tensor *next_cast;  /* list of tensors that hold a cast; or the free list */
 };
 
-/* The bytes [begin, end) of the storage from the tensor's first element to its last; begin == end if it has none. */
+/* The bytes [begin, end) of the storage from the tensor's first element to its last; begin == end
+ * if it has none. */
 static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t *end)
 {
     size_t item = ms_dtype_bytes(tensor->dtype);
@@ -34,20 +36,26 @@ static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t
     *end = *begin + (size_t)tensor->extent * item;
 }
 
-/* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends or the tensor changes). Caller releases. */
-ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out);
+/* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends
+ * or the tensor changes). Caller releases. */
+ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
+                                ms_tensor **out);
 
-/* The tensor becomes the part of `base` (contiguous, of its dtype, with room) that begins at `offset`, in its own shape; nothing is copied, and what was made as a
- * view of it keeps the old memory. */
+/* The tensor becomes the part of `base` (contiguous, of its dtype, with room) that begins at
+ * `offset`, in its own shape; nothing is copied, and what was made as a view of it keeps the old
+ * memory. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
 
-/* Under autocast, for an f32 tensor whose task is yet to be enqueued: a new tensor of the autocast dtype, of the same shape and order in memory, that
- * this task is to write as well, so that a product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
- * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast (which takes NULL, too). */
+/* Under autocast, for an f32 tensor whose task is yet to be enqueued: a new tensor of the autocast
+ * dtype, of the same shape and order in memory, that this task is to write as well, so that a
+ * product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
+ * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast
+ * (which takes NULL, too). */
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
 
-/* Where matmul.c keeps its plans; *slot is NULL at first, freed with ms_gemm_state_free (tensor/cpu/gemm.h). */
+/* Where matmul.c keeps its plans; *slot is NULL at first, freed with ms_gemm_state_free
+ * (tensor/cpu/gemm.h). */
 void **ms_engine_gemm_slot(ms_engine *engine);
 void ms_gemm_state_free(ms_engine *engine, void *state);
 

@@ -1,4 +1,5 @@
-/* tensor.c: tensors as windows on storages, and the only two ways between host memory and tensor memory. */
+/* tensor.c: tensors as windows on storages, and the only two ways between host memory and tensor
+ * memory. */
 #include "tensor/backend.h"
 
 #include <stdio.h>
@@ -8,11 +9,15 @@
 #include "tensor/state.h"
 
 #define MS_TENSOR_CHUNK 128
-#define MS_INLINE_WRITE 384                    /* bytes that travel inside the task */
+#define MS_INLINE_WRITE 384 /* bytes that travel inside the task */
 
-static const struct { const char *name; uint8_t bytes; } dtypes[MS_DTYPES] = {
-    [MS_F32] = { "f32", 4 }, [MS_F16] = { "f16", 2 }, [MS_BF16] = { "bf16", 2 }, [MS_I64] = { "i64", 8 },
-    [MS_I32] = { "i32", 4 }, [MS_U16] = { "u16", 2 }, [MS_U8] = { "u8", 1 },     [MS_BOOL] = { "bool", 1 },
+static const struct {
+    const char *name;
+    uint8_t bytes;
+} dtypes[MS_DTYPES] = {
+    [MS_F32] = { "f32", 4 }, [MS_F16] = { "f16", 2 },   [MS_BF16] = { "bf16", 2 },
+    [MS_I64] = { "i64", 8 }, [MS_I32] = { "i32", 4 },   [MS_U16] = { "u16", 2 },
+    [MS_U8] = { "u8", 1 },   [MS_BOOL] = { "bool", 1 },
 };
 
 size_t ms_dtype_bytes(ms_dtype dtype) { return dtypes[dtype].bytes; }
@@ -21,13 +26,17 @@ const char *ms_dtype_name(ms_dtype dtype) { return dtypes[dtype].name; }
 bool ms_dtype_find(const char *name, ms_dtype *out)
 {
     for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
-        if (strcmp(name, dtypes[dtype].name) == 0) { *out = dtype; return true; }
+        if (strcmp(name, dtypes[dtype].name) == 0) {
+            *out = dtype;
+            return true;
+        }
     return false;
 }
 
 /* -------------------------------------------------------- the layer's state */
 
-/* Host buffers of writes that are under way; freed when their task is done, which decides nothing else. */
+/* Host buffers of writes that are under way; freed when their task is done, which decides nothing
+ * else. */
 typedef struct ms_staged {
     ms_point point;
     void *buffer;
@@ -37,7 +46,7 @@ typedef struct ms_tensor_state {
     ms_tensor *unused;
     void **chunks;
     size_t chunk_count, chunk_capacity;
-    ms_tensor *casts;                          /* tensors that hold a cast of themselves */
+    ms_tensor *casts; /* tensors that hold a cast of themselves */
     ms_dtype autocast;
     void *gemm;
     ms_staged *staged;
@@ -62,7 +71,8 @@ static ms_status state_of(ms_engine *engine, ms_tensor_state **out)
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     if (!state) {
         void *memory = NULL;
-        ms_status status = ms_allocate(ms_engine_context(engine), sizeof *state, "tensors", &memory);
+        ms_status status =
+            ms_allocate(ms_engine_context(engine), sizeof *state, "tensors", &memory);
         if (status) return status;
         state = memory;
         ms_engine_set(engine, MS_SLOT_TENSOR, state, state_free);
@@ -85,8 +95,10 @@ static ms_status struct_take(ms_engine *engine, ms_tensor **out)
     if (!state->unused) {
         ms_context *context = ms_engine_context(engine);
         void *chunk = NULL;
-        status = ms_grow(context, (void **)&state->chunks, &state->chunk_capacity, state->chunk_count + 1, sizeof *state->chunks);
-        if (!status) status = ms_allocate(context, MS_TENSOR_CHUNK * sizeof(ms_tensor), "tensors", &chunk);
+        status = ms_grow(context, (void **)&state->chunks, &state->chunk_capacity,
+                         state->chunk_count + 1, sizeof *state->chunks);
+        if (!status)
+            status = ms_allocate(context, MS_TENSOR_CHUNK * sizeof(ms_tensor), "tensors", &chunk);
         if (status) return status;
         state->chunks[state->chunk_count++] = chunk;
         for (int i = MS_TENSOR_CHUNK - 1; i >= 0; i--) {
@@ -137,22 +149,32 @@ static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *stride
 }
 
 /* Checks a new tensor's shape; *out: its bytes. */
-static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, size_t *out)
+static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                             size_t *out)
 {
-    if (dims > MS_DIMS_MAX) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
+    if (dims > MS_DIMS_MAX)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
     size_t bytes = ms_dtype_bytes(dtype);
     bool empty = false, overflow = false;
     for (uint32_t d = 0; d < dims; d++) {
-        if (shape[d] < 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "dimension %u of a tensor cannot be %lld", d + 1, (long long)shape[d]);
+        if (shape[d] < 0)
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "dimension %u of a tensor cannot be %lld", d + 1,
+                                  (long long)shape[d]);
         empty |= shape[d] == 0;
-        overflow |= shape[d] > 0 && (!ms_multiply(bytes, (size_t)shape[d], &bytes) || bytes > (size_t)INT64_MAX);
+        overflow |= shape[d] > 0
+                    && (!ms_multiply(bytes, (size_t)shape[d], &bytes) || bytes > (size_t)INT64_MAX);
     }
-    if (overflow) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape has more bytes than 63 bits can count");
+    if (overflow)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "a tensor of this shape has more bytes than 63 bits can count");
     *out = empty ? 0 : bytes;
     return MS_OK;
 }
 
-ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                       ms_tensor **out)
 {
     ms_tensor whole = { .engine = ms_storage_engine(storage), .storage = storage, .dtype = dtype };
     int64_t strides[MS_DIMS_MAX];
@@ -163,7 +185,8 @@ ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const
     return ms_tensor_window(&whole, dims, shape, strides, 0, out);
 }
 
-ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out)
+ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
+                        ms_tensor **out)
 {
     size_t bytes = 0;
     ms_status status = shape_bytes(engine, dtype, dims, shape, &bytes);
@@ -172,7 +195,10 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     status = struct_take(engine, &tensor);
     if (status) return status;
     status = ms_storage_new(ms_engine_current(engine), bytes, &tensor->storage);
-    if (status) { struct_give(tensor); return status; }
+    if (status) {
+        struct_give(tensor);
+        return status;
+    }
     tensor->dtype = dtype;
     tensor->dims = dims;
     if (dims) memcpy(tensor->shape, shape, dims * sizeof *shape);
@@ -204,35 +230,49 @@ void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
     state->casts = tensor;
 }
 
-/* A window of a tensor that has a cast with the same order in memory has that window of the cast. */
+/* A window of a tensor that has a cast with the same order in memory has that window of the
+ * cast. */
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
-    if (!cast || base->cast_version != ms_tensor_version(base) || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0) return MS_OK;
-    ms_status status = ms_tensor_window(cast, window->dims, window->shape, window->strides, window->count == 0 ? 0 : offset, &part);
+    if (!cast || base->cast_version != ms_tensor_version(base)
+        || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0)
+        return MS_OK;
+    ms_status status = ms_tensor_window(cast, window->dims, window->shape, window->strides,
+                                        window->count == 0 ? 0 : offset, &part);
     if (status) return status;
     ms_tensor_keep_cast(window, part);
     ms_tensor_release(part);
     return MS_OK;
 }
 
-ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset, ms_tensor **out)
+ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
+                           const int64_t *strides, int64_t offset, ms_tensor **out)
 {
     ms_engine *engine = base->engine;
-    if (dims > MS_DIMS_MAX) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
+    if (dims > MS_DIMS_MAX)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "a tensor has at most %d dimensions, not %u", MS_DIMS_MAX, dims);
     /* Strides of 0 let a small memory have more elements than can be counted. */
     size_t bytes = 0;
     ms_status status = shape_bytes(engine, base->dtype, dims, shape, &bytes);
     if (status) return status;
-    int64_t last = 0, room = (int64_t)(ms_storage_bytes(base->storage) / ms_dtype_bytes(base->dtype));
+    int64_t last = 0,
+            room = (int64_t)(ms_storage_bytes(base->storage) / ms_dtype_bytes(base->dtype));
     bool inside = offset >= 0, empty = bytes == 0;
     for (uint32_t d = 0; d < dims && inside; d++) {
         int64_t reach = 0;
         inside = strides[d] >= 0;
-        if (inside && shape[d] > 1) inside = !__builtin_mul_overflow(shape[d] - 1, strides[d], &reach) && !__builtin_add_overflow(last, reach, &last);
+        if (inside && shape[d] > 1)
+            inside = !__builtin_mul_overflow(shape[d] - 1, strides[d], &reach)
+                     && !__builtin_add_overflow(last, reach, &last);
     }
-    inside = inside && (empty ? offset <= INT64_MAX - base->offset : (last < room && offset < room && base->offset + offset + last < room));
-    if (!inside) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a view reaches outside its tensor's memory");
+    inside = inside
+             && (empty ? offset <= INT64_MAX - base->offset
+                       : (last < room && offset < room && base->offset + offset + last < room));
+    if (!inside)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "a view reaches outside its tensor's memory");
     ms_tensor *tensor = NULL;
     status = struct_take(engine, &tensor);
     if (status) return status;
@@ -292,14 +332,18 @@ uint32_t ms_tensor_dims(const ms_tensor *tensor) { return tensor->dims; }
 const int64_t *ms_tensor_shape(const ms_tensor *tensor) { return tensor->shape; }
 const int64_t *ms_tensor_strides(const ms_tensor *tensor) { return tensor->strides; }
 int64_t ms_tensor_count(const ms_tensor *tensor) { return tensor->count; }
-size_t ms_tensor_bytes(const ms_tensor *tensor) { return (size_t)tensor->count * ms_dtype_bytes(tensor->dtype); }
+size_t ms_tensor_bytes(const ms_tensor *tensor)
+{
+    return (size_t)tensor->count * ms_dtype_bytes(tensor->dtype);
+}
 bool ms_tensor_is_contiguous(const ms_tensor *tensor) { return tensor->contiguous; }
 ms_storage *ms_tensor_storage(const ms_tensor *tensor) { return tensor->storage; }
 int64_t ms_tensor_offset(const ms_tensor *tensor) { return tensor->offset; }
 
 void *ms_tensor_data(const ms_tensor *tensor)
 {
-    return (char *)ms_storage_data(tensor->storage) + (size_t)tensor->offset * ms_dtype_bytes(tensor->dtype);
+    return (char *)ms_storage_data(tensor->storage)
+           + (size_t)tensor->offset * ms_dtype_bytes(tensor->dtype);
 }
 
 uint64_t ms_tensor_version(const ms_tensor *tensor)
@@ -313,8 +357,11 @@ const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes
 {
     size_t used = 0;
     for (uint32_t d = 0; d < tensor->dims && used < bytes; d++)
-        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", d ? ", " : "[", (long long)tensor->shape[d]);
-    if (used < bytes) snprintf(text + used, bytes - used, "%s %s", tensor->dims ? "]" : "[]", ms_dtype_name(tensor->dtype));
+        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", d ? ", " : "[",
+                                 (long long)tensor->shape[d]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, "%s %s", tensor->dims ? "]" : "[]",
+                 ms_dtype_name(tensor->dtype));
     return text;
 }
 
@@ -336,13 +383,17 @@ static ms_task_result host_write_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_host_write = { .name = "write", .function = host_write_run, .args_bytes = sizeof(ms_host_write_args), .kind = MS_KIND_COPY };
+const ms_task ms_cpu_host_write = { .name = "write",
+                                    .function = host_write_run,
+                                    .args_bytes = sizeof(ms_host_write_args),
+                                    .kind = MS_KIND_COPY };
 
 static void release_staged(ms_engine *engine, ms_tensor_state *state)
 {
     size_t kept = 0;
     for (size_t i = 0; i < state->staged_count; i++)
-        if (ms_point_reached(engine, state->staged[i].point)) ms_release(ms_engine_context(engine), state->staged[i].buffer);
+        if (ms_point_reached(engine, state->staged[i].point))
+            ms_release(ms_engine_context(engine), state->staged[i].buffer);
         else state->staged[kept++] = state->staged[i];
     state->staged_count = kept;
 }
@@ -360,26 +411,35 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
         memcpy(args.data, host, bytes);
     } else {
         release_staged(engine, state);
-        ms_status status = ms_grow(context, (void **)&state->staged, &state->staged_capacity, state->staged_count + state->readbacks + 1, sizeof *state->staged);
+        ms_status status =
+            ms_grow(context, (void **)&state->staged, &state->staged_capacity,
+                    state->staged_count + state->readbacks + 1, sizeof *state->staged);
         if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
         if (status) return status;
         memcpy(buffer, host, bytes);
         args.staged = buffer;
     }
-    ms_status status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_write), &args, NULL, 0, &tensor, 1, (ms_task_cost){ .bytes = 2 * bytes });
+    ms_status status =
+        ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_write), &args, NULL, 0,
+                          &tensor, 1, (ms_task_cost){ .bytes = 2 * bytes });
     if (status) ms_release(context, buffer);
-    else if (buffer) state->staged[state->staged_count++] = (ms_staged){ .point = ms_stream_last(ms_engine_current(engine)), .buffer = buffer };
+    else if (buffer)
+        state->staged[state->staged_count++] =
+            (ms_staged){ .point = ms_stream_last(ms_engine_current(engine)), .buffer = buffer };
     return status;
 }
 
 ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
 {
     if (bytes != ms_tensor_bytes(tensor))
-        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT, "write: %zu bytes are given, the tensor has %zu", bytes, ms_tensor_bytes(tensor));
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
+                              "write: %zu bytes are given, the tensor has %zu", bytes,
+                              ms_tensor_bytes(tensor));
     if (bytes == 0) return MS_OK;
     if (tensor->contiguous) return write_contiguous(tensor, host, bytes);
     ms_tensor *whole = NULL, *result = NULL;
-    ms_status status = ms_tensor_new(tensor->engine, tensor->dtype, tensor->dims, tensor->shape, &whole);
+    ms_status status =
+        ms_tensor_new(tensor->engine, tensor->dtype, tensor->dims, tensor->shape, &whole);
     if (!status) status = write_contiguous(whole, host, bytes);
     if (!status) {
         ms_tensor *inputs[] = { tensor, whole };
@@ -394,7 +454,9 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
 {
     ms_engine *engine = tensor->engine;
     if (bytes != ms_tensor_bytes(tensor))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "read: %zu bytes are asked, the tensor has %zu", bytes, ms_tensor_bytes(tensor));
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "read: %zu bytes are asked, the tensor has %zu", bytes,
+                              ms_tensor_bytes(tensor));
     ms_tensor *whole = NULL;
     ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
     if (status) return status;
@@ -435,23 +497,37 @@ static ms_task_result host_read_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_host_read = { .name = "read", .function = host_read_run, .args_bytes = sizeof(ms_host_read_args), .kind = MS_KIND_COPY };
+const ms_task ms_cpu_host_read = { .name = "read",
+                                   .function = host_read_run,
+                                   .args_bytes = sizeof(ms_host_read_args),
+                                   .kind = MS_KIND_COPY };
 
 ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
 {
     ms_engine *engine = tensor->engine;
-    if (tensor->count < 1) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "readback: the tensor is empty");
+    if (tensor->count < 1)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "readback: the tensor is empty");
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     void *memory = NULL;
     /* Room in the list of what is freed later: ms_readback_free cannot fail. */
-    ms_status status = ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity, state->staged_count + state->readbacks + 1, sizeof *state->staged);
-    if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
+    ms_status status =
+        ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity,
+                state->staged_count + state->readbacks + 1, sizeof *state->staged);
+    if (!status)
+        status =
+            ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
     if (status) return status;
     ms_readback *readback = memory;
     *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
-    ms_host_read_args args = { .from = ms_tensor_data(tensor), .to = readback, .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
-    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args, &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
-    if (status) { ms_release(ms_engine_context(engine), memory); return status; }
+    ms_host_read_args args = { .from = ms_tensor_data(tensor),
+                               .to = readback,
+                               .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args,
+                               &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
+    if (status) {
+        ms_release(ms_engine_context(engine), memory);
+        return status;
+    }
     readback->ready = ms_stream_last(ms_engine_current(engine));
     state->readbacks++;
     *out = readback;
@@ -482,7 +558,9 @@ void ms_readback_free(ms_readback *readback)
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     state->readbacks--;
     if (ms_point_reached(engine, readback->ready)) ms_release(ms_engine_context(engine), readback);
-    else state->staged[state->staged_count++] = (ms_staged){ .point = readback->ready, .buffer = readback };
+    else
+        state->staged[state->staged_count++] =
+            (ms_staged){ .point = readback->ready, .buffer = readback };
 }
 
 /* ----------------------------------------------------------------- autocast */
@@ -505,12 +583,22 @@ void ms_engine_drop_casts(ms_engine *engine)
     while (state && state->casts) drop_cast(state->casts);
 }
 
-ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep, ms_tensor **out)
+ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
+                                ms_tensor **out)
 {
-    if (tensor->dtype == dtype) { *out = ms_tensor_retain(tensor); return MS_OK; }
+    if (tensor->dtype == dtype) {
+        *out = ms_tensor_retain(tensor);
+        return MS_OK;
+    }
     uint64_t version = ms_tensor_version(tensor);
-    if (tensor->cast && (tensor->cast->dtype != dtype || tensor->cast_version != version || ms_storage_spoiled(tensor->cast->storage))) drop_cast(tensor);
-    if (tensor->cast) { *out = ms_tensor_retain(tensor->cast); return MS_OK; }
+    if (tensor->cast
+        && (tensor->cast->dtype != dtype || tensor->cast_version != version
+            || ms_storage_spoiled(tensor->cast->storage)))
+        drop_cast(tensor);
+    if (tensor->cast) {
+        *out = ms_tensor_retain(tensor->cast);
+        return MS_OK;
+    }
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     ms_tensor *cast = NULL;
     ms_status status = ms_op_unary(engine, ms_op_find("cast"), &attributes, tensor, &cast);
@@ -526,7 +614,8 @@ ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tens
     if (dtype == MS_F32 || tensor->dtype != MS_F32 || tensor->count == 0) return MS_OK;
     ms_tensor *memory = NULL;
     ms_status status = ms_tensor_new(engine, dtype, 1, &tensor->count, &memory);
-    if (!status) status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
+    if (!status)
+        status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
     ms_tensor_release(memory);
     return status;
 }

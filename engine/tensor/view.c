@@ -1,4 +1,5 @@
-/* view.c: operators that only look at the same memory in another way; reshape copies where no strides can say it. */
+/* view.c: operators that only look at the same memory in another way; reshape copies where no
+ * strides can say it. */
 #include "tensor/copy.h"
 
 #include <string.h>
@@ -8,12 +9,16 @@
 #include "tensor/state.h"
 
 /* A window on inputs[0] as the only output. */
-static ms_status window(ms_op_call *call, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
+static ms_status window(ms_op_call *call, uint32_t dims, const int64_t *shape,
+                        const int64_t *strides, int64_t offset)
 {
     return ms_tensor_window(call->inputs[0], dims, shape, strides, offset, &call->outputs[0]);
 }
 
-static bool find_dim(const ms_op_call *call, int32_t dim, uint32_t *out) { return ms_shape_dim(ms_tensor_dims(call->inputs[0]), dim, out); }
+static bool find_dim(const ms_op_call *call, int32_t dim, uint32_t *out)
+{
+    return ms_shape_dim(ms_tensor_dims(call->inputs[0]), dim, out);
+}
 
 static ms_status no_dim(const ms_op_call *call, int32_t dim)
 {
@@ -27,26 +32,33 @@ static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
 {
     uint32_t dims = call->attributes.shape.dims;
     int64_t count = ms_tensor_count(call->inputs[0]), known = 1, unknown = -1;
-    if (dims > MS_DIMS_MAX) return ms_op_refuse(call, "a tensor has at most %d dimensions", MS_DIMS_MAX);
+    if (dims > MS_DIMS_MAX)
+        return ms_op_refuse(call, "a tensor has at most %d dimensions", MS_DIMS_MAX);
     for (uint32_t d = 0; d < dims; d++) {
         int64_t size = call->attributes.shape.sizes[d];
         shape[d] = size;
         if (size == -1 && unknown < 0) unknown = d;
-        else if (size < 0) return ms_op_refuse(call, "size %lld is not possible: one size may be -1, all others are 0 or more", (long long)size);
-        else if (__builtin_mul_overflow(known, size, &known)) return ms_op_refuse(call, "the sizes are too large");
+        else if (size < 0)
+            return ms_op_refuse(
+                call, "size %lld is not possible: one size may be -1, all others are 0 or more",
+                (long long)size);
+        else if (__builtin_mul_overflow(known, size, &known))
+            return ms_op_refuse(call, "the sizes are too large");
     }
     if (unknown >= 0 && known != 0 && count % known == 0) {
         shape[unknown] = count / known;
         known = count;
     }
     if (known != count || (unknown >= 0 && shape[unknown] < 0))
-        return ms_op_refuse(call, "it has %lld elements, which the asked sizes do not hold", (long long)count);
+        return ms_op_refuse(call, "it has %lld elements, which the asked sizes do not hold",
+                            (long long)count);
     return MS_OK;
 }
 
-/* Strides with which `shape` walks the tensor in order, if there are any: each run of old dimensions that are contiguous among
- * themselves must hold a whole number of new dimensions. */
-static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *shape, int64_t *strides)
+/* Strides with which `shape` walks the tensor in order, if there are any: each run of old
+ * dimensions that are contiguous among themselves must hold a whole number of new dimensions. */
+static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *shape,
+                         int64_t *strides)
 {
     const int64_t *old_shape = ms_tensor_shape(tensor), *old_strides = ms_tensor_strides(tensor);
     int32_t old = (int32_t)ms_tensor_dims(tensor) - 1, now = (int32_t)dims - 1;
@@ -60,7 +72,8 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
             continue;
         }
         int64_t stride = old_strides[old], run = old_shape[old];
-        for (old--; old >= 0 && (old_shape[old] == 1 || old_strides[old] == stride * run); old--) run *= old_shape[old];
+        for (old--; old >= 0 && (old_shape[old] == 1 || old_strides[old] == stride * run); old--)
+            run *= old_shape[old];
         for (; now >= 0 && (run > 1 || shape[now] == 1); now--) {
             if (run % shape[now] != 0) return false;
             strides[now] = stride;
@@ -69,7 +82,7 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
         }
         if (run != 1) return false;
     }
-    for (; now >= 0; now--) strides[now] = 1;      /* only sizes of 1 are left */
+    for (; now >= 0; now--) strides[now] = 1; /* only sizes of 1 are left */
     return true;
 }
 
@@ -79,8 +92,12 @@ static ms_status reshape_to(ms_op_call *call, bool may_copy)
     uint32_t dims = call->attributes.shape.dims;
     ms_status status = wanted_shape(call, shape);
     if (status != MS_OK) return status;
-    if (view_strides(call->inputs[0], dims, shape, strides)) return window(call, dims, shape, strides, 0);
-    if (!may_copy) return ms_op_refuse(call, "its strides do not allow this shape without a copy: use reshape, or contiguous first");
+    if (view_strides(call->inputs[0], dims, shape, strides))
+        return window(call, dims, shape, strides, 0);
+    if (!may_copy)
+        return ms_op_refuse(
+            call,
+            "its strides do not allow this shape without a copy: use reshape, or contiguous first");
     ms_tensor *copy = NULL;
     status = ms_op_unary(call->engine, &ms_op_clone, NULL, call->inputs[0], &copy);
     if (status != MS_OK) return status;
@@ -99,7 +116,8 @@ static ms_status shape_backward(ms_op_gradient *gradient)
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     ms_attributes to = { .shape = { .dims = gradient->inputs[0].dims } };
     memcpy(to.shape.sizes, gradient->inputs[0].shape, sizeof to.shape.sizes);
-    return ms_op_unary(gradient->engine, &ms_op_reshape, &to, gradient->gradients[0], &gradient->results[0]);
+    return ms_op_unary(gradient->engine, &ms_op_reshape, &to, gradient->gradients[0],
+                       &gradient->results[0]);
 }
 
 /* ---------------------------------------------------- narrow, select, split */
@@ -112,7 +130,9 @@ static ms_status narrow_forward(ms_op_call *call)
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
     int64_t size = ms_tensor_shape(in)[dim];
     if (start < 0 || length < 0 || start > size || length > size - start)
-        return ms_op_refuse(call, "%lld elements from number %lld on do not lie in dimension %d of size %lld", (long long)length, (long long)start + 1, ms_dim_named(dim), (long long)size);
+        return ms_op_refuse(
+            call, "%lld elements from number %lld on do not lie in dimension %d of size %lld",
+            (long long)length, (long long)start + 1, ms_dim_named(dim), (long long)size);
     return ms_tensor_slice(call->inputs[0], dim, start, length, false, &call->outputs[0]);
 }
 
@@ -123,7 +143,9 @@ static ms_status select_forward(ms_op_call *call)
     uint32_t dim = 0;
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
     if (start < 0 || start >= ms_tensor_shape(in)[dim])
-        return ms_op_refuse(call, "element number %lld is outside dimension %d of size %lld", (long long)start + 1, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
+        return ms_op_refuse(call, "element number %lld is outside dimension %d of size %lld",
+                            (long long)start + 1, ms_dim_named(dim),
+                            (long long)ms_tensor_shape(in)[dim]);
     return ms_tensor_slice(call->inputs[0], dim, start, 1, true, &call->outputs[0]);
 }
 
@@ -135,8 +157,11 @@ static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
     uint32_t dim = 0;
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.dim.a, &dim);
-    ms_status status = ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
-    if (status == MS_OK) status = ms_tensor_slice(whole, dim, gradient->attributes.dim.start, drop ? 1 : gradient->attributes.dim.length, drop, &part);
+    ms_status status =
+        ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
+    if (status == MS_OK)
+        status = ms_tensor_slice(whole, dim, gradient->attributes.dim.start,
+                                 drop ? 1 : gradient->attributes.dim.length, drop, &part);
     if (status == MS_OK) {
         ms_tensor *inputs[] = { part, gradient->gradients[0] };
         status = ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
@@ -148,8 +173,14 @@ static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
     return status;
 }
 
-static ms_status narrow_backward(ms_op_gradient *gradient) { return slice_backward(gradient, false); }
-static ms_status select_backward(ms_op_gradient *gradient) { return slice_backward(gradient, true); }
+static ms_status narrow_backward(ms_op_gradient *gradient)
+{
+    return slice_backward(gradient, false);
+}
+static ms_status select_backward(ms_op_gradient *gradient)
+{
+    return slice_backward(gradient, true);
+}
 
 static ms_status split_forward(ms_op_call *call)
 {
@@ -157,14 +188,18 @@ static ms_status split_forward(ms_op_call *call)
     uint32_t dim = 0, count = call->attributes.split.count;
     const int64_t *sizes = call->attributes.split.sizes;
     int64_t sum = 0, at = 0;
-    if (!find_dim(call, call->attributes.split.dim, &dim)) return no_dim(call, call->attributes.split.dim);
-    if (count != call->output_count) return ms_op_refuse(call, "%u sizes for %u results", count, call->output_count);
+    if (!find_dim(call, call->attributes.split.dim, &dim))
+        return no_dim(call, call->attributes.split.dim);
+    if (count != call->output_count)
+        return ms_op_refuse(call, "%u sizes for %u results", count, call->output_count);
     for (uint32_t i = 0; i < count; i++) {
-        if (sizes[i] < 0) return ms_op_refuse(call, "a part cannot have size %lld", (long long)sizes[i]);
+        if (sizes[i] < 0)
+            return ms_op_refuse(call, "a part cannot have size %lld", (long long)sizes[i]);
         sum += sizes[i];
     }
     if (sum != ms_tensor_shape(in)[dim])
-        return ms_op_refuse(call, "the parts add up to %lld, dimension %d has size %lld", (long long)sum, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
+        return ms_op_refuse(call, "the parts add up to %lld, dimension %d has size %lld",
+                            (long long)sum, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && status == MS_OK; i++) {
         status = ms_tensor_slice(in, dim, at, sizes[i], false, &call->outputs[i]);
@@ -180,14 +215,17 @@ static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
     int64_t at = 0;
     for (uint32_t i = 0; i < gradient->output_count; i++) {
         const ms_tensor *part = gradient->gradients[i];
-        if (part == NULL || part->storage != first->storage || part->offset - first->offset != at) return false;
-        if (memcmp(part->strides, first->strides, first->dims * sizeof *first->strides) != 0) return false;
+        if (part == NULL || part->storage != first->storage || part->offset - first->offset != at)
+            return false;
+        if (memcmp(part->strides, first->strides, first->dims * sizeof *first->strides) != 0)
+            return false;
         at += part->shape[dim] * part->strides[dim];
     }
     return true;
 }
 
-/* Each part's gradient, or zeros where none arrived, goes into its place of one new tensor: every element is written once. */
+/* Each part's gradient, or zeros where none arrived, goes into its place of one new tensor: every
+ * element is written once. */
 static ms_status split_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -197,16 +235,22 @@ static ms_status split_backward(ms_op_gradient *gradient)
     if (!gradient->needs[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.split.dim, &dim);
     if (gradient->output_count > 0 && adjoining(gradient, dim))
-        return ms_tensor_window(gradient->gradients[0], info->dims, info->shape, gradient->gradients[0]->strides, 0, &gradient->results[0]);
-    ms_status status = ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &whole);
+        return ms_tensor_window(gradient->gradients[0], info->dims, info->shape,
+                                gradient->gradients[0]->strides, 0, &gradient->results[0]);
+    ms_status status =
+        ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &whole);
     for (uint32_t i = 0; i < gradient->output_count && status == MS_OK; i++) {
         int64_t length = gradient->outputs[i].shape[dim];
         ms_tensor *part = NULL, *written = NULL, *g = gradient->gradients[i];
         status = ms_tensor_slice(whole, dim, at, length, false, &part);
         if (status == MS_OK) {
             ms_tensor *inputs[] = { part, g };
-            if (g != NULL) status = ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
-            else status = ms_op_apply(gradient->engine, &ms_op_fill, NULL, true, inputs, 1, &written, 1);
+            if (g != NULL)
+                status =
+                    ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
+            else
+                status =
+                    ms_op_apply(gradient->engine, &ms_op_fill, NULL, true, inputs, 1, &written, 1);
         }
         ms_tensor_release(written);
         ms_tensor_release(part);
@@ -232,7 +276,8 @@ static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
 static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t *order)
 {
     uint32_t a = 0, b = 0;
-    if (!ms_shape_dim(dims, attributes->dim.a, &a) || !ms_shape_dim(dims, attributes->dim.b, &b)) return false;
+    if (!ms_shape_dim(dims, attributes->dim.a, &a) || !ms_shape_dim(dims, attributes->dim.b, &b))
+        return false;
     for (uint32_t d = 0; d < dims; d++) order[d] = d;
     order[a] = b;
     order[b] = a;
@@ -243,7 +288,9 @@ static ms_status transpose_forward(ms_op_call *call)
 {
     uint32_t order[MS_DIMS_MAX];
     if (!swap_order(ms_tensor_dims(call->inputs[0]), &call->attributes, order))
-        return ms_op_refuse(call, "there are no dimensions %d and %d", ms_dim_named(call->attributes.dim.a), ms_dim_named(call->attributes.dim.b));
+        return ms_op_refuse(call, "there are no dimensions %d and %d",
+                            ms_dim_named(call->attributes.dim.a),
+                            ms_dim_named(call->attributes.dim.b));
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
@@ -261,7 +308,8 @@ static bool permute_order(uint32_t dims, const ms_attributes *attributes, uint32
     if (attributes->shape.dims != dims) return false;
     for (uint32_t d = 0; d < dims; d++) {
         int64_t dim = attributes->shape.sizes[d];
-        if (dim < INT32_MIN || dim > INT32_MAX || !ms_shape_dim(dims, (int32_t)dim, &order[d])) return false;
+        if (dim < INT32_MIN || dim > INT32_MAX || !ms_shape_dim(dims, (int32_t)dim, &order[d]))
+            return false;
         seen |= 1u << order[d];
     }
     return seen == (1u << dims) - 1;
@@ -289,14 +337,20 @@ static ms_status expand_forward(ms_op_call *call)
     const ms_tensor *in = call->inputs[0];
     uint32_t dims = call->attributes.shape.dims, had = ms_tensor_dims(in);
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
-    if (dims > MS_DIMS_MAX || dims < had) return ms_op_refuse(call, "%u sizes are given: it takes at least %u and at most %d", dims, had, MS_DIMS_MAX);
+    if (dims > MS_DIMS_MAX || dims < had)
+        return ms_op_refuse(call, "%u sizes are given: it takes at least %u and at most %d", dims,
+                            had, MS_DIMS_MAX);
     for (uint32_t d = 0; d < dims; d++) {
         bool leading = d < dims - had;
-        int64_t old = leading ? 1 : ms_tensor_shape(in)[d - (dims - had)], size = call->attributes.shape.sizes[d];
+        int64_t old = leading ? 1 : ms_tensor_shape(in)[d - (dims - had)],
+                size = call->attributes.shape.sizes[d];
         if (size == -1 && !leading) size = old;
-        if (size < 0 || (size != old && old != 1)) return ms_op_refuse(call, "dimension %d of size %lld cannot become %lld", ms_dim_named(d), (long long)old, (long long)size);
+        if (size < 0 || (size != old && old != 1))
+            return ms_op_refuse(call, "dimension %d of size %lld cannot become %lld",
+                                ms_dim_named(d), (long long)old, (long long)size);
         shape[d] = size;
-        strides[d] = leading || (old == 1 && size != 1) ? 0 : ms_tensor_strides(in)[d - (dims - had)];
+        strides[d] =
+            leading || (old == 1 && size != 1) ? 0 : ms_tensor_strides(in)[d - (dims - had)];
     }
     return window(call, dims, shape, strides, 0);
 }
@@ -304,7 +358,8 @@ static ms_status expand_forward(ms_op_call *call)
 static ms_status expand_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
-    return ms_op_sum_to(gradient->engine, gradient->gradients[0], &gradient->inputs[0], &gradient->results[0]);
+    return ms_op_sum_to(gradient->engine, gradient->gradients[0], &gradient->inputs[0],
+                        &gradient->results[0]);
 }
 
 /* ------------------------------------------------------- squeeze, unsqueeze */
@@ -314,7 +369,9 @@ static ms_status squeeze_forward(ms_op_call *call)
     const ms_tensor *in = call->inputs[0];
     uint32_t dim = 0;
     if (!find_dim(call, call->attributes.dim.a, &dim)) return no_dim(call, call->attributes.dim.a);
-    if (ms_tensor_shape(in)[dim] != 1) return ms_op_refuse(call, "dimension %d has size %lld: only a size of 1 can be dropped", ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
+    if (ms_tensor_shape(in)[dim] != 1)
+        return ms_op_refuse(call, "dimension %d has size %lld: only a size of 1 can be dropped",
+                            ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     return ms_tensor_slice(call->inputs[0], dim, 0, 1, true, &call->outputs[0]);
 }
 
@@ -323,8 +380,11 @@ static ms_status unsqueeze_forward(ms_op_call *call)
     const ms_tensor *in = call->inputs[0];
     uint32_t dim = 0, dims = ms_tensor_dims(in);
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
-    if (dims == MS_DIMS_MAX) return ms_op_refuse(call, "a tensor has at most %d dimensions", MS_DIMS_MAX);
-    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim)) return ms_op_refuse(call, "the result has no dimension %d", ms_dim_named(call->attributes.dim.a));
+    if (dims == MS_DIMS_MAX)
+        return ms_op_refuse(call, "a tensor has at most %d dimensions", MS_DIMS_MAX);
+    if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim))
+        return ms_op_refuse(call, "the result has no dimension %d",
+                            ms_dim_named(call->attributes.dim.a));
     for (uint32_t d = 0; d <= dims; d++) {
         shape[d] = d == dim ? 1 : ms_tensor_shape(in)[d - (d > dim)];
         strides[d] = d == dim ? 1 : ms_tensor_strides(in)[d - (d > dim)];
@@ -337,7 +397,9 @@ const ms_op ms_op_reshape = { "reshape", reshape_forward, shape_backward, 1, 1, 
 const ms_op ms_op_narrow = { "narrow", narrow_forward, narrow_backward, 1, 1, MS_OP_VIEW };
 const ms_op ms_op_select = { "select", select_forward, select_backward, 1, 1, MS_OP_VIEW };
 const ms_op ms_op_split = { "split", split_forward, split_backward, 1, 1, MS_OP_VIEW };
-const ms_op ms_op_transpose = { "transpose", transpose_forward, transpose_backward, 1, 1, MS_OP_VIEW };
+const ms_op ms_op_transpose = {
+    "transpose", transpose_forward, transpose_backward, 1, 1, MS_OP_VIEW
+};
 const ms_op ms_op_permute = { "permute", permute_forward, permute_backward, 1, 1, MS_OP_VIEW };
 const ms_op ms_op_expand = { "expand", expand_forward, expand_backward, 1, 1, MS_OP_VIEW };
 const ms_op ms_op_squeeze = { "squeeze", squeeze_forward, shape_backward, 1, 1, MS_OP_VIEW };

@@ -1,7 +1,9 @@
-/* two_engines.c: a C program that hosts two engines: two recipes at the same time, each in a thread, a Lua state and an engine of its own.
+/* two_engines.c: a C program that hosts two engines: two recipes at the same time, each in a
+ * thread, a Lua state and an engine of its own.
  *
- *     two_engines [RECIPE [key=value ...] -- RECIPE [key=value ...]]      (run in the checkout, it finds its two recipes by itself)
- */
+ *     two_engines [RECIPE [key=value ...] -- RECIPE [key=value ...]]      (run in the checkout, it
+ * finds its two recipes by
+ * itself) */
 #include <moonshard/moonshard_lua.h>
 
 #include <pthread.h>
@@ -13,8 +15,8 @@ typedef struct job {
     const char *recipe;
     const char *const *arguments;
     int count;
-    int code;                                  /* as the command line's: 0 is done */
-    ms_error error;                            /* why, when it is not 0 */
+    int code;       /* as the command line's: 0 is done */
+    ms_error error; /* why, when it is not 0 */
 } job;
 
 static void *run(void *object)
@@ -30,14 +32,18 @@ static char **read_job(char **at, char **end, job *out)
 {
     out->recipe = at < end ? *at++ : NULL;
     out->arguments = (const char *const *)at;
-    while (at < end && strcmp(*at, "--") != 0) { at++; out->count++; }
+    while (at < end && strcmp(*at, "--") != 0) {
+        at++;
+        out->count++;
+    }
     return at < end ? at + 1 : end;
 }
 
 int main(int argc, char **argv)
 {
     static const char *const few[] = { "steps=300" };
-    job jobs[2] = { { .recipe = "recipes/embed/sine.lua", .arguments = few, .count = 1 }, { .recipe = "recipes/embed/parity.lua" } };
+    job jobs[2] = { { .recipe = "recipes/embed/sine.lua", .arguments = few, .count = 1 },
+                    { .recipe = "recipes/embed/parity.lua" } };
     if (argc > 1) {
         memset(jobs, 0, sizeof jobs);
         read_job(read_job(argv + 1, argv + argc, &jobs[0]), argv + argc, &jobs[1]);
@@ -48,11 +54,14 @@ int main(int argc, char **argv)
     }
     pthread_t threads[2];
     int started = 0, code = 0;
-    while (started < 2 && pthread_create(&threads[started], NULL, run, &jobs[started]) == 0) started++;
+    while (started < 2 && pthread_create(&threads[started], NULL, run, &jobs[started]) == 0)
+        started++;
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     if (started < 2) fprintf(stderr, "two_engines: no thread for %s\n", jobs[started].recipe);
     for (int i = 0; i < started; i++) {
-        if (jobs[i].code) fprintf(stderr, "%s ended with %d: %s\n", jobs[i].recipe, jobs[i].code, jobs[i].error.message);
+        if (jobs[i].code)
+            fprintf(stderr, "%s ended with %d: %s\n", jobs[i].recipe, jobs[i].code,
+                    jobs[i].error.message);
         if (!code) code = jobs[i].code;
     }
     return started < 2 ? 8 : code;

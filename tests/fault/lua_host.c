@@ -1,6 +1,6 @@
-/* lua_host.c: hazards of the bindings that a script cannot bring about (reliability 5.4): B5 to B7 every failed allocation of Lua, B8 a call from
- * another thread, B17 and B18 states opened and closed, B23 fork.
- * ctest: lua-host */
+/* lua_host.c: hazards of the bindings that a script cannot bring about (reliability 5.4): B5 to B7
+ * every failed allocation of Lua, B8 a call from another thread, B17 and B18 states opened and
+ * closed, B23 fork. ctest: lua-host */
 #include "moonshard/moonshard_lua.h"
 
 #include <lauxlib.h>
@@ -70,7 +70,8 @@ static lua_State *open_state(heap *h)
 
 /* -------------------------------------------------------------------- B5-B7 */
 
-/* A bit of everything: making, operators, views of several results, values, hooks, scopes, recomputation, options, errors. */
+/* A bit of everything: making, operators, views of several results, values, hooks, scopes,
+ * recomputation, options, errors. */
 static const char program[] =
     "local core = require 'moonshard.core'\n"
     "local x = core.tensor({ { 1, 2 }, { 3, 4 } }, 'f32'):requires_grad_()\n"
@@ -94,16 +95,21 @@ static const char program[] =
     "assert(not pcall(function() x:view(7) end))\n"
     "assert(core.json_decode(core.json_encode { 1, { a = 'b' } })[2].a == 'b')\n";
 
-/* Settings and the engine's start come before, so that each failure meets a running engine; live memory is back where it was. */
-static const char before[] = "local core = require 'moonshard.core' core.configure { threads = 1, memory_bytes = 64 << 20 } core.zeros { 1 } core.collect()\n"
+/* Settings and the engine's start come before, so that each failure meets a running engine; live
+ * memory is back where it was. */
+static const char before[] = "local core = require 'moonshard.core' core.configure { threads = 1, "
+                             "memory_bytes = 64 << 20 } core.zeros { 1 } core.collect()\n"
                              "base = core.memory().live";
-static const char after[] = "local core = require 'moonshard.core' pcall(core.step_end) core.synchronize() core.collect()\n"
-                            "assert(core.memory().live == base, core.memory().live .. ' bytes live, ' .. base .. ' before')";
+static const char after[] =
+    "local core = require 'moonshard.core' pcall(core.step_end) core.synchronize() core.collect()\n"
+    "assert(core.memory().live == base, core.memory().live .. ' bytes live, ' .. base .. ' "
+    "before')";
 
 static void any_failed_allocation_of_lua_is_an_error(void **state)
 {
     (void)state;
-    /* In the short form every 13th: all of them are reached over the months, and by --full at once. */
+    /* In the short form every 13th: all of them are reached over the months, and by --full at
+     * once. */
     long stride = is_full() ? 1 : 13;
     for (long n = 1;; n += stride) {
         heap h = { .calls = 0 };
@@ -117,12 +123,16 @@ static void any_failed_allocation_of_lua_is_an_error(void **state)
         h.fail_at = 0;
         const char *message = failed ? lua_tostring(L, -1) : "";
         if (failed && !reached) fail_msg("without a failure: %s", message);
-        /* Each failure is Lua's own error, or an assertion of the program that met it inside a pcall. */
-        if (failed && (!message || (!strstr(message, "not enough memory") && !strstr(message, "assertion failed"))))
+        /* Each failure is Lua's own error, or an assertion of the program that met it inside a
+         * pcall. */
+        if (failed
+            && (!message
+                || (!strstr(message, "not enough memory") && !strstr(message, "assertion failed"))))
             fail_msg("allocation %ld: %s", n, message ? message : "an error that is not a string");
         lua_settop(L, 0);
         if (run_text(L, after)) fail_msg("allocation %ld: %s", n, lua_tostring(L, -1));
-        if (run_text(L, program)) fail_msg("after a failure of allocation %ld: %s", n, lua_tostring(L, -1));
+        if (run_text(L, program))
+            fail_msg("after a failure of allocation %ld: %s", n, lua_tostring(L, -1));
         lua_close(L);
         assert_int_equal(h.bytes, 0);
         if (!reached) break;
@@ -192,7 +202,8 @@ static long resident_kib(void)
     return resident * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/* Callbacks that hold their tensors, kept state in globals, an engine with a stream of its own: all go with the state. */
+/* Callbacks that hold their tensors, kept state in globals, an engine with a stream of its own: all
+ * go with the state. */
 static void states_come_and_go_without_a_trace(void **state)
 {
     (void)state;
@@ -224,15 +235,19 @@ static void states_come_and_go_without_a_trace(void **state)
 
 /* ---------------------------------------------------------------------- B23 */
 
-/* In the child there are no worker threads: whatever would wait for them is an error, and closing does not hang. */
+/* In the child there are no worker threads: whatever would wait for them is an error, and closing
+ * does not hang. */
 static void a_forked_child_gets_errors_and_never_hangs(void **state)
 {
     (void)state;
     heap h = { .calls = 0 };
     lua_State *L = open_state(&h);
     assert_non_null(L);
-    assert_int_equal(run_text(L, "x = require 'moonshard'.ones { 2 } x:sum():item()\n"
-                                 "loader = assert(require 'moonshard'.data.bytes '/proc/self/exe'):loader { batch = 1, length = 1 } loader:next()"), LUA_OK);
+    assert_int_equal(run_text(L,
+                              "x = require 'moonshard'.ones { 2 } x:sum():item()\n"
+                              "loader = assert(require 'moonshard'.data.bytes "
+                              "'/proc/self/exe'):loader { batch = 1, length = 1 } loader:next()"),
+                     LUA_OK);
     fflush(NULL);
     pid_t child = fork();
     assert_true(child >= 0);

@@ -1,5 +1,5 @@
-/* attention.c: attention with grouped queries, masks, blocks of every size and layout; its memory; rotary embedding.
- * ctest: each-isa poisoned */
+/* attention.c: attention with grouped queries, masks, blocks of every size and layout; its memory;
+ * rotary embedding. ctest: each-isa poisoned */
 #include "reference.h"
 
 /* ---------------------------------------------------------------- attention */
@@ -7,11 +7,17 @@
 static void attention_reference(const check *c)
 {
     const operand *q = &c->in[0], *k = &c->in[1], *v = &c->in[2];
-    int64_t batches = q->shape[0], heads = q->shape[1], queries = q->shape[2], width = q->shape[3], groups = k->shape[1], keys = k->shape[2];
-    double scale = c->attributes.attention.scale != 0 ? c->attributes.attention.scale : 1 / sqrt((double)width), *p = malloc((size_t)keys * sizeof *p);
+    int64_t batches = q->shape[0], heads = q->shape[1], queries = q->shape[2], width = q->shape[3],
+            groups = k->shape[1], keys = k->shape[2];
+    double scale = c->attributes.attention.scale != 0 ? c->attributes.attention.scale
+                                                      : 1 / sqrt((double)width),
+           *p = malloc((size_t)keys * sizeof *p);
     for (int64_t row = 0; row < batches * heads * queries; row++) {
-        int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads, seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys;
-        const double *x = q->values + row * width, *ks = k->values + (batch * groups + head * groups / heads) * keys * width, *vs = v->values + (batch * groups + head * groups / heads) * keys * width;
+        int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads,
+                seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys;
+        const double *x = q->values + row * width,
+                     *ks = k->values + (batch * groups + head * groups / heads) * keys * width,
+                     *vs = v->values + (batch * groups + head * groups / heads) * keys * width;
         double most = -1e300, total = 0, *out = c->out[0].values + row * width;
         for (int64_t j = 0; j < seen; j++) {
             p[j] = 0;
@@ -33,10 +39,27 @@ typedef struct sizes {
 
 static check attention_of(ms_dtype dtype, sizes s, int layout)
 {
-    operand q = { .dtype = dtype, .dims = 4, .shape = { s.batches, s.heads, s.queries, s.width }, .layout = layout, .low = -2, .high = 2 }, out = q;
-    operand k = { .dtype = dtype, .dims = 4, .shape = { s.batches, s.groups, s.keys, s.width }, .layout = layout, .low = -2, .high = 2 };
+    operand q = { .dtype = dtype,
+                  .dims = 4,
+                  .shape = { s.batches, s.heads, s.queries, s.width },
+                  .layout = layout,
+                  .low = -2,
+                  .high = 2 },
+            out = q;
+    operand k = { .dtype = dtype,
+                  .dims = 4,
+                  .shape = { s.batches, s.groups, s.keys, s.width },
+                  .layout = layout,
+                  .low = -2,
+                  .high = 2 };
     out.layout = PLAIN;
-    return (check){ .op = &ms_op_attention, .attributes.attention.causal = s.causal, .in = { q, k, k }, .ins = 3, .out = { out }, .outs = 1, .reference = attention_reference };
+    return (check){ .op = &ms_op_attention,
+                    .attributes.attention.causal = s.causal,
+                    .in = { q, k, k },
+                    .ins = 3,
+                    .out = { out },
+                    .outs = 1,
+                    .reference = attention_reference };
 }
 
 static void run_attention(ms_dtype dtype, sizes s, int layout)
@@ -56,15 +79,16 @@ static void test_attention_small(void **state)
             /* All heads share keys. */
             run_attention(MS_F32, (sizes){ 1, 3, 1, 4, 4, 17, causal }, layout);
         }
-    run_attention(MS_F32, (sizes){ 2, 2, 1, 1, 7, 8, true }, PLAIN);                  /* one token at a time */
+    run_attention(MS_F32, (sizes){ 2, 2, 1, 1, 7, 8, true }, PLAIN); /* one token at a time */
     run_attention(MS_F32, (sizes){ 1, 1, 1, 1, 1, 1, true }, PLAIN);
-    run_attention(MS_F32, (sizes){ 1, 2, 2, 6, 3, 4, false }, PLAIN);                 /* fewer keys than queries */
+    run_attention(MS_F32, (sizes){ 1, 2, 2, 6, 3, 4, false }, PLAIN); /* fewer keys than queries */
     check scaled = attention_of(MS_F32, (sizes){ 1, 2, 2, 4, 4, 8, true }, PLAIN);
     scaled.attributes.attention.scale = 0.5;
     run_check(&scaled);
 }
 
-/* Lengths around the sizes of blocks (64 queries, 64 keys, 256 queries at a time), so that blocks are partly masked, partly full, and several. */
+/* Lengths around the sizes of blocks (64 queries, 64 keys, 256 queries at a time), so that blocks
+ * are partly masked, partly full, and several. */
 static void test_attention_blocks(void **state)
 {
     (void)state;
@@ -85,14 +109,17 @@ static void test_attention_half(void **state)
     run_attention(MS_F16, (sizes){ 1, 2, 1, 70, 300, 8, true }, PLAIN);
 }
 
-/* Operands rounded to bf16 (where the processor multiplies such pairs), everything else in f32: rows that are no whole vectors or pairs, blocks
- * cut by the diagonal, gradients summed over heads. An operand's rounding is 2^-9; a score's error of some of these moves its probability, and
- * so the gradients, by about as much. */
+/* Operands rounded to bf16 (where the processor multiplies such pairs), everything else in f32:
+ * rows that are no whole vectors or pairs, blocks cut by the diagonal, gradients summed over heads.
+ * An operand's rounding is 2^-9; a score's error of some of these moves its probability, and so the
+ * gradients, by about as much. */
 static void test_attention_autocast(void **state)
 {
     (void)state;
-    const sizes cases[] = { { 2, 2, 2, 5, 5, 8, true }, { 1, 4, 2, 3, 6, 5, false }, { 1, 17, 1, 1, 7, 17, true }, { 1, 2, 1, 70, 131, 24, true },
-                            { 1, 1, 1, 65, 257, 64, true }, { 1, 2, 2, 300, 300, 16, true }, { 1, 2, 1, 130, 333, 80, false }, { 2, 1, 1, 40, 64, 130, true } };
+    const sizes cases[] = { { 2, 2, 2, 5, 5, 8, true },       { 1, 4, 2, 3, 6, 5, false },
+                            { 1, 17, 1, 1, 7, 17, true },     { 1, 2, 1, 70, 131, 24, true },
+                            { 1, 1, 1, 65, 257, 64, true },   { 1, 2, 2, 300, 300, 16, true },
+                            { 1, 2, 1, 130, 333, 80, false }, { 2, 1, 1, 40, 64, 130, true } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         check c = attention_of(MS_F32, cases[i], i % 2 == 0 ? PLAIN : SPREAD);
         c.autocast = MS_BF16;
@@ -108,8 +135,12 @@ static void test_attention_large_scores(void **state)
     (void)state;
     enum { KEYS = 600, WIDTH = 4 };
     ms_engine *engine = engine_with(2, NULL);
-    ms_tensor *in[3] = { TENSOR(engine, MS_F32, 1, 1, 1, WIDTH), TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH), TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH) }, *out = NULL;
-    float q[WIDTH] = { 100, 0, 0, 0 }, k[KEYS][WIDTH] = { { 0 } }, v[KEYS][WIDTH] = { { 0 } }, y[WIDTH];
+    ms_tensor *in[3] = { TENSOR(engine, MS_F32, 1, 1, 1, WIDTH),
+                         TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH),
+                         TENSOR(engine, MS_F32, 1, 1, KEYS, WIDTH) },
+              *out = NULL;
+    float q[WIDTH] = { 100, 0, 0, 0 }, k[KEYS][WIDTH] = { { 0 } }, v[KEYS][WIDTH] = { { 0 } },
+          y[WIDTH];
     for (int i = 0; i < KEYS; i++) {
         k[i][0] = (float)i;
         v[i][0] = (float)i;
@@ -131,8 +162,10 @@ static void test_attention_results_lie_by_time(void **state)
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
     ms_tensor *q = TENSOR(engine, MS_F32, 2, 3, 5, 4), *out = NULL, *turned = NULL;
-    OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true }, false, (ms_tensor *[]){ q, q, q }, 3, &out, 1));
-    OK(ms_op_unary(engine, &ms_op_transpose, &(ms_attributes){ .dim = { .a = 1, .b = 2 } }, out, &turned));
+    OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true }, false,
+                   (ms_tensor *[]){ q, q, q }, 3, &out, 1));
+    OK(ms_op_unary(engine, &ms_op_transpose, &(ms_attributes){ .dim = { .a = 1, .b = 2 } }, out,
+                   &turned));
     assert_true(ms_tensor_is_contiguous(turned));
     ms_tensor_release(q);
     ms_tensor_release(out);
@@ -145,31 +178,64 @@ static void forward_and_back(ms_engine *engine, ms_tensor *const *in, ms_tensor 
 {
     ms_tensor *out = NULL;
     ms_tensor_info in_info[3] = { info_from(in[0]), info_from(in[1]), info_from(in[2]) }, out_info;
-    ms_op_call call = { .engine = engine, .op = &ms_op_attention, .attributes.attention.causal = true, .inputs = in, .input_count = 3, .outputs = &out, .output_count = 1, .record = true };
+    ms_op_call call = { .engine = engine,
+                        .op = &ms_op_attention,
+                        .attributes.attention.causal = true,
+                        .inputs = in,
+                        .input_count = 3,
+                        .outputs = &out,
+                        .output_count = 1,
+                        .record = true };
     OK(ms_op_run(&call));
     out_info = info_from(out);
-    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_attention, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info, .input_count = 3,
-                                .outputs = &out_info, .gradients = &out, .output_count = 1, .results = results, .needs = (bool[]){ true, true, true } };
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = &ms_op_attention,
+                                .attributes = call.attributes,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = in_info,
+                                .input_count = 3,
+                                .outputs = &out_info,
+                                .gradients = &out,
+                                .output_count = 1,
+                                .results = results,
+                                .needs = (bool[]){ true, true, true } };
     OK(ms_op_attention.backward(&gradient));
     ms_op_drop_saved(&call);
     ms_tensor_release(out);
 }
 
-/* Queries, keys and values that one layer made: their gradients are those of separate tensors, and lie as that layer's result does, so that
- * the way back through the split is a view. */
+/* Queries, keys and values that one layer made: their gradients are those of separate tensors, and
+ * lie as that layer's result does, so that the way back through the split is a view. */
 static void test_attention_side_by_side(void **state)
 {
     (void)state;
-    enum { BATCH = 2, HEADS = 4, GROUPS = 2, TIME = 70, WIDTH = 8, ROW = (HEADS + 2 * GROUPS) * WIDTH };
+    enum {
+        BATCH = 2,
+        HEADS = 4,
+        GROUPS = 2,
+        TIME = 70,
+        WIDTH = 8,
+        ROW = (HEADS + 2 * GROUPS) * WIDTH
+    };
     ms_engine *engine = engine_with(2, NULL);
-    ms_tensor *joined = TENSOR(engine, MS_F32, BATCH, TIME, ROW), *drawn = NULL, *parts[3] = { NULL }, *in[3], *apart[3], *results[2][3] = { { NULL } }, *rows[3], *whole = NULL;
+    ms_tensor *joined = TENSOR(engine, MS_F32, BATCH, TIME, ROW), *drawn = NULL,
+              *parts[3] = { NULL }, *in[3], *apart[3], *results[2][3] = { { NULL } }, *rows[3],
+              *whole = NULL;
     int64_t widths[3] = { HEADS * WIDTH, GROUPS * WIDTH, GROUPS * WIDTH };
-    ms_attributes split = { .split = { .sizes = widths, .count = 3, .dim = -1 } }, swap = { .dim = { .a = 1, .b = 2 } };
-    OK(ms_op_apply(engine, ms_op_find("normal"), &(ms_attributes){ .random = { .random = { .seed = 3 }, .b = 1 } }, true, &joined, 1, &drawn, 1));
+    ms_attributes split = { .split = { .sizes = widths, .count = 3, .dim = -1 } },
+                  swap = { .dim = { .a = 1, .b = 2 } };
+    OK(ms_op_apply(engine, ms_op_find("normal"),
+                   &(ms_attributes){ .random = { .random = { .seed = 3 }, .b = 1 } }, true, &joined,
+                   1, &drawn, 1));
     OK(ms_op_apply(engine, &ms_op_split, &split, false, &joined, 1, parts, 3));
     for (int i = 0; i < 3; i++) {
         ms_tensor *heads = NULL;
-        OK(ms_op_unary(engine, &ms_op_view, &(ms_attributes){ .shape = { .dims = 4, .sizes = { BATCH, TIME, widths[i] / WIDTH, WIDTH } } }, parts[i], &heads));
+        OK(ms_op_unary(
+            engine, &ms_op_view,
+            &(ms_attributes){
+                .shape = { .dims = 4, .sizes = { BATCH, TIME, widths[i] / WIDTH, WIDTH } } },
+            parts[i], &heads));
         OK(ms_op_unary(engine, &ms_op_transpose, &swap, heads, &in[i]));
         OK(ms_op_unary(engine, &ms_op_clone, NULL, in[i], &apart[i]));
         ms_tensor_release(heads);
@@ -183,17 +249,31 @@ static void test_attention_side_by_side(void **state)
         assert_memory_equal(a, b, (size_t)ms_tensor_count(in[i]) * sizeof *a);
         ms_tensor *turned = NULL;
         OK(ms_op_unary(engine, &ms_op_transpose, &swap, results[0][i], &turned));
-        OK(ms_op_unary(engine, &ms_op_view, &(ms_attributes){ .shape = { .dims = 3, .sizes = { BATCH, TIME, widths[i] } } }, turned, &rows[i]));
+        OK(ms_op_unary(
+            engine, &ms_op_view,
+            &(ms_attributes){ .shape = { .dims = 3, .sizes = { BATCH, TIME, widths[i] } } }, turned,
+            &rows[i]));
         ms_tensor_release(turned);
     }
-    ms_tensor_info in_info = info_from(joined), out_info[3] = { info_from(rows[0]), info_from(rows[1]), info_from(rows[2]) };
-    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_split, .attributes = split, .inputs = &in_info, .input_count = 1, .outputs = out_info, .gradients = rows, .output_count = 3,
-                                .results = &whole, .needs = (bool[]){ true } };
+    ms_tensor_info in_info = info_from(joined),
+                   out_info[3] = { info_from(rows[0]), info_from(rows[1]), info_from(rows[2]) };
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = &ms_op_split,
+                                .attributes = split,
+                                .inputs = &in_info,
+                                .input_count = 1,
+                                .outputs = out_info,
+                                .gradients = rows,
+                                .output_count = 3,
+                                .results = &whole,
+                                .needs = (bool[]){ true } };
     OK(ms_op_split.backward(&gradient));
     assert_ptr_equal(ms_tensor_storage(whole), ms_tensor_storage(rows[0]));
     assert_true(ms_tensor_is_contiguous(whole) && ms_tensor_data(whole) == ms_tensor_data(rows[0]));
     for (int i = 0; i < 3; i++) {
-        ms_tensor *released[] = { parts[i], in[i], apart[i], results[0][i], results[1][i], rows[i] };
+        ms_tensor *released[] = {
+            parts[i], in[i], apart[i], results[0][i], results[1][i], rows[i]
+        };
         for (int k = 0; k < 6; k++) ms_tensor_release(released[k]);
     }
     ms_tensor_release(joined);
@@ -202,7 +282,8 @@ static void test_attention_side_by_side(void **state)
     ms_engine_free(engine);
 }
 
-/* At 4,096 queries the scores alone would be 64 MiB a head: what is live is inputs, result, one number a row, gradients. */
+/* At 4,096 queries the scores alone would be 64 MiB a head: what is live is inputs, result, one
+ * number a row, gradients. */
 static void test_attention_memory(void **state)
 {
     (void)state;
@@ -214,15 +295,33 @@ static void test_attention_memory(void **state)
     for (int i = 0; i < 3; i++) {
         in[i] = TENSOR(engine, MS_F32, 1, 1, TIME, WIDTH);
         in_info[i] = info_from(in[i]);
-        OK(ms_op_apply(engine, &ms_op_fill, &(ms_attributes){ .scalar.value = 0.5 }, true, &in[i], 1, &filled, 1));
+        OK(ms_op_apply(engine, &ms_op_fill, &(ms_attributes){ .scalar.value = 0.5 }, true, &in[i],
+                       1, &filled, 1));
         ms_tensor_release(filled);
     }
-    ms_op_call call = { .engine = engine, .op = &ms_op_attention, .attributes.attention.causal = true, .inputs = in, .input_count = 3, .outputs = &out, .output_count = 1, .record = true };
+    ms_op_call call = { .engine = engine,
+                        .op = &ms_op_attention,
+                        .attributes.attention.causal = true,
+                        .inputs = in,
+                        .input_count = 3,
+                        .outputs = &out,
+                        .output_count = 1,
+                        .record = true };
     OK(ms_op_run(&call));
     out_info = info_from(out);
     assert_int_equal(ms_engine_memory(engine).peak, 4 * part + rows);
-    ms_op_gradient gradient = { .engine = engine, .op = &ms_op_attention, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info, .input_count = 3,
-                                .outputs = &out_info, .gradients = &out, .output_count = 1, .results = results, .needs = (bool[]){ true, true, true } };
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = &ms_op_attention,
+                                .attributes = call.attributes,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = in_info,
+                                .input_count = 3,
+                                .outputs = &out_info,
+                                .gradients = &out,
+                                .output_count = 1,
+                                .results = results,
+                                .needs = (bool[]){ true, true, true } };
     OK(ms_op_attention.backward(&gradient));
     assert_int_equal(ms_engine_memory(engine).peak, 7 * part + rows);
     ms_op_drop_saved(&call);
@@ -239,11 +338,15 @@ static void test_attention_refusals(void **state)
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
     ms_attributes causal = { .attention.causal = true };
-    ms_tensor *q = TENSOR(engine, MS_F32, 1, 4, 5, 8), *k = TENSOR(engine, MS_F32, 1, 3, 5, 8), *few = TENSOR(engine, MS_F32, 1, 2, 4, 8), *flat = TENSOR(engine, MS_F32, 5, 8);
+    ms_tensor *q = TENSOR(engine, MS_F32, 1, 4, 5, 8), *k = TENSOR(engine, MS_F32, 1, 3, 5, 8),
+              *few = TENSOR(engine, MS_F32, 1, 2, 4, 8), *flat = TENSOR(engine, MS_F32, 5, 8);
     check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, k }, 3, "multiple");
-    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, few, few }, 3, "at least as many keys as queries");
-    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, few }, 3, "the same shape");
-    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, flat, flat }, 3, "[batch, heads, time, width]");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, few, few }, 3,
+                  "at least as many keys as queries");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, few }, 3,
+                  "the same shape");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, flat, flat }, 3,
+                  "[batch, heads, time, width]");
     ms_tensor_release(q);
     ms_tensor_release(k);
     ms_tensor_release(few);
@@ -260,7 +363,8 @@ static double frequency_of(const ms_attributes *attributes, int64_t j, int64_t w
     double plain = 1.0 / pow(attributes->rotary.base, 2.0 * (double)j / (double)width);
     if (s->kind == MS_ROTARY_LINEAR) return plain / s->factor;
     if (s->kind == MS_ROTARY_PLAIN) return plain;
-    double wavelength = 2.0 * acos(-1.0) / plain, longest = s->original_context / s->low, shortest = s->original_context / s->high;
+    double wavelength = 2.0 * acos(-1.0) / plain, longest = s->original_context / s->low,
+           shortest = s->original_context / s->high;
     if (wavelength > longest) return plain / s->factor;
     if (wavelength < shortest) return plain;
     double smooth = (s->original_context / wavelength - s->low) / (s->high - s->low);
@@ -273,7 +377,8 @@ static void rotary_reference(const check *c)
     int64_t times = x->shape[2], width = x->shape[3], half = width / 2;
     for (int64_t row = 0; row < x->shape[0] * x->shape[1] * times; row++)
         for (int64_t j = 0; j < half; j++) {
-            double angle = (double)(c->attributes.rotary.first + row % times) * frequency_of(&c->attributes, j, width);
+            double angle = (double)(c->attributes.rotary.first + row % times)
+                           * frequency_of(&c->attributes, j, width);
             double a = x->values[row * width + j], b = x->values[row * width + j + half];
             c->out[0].values[row * width + j] = a * cos(angle) - b * sin(angle);
             c->out[0].values[row * width + j + half] = b * cos(angle) + a * sin(angle);
@@ -289,13 +394,24 @@ static void test_rotary(void **state)
         double base;
         int layout;
     } cases[] = {
-        { MS_F32, 3, 5, 8, 0, 10000, PLAIN }, { MS_F32, 3, 5, 34, 0, 10000, SWAPPED }, { MS_F32, 2, 4, 2, 7, 500000, SPREAD },
-        { MS_F32, 2, 700, 64, 100000, 10000, PLAIN }, { MS_BF16, 2, 4, 40, 3, 10000, PLAIN }, { MS_F16, 2, 4, 6, 3, 10000, PLAIN },
+        { MS_F32, 3, 5, 8, 0, 10000, PLAIN },   { MS_F32, 3, 5, 34, 0, 10000, SWAPPED },
+        { MS_F32, 2, 4, 2, 7, 500000, SPREAD }, { MS_F32, 2, 700, 64, 100000, 10000, PLAIN },
+        { MS_BF16, 2, 4, 40, 3, 10000, PLAIN }, { MS_F16, 2, 4, 6, 3, 10000, PLAIN },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        operand x = { .dtype = cases[i].dtype, .dims = 4, .shape = { 2, cases[i].heads, cases[i].times, cases[i].width }, .layout = cases[i].layout }, y = x;
+        operand x = { .dtype = cases[i].dtype,
+                      .dims = 4,
+                      .shape = { 2, cases[i].heads, cases[i].times, cases[i].width },
+                      .layout = cases[i].layout },
+                y = x;
         y.layout = PLAIN;
-        check c = { .op = &ms_op_rotary, .attributes.rotary = { .first = cases[i].first, .base = cases[i].base }, .in = { x }, .ins = 1, .out = { y }, .outs = 1, .reference = rotary_reference };
+        check c = { .op = &ms_op_rotary,
+                    .attributes.rotary = { .first = cases[i].first, .base = cases[i].base },
+                    .in = { x },
+                    .ins = 1,
+                    .out = { y },
+                    .outs = 1,
+                    .reference = rotary_reference };
         run_check(&c);
     }
     ms_engine *engine = engine_with(1, NULL);
@@ -310,21 +426,34 @@ static void test_rotary(void **state)
 static void test_rotary_scaled(void **state)
 {
     (void)state;
-    /* Llama 3.1's own numbers: of 32 pairs some are above, some below and some between the two wavelengths. */
+    /* Llama 3.1's own numbers: of 32 pairs some are above, some below and some between the two
+     * wavelengths. */
     const ms_rotary_scaling scalings[] = {
-        { .kind = MS_ROTARY_LINEAR, .factor = 4 }, { .kind = MS_ROTARY_LINEAR, .factor = 0.5 },
+        { .kind = MS_ROTARY_LINEAR, .factor = 4 },
+        { .kind = MS_ROTARY_LINEAR, .factor = 0.5 },
         { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 1, .high = 4, .original_context = 8192 },
         { .kind = MS_ROTARY_LLAMA3, .factor = 32, .low = 0, .high = 2, .original_context = 16 },
     };
     for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++) {
         operand x = { .dtype = MS_F32, .dims = 4, .shape = { 2, 2, 300, 64 } }, y = x;
-        check c = { .op = &ms_op_rotary, .in = { x }, .ins = 1, .out = { y }, .outs = 1, .reference = rotary_reference,
-                    .attributes.rotary = { .first = 20000, .base = 500000, .scaling = scalings[i] } };
+        check c = { .op = &ms_op_rotary,
+                    .in = { x },
+                    .ins = 1,
+                    .out = { y },
+                    .outs = 1,
+                    .reference = rotary_reference,
+                    .attributes.rotary = {
+                        .first = 20000, .base = 500000, .scaling = scalings[i] } };
         run_check(&c);
     }
-    const struct { ms_rotary_scaling scaling; const char *fault; } refused[] = {
-        { { .kind = MS_ROTARY_LINEAR }, "factor" }, { { .kind = MS_ROTARY_LINEAR, .factor = NAN }, "factor" },
-        { { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 4, .high = 4, .original_context = 8 }, "low_freq_factor" },
+    const struct {
+        ms_rotary_scaling scaling;
+        const char *fault;
+    } refused[] = {
+        { { .kind = MS_ROTARY_LINEAR }, "factor" },
+        { { .kind = MS_ROTARY_LINEAR, .factor = NAN }, "factor" },
+        { { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 4, .high = 4, .original_context = 8 },
+          "low_freq_factor" },
         { { .kind = MS_ROTARY_LLAMA3, .factor = 8, .low = 1, .high = 4 }, "original context" },
     };
     ms_engine *engine = engine_with(1, NULL);
@@ -342,16 +471,30 @@ static void test_lack_of_memory(void **state)
     (void)state;
     check c = attention_of(MS_F16, (sizes){ 1, 2, 1, 4, 6, 5, true }, SWAPPED);
     check_lack_of_memory(&c);
-    check r = { .op = &ms_op_rotary, .attributes.rotary.base = 10000, .in = { { .dtype = MS_F32, .dims = 4, .shape = { 1, 2, 3, 4 }, .layout = SWAPPED } }, .ins = 1, .outs = 1 };
+    check r = {
+        .op = &ms_op_rotary,
+        .attributes.rotary.base = 10000,
+        .in = { { .dtype = MS_F32, .dims = 4, .shape = { 1, 2, 3, 4 }, .layout = SWAPPED } },
+        .ins = 1,
+        .outs = 1
+    };
     check_lack_of_memory(&r);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention_small), cmocka_unit_test(test_attention_blocks), cmocka_unit_test(test_attention_half), cmocka_unit_test(test_attention_autocast),
-        cmocka_unit_test(test_attention_large_scores), cmocka_unit_test(test_attention_results_lie_by_time), cmocka_unit_test(test_attention_side_by_side), cmocka_unit_test(test_attention_memory),
-        cmocka_unit_test(test_attention_refusals), cmocka_unit_test(test_rotary), cmocka_unit_test(test_rotary_scaled),
+        cmocka_unit_test(test_attention_small),
+        cmocka_unit_test(test_attention_blocks),
+        cmocka_unit_test(test_attention_half),
+        cmocka_unit_test(test_attention_autocast),
+        cmocka_unit_test(test_attention_large_scores),
+        cmocka_unit_test(test_attention_results_lie_by_time),
+        cmocka_unit_test(test_attention_side_by_side),
+        cmocka_unit_test(test_attention_memory),
+        cmocka_unit_test(test_attention_refusals),
+        cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_rotary_scaled),
         cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

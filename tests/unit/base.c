@@ -1,4 +1,5 @@
-/* base.c: statuses and messages, the POSIX table, growing arrays, strings, 16-bit floats, random numbers, bells. */
+/* base.c: statuses and messages, the POSIX table, growing arrays, strings, 16-bit floats, random
+ * numbers, bells. */
 #include "base/thread.h"
 
 #include <errno.h>
@@ -17,7 +18,8 @@ static void test_status_names_are_the_codes_of_the_surface(void **state)
     assert_string_equal(ms_status_name(MS_ERROR_NOT_FOUND), "not_found");
     assert_string_equal(ms_status_name(MS_ERROR_NO_SPACE), "no_space");
     assert_string_equal(ms_status_name(MS_ERROR_IO), "io");
-    for (int i = MS_OK; i <= MS_ERROR_IO; i++) assert_true(strlen(ms_status_name((ms_status)i)) > 1);
+    for (int i = MS_OK; i <= MS_ERROR_IO; i++)
+        assert_true(strlen(ms_status_name((ms_status)i)) > 1);
     assert_string_equal(ms_status_name((ms_status)999), "unknown");
 }
 
@@ -27,9 +29,11 @@ static void test_fail_records_and_may_quote_the_error_before(void **state)
     ms_context context;
     ms_context_init(&context, NULL);
     assert_int_equal(context.error.rank, -1);
-    assert_int_equal(ms_fail(&context, MS_ERROR_CORRUPT, "header of %d bytes", 7), MS_ERROR_CORRUPT);
+    assert_int_equal(ms_fail(&context, MS_ERROR_CORRUPT, "header of %d bytes", 7),
+                     MS_ERROR_CORRUPT);
     context.error.rank = 3;
-    assert_int_equal(ms_fail(&context, MS_ERROR_IO, "loading: %s", context.error.message), MS_ERROR_IO);
+    assert_int_equal(ms_fail(&context, MS_ERROR_IO, "loading: %s", context.error.message),
+                     MS_ERROR_IO);
     assert_string_equal(context.error.message, "loading: header of 7 bytes");
     assert_int_equal(context.error.status, MS_ERROR_IO);
     assert_int_equal(context.error.rank, -1);
@@ -145,7 +149,8 @@ static void test_strings_are_kept_once_and_survive_lack_of_memory(void **state)
     const char *first = NULL;
     for (uint32_t i = 1; i <= 500; i++) {
         int length = snprintf(text, sizeof text, "file.lua:%u", i);
-        /* Each string first without memory: an error that changes nothing, then with just enough more. */
+        /* Each string first without memory: an error that changes nothing, then with just enough
+         * more. */
         ms_status status = MS_ERROR_MEMORY;
         for (int allowed = 0; status != MS_OK; allowed++) {
             table.left = allowed;
@@ -181,7 +186,10 @@ static void test_files(void **state)
     snprintf(other, sizeof other, "%s/b", folder);
     ms_file *file, *second;
     assert_int_equal(os->open(NULL, path, MS_FILE_READ, &file), -ENOENT);
-    assert_int_equal(os->open(NULL, path, MS_FILE_READ | MS_FILE_WRITE | MS_FILE_CREATE | MS_FILE_EXCLUSIVE, &file), 0);
+    assert_int_equal(os->open(NULL, path,
+                              MS_FILE_READ | MS_FILE_WRITE | MS_FILE_CREATE | MS_FILE_EXCLUSIVE,
+                              &file),
+                     0);
     assert_int_equal(os->open(NULL, path, MS_FILE_WRITE | MS_FILE_EXCLUSIVE, &second), -EEXIST);
     assert_int_equal(os->write(NULL, file, "hello", 5, 3), 5);
     char buffer[16] = "";
@@ -260,7 +268,8 @@ typedef struct player {
     float product;
 } player;
 
-/* Two threads pass a number to and fro; both sleep at once, so that every pass needs a wake: one that is lost hangs the test. */
+/* Two threads pass a number to and fro; both sleep at once, so that every pass needs a wake: one
+ * that is lost hangs the test. */
 static void pass_ball(player *game, uint32_t side, uint32_t rounds, ms_spin spin)
 {
     for (uint32_t i = 0; i < rounds; i++) {
@@ -294,7 +303,9 @@ static void test_threads_wake_each_other_and_leave_the_host_alone(void **state)
     ms_os_thread *thread;
     sigset_t before, after;
     pthread_sigmask(SIG_SETMASK, NULL, &before);
-    assert_int_equal(os->thread_start(NULL, "a name longer than the kernel keeps", second_player, &game, &thread), 0);
+    assert_int_equal(os->thread_start(NULL, "a name longer than the kernel keeps", second_player,
+                                      &game, &thread),
+                     0);
     assert_int_equal(os->thread_pin(NULL, thread, 0), 0);
     assert_int_equal(os->thread_pin(NULL, thread, 100000), -EINVAL);
     pass_ball(&game, 0, 20000, (ms_spin){ 0 });
@@ -342,7 +353,8 @@ static void test_f16_every_value_and_every_tie(void **state)
         else assert_true((double)value == half_value(half));
         assert_int_equal(ms_f16_from_float(value), half);
         if ((half & 0x7fff) >= 0x7c00 - 1) continue;
-        /* Between this value and the next: the middle goes to the even one, its neighbours to the nearer one. */
+        /* Between this value and the next: the middle goes to the even one, its neighbours to the
+         * nearer one. */
         float next = ms_float_from_f16((uint16_t)(half + 1)), middle = (value + next) / 2;
         assert_int_equal(ms_f16_from_float(middle), half & 1 ? half + 1 : half);
         assert_int_equal(ms_f16_from_float(nextafterf(middle, value)), half);
@@ -360,7 +372,10 @@ static void test_bf16_rounds_to_even(void **state)
     for (uint32_t i = 0; i < 65536; i++) {
         uint16_t half = (uint16_t)i;
         float value = ms_float_from_bf16(half);
-        if (isnan(value)) { assert_true(isnan(ms_float_from_bf16(ms_bf16_from_float(value)))); continue; }
+        if (isnan(value)) {
+            assert_true(isnan(ms_float_from_bf16(ms_bf16_from_float(value))));
+            continue;
+        }
         assert_int_equal(ms_bf16_from_float(value), half);
         if ((half & 0x7fff) >= 0x7f80) continue;
         uint32_t tie = (uint32_t)half << 16 | 0x8000u;
@@ -381,7 +396,10 @@ static void test_philox_known_answers(void **state)
     } known[] = {
         { 0, 0, 0, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
         { UINT64_MAX, UINT64_MAX, UINT64_MAX, { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
-        { 0x299f31d0a4093822u, 0x0370734413198a2eu, 0x85a308d3243f6a88u, { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
+        { 0x299f31d0a4093822u,
+          0x0370734413198a2eu,
+          0x85a308d3243f6a88u,
+          { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         uint32_t out[4];

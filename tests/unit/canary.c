@@ -1,5 +1,6 @@
-/* canary.c: in builds with the thread sanitizer a missing wait between streams is reported even if the tasks touch no memory that the sanitizer
- * can see, as products in a library do. The program starts itself once with the wait and once without it. */
+/* canary.c: in builds with the thread sanitizer a missing wait between streams is reported even if
+ * the tasks touch no memory that the sanitizer can see, as products in a library do. The program
+ * starts itself once with the wait and once without it. */
 #include "exec/engine.h"
 
 #include <setjmp.h>
@@ -25,7 +26,8 @@ static ms_task_result nothing(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* Two streams write to one storage. Without the wait: what hazards know of the first write is wiped out, as if nobody had declared it. */
+/* Two streams write to one storage. Without the wait: what hazards know of the first write is wiped
+ * out, as if nobody had declared it. */
 static int two_streams(bool with_wait)
 {
     static const ms_task task = { .name = "library_product", .function = nothing };
@@ -33,7 +35,9 @@ static int two_streams(bool with_wait)
     ms_stream *side = NULL;
     ms_storage *storage = NULL;
     ms_engine_options options = { .threads = 1 };
-    if (ms_engine_new(&options, NULL, &engine) || ms_engine_stream(engine, "side", &side) || ms_storage_new(ms_engine_current(engine), 64, &storage)) return 3;
+    if (ms_engine_new(&options, NULL, &engine) || ms_engine_stream(engine, "side", &side)
+        || ms_storage_new(ms_engine_current(engine), 64, &storage))
+        return 3;
     ms_access access = { .storage = storage, .cells = 1, .mode = MS_WRITE };
     for (int i = 0; i < 200; i++) {
         ms_stream *stream = i % 2 ? side : ms_engine_current(engine);
@@ -80,6 +84,7 @@ int main(int argc, char **argv)
 {
     if (argc == 2) return two_streams(strcmp(argv[1], "ordered") == 0);
     self = argv[0];
-    const struct CMUnitTest tests[] = { cmocka_unit_test(a_missing_wait_is_reported), cmocka_unit_test(ordered_streams_are_not) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(a_missing_wait_is_reported),
+                                        cmocka_unit_test(ordered_streams_are_not) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

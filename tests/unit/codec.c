@@ -1,15 +1,28 @@
-/* codec.c: floats as bytes and back: every code against a list of what the format can say, errors, layout, and the same bytes everywhere.
- * ctest: each-isa poisoned */
+/* codec.c: floats as bytes and back: every code against a list of what the format can say, errors,
+ * layout, and the same bytes everywhere. ctest: each-isa poisoned */
 #include "gradcheck.h"
 
 #include <float.h>
 
 static ms_engine *engine;
 
-static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }
-static int teardown(void **state) { (void)state; ms_engine_free(engine); return 0; }
+static int setup(void **state)
+{
+    (void)state;
+    engine = engine_with(2, NULL);
+    return 0;
+}
+static int teardown(void **state)
+{
+    (void)state;
+    ms_engine_free(engine);
+    return 0;
+}
 
-static ms_attributes codec_of(ms_codec_kind kind, int64_t block) { return (ms_attributes){ .codec = { .codec = { .kind = kind, .block = block } } }; }
+static ms_attributes codec_of(ms_codec_kind kind, int64_t block)
+{
+    return (ms_attributes){ .codec = { .codec = { .kind = kind, .block = block } } };
+}
 
 /* What a code stands for, from its definition. */
 static double value_of(ms_codec_kind kind, unsigned code)
@@ -21,8 +34,10 @@ static double value_of(ms_codec_kind kind, unsigned code)
     int mantissa = is_fp8 ? 3 : 1;
     int bias = is_fp8 ? 7 : 1;
     int sign = code >> (is_fp8 ? 7 : 3);
-    int exponent = (int)(code >> mantissa) & (is_fp8 ? 15 : 3), fraction = (int)code & ((1 << mantissa) - 1);
-    double size = exponent == 0 ? ldexp(fraction, 1 - bias - mantissa) : ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
+    int exponent = (int)(code >> mantissa) & (is_fp8 ? 15 : 3),
+        fraction = (int)code & ((1 << mantissa) - 1);
+    double size = exponent == 0 ? ldexp(fraction, 1 - bias - mantissa)
+                                : ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
     return sign ? -size : size;
 }
 
@@ -30,14 +45,18 @@ static double most_of(ms_codec_kind kind) { return (double[]){ 127, 7, 448, 6, 1
 static unsigned codes_of(ms_codec_kind kind) { return (unsigned[]){ 256, 16, 256, 16, 2 }[kind]; }
 static int bits_of(ms_codec_kind kind) { return (int[]){ 8, 4, 8, 4, 1 }[kind]; }
 
-static unsigned code_at(const uint8_t *codes, int bits, int64_t i) { return codes[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1); }
+static unsigned code_at(const uint8_t *codes, int bits, int64_t i)
+{
+    return codes[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1);
+}
 
 /* The distance from y to the nearest number that the format has. */
 static double nearest(ms_codec_kind kind, double y)
 {
     double best = INFINITY;
     for (unsigned code = 0; code < codes_of(kind); code++)
-        if (fabs(value_of(kind, code)) <= most_of(kind) && fabs(value_of(kind, code) - y) < best) best = fabs(value_of(kind, code) - y);
+        if (fabs(value_of(kind, code)) <= most_of(kind) && fabs(value_of(kind, code) - y) < best)
+            best = fabs(value_of(kind, code) - y);
     return best;
 }
 
@@ -55,12 +74,14 @@ static void test_codes_are_the_nearest(void **state)
     const int64_t rows = 3, n = 147, block = 40, blocks = 4;
     for (ms_codec_kind kind = 0; kind < MS_CODEC_KINDS; kind++)
         for (size_t d = 0; d < 3; d++) {
-            ms_tensor *x = tensor_of(engine, dtypes[d], DIMS(rows, n), NULL), *out[2] = { NULL }, *decoded = NULL;
+            ms_tensor *x = tensor_of(engine, dtypes[d], DIMS(rows, n), NULL), *out[2] = { NULL },
+                      *decoded = NULL;
             ms_attributes attributes = codec_of(kind, block);
             attributes.codec.n = n;
             int64_t bytes = ms_codec_bytes(&attributes.codec.codec, n);
             assert_int_equal(bytes, blocks * 4 + (n * bits_of(kind) + 7) / 8);
-            assert_ok(engine, ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
+            assert_ok(engine,
+                      ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
             assert_int_equal(ms_tensor_shape(out[0])[1], bytes);
             assert_int_equal(ms_tensor_dtype(out[1]), dtypes[d]);
             decoded = apply(engine, &ms_op_codec_decode, &attributes, out, 1);
@@ -75,14 +96,19 @@ static void test_codes_are_the_nearest(void **state)
                 int64_t count = b < 3 ? block : n - 3 * block;
                 for (int64_t k = 0; k < count; k++) {
                     double one = fabs(values[row * n + b * block + k]);
-                    size = kind == MS_CODEC_SIGN ? size + one / (double)count : fmax(size, one / most_of(kind));
+                    size = kind == MS_CODEC_SIGN ? size + one / (double)count
+                                                 : fmax(size, one / most_of(kind));
                 }
                 assert_near(scale, size, 1e-6, "scale", (size_t)i);
-                double got = value_of(kind, code_at(payload + row * bytes + blocks * 4, bits_of(kind), i % n));
+                double got = value_of(
+                    kind, code_at(payload + row * bytes + blocks * 4, bits_of(kind), i % n));
                 assert_near(says[i], got * scale, 1e-6, "decoded", (size_t)i);
-                assert_near(left[i], values[i] - says[i], dtypes[d] == MS_F32 ? 1e-6 : 4e-3, "error", (size_t)i);
+                assert_near(left[i], values[i] - says[i], dtypes[d] == MS_F32 ? 1e-6 : 4e-3,
+                            "error", (size_t)i);
                 if (kind == MS_CODEC_SIGN) assert_true(got == (values[i] >= 0 ? 1 : -1));
-                else if (fabs(got - values[i] / scale) > nearest(kind, values[i] / scale) + 1e-4) fail_msg("kind %d, element %d: %g for %g", (int)kind, (int)i, got, values[i] / scale);
+                else if (fabs(got - values[i] / scale) > nearest(kind, values[i] / scale) + 1e-4)
+                    fail_msg("kind %d, element %d: %g for %g", (int)kind, (int)i, got,
+                             values[i] / scale);
             }
             free(values);
             free(says);
@@ -101,11 +127,13 @@ static void test_what_the_format_has_is_kept(void **state)
         double values[256];
         int64_t count = 0;
         for (unsigned code = 0; code < codes_of(kind); code++)
-            if (fabs(value_of(kind, code)) <= most_of(kind)) values[count++] = value_of(kind, code) * 0.25;
+            if (fabs(value_of(kind, code)) <= most_of(kind))
+                values[count++] = value_of(kind, code) * 0.25;
         ms_tensor *x = tensor_of(engine, MS_F32, DIMS(count), values);
         ms_attributes attributes = codec_of(kind, 256);
         attributes.codec.n = count;
-        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+                  *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
         assert_values(back, values, (size_t)count, 0, "kept");
         ms_tensor_release(x);
         ms_tensor_release(payload);
@@ -116,11 +144,13 @@ static void test_what_the_format_has_is_kept(void **state)
 static void test_bare_signs(void **state)
 {
     (void)state;
-    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(10), (double[]){ 1, -2, 0, -0.0, 5, 6, 7, -8, -1, 3 });
+    ms_tensor *x =
+        tensor_of(engine, MS_F32, DIMS(10), (double[]){ 1, -2, 0, -0.0, 5, 6, 7, -8, -1, 3 });
     ms_attributes attributes = codec_of(MS_CODEC_SIGN, 8);
     attributes.codec.codec.bare = true;
     attributes.codec.n = 10;
-    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+              *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
     assert_values(payload, (double[]){ 1 + 4 + 16 + 32 + 64, 2 }, 2, 0, "bits, the lowest first");
     assert_values(back, (double[]){ 1, -1, 1, -1, 1, 1, 1, -1, -1, 1 }, 10, 0, "signs");
     ms_tensor_release(x);
@@ -128,7 +158,8 @@ static void test_bare_signs(void **state)
     ms_tensor_release(back);
 }
 
-/* Sums and products of the greatest numbers are no floats, but their means and what codes stand for are. */
+/* Sums and products of the greatest numbers are no floats, but their means and what codes stand for
+ * are. */
 static void test_the_greatest_numbers(void **state)
 {
     (void)state;
@@ -140,7 +171,8 @@ static void test_the_greatest_numbers(void **state)
             ms_tensor *x = tensor_of(engine, MS_F32, DIMS(N), values), *out[2] = { NULL };
             ms_attributes attributes = codec_of(kind, 64);
             attributes.codec.n = N;
-            assert_ok(engine, ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
+            assert_ok(engine,
+                      ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
             ms_tensor *back = apply(engine, &ms_op_codec_decode, &attributes, out, 1);
             double *says = tensor_get(back), *left = tensor_get(out[1]);
             for (size_t i = 0; i < N; i++) {
@@ -156,7 +188,8 @@ static void test_the_greatest_numbers(void **state)
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(3), (double[]){ 3e38, INFINITY, 1 });
     ms_attributes attributes = codec_of(MS_CODEC_SIGN, 64);
     attributes.codec.n = 3;
-    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+              *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
     double *says = tensor_get(back);
     for (int i = 0; i < 3; i++) assert_true(isnan(says[i]));
     ms_tensor *all[] = { x, payload, back };
@@ -172,7 +205,8 @@ static void test_sum_of_rows(void **state)
         ms_tensor *x = tensor_of(engine, MS_F32, DIMS(rows, n), NULL);
         ms_attributes attributes = codec_of(kind, 64);
         attributes.codec.n = n;
-        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *each = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+                  *each = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
         ms_tensor *sum = apply(engine, &ms_op_codec_decode_sum, &attributes, &payload, 1);
         double *one = tensor_get(each), want[1000];
         for (int64_t i = 0; i < n; i++) {
@@ -188,7 +222,8 @@ static void test_sum_of_rows(void **state)
     }
 }
 
-/* What is not finite is seen by who decodes; what is next to nothing is nothing, and stays in the error. */
+/* What is not finite is seen by who decodes; what is next to nothing is nothing, and stays in the
+ * error. */
 static void test_nan_and_next_to_nothing(void **state)
 {
     (void)state;
@@ -200,7 +235,8 @@ static void test_nan_and_next_to_nothing(void **state)
         ms_tensor *x = tensor_of(engine, MS_F32, DIMS(24), values), *out[2] = { NULL };
         ms_attributes attributes = codec_of(kind, 8);
         attributes.codec.n = 24;
-        assert_ok(engine, ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
+        assert_ok(engine,
+                  ms_op_apply(engine, &ms_op_codec_encode, &attributes, false, &x, 1, out, 2));
         ms_tensor *back = apply(engine, &ms_op_codec_decode, &attributes, out, 1);
         double *got = tensor_get(back), *left = tensor_get(out[1]);
         for (int i = 0; i < 16; i++) assert_true(isnan(got[i]));
@@ -213,25 +249,30 @@ static void test_nan_and_next_to_nothing(void **state)
     }
 }
 
-/* To one of the two neighbours, so that the mean over many draws is the number: 4 deviations of the mean, and a new draw differs. */
+/* To one of the two neighbours, so that the mean over many draws is the number: 4 deviations of the
+ * mean, and a new draw differs. */
 static void test_stochastic_rounding(void **state)
 {
     (void)state;
     const int64_t rows = 2000, n = 9;
     for (ms_codec_kind kind = MS_CODEC_INT8; kind <= MS_CODEC_FP4; kind++) {
         double *values = malloc((size_t)(rows * n) * sizeof *values), sums[9] = { 0 };
-        for (int64_t i = 0; i < rows * n; i++) values[i] = (double)(float)((double[]){ 1, 0.3, -0.123, 0.77, -0.5, 0.0101, -0.9, 0.61, 0 }[i % n]) ;
+        for (int64_t i = 0; i < rows * n; i++)
+            values[i] = (double)(float)((double[]){ 1, 0.3, -0.123, 0.77, -0.5, 0.0101, -0.9, 0.61,
+                                                    0 }[i % n]);
         ms_tensor *x = tensor_of(engine, MS_F32, DIMS(rows, n), values);
         ms_attributes attributes = codec_of(kind, 16);
         attributes.codec.codec.stochastic = true;
         attributes.codec.random = (ms_random){ 7, 1, 2 };
         attributes.codec.n = n;
-        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1), *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+        ms_tensor *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+                  *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
         attributes.codec.random.draw++;
         ms_tensor *other = apply(engine, &ms_op_codec_encode, &attributes, &x, 1);
         double *got = tensor_get(back);
         for (int64_t i = 0; i < rows * n; i++) {
-            /* The gap between neighbours is at most twice the least distance of any number in it. */
+            /* The gap between neighbours is at most twice the least distance of any number in
+             * it. */
             double y = values[i] * most_of(kind), z = got[i] * most_of(kind), gap = 1;
             if (kind == MS_CODEC_FP8) gap = fmax(fabs(y) / 8, 0x1p-9);
             else if (kind != MS_CODEC_INT8 && kind != MS_CODEC_INT4) gap = fmax(fabs(y) / 2, 0.5);
@@ -242,7 +283,8 @@ static void test_stochastic_rounding(void **state)
             double gap = 2 / most_of(kind);
             if (kind == MS_CODEC_INT8 || kind == MS_CODEC_INT4) gap = 1 / most_of(kind);
             else if (kind == MS_CODEC_FP8) gap = 32 / most_of(kind);
-            assert_near(sums[i] / (double)rows, values[i], 4 * gap / 2 / sqrt((double)rows), "mean", (size_t)i);
+            assert_near(sums[i] / (double)rows, values[i], 4 * gap / 2 / sqrt((double)rows), "mean",
+                        (size_t)i);
         }
         uint8_t *a, *b;
         read_bytes(payload, &a);
@@ -267,7 +309,8 @@ static void test_the_same_bytes_everywhere(void **state)
         for (uint32_t threads = 1; threads <= 3; threads++) {
             ms_engine *own = engine_with(threads, threads == 1 ? "portable" : NULL);
             double *values = malloc((size_t)(rows * n) * sizeof *values);
-            for (int64_t i = 0; i < rows * n; i++) values[i] = sin((double)i) * exp(cos((double)i / 100) * 9);
+            for (int64_t i = 0; i < rows * n; i++)
+                values[i] = sin((double)i) * exp(cos((double)i / 100) * 9);
             ms_tensor *x = tensor_of(own, MS_F32, DIMS(rows, n), values);
             ms_attributes attributes = codec_of(kind, 104);
             attributes.codec.codec.stochastic = kind != MS_CODEC_SIGN;
@@ -290,19 +333,31 @@ static void test_the_same_bytes_everywhere(void **state)
 static void test_mistakes_are_named(void **state)
 {
     (void)state;
-    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(2, 16), NULL), *whole = tensor_of(engine, MS_I64, DIMS(2), (double[]){ 0, 0 }), *out = NULL;
+    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(2, 16), NULL),
+              *whole = tensor_of(engine, MS_I64, DIMS(2), (double[]){ 0, 0 }), *out = NULL;
     ms_tensor *none = tensor_of(engine, MS_F32, DIMS(2, 0), NULL);
-    ms_attributes odd = codec_of(MS_CODEC_INT8, 12), bare = codec_of(MS_CODEC_INT4, 8), rounding = codec_of(MS_CODEC_SIGN, 8), good = codec_of(MS_CODEC_INT8, 8);
+    ms_attributes odd = codec_of(MS_CODEC_INT8, 12), bare = codec_of(MS_CODEC_INT4, 8),
+                  rounding = codec_of(MS_CODEC_SIGN, 8), good = codec_of(MS_CODEC_INT8, 8);
     bare.codec.codec.bare = true;
     rounding.codec.codec.stochastic = true;
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &odd, false, &x, 1, &out, 1), "multiple of 8");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &bare, false, &x, 1, &out, 1), "only sign");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &rounding, false, &x, 1, &out, 1), "does not round");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &good, false, &whole, 1, &out, 1), "f32, f16 or bf16");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_decode, &good, false, &x, 1, &out, 1), "u8");
-    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &good, &x, 1), *empty = apply(engine, &ms_op_codec_encode, &good, &none, 1);
+    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &odd, false, &x, 1, &out, 1),
+                   "multiple of 8");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_encode, &bare, false, &x, 1, &out, 1),
+                   "only sign");
+    assert_refused(engine,
+                   ms_op_apply(engine, &ms_op_codec_encode, &rounding, false, &x, 1, &out, 1),
+                   "does not round");
+    assert_refused(engine,
+                   ms_op_apply(engine, &ms_op_codec_encode, &good, false, &whole, 1, &out, 1),
+                   "f32, f16 or bf16");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_decode, &good, false, &x, 1, &out, 1),
+                   "u8");
+    ms_tensor *payload = apply(engine, &ms_op_codec_encode, &good, &x, 1),
+              *empty = apply(engine, &ms_op_codec_encode, &good, &none, 1);
     good.codec.n = 17;
-    assert_refused(engine, ms_op_apply(engine, &ms_op_codec_decode, &good, false, &payload, 1, &out, 1), "rows of 17 numbers have 29 bytes, not 24");
+    assert_refused(engine,
+                   ms_op_apply(engine, &ms_op_codec_decode, &good, false, &payload, 1, &out, 1),
+                   "rows of 17 numbers have 29 bytes, not 24");
     assert_int_equal(ms_tensor_count(empty), 0);
     ms_tensor *all[] = { x, whole, none, payload, empty };
     for (size_t i = 0; i < 5; i++) ms_tensor_release(all[i]);
@@ -311,8 +366,14 @@ static void test_mistakes_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes_are_the_nearest), cmocka_unit_test(test_what_the_format_has_is_kept), cmocka_unit_test(test_bare_signs), cmocka_unit_test(test_the_greatest_numbers), cmocka_unit_test(test_sum_of_rows),
-        cmocka_unit_test(test_nan_and_next_to_nothing), cmocka_unit_test(test_stochastic_rounding), cmocka_unit_test(test_the_same_bytes_everywhere),
+        cmocka_unit_test(test_codes_are_the_nearest),
+        cmocka_unit_test(test_what_the_format_has_is_kept),
+        cmocka_unit_test(test_bare_signs),
+        cmocka_unit_test(test_the_greatest_numbers),
+        cmocka_unit_test(test_sum_of_rows),
+        cmocka_unit_test(test_nan_and_next_to_nothing),
+        cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_the_same_bytes_everywhere),
         cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("codec", tests, setup, teardown);

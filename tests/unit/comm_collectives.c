@@ -1,5 +1,5 @@
-/* comm_collectives.c: every collective against what it should give, computed apart: ops, dtypes, odd sizes, in heaps and staged, threads and processes.
- * ctest: each-isa */
+/* comm_collectives.c: every collective against what it should give, computed apart: ops, dtypes,
+ * odd sizes, in heaps and staged, threads and processes. ctest: each-isa */
 #include "comm_support.h"
 
 #include <math.h>
@@ -40,7 +40,10 @@ static double reduced(const void *context, int64_t i)
     return w->op == MS_REDUCE_OP_AVG ? (double)((float)result / (float)w->ranks) : result;
 }
 
-static bool allowed(ms_dtype dtype, ms_reduce_op op) { return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM); }
+static bool allowed(ms_dtype dtype, ms_reduce_op op)
+{
+    return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM);
+}
 
 /* --------------------------------------------------------------- reductions */
 
@@ -52,10 +55,13 @@ static void reductions(rank *self)
             for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
                 for (int heap = 0; heap < 2; heap++) {
                     if (!allowed(dtype, op)) continue;
-                    whole w = { .ranks = self->ranks, .number = self->number, .dtype = dtype, .op = op };
+                    whole w = {
+                        .ranks = self->ranks, .number = self->number, .dtype = dtype, .op = op
+                    };
                     uint32_t root = (uint32_t)s % self->ranks;
                     ms_tensor *t = NULL, *rooted = NULL, *out = NULL, *part = NULL, *padded = NULL;
-                    int64_t n = sizes[s], longer = (n + self->ranks - 1) / self->ranks * self->ranks;
+                    int64_t n = sizes[s],
+                            longer = (n + self->ranks - 1) / self->ranks * self->ranks;
                     OK(make(self, dtype, n, heap, &t));
                     OK(make(self, dtype, n, heap, &rooted));
                     OK(make(self, dtype, n, false, &out));
@@ -64,7 +70,13 @@ static void reductions(rank *self)
                     OK(fill(t, own, &w));
                     OK(fill(rooted, own, &w));
                     OK(fill(padded, own, &w));
-                    ms_collective c = { .kind = MS_ALL_REDUCE, .op = op, .factor = 0.5 * (self->number + 1), .in = t, .out = out, .bucket = -1, .root = root };
+                    ms_collective c = { .kind = MS_ALL_REDUCE,
+                                        .op = op,
+                                        .factor = 0.5 * (self->number + 1),
+                                        .in = t,
+                                        .out = out,
+                                        .bucket = -1,
+                                        .root = root };
                     OK(run_one(self, self->world, &c));
                     CHECK(equals(t, own, &w));
                     CHECK(equals(out, reduced, &w));
@@ -101,14 +113,18 @@ static void reductions_between_processes(void **state)
     run_well(PROCESSES, 3, reductions, NULL);
 }
 
-/* Numbers that do round: the sum is that of one loop in rank order, bit for bit, in heaps and staged, in f32 and through f32 in 16 bits. */
+/* Numbers that do round: the sum is that of one loop in rank order, bit for bit, in heaps and
+ * staged, in f32 and through f32 in 16 bits. */
 static float rough(uint32_t number, int64_t i)
 {
     uint32_t out[4];
     ms_philox(number, 1, (uint64_t)i, out);
     return ((float)out[0] / 4294967296.0f - 0.5f) * (float)(1 << (out[1] % 12));
 }
-static double rough_own(const void *context, int64_t i) { return (double)rough(((const whole *)context)->number, i); }
+static double rough_own(const void *context, int64_t i)
+{
+    return (double)rough(((const whole *)context)->number, i);
+}
 static double rough_sum(const void *context, int64_t i)
 {
     const whole *w = context;
@@ -126,7 +142,9 @@ static double rough_sum(const void *context, int64_t i)
 static double narrow_sum(const void *context, int64_t i)
 {
     float sum = (float)rough_sum(context, i);
-    return (double)(((const whole *)context)->dtype == MS_BF16 ? ms_float_from_bf16(ms_bf16_from_float(sum)) : ms_float_from_f16(ms_f16_from_float(sum)));
+    return (double)(((const whole *)context)->dtype == MS_BF16
+                        ? ms_float_from_bf16(ms_bf16_from_float(sum))
+                        : ms_float_from_f16(ms_f16_from_float(sum)));
 }
 
 static void rounding_on_the_way(rank *self)
@@ -143,7 +161,8 @@ static void rounding_on_the_way(rank *self)
             ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .travels = dtype, .bucket = -1 };
             OK(run_one(self, self->world, &c));
             CHECK(equals(t, narrow_sum, &w));
-            CHECK(ms_group_traffic(self->world, MS_ALL_REDUCE).payload_bytes - before.payload_bytes == 2 * (uint64_t)n);
+            CHECK(ms_group_traffic(self->world, MS_ALL_REDUCE).payload_bytes - before.payload_bytes
+                  == 2 * (uint64_t)n);
             ms_tensor_release(t);
         }
 }
@@ -151,7 +170,8 @@ static void rounding_on_the_way(rank *self)
 static void numbers_are_rounded_on_their_way(void **state)
 {
     (void)state;
-    for (uint32_t ranks = 1; ranks <= 4; ranks++) run_well(THREADS, ranks, rounding_on_the_way, NULL);
+    for (uint32_t ranks = 1; ranks <= 4; ranks++)
+        run_well(THREADS, ranks, rounding_on_the_way, NULL);
     run_well(PROCESSES, 2, rounding_on_the_way, NULL);
 }
 
@@ -209,7 +229,8 @@ static void not_numbers(rank *self)
     }
 }
 
-/* Every NaN in bf16, quiet or not, goes through all that is computed with it, and so does one of a factor. */
+/* Every NaN in bf16, quiet or not, goes through all that is computed with it, and so does one of a
+ * factor. */
 static void nans_of_16_bits(rank *self)
 {
     for (ms_reduce_op op = MS_REDUCE_OP_SUM; op <= MS_REDUCE_OP_PREMUL_SUM; op++)
@@ -250,7 +271,10 @@ static void nans_of_16_bits_stay_nans(void **state)
 
 /* Element i of rank number's tensor. */
 static double tagged(uint32_t number, int64_t i) { return (double)(number * 1000003 + i); }
-static double tagged_own(const void *context, int64_t i) { return tagged(*(const uint32_t *)context, i); }
+static double tagged_own(const void *context, int64_t i)
+{
+    return tagged(*(const uint32_t *)context, i);
+}
 
 typedef struct joined {
     uint32_t ranks;
@@ -286,7 +310,12 @@ static void gathering(rank *self, const int64_t *counts, bool heap, bool by_coun
     OK(make(self, MS_I64, sum, heap, &whole_tensor));
     OK(make(self, MS_I64, sum, false, &on_root));
     OK(fill(part, tagged_own, &self->number));
-    ms_collective c = { .kind = MS_ALL_GATHER, .in = part, .out = whole_tensor, .counts = by_counts ? counts : NULL, .bucket = -1, .root = root };
+    ms_collective c = { .kind = MS_ALL_GATHER,
+                        .in = part,
+                        .out = whole_tensor,
+                        .counts = by_counts ? counts : NULL,
+                        .bucket = -1,
+                        .root = root };
     OK(run_one(self, self->world, &c));
     CHECK(equals(whole_tensor, joined_value, &j));
     c.kind = MS_GATHER;
@@ -312,8 +341,12 @@ static void gathering(rank *self, const int64_t *counts, bool heap, bool by_coun
     for (int i = 0; i < 4; i++) ms_tensor_release(all[i]);
 }
 
-/* Rank r sends `base + r + 2 * to` elements to rank `to`, each sender's numbers going on from part to part. */
-static int64_t part_of(int64_t base, uint32_t from, uint32_t to, bool even) { return even ? base : base + from + 2 * to; }
+/* Rank r sends `base + r + 2 * to` elements to rank `to`, each sender's numbers going on from part
+ * to part. */
+static int64_t part_of(int64_t base, uint32_t from, uint32_t to, bool even)
+{
+    return even ? base : base + from + 2 * to;
+}
 
 static void exchange(rank *self, int64_t base, bool heap, bool even)
 {
@@ -336,7 +369,8 @@ static void exchange(rank *self, int64_t base, bool heap, bool even)
         ms_tensor *window = NULL;
         int64_t one = 1;
         joined j = { .ranks = r };
-        for (uint32_t before = 0; before < self->number; before++) j.begin += part_of(base, r, before, even);
+        for (uint32_t before = 0; before < self->number; before++)
+            j.begin += part_of(base, r, before, even);
         OK(ms_tensor_window(out, 1, &receive[r], &one, at, &window));
         CHECK(equals(window, shifted, &j));
         ms_tensor_release(window);
@@ -409,18 +443,21 @@ static void ranks_whose_tensors_lie_elsewhere_agree_on_a_way(void **state)
 
 /* ------------------------------------------------------------ send and recv */
 
-/* Everybody sends to the next and receives from the one before: no order of the two may stop the ring. */
+/* Everybody sends to the next and receives from the one before: no order of the two may stop the
+ * ring. */
 static void ring(rank *self)
 {
     static const int64_t sizes[] = { 0, 1, 1000, 200000 };
-    uint32_t next = (self->number + 1) % self->ranks, before = (self->number + self->ranks - 1) % self->ranks;
+    uint32_t next = (self->number + 1) % self->ranks,
+             before = (self->number + self->ranks - 1) % self->ranks;
     for (int s = 0; s < 4; s++)
         for (int heap = 0; heap < 2; heap++) {
             ms_tensor *out = NULL, *in = NULL;
             OK(make(self, MS_I32, sizes[s], heap, &out));
             OK(make(self, MS_I32, sizes[s], false, &in));
             OK(fill(out, tagged_own, &self->number));
-            ms_collective send = { .kind = MS_SEND, .in = out, .root = next, .bucket = -1 }, receive = { .kind = MS_RECV, .in = in, .root = before, .bucket = -1 };
+            ms_collective send = { .kind = MS_SEND, .in = out, .root = next, .bucket = -1 },
+                          receive = { .kind = MS_RECV, .in = in, .root = before, .bucket = -1 };
             OK(run_one(self, self->world, self->number % 2 ? &receive : &send));
             OK(run_one(self, self->world, self->number % 2 ? &send : &receive));
             CHECK(equals(in, tagged_own, &before));
@@ -469,13 +506,15 @@ static void two_channels_run_ahead(void **state)
 /* Halves and strides of four ranks, and a part of three in another order; one rank is in none. */
 static void parts(rank *self)
 {
-    static const uint32_t halves[] = { 0, 1, 2, 3 }, strides[] = { 0, 2, 1, 3 }, turned[] = { 3, 0, 2 }, two[] = { 2, 2 }, three[] = { 3 };
+    static const uint32_t halves[] = { 0, 1, 2, 3 }, strides[] = { 0, 2, 1, 3 },
+                          turned[] = { 3, 0, 2 }, two[] = { 2, 2 }, three[] = { 3 };
     ms_group *half = NULL, *stride = NULL, *odd = NULL;
     OK(ms_group_split(self->world, 2, two, halves, &half));
     OK(ms_group_split(self->world, 2, two, strides, &stride));
     OK(ms_group_split(self->world, 1, three, turned, &odd));
     CHECK(ms_group_size(half) == 2 && ms_group_rank(half) == self->number % 2);
-    CHECK(ms_group_rank(stride) == self->number / 2 && ms_group_world_rank(stride, 1) == self->number % 2 + 2);
+    CHECK(ms_group_rank(stride) == self->number / 2
+          && ms_group_world_rank(stride, 1) == self->number % 2 + 2);
     CHECK((odd == NULL) == (self->number == 1));
     float value = (float)(1 << self->number), got = 0;
     ms_tensor *t = NULL;
@@ -523,7 +562,11 @@ static void own_stream(rank *self)
     OK(make(self, MS_F32, 3000, true, &t));
     OK(fill(t, own, &w));
     for (int i = 0; i < 3; i++) {
-        ms_collective c = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = t, .bucket = -1, .stream = i == 1 ? side : NULL };
+        ms_collective c = { .kind = MS_ALL_REDUCE,
+                            .op = MS_REDUCE_OP_MAX,
+                            .in = t,
+                            .bucket = -1,
+                            .stream = i == 1 ? side : NULL };
         OK(ms_group_enqueue(self->world, 1, &c, &ready));
         CHECK((ready.stream == ms_stream_index(side)) == (i == 1));
     }
@@ -542,12 +585,19 @@ static void a_collective_runs_on_a_given_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reductions_of_every_op_and_dtype), cmocka_unit_test(reductions_between_processes), cmocka_unit_test(sums_round_in_rank_order),
+        cmocka_unit_test(reductions_of_every_op_and_dtype),
+        cmocka_unit_test(reductions_between_processes),
+        cmocka_unit_test(sums_round_in_rank_order),
         cmocka_unit_test(numbers_are_rounded_on_their_way),
-        cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum), cmocka_unit_test(nans_of_16_bits_stay_nans),
+        cmocka_unit_test(a_nan_of_one_rank_is_the_minimum_and_the_maximum),
+        cmocka_unit_test(nans_of_16_bits_stay_nans),
         cmocka_unit_test(tensors_arrive_where_they_should),
-        cmocka_unit_test(tensors_arrive_between_processes), cmocka_unit_test(ranks_whose_tensors_lie_elsewhere_agree_on_a_way), cmocka_unit_test(a_ring_of_sends_turns),
-        cmocka_unit_test(two_channels_run_ahead), cmocka_unit_test(groups_are_split), cmocka_unit_test(a_collective_runs_on_a_given_stream),
+        cmocka_unit_test(tensors_arrive_between_processes),
+        cmocka_unit_test(ranks_whose_tensors_lie_elsewhere_agree_on_a_way),
+        cmocka_unit_test(a_ring_of_sends_turns),
+        cmocka_unit_test(two_channels_run_ahead),
+        cmocka_unit_test(groups_are_split),
+        cmocka_unit_test(a_collective_runs_on_a_given_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

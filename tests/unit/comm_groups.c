@@ -1,4 +1,5 @@
-/* comm_groups.c: groups of groups, splits that may not wait, and ranks whose host is far ahead on several streams. */
+/* comm_groups.c: groups of groups, splits that may not wait, and ranks whose host is far ahead on
+ * several streams. */
 #include "comm/local/control.h"
 
 #include <sched.h>
@@ -17,7 +18,8 @@ static void nest(rank *self)
     ms_comm_record(self->engine, true);
     for (int i = 0; i < NESTED; i++) {
         OK(ms_group_split(groups[i], 1, &two, both, &groups[i + 1]));
-        for (int k = 0; k <= i; k++) CHECK(strcmp(ms_group_name(groups[i + 1]), ms_group_name(groups[k])) != 0);
+        for (int k = 0; k <= i; k++)
+            CHECK(strcmp(ms_group_name(groups[i + 1]), ms_group_name(groups[k])) != 0);
     }
     CHECK(strlen(ms_group_name(groups[NESTED])) == strlen("world") + NESTED * strlen("/0.0"));
     /* The order hash tells in which of two deep groups a call was made. */
@@ -28,7 +30,8 @@ static void nest(rank *self)
         ms_comm_record(self->engine, true);
         OK(make(self, MS_F32, 8, false, &t));
         OK(fill(t, NULL, NULL));
-        OK(run_one(self, groups[NESTED - i], &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
+        OK(run_one(self, groups[NESTED - i],
+                   &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
         hashes[i] = ms_comm_order_hash(self->engine);
         ms_tensor_release(t);
     }
@@ -76,15 +79,16 @@ static void a_split_that_may_not_wait_enqueues_nothing(void **state)
 
 static atomic_uint reads;
 
-/* Time passes only where somebody looks at it: enough of it that a report's patience ends long before the moment below. */
+/* Time passes only where somebody looks at it: enough of it that a report's patience ends long
+ * before the moment below. */
 static uint64_t fast_clock(void *user)
 {
     (void)user;
     return 1000000000u + (uint64_t)atomic_fetch_add(&reads, 1) * 10000000u;
 }
 
-/* Rank 1 looks as if its host were MS_CALLS_AHEAD - 1 calls ahead and had just overwritten the hash of call 1 with that of the next one. Rank 0 must not take that
- * for another call 1. */
+/* Rank 1 looks as if its host were MS_CALLS_AHEAD - 1 calls ahead and had just overwritten the hash
+ * of call 1 with that of the next one. Rank 0 must not take that for another call 1. */
 static void overtake(rank *self)
 {
     ms_tensor *t = NULL;
@@ -97,10 +101,13 @@ static void overtake(rank *self)
         atomic_store(&line->issuing, 1 + MS_CALLS_AHEAD);
         atomic_store(&line->calls[1], 12345);
         atomic_store(&line->issued, MS_CALLS_AHEAD);
-        for (unsigned begin = atomic_load(&reads); atomic_load(&reads) - begin < 120 && !ms_rendezvous_cause(self->rendezvous, &cause);) sched_yield();
+        for (unsigned begin = atomic_load(&reads);
+             atomic_load(&reads) - begin < 120 && !ms_rendezvous_cause(self->rendezvous, &cause);)
+            sched_yield();
         CHECK(!ms_rendezvous_cause(self->rendezvous, &cause));
     }
-    OK(run_one(self, self->world, &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
+    OK(run_one(self, self->world,
+               &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
     OK(ms_engine_sync(self->engine));
     ms_tensor_release(t);
 }
@@ -111,8 +118,14 @@ static void a_hash_that_was_overwritten_is_not_compared(void **state)
     rank ranks[2];
     ms_os os = *ms_os_posix();
     os.monotonic_ns = fast_clock;
-    job work = { .kind = THREADS, .loose = true, .os = &os, .run = overtake,
-                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 3000000000000u } };
+    job work = { .kind = THREADS,
+                 .loose = true,
+                 .os = &os,
+                 .run = overtake,
+                 .options = { .ranks = 2,
+                              .threads = 1,
+                              .heap_bytes = 16 << 20,
+                              .timeout_ns = 3000000000000u } };
     ms_abort_record cause = run_job(&work, ranks);
     for (int r = 0; r < 2; r++)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
@@ -125,7 +138,8 @@ typedef struct gap {
     _Atomic int far;
 } gap;
 
-/* Calls of one channel on several streams: rank 1's host has enqueued all of them before rank 0's first. */
+/* Calls of one channel on several streams: rank 1's host has enqueued all of them before rank 0's
+ * first. */
 static void call_on_many_streams(rank *self)
 {
     gap *shared = (gap *)(uintptr_t)self->job->argument;
@@ -137,7 +151,9 @@ static void call_on_many_streams(rank *self)
     }
     while (self->number == 0 && !atomic_load(&shared->far)) sched_yield();
     for (int i = 0; i < FAR; i++) {
-        ms_collective barrier = { .kind = MS_BARRIER, .bucket = -1, .stream = streams[i * STREAMS / FAR] };
+        ms_collective barrier = { .kind = MS_BARRIER,
+                                  .bucket = -1,
+                                  .stream = streams[i * STREAMS / FAR] };
         OK(ms_group_enqueue(self->world, 1, &barrier, NULL));
     }
     if (self->number == 1) atomic_store(&shared->far, 1);

@@ -1,4 +1,5 @@
-/* comm_ledger.c: nobody hangs: calls that differ in any field, in number or in order, ranks that leave, raise, or are killed. */
+/* comm_ledger.c: nobody hangs: calls that differ in any field, in number or in order, ranks that
+ * leave, raise, or are killed. */
 #include "comm_support.h"
 
 #include <pthread.h>
@@ -30,8 +31,12 @@ typedef enum difference {
     PEER_MISSING,
     NONE
 } difference;
-static const char *const names[] = { "kind", "dtype", "count", "op", "root", "bucket", "counts", "out", "rounded", "split list", "receive counts", "swapped", "group", "channel", "peer count",
-                                     "peer dtype", "dropped", "twice", "early", "peer missing", "none" };
+static const char *const names[] = { "kind",    "dtype",      "count",          "op",
+                                     "root",    "bucket",     "counts",         "out",
+                                     "rounded", "split list", "receive counts", "swapped",
+                                     "group",   "channel",    "peer count",     "peer dtype",
+                                     "dropped", "twice",      "early",          "peer missing",
+                                     "none" };
 
 typedef struct plan {
     difference what;
@@ -45,7 +50,8 @@ typedef struct tensors {
 } tensors;
 
 /* The third call: what all make, or what the one makes instead. */
-static ms_collective third_call(const rank *self, const tensors *all, difference what, bool differs, int64_t counts[2][4])
+static ms_collective third_call(const rank *self, const tensors *all, difference what, bool differs,
+                                int64_t counts[2][4])
 {
     ms_collective c = { .kind = MS_ALL_REDUCE, .in = all->t, .bucket = 3, .label = "blocks.4" };
     int64_t *send = counts[0], *receive = counts[1];
@@ -67,11 +73,11 @@ static ms_collective third_call(const rank *self, const tensors *all, difference
     if (what == ROOT) c.root = 1;
     if (what == BUCKET) c.bucket = 2;
     if (what == OUT) c.out = all->out;
-    if (what == ROUNDED) {                     /* the same numbers travel, but they lie as f32 */
+    if (what == ROUNDED) { /* the same numbers travel, but they lie as f32 */
         c.in = all->t;
         c.travels = MS_F16;
     }
-    if (what == COUNTS) {                      /* another cut of as many elements, but for this rank's own part */
+    if (what == COUNTS) { /* another cut of as many elements, but for this rank's own part */
         send[(self->number + 1) % 3]--;
         send[(self->number + 2) % 3]++;
     }
@@ -82,28 +88,37 @@ static ms_collective third_call(const rank *self, const tensors *all, difference
     return c;
 }
 
-static ms_status make_call(rank *self, const tensors *all, ms_group *twin, const plan *p, int number)
+static ms_status make_call(rank *self, const tensors *all, ms_group *twin, const plan *p,
+                           int number)
 {
     bool differs = self->number == p->who;
     int64_t counts[2][4];
     ms_collective usual = { .kind = MS_ALL_REDUCE, .in = all->t, .bucket = 3, .label = "blocks.4" };
     char line[32];
     uint32_t script;
-    snprintf(line, sizeof line, differs && number == THE_CALL ? "other.lua:7" : "train.lua:%d", 10 + number);
-    if (ms_strings_add(ms_engine_strings(self->engine), line, strlen(line), &script) == MS_OK) ms_engine_set_script(self->engine, script);
+    snprintf(line, sizeof line, differs && number == THE_CALL ? "other.lua:7" : "train.lua:%d",
+             10 + number);
+    if (ms_strings_add(ms_engine_strings(self->engine), line, strlen(line), &script) == MS_OK)
+        ms_engine_set_script(self->engine, script);
     if (p->what == SWAPPED && (number == THE_CALL || number == THE_CALL + 1)) {
         ms_collective other = { .kind = MS_BROADCAST, .in = all->t, .bucket = -1 };
-        return ms_group_enqueue(self->world, 1, (number == THE_CALL) != differs ? &usual : &other, NULL);
+        return ms_group_enqueue(self->world, 1, (number == THE_CALL) != differs ? &usual : &other,
+                                NULL);
     }
     if (number != THE_CALL) return ms_group_enqueue(self->world, 1, &usual, NULL);
     if (p->what >= PEER_COUNT && p->what <= PEER_DTYPE) {
-        ms_collective c = { .kind = self->number ? MS_RECV : MS_SEND, .root = !self->number, .in = all->t, .bucket = -1 };
+        ms_collective c = { .kind = self->number ? MS_RECV : MS_SEND,
+                            .root = !self->number,
+                            .in = all->t,
+                            .bucket = -1 };
         if (differs) c.in = p->what == PEER_COUNT ? all->longer : all->integers;
         return self->number < 2 ? ms_group_enqueue(self->world, 1, &c, NULL) : MS_OK;
     }
     if (p->what == PEER_MISSING) {
         ms_collective c = { .kind = MS_SEND, .root = p->who, .in = all->t, .bucket = -1 };
-        return self->number == (p->who + 1) % self->ranks ? ms_group_enqueue(self->world, 1, &c, NULL) : MS_OK;
+        return self->number == (p->who + 1) % self->ranks
+                   ? ms_group_enqueue(self->world, 1, &c, NULL)
+                   : MS_OK;
     }
     if (p->what == SPLIT_LIST) {
         static const uint32_t one[] = { 0, 1, 2 }, another[] = { 1, 0, 2 }, size[] = { 3 };
@@ -131,7 +146,8 @@ static void calls(rank *self)
     OK(make(self, MS_F32, 6, true, &all.gathered));
     OK(make(self, MS_F32, 2, true, &all.part));
     OK(make(self, MS_F16, ms_tensor_count(all.t), true, &all.half));
-    ms_tensor *every[] = { all.t, all.out, all.longer, all.integers, all.gathered, all.part, all.half };
+    ms_tensor *every[] = { all.t,        all.out,  all.longer, all.integers,
+                           all.gathered, all.part, all.half };
     for (size_t i = 0; i < sizeof every / sizeof *every; i++) {
         char zeros[512] = { 0 };
         OK(ms_tensor_write(every[i], zeros, ms_tensor_bytes(every[i])));
@@ -154,19 +170,27 @@ static void calls(rank *self)
 static ms_abort_record run_plan(job_kind kind, difference what, uint32_t who, rank ranks[3])
 {
     plan p = { .what = what, .who = who };
-    job work = { .kind = kind, .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u }, .run = calls, .argument = &p };
+    job work = {
+        .kind = kind,
+        .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .run = calls,
+        .argument = &p
+    };
     ms_abort_record cause = run_job(&work, ranks);
     for (int r = 0; r < 3; r++)
         if (*ranks[r].why) fail_msg("%s by rank %u: %s", names[what], who, ranks[r].why);
     return cause;
 }
 
-#define EXPECT(condition) \
-    do { \
-        if (!(condition)) fail_msg("%s by rank %u: %s; the cause was %d of rank %d: %s", names[what], who, #condition, cause.reason, cause.error.rank, cause.error.message); \
+#define EXPECT(condition)                                                                    \
+    do {                                                                                     \
+        if (!(condition))                                                                    \
+            fail_msg("%s by rank %u: %s; the cause was %d of rank %d: %s", names[what], who, \
+                     #condition, cause.reason, cause.error.rank, cause.error.message);       \
     } while (0)
 
-/* Each field of the fingerprint, order, group and channel: found at once, the one rank is named, and both sides are shown with their lines. */
+/* Each field of the fingerprint, order, group and channel: found at once, the one rank is named,
+ * and both sides are shown with their lines. */
 static void a_call_that_differs_is_shown_with_both_sides(void **state)
 {
     (void)state;
@@ -178,11 +202,15 @@ static void a_call_that_differs_is_shown_with_both_sides(void **state)
             ms_abort_record cause = run_plan(who == 2 ? PROCESSES : THREADS, what, who, ranks);
             EXPECT(cause.reason == MS_ABORT_MISMATCH);
             EXPECT(cause.error.status == MS_ERROR_MISMATCH);
-            EXPECT(what == RECEIVE_COUNTS || what == CHANNEL || what == GROUP || (strstr(cause.error.message, "train.lua:") && strstr(cause.error.message, "other.lua:7")));
+            EXPECT(what == RECEIVE_COUNTS || what == CHANNEL || what == GROUP
+                   || (strstr(cause.error.message, "train.lua:")
+                       && strstr(cause.error.message, "other.lua:7")));
             EXPECT(strstr(cause.error.message, "\n  rank"));
-            /* Who waits first shows the call where it waits and the first call of the other that it lacks: the changed one on one of the sides. */
+            /* Who waits first shows the call where it waits and the first call of the other that it
+             * lacks: the changed one on one of the sides. */
             EXPECT((what != CHANNEL && what != GROUP) || strstr(cause.error.message, ".lua:"));
-            EXPECT(what == GROUP || what == CHANNEL || pair || what == RECEIVE_COUNTS || cause.error.rank == (int32_t)who);
+            EXPECT(what == GROUP || what == CHANNEL || pair || what == RECEIVE_COUNTS
+                   || cause.error.rank == (int32_t)who);
             for (int r = 0; r < 3; r++) {
                 if (pair && r == 2) continue;
                 EXPECT(ranks[r].status == MS_ERROR_MISMATCH);
@@ -191,7 +219,8 @@ static void a_call_that_differs_is_shown_with_both_sides(void **state)
         }
 }
 
-/* A rank that makes a call less, or more, or stops: whoever waits is told at once who left, after what, and where it waits itself. */
+/* A rank that makes a call less, or more, or stops: whoever waits is told at once who left, after
+ * what, and where it waits itself. */
 static void a_rank_that_leaves_others_waiting_is_named(void **state)
 {
     (void)state;
@@ -201,8 +230,10 @@ static void a_rank_that_leaves_others_waiting_is_named(void **state)
             uint32_t waits = what == TWICE ? who : (who + 1) % 3;
             ms_abort_record cause = run_plan(who == 2 ? PROCESSES : THREADS, what, who, ranks);
             EXPECT(cause.reason == MS_ABORT_LEFT);
-            EXPECT(what == TWICE ? cause.error.rank != (int32_t)who : cause.error.rank == (int32_t)who);
-            EXPECT(strstr(cause.error.message, " left after ") && strstr(cause.error.message, "train.lua:"));
+            EXPECT(what == TWICE ? cause.error.rank != (int32_t)who
+                                 : cause.error.rank == (int32_t)who);
+            EXPECT(strstr(cause.error.message, " left after ")
+                   && strstr(cause.error.message, "train.lua:"));
             EXPECT(ranks[waits].status == MS_ERROR_ABORTED);
             EXPECT(strstr(ranks[waits].error.message, cause.error.message));
         }
@@ -237,8 +268,8 @@ static void wait_for_one(rank *self)
     const ending *how = self->job->argument;
     if (self->number == how->who) {
         ms_rank_state other;
-        for (uint32_t r = 0; r < self->ranks; r++)
-            do ms_rendezvous_rank(self->rendezvous, r, &other);
+        for (uint32_t r = 0; r < self->ranks; r++) do
+                ms_rendezvous_rank(self->rendezvous, r, &other);
             while (r != self->number && other.collectives == 0);
         how->end(self);
     } else self->status = ms_group_enqueue(self->world, 1, &c, NULL);
@@ -249,7 +280,8 @@ static void wait_for_one(rank *self)
 
 static void *abort_from_a_thread(void *argument)
 {
-    ms_rendezvous_abort(((rank *)argument)->rendezvous, MS_ABORT_STOPPED, -1, "stopped by a thread");
+    ms_rendezvous_abort(((rank *)argument)->rendezvous, MS_ABORT_STOPPED, -1,
+                        "stopped by a thread");
     return NULL;
 }
 
@@ -263,7 +295,10 @@ static void end_by_thread(rank *self)
 
 static void end_by_error(rank *self)
 {
-    ms_error error = { .status = MS_ERROR_SCRIPT, .rank = -1, .message = "attempt to index a nil value", .script = "hook.lua:4" };
+    ms_error error = { .status = MS_ERROR_SCRIPT,
+                       .rank = -1,
+                       .message = "attempt to index a nil value",
+                       .script = "hook.lua:4" };
     ms_comm_abort(self->engine, &error);
     self->status = ms_comm_check(self->engine);
 }
@@ -275,14 +310,17 @@ static ms_task_result fails(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-/* A task fails while the host looks at nothing: the collective behind it is skipped, and the others are told all the same. */
+/* A task fails while the host looks at nothing: the collective behind it is skipped, and the others
+ * are told all the same. */
 static void end_by_task(rank *self)
 {
     static const ms_task task = { .name = "bad_gather", .function = fails };
     ms_rank_state state;
     ms_abort_record cause;
-    ms_stream_enqueue(ms_engine_current(self->engine), &task, NULL, NULL, 0, (ms_task_cost){ 0 }, NULL);
-    while (!ms_rendezvous_cause(self->rendezvous, &cause)) ms_rendezvous_rank(self->rendezvous, 0, &state);
+    ms_stream_enqueue(ms_engine_current(self->engine), &task, NULL, NULL, 0, (ms_task_cost){ 0 },
+                      NULL);
+    while (!ms_rendezvous_cause(self->rendezvous, &cause))
+        ms_rendezvous_rank(self->rendezvous, 0, &state);
 }
 
 static void end_by_kill(rank *self)
@@ -293,7 +331,13 @@ static void end_by_kill(rank *self)
 
 static ms_abort_record run_end(job_kind kind, void (*end)(rank *), rank *ranks, uint32_t count)
 {
-    job work = { .kind = kind, .options = { .ranks = count, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u }, .run = wait_for_one, .argument = &(ending){ end, 1 } };
+    job work = { .kind = kind,
+                 .options = { .ranks = count,
+                              .threads = 1,
+                              .heap_bytes = 16 << 20,
+                              .timeout_ns = 20000000000u },
+                 .run = wait_for_one,
+                 .argument = &(ending){ end, 1 } };
     return run_job(&work, ranks);
 }
 
@@ -322,7 +366,9 @@ static void a_rank_that_raises_ends_the_job(void **state)
         ms_abort_record cause = run_end((job_kind)kind, end_by_error, ranks, 3);
         assert_int_equal(cause.reason, MS_ABORT_RAISED);
         assert_int_equal(cause.error.rank, 1);
-        for (int r = 0; r < 3; r++) assert_non_null(strstr(ranks[r].error.message, "because rank 1: attempt to index a nil value, at hook.lua:4"));
+        for (int r = 0; r < 3; r++)
+            assert_non_null(strstr(ranks[r].error.message,
+                                   "because rank 1: attempt to index a nil value, at hook.lua:4"));
         cause = run_end((job_kind)kind, end_by_task, ranks, 3);
         assert_int_equal(cause.reason, MS_ABORT_RAISED);
         assert_int_equal(cause.error.rank, 1);
@@ -337,7 +383,13 @@ static void a_killed_rank_frees_its_peers(void **state)
     (void)state;
     static rank ranks[3];
     for (int round = 0; round < 10; round++) {
-        job work = { .kind = PROCESSES, .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u }, .run = wait_for_one, .argument = &(ending){ end_by_kill, 0 } };
+        job work = { .kind = PROCESSES,
+                     .options = { .ranks = 3,
+                                  .threads = 1,
+                                  .heap_bytes = 16 << 20,
+                                  .timeout_ns = 20000000000u },
+                     .run = wait_for_one,
+                     .argument = &(ending){ end_by_kill, 0 } };
         ms_abort_record cause = run_job(&work, ranks);
         assert_int_equal(cause.reason, MS_ABORT_DIED);
         assert_int_equal(cause.error.rank, 0);
@@ -348,7 +400,8 @@ static void a_killed_rank_frees_its_peers(void **state)
     }
 }
 
-/* After the end every call of every group fails with the first cause, also on ranks that waited for nothing. */
+/* After the end every call of every group fails with the first cause, also on ranks that waited for
+ * nothing. */
 static void calls_after_the_end(rank *self)
 {
     ms_tensor *t = NULL;
@@ -359,7 +412,7 @@ static void calls_after_the_end(rank *self)
         CHECK(!ms_rendezvous_abort(self->rendezvous, MS_ABORT_RAISED, 0, "the second"));
     }
     ms_abort_record cause;
-    while (!ms_rendezvous_cause(self->rendezvous, &cause)) { }
+    while (!ms_rendezvous_cause(self->rendezvous, &cause)) {}
     ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
     for (int i = 0; i < 3; i++) {
         CHECK(ms_group_enqueue(self->world, 1 + (uint32_t)i % 2, &c, NULL) == MS_ERROR_ABORTED);
@@ -376,14 +429,16 @@ static void an_ended_job_stays_ended(void **state)
     run_well(THREADS, 3, calls_after_the_end, NULL);
 }
 
-/* A rank that neither comes nor leaves: the watchdog says who is missing. One that is slow but moves is waited for. */
+/* A rank that neither comes nor leaves: the watchdog says who is missing. One that is slow but
+ * moves is waited for. */
 static void slow(rank *self)
 {
     bool moves = self->job->argument != NULL;
     uint64_t begin = ms_os_posix()->monotonic_ns(NULL);
     if (self->number == 0) {
         ms_abort_record cause;
-        while (!ms_rendezvous_cause(self->rendezvous, &cause) && ms_os_posix()->monotonic_ns(NULL) - begin < (moves ? 600000000u : 10000000000u))
+        while (!ms_rendezvous_cause(self->rendezvous, &cause)
+               && ms_os_posix()->monotonic_ns(NULL) - begin < (moves ? 600000000u : 10000000000u))
             if (moves) ms_comm_progress(self->engine);
         if (!moves) return;
     }
@@ -396,7 +451,9 @@ static void a_missing_rank_is_named_after_the_timeout(void **state)
     (void)state;
     static rank ranks[3];
     static const char yes = 'y';
-    job work = { .kind = THREADS, .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20 }, .run = slow };
+    job work = { .kind = THREADS,
+                 .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20 },
+                 .run = slow };
     ms_abort_record cause = run_job(&work, ranks);
     assert_int_equal(cause.reason, MS_ABORT_TIMEOUT);
     assert_int_equal(cause.error.rank, 0);
@@ -411,9 +468,14 @@ static void a_missing_rank_is_named_after_the_timeout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_call_that_differs_is_shown_with_both_sides), cmocka_unit_test(a_rank_that_leaves_others_waiting_is_named), cmocka_unit_test(equal_calls_raise_no_alarm),
-        cmocka_unit_test(an_abort_wakes_all), cmocka_unit_test(a_rank_that_raises_ends_the_job), cmocka_unit_test(a_killed_rank_frees_its_peers),
-        cmocka_unit_test(an_ended_job_stays_ended), cmocka_unit_test(a_missing_rank_is_named_after_the_timeout),
+        cmocka_unit_test(a_call_that_differs_is_shown_with_both_sides),
+        cmocka_unit_test(a_rank_that_leaves_others_waiting_is_named),
+        cmocka_unit_test(equal_calls_raise_no_alarm),
+        cmocka_unit_test(an_abort_wakes_all),
+        cmocka_unit_test(a_rank_that_raises_ends_the_job),
+        cmocka_unit_test(a_killed_rank_frees_its_peers),
+        cmocka_unit_test(an_ended_job_stays_ended),
+        cmocka_unit_test(a_missing_rank_is_named_after_the_timeout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,24 @@
-/* comm_mutations.c: random programs of 50 collectives on 2 to 4 ranks; one change on one rank is always found, no change raises no alarm. */
+/* comm_mutations.c: random programs of 50 collectives on 2 to 4 ranks; one change on one rank is
+ * always found, no change raises no alarm. */
 #include "comm_support.h"
 
 enum { LENGTH = 50 };
 
-typedef enum mutation { NOTHING, SWAP, DROP, DUPLICATE, DTYPE, SIZE, OP, ROOT, GROUP, CHANNEL, MUTATIONS } mutation;
-static const char *const names[] = { "nothing", "swap", "drop", "duplicate", "dtype", "size", "op", "root", "group", "channel" };
+typedef enum mutation {
+    NOTHING,
+    SWAP,
+    DROP,
+    DUPLICATE,
+    DTYPE,
+    SIZE,
+    OP,
+    ROOT,
+    GROUP,
+    CHANNEL,
+    MUTATIONS
+} mutation;
+static const char *const names[] = { "nothing", "swap", "drop", "duplicate", "dtype",
+                                     "size",    "op",   "root", "group",     "channel" };
 
 /* One call, in numbers that compare by memory. */
 typedef struct step {
@@ -26,9 +40,13 @@ static uint32_t draw(uint64_t seed, uint64_t what, uint32_t below)
 
 static step step_of(uint64_t seed, uint32_t i, uint32_t ranks)
 {
-    static const uint32_t kinds[] = { MS_ALL_REDUCE, MS_ALL_REDUCE, MS_BROADCAST, MS_REDUCE, MS_BARRIER };
+    static const uint32_t kinds[] = { MS_ALL_REDUCE, MS_ALL_REDUCE, MS_BROADCAST, MS_REDUCE,
+                                      MS_BARRIER };
     uint64_t base = 8 * (uint64_t)i;
-    step s = { .kind = kinds[draw(seed, base, 5)], .size = draw(seed, base + 3, 3), .twin = draw(seed, base + 5, 4) == 0, .channel = 1 + (draw(seed, base + 6, 4) == 0) };
+    step s = { .kind = kinds[draw(seed, base, 5)],
+               .size = draw(seed, base + 3, 3),
+               .twin = draw(seed, base + 5, 4) == 0,
+               .channel = 1 + (draw(seed, base + 6, 4) == 0) };
     if (s.kind == MS_BARRIER) s.size = 0;
     else s.dtype = draw(seed, base + 2, 2);
     if (s.kind == MS_ALL_REDUCE || s.kind == MS_REDUCE) s.op = draw(seed, base + 1, 2);
@@ -43,7 +61,8 @@ static step changed(step s, mutation how, uint32_t ranks)
     if (how == DTYPE && tensor) s.dtype = !s.dtype;
     if (how == SIZE && tensor) s.size = (s.size + 1) % 3;
     if (how == OP && (s.kind == MS_ALL_REDUCE || s.kind == MS_REDUCE)) s.op = !s.op;
-    if (how == ROOT && (s.kind == MS_BROADCAST || s.kind == MS_REDUCE)) s.root = (s.root + 1) % ranks;
+    if (how == ROOT && (s.kind == MS_BROADCAST || s.kind == MS_REDUCE))
+        s.root = (s.root + 1) % ranks;
     if (how == GROUP) s.twin = !s.twin;
     if (how == CHANNEL) s.channel = 3 - s.channel;
     return s;
@@ -54,7 +73,8 @@ static uint32_t planned(const program *p, bool mine, uint32_t i, uint32_t ranks,
 {
     *out = step_of(p->seed, i, ranks);
     if (!mine) return 1;
-    if (p->mutation == SWAP && (i == p->at || i == p->at + 1)) *out = step_of(p->seed, i == p->at ? i + 1 : i - 1, ranks);
+    if (p->mutation == SWAP && (i == p->at || i == p->at + 1))
+        *out = step_of(p->seed, i == p->at ? i + 1 : i - 1, ranks);
     if (i != p->at) return 1;
     *out = changed(*out, p->mutation, ranks);
     if (p->mutation == DROP) return 0;
@@ -76,8 +96,12 @@ static void run_program(rank *self)
     OK(ms_group_split(self->world, 1, &self->ranks, everybody, &twin));
     for (uint32_t i = 0; i < LENGTH && !self->status; i++) {
         step s;
-        for (uint32_t times = planned(p, self->number == p->who, i, self->ranks, &s); times > 0 && !self->status; times--) {
-            ms_collective c = { .kind = (ms_collective_kind)s.kind, .op = s.op ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM, .root = s.root, .bucket = -1 };
+        for (uint32_t times = planned(p, self->number == p->who, i, self->ranks, &s);
+             times > 0 && !self->status; times--) {
+            ms_collective c = { .kind = (ms_collective_kind)s.kind,
+                                .op = s.op ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM,
+                                .root = s.root,
+                                .bucket = -1 };
             if (s.kind != MS_BARRIER) c.in = tensors[s.dtype][s.size];
             self->status = ms_group_enqueue(s.twin ? twin : self->world, s.channel, &c, NULL);
         }
@@ -93,11 +117,17 @@ static void run_program(rank *self)
 /* Draws a program and a change that makes a difference. */
 static program draw_program(uint64_t seed, uint32_t ranks)
 {
-    program p = { .seed = seed, .who = draw(seed, 1000000, ranks), .mutation = (mutation)draw(seed, 1000001, MUTATIONS) };
+    program p = { .seed = seed,
+                  .who = draw(seed, 1000000, ranks),
+                  .mutation = (mutation)draw(seed, 1000001, MUTATIONS) };
     for (uint64_t t = 0;; t++) {
         p.at = draw(seed, 1000002 + t, LENGTH - 1);
-        step here = step_of(seed, p.at, ranks), other = p.mutation == SWAP ? step_of(seed, p.at + 1, ranks) : changed(here, p.mutation, ranks);
-        if (p.mutation == NOTHING || p.mutation == DROP || p.mutation == DUPLICATE || memcmp(&here, &other, sizeof here) != 0) return p;
+        step here = step_of(seed, p.at, ranks), other = p.mutation == SWAP
+                                                            ? step_of(seed, p.at + 1, ranks)
+                                                            : changed(here, p.mutation, ranks);
+        if (p.mutation == NOTHING || p.mutation == DROP || p.mutation == DUPLICATE
+            || memcmp(&here, &other, sizeof here) != 0)
+            return p;
     }
 }
 
@@ -109,13 +139,21 @@ static void every_change_is_found_and_nothing_else(void **state)
     for (uint64_t seed = 1; seed <= programs; seed++) {
         uint32_t count = 2 + (uint32_t)(seed % 3);
         program p = draw_program(seed, count);
-        job work = { .kind = THREADS, .options = { .ranks = count, .threads = 1, .heap_bytes = 4 << 20, .timeout_ns = 20000000000u }, .run = run_program, .argument = &p };
+        job work = { .kind = THREADS,
+                     .options = { .ranks = count,
+                                  .threads = 1,
+                                  .heap_bytes = 4 << 20,
+                                  .timeout_ns = 20000000000u },
+                     .run = run_program,
+                     .argument = &p };
         ms_abort_record cause = run_job(&work, ranks);
         bool found = cause.reason == MS_ABORT_MISMATCH || cause.reason == MS_ABORT_LEFT;
         for (uint32_t r = 0; r < count; r++)
             if (*ranks[r].why) fail_msg("program %llu: %s", (unsigned long long)seed, ranks[r].why);
         if (found != (p.mutation != NOTHING) || (!found && cause.reason != MS_ABORT_NONE))
-            fail_msg("program %llu, %s at %u by rank %u of %u: the cause was %d: %s", (unsigned long long)seed, names[p.mutation], p.at, p.who, count, cause.reason, cause.error.message);
+            fail_msg("program %llu, %s at %u by rank %u of %u: the cause was %d: %s",
+                     (unsigned long long)seed, names[p.mutation], p.at, p.who, count, cause.reason,
+                     cause.error.message);
     }
 }
 

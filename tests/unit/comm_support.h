@@ -1,4 +1,5 @@
-/* comm_support.h: runs a function as every rank of a job, ranks being threads or processes, and tensors of small whole numbers for them. */
+/* comm_support.h: runs a function as every rank of a job, ranks being threads or processes, and
+ * tensors of small whole numbers for them. */
 #ifndef MOONSHARD_TESTS_COMM_SUPPORT_H
 #define MOONSHARD_TESTS_COMM_SUPPORT_H
 
@@ -24,8 +25,8 @@ typedef struct job {
     const ms_os *os;
     void (*run)(rank *self);
     const void *argument;
-    bool loose;                    /* not strict: as a script calls */
-    ms_log_function log;           /* of all ranks; user: the job's argument */
+    bool loose;          /* not strict: as a script calls */
+    ms_log_function log; /* of all ranks; user: the job's argument */
 } job;
 
 /* One rank's side. What went wrong is left in `why`, since asserts belong to the main thread. */
@@ -35,28 +36,37 @@ struct rank {
     ms_engine *engine;
     ms_group *world;
     uint32_t number, ranks;
-    ms_status status;              /* for tests that expect an end: how this rank met it */
+    ms_status status; /* for tests that expect an end: how this rank met it */
     ms_error error;
     char why[2048];
 };
 
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            if (!*self->why) snprintf(self->why, sizeof self->why, "%s:%d: rank %u: %s; last error: %s", __FILE__, __LINE__, self->number, #condition, \
-                                      self->engine ? ms_engine_error(self->engine)->message : "none"); \
-            return; \
-        } \
+#define CHECK(condition)                                                                    \
+    do {                                                                                    \
+        if (!(condition)) {                                                                 \
+            if (!*self->why)                                                                \
+                snprintf(self->why, sizeof self->why, "%s:%d: rank %u: %s; last error: %s", \
+                         __FILE__, __LINE__, self->number, #condition,                      \
+                         self->engine ? ms_engine_error(self->engine)->message : "none");   \
+            return;                                                                         \
+        }                                                                                   \
     } while (0)
 #define OK(call) CHECK((call) == MS_OK)
 
 static inline void rank_main(rank *self)
 {
-    ms_engine_options options = { .os = self->job->os, .threads = 1, .strict = !self->job->loose, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU"),
-                                  .log = self->job->log, .log_user = (void *)(uintptr_t)self->job->argument };
+    ms_engine_options options = { .os = self->job->os,
+                                  .threads = 1,
+                                  .strict = !self->job->loose,
+                                  .memory_bytes = 512 << 20,
+                                  .cpu = getenv("MOONSHARD_CPU"),
+                                  .log = self->job->log,
+                                  .log_user = (void *)(uintptr_t)self->job->argument };
     ms_error error;
-    if (ms_engine_new(&options, &error, &self->engine)) snprintf(self->why, sizeof self->why, "engine: %s", error.message);
-    else if (ms_comm_open(self->engine, self->rendezvous, self->number, &self->world)) snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
+    if (ms_engine_new(&options, &error, &self->engine))
+        snprintf(self->why, sizeof self->why, "engine: %s", error.message);
+    else if (ms_comm_open(self->engine, self->rendezvous, self->number, &self->world))
+        snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
     else self->job->run(self);
     if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);
     ms_engine_free(self->engine);
@@ -77,13 +87,15 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     uint32_t count = what->options.ranks;
     ms_context_init(&context, what->os);
     assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
-    rank *all = mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    rank *all =
+        mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
     pthread_t threads[MS_LOCAL_RANKS_MAX];
     pid_t children[MS_LOCAL_RANKS_MAX] = { 0 };
     for (uint32_t r = 0; r < count; r++) {
         all[r] = (rank){ .job = what, .rendezvous = rendezvous, .number = r, .ranks = count };
-        if (what->kind == THREADS) assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);
+        if (what->kind == THREADS)
+            assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);
         else if ((children[r] = fork()) == 0) {
             rank_main(&all[r]);
             _exit(0);
@@ -109,9 +121,16 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
 }
 
 /* All ranks must end well. */
-static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *), const void *argument)
+static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *),
+                            const void *argument)
 {
-    job what = { .kind = kind, .options = { .ranks = count, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = run, .argument = argument };
+    job what = { .kind = kind,
+                 .options = { .ranks = count,
+                              .threads = 1,
+                              .heap_bytes = 64 << 20,
+                              .timeout_ns = 20000000000u },
+                 .run = run,
+                 .argument = argument };
     rank *ranks = calloc(count, sizeof *ranks);
     run_job(&what, ranks);
     for (uint32_t r = 0; r < count; r++)
@@ -126,7 +145,8 @@ static inline ms_status make(rank *self, ms_dtype dtype, int64_t n, bool heap, m
 {
     ms_storage *storage = NULL;
     if (!heap) return ms_tensor_new(self->engine, dtype, 1, &n, out);
-    ms_status status = ms_group_storage(self->world, ms_engine_current(self->engine), (size_t)n * ms_dtype_bytes(dtype), &storage);
+    ms_status status = ms_group_storage(self->world, ms_engine_current(self->engine),
+                                        (size_t)n * ms_dtype_bytes(dtype), &storage);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &n, out);
     ms_storage_release(storage);
     return status;
@@ -145,14 +165,16 @@ static inline void put_number(void *values, ms_dtype dtype, int64_t i, double va
     }
 }
 
-/* Fills with value(context, i), or zeros (value NULL), and compares; false at the first difference. */
+/* Fills with value(context, i), or zeros (value NULL), and compares; false at the first
+ * difference. */
 typedef double (*number_function)(const void *context, int64_t i);
 
 static inline ms_status fill(ms_tensor *tensor, number_function value, const void *context)
 {
     int64_t n = ms_tensor_count(tensor);
     void *values = malloc(ms_tensor_bytes(tensor) + 1);
-    for (int64_t i = 0; i < n; i++) put_number(values, ms_tensor_dtype(tensor), i, value ? value(context, i) : 0);
+    for (int64_t i = 0; i < n; i++)
+        put_number(values, ms_tensor_dtype(tensor), i, value ? value(context, i) : 0);
     ms_status status = ms_tensor_write(tensor, values, ms_tensor_bytes(tensor));
     free(values);
     return status;
@@ -163,7 +185,8 @@ static inline bool equals(ms_tensor *tensor, number_function value, const void *
     int64_t n = ms_tensor_count(tensor);
     size_t bytes = ms_tensor_bytes(tensor);
     void *expected = malloc(bytes + 1), *got = malloc(bytes + 1);
-    for (int64_t i = 0; i < n; i++) put_number(expected, ms_tensor_dtype(tensor), i, value(context, i));
+    for (int64_t i = 0; i < n; i++)
+        put_number(expected, ms_tensor_dtype(tensor), i, value(context, i));
     bool equal = ms_tensor_read(tensor, got, bytes) == MS_OK && memcmp(expected, got, bytes) == 0;
     free(expected);
     free(got);

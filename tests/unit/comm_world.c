@@ -1,4 +1,5 @@
-/* comm_world.c: how a job is made, handed to other programs and refused; fake worlds and their accounts; the link; memory that runs out. */
+/* comm_world.c: how a job is made, handed to other programs and refused; fake worlds and their
+ * accounts; the link; memory that runs out. */
 #include "comm_support.h"
 
 #include <errno.h>
@@ -9,7 +10,9 @@
 
 static ms_engine *alone(const char *device)
 {
-    ms_engine_options options = { .device = device, .threads = 1, .strict = true, .memory_bytes = 256 << 20 };
+    ms_engine_options options = {
+        .device = device, .threads = 1, .strict = true, .memory_bytes = 256 << 20
+    };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     return engine;
@@ -66,7 +69,8 @@ static void programs_inherit_a_job(void **state)
     char text[128], tiny[12];
     ms_context_init(&context, NULL);
     assert_int_equal(ms_rendezvous_new(&context, &options, &rendezvous), MS_OK);
-    assert_int_equal(ms_rendezvous_share(rendezvous, &context, tiny, sizeof tiny), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_rendezvous_share(rendezvous, &context, tiny, sizeof tiny),
+                     MS_ERROR_ARGUMENT);
     assert_int_equal(ms_rendezvous_share(rendezvous, &context, text, 32 + 12 * 3), MS_OK);
     int children[3];
     const char *numbers[] = { "0", "1", "2" };
@@ -84,7 +88,8 @@ static void programs_inherit_a_job(void **state)
         assert_int_equal(after.collectives, 1);
         assert_true(ms_rendezvous_flight(rendezvous, (uint32_t)r, 0, &flight));
         assert_true(flight.left_ns >= flight.entered_ns);
-        assert_string_equal(ms_flight_describe(&flight, line, sizeof line), "all_reduce #1 of world [f32 x 1, sum]");
+        assert_string_equal(ms_flight_describe(&flight, line, sizeof line),
+                            "all_reduce #1 of world [f32 x 1, sum]");
         assert_false(ms_rendezvous_flight(rendezvous, (uint32_t)r, 1, &flight));
     }
     /* Nobody else may be rank 0 now. */
@@ -97,8 +102,18 @@ static void programs_inherit_a_job(void **state)
 static void what_is_no_job_is_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = { "", "local1:", "local1:2:", "local1:2:3,4", "local1:2:1,1,1", "local1:0:5", "local1:9999:5", "local1:2:999999,5,6", "local1:1:abc,1", "local2:1:5,6",
-                                       "local1:1:5,6,7", "local1:1:-4,-5" };
+    static const char *const bad[] = { "",
+                                       "local1:",
+                                       "local1:2:",
+                                       "local1:2:3,4",
+                                       "local1:2:1,1,1",
+                                       "local1:0:5",
+                                       "local1:9999:5",
+                                       "local1:2:999999,5,6",
+                                       "local1:1:abc,1",
+                                       "local2:1:5,6",
+                                       "local1:1:5,6,7",
+                                       "local1:1:-4,-5" };
     ms_context context;
     ms_context_init(&context, NULL);
     /* A file of another kind under the descriptors that are named. */
@@ -109,7 +124,8 @@ static void what_is_no_job_is_refused(void **state)
     for (size_t i = 0; i <= sizeof bad / sizeof *bad; i++) {
         ms_rendezvous *rendezvous = NULL;
         const char *text = i < sizeof bad / sizeof *bad ? bad[i] : named;
-        if (ms_rendezvous_adopt(&context, text, &rendezvous) != MS_ERROR_CORRUPT) fail_msg("'%s' was taken", text);
+        if (ms_rendezvous_adopt(&context, text, &rendezvous) != MS_ERROR_CORRUPT)
+            fail_msg("'%s' was taken", text);
         assert_non_null(strstr(context.error.message, MS_RENDEZVOUS_VARIABLE));
         assert_null(rendezvous);
     }
@@ -153,8 +169,10 @@ static void wrong_arguments_say_what_would_be_right(void **state)
     (void)state;
     ms_engine *engine = alone("cpu"), *other = alone("cpu");
     ms_group *world = NULL, *part = NULL;
-    ms_tensor *t = NULL, *out = NULL, *integers = NULL, *foreign = NULL, *turned = NULL, *small = NULL;
-    int64_t ten = 10, shape[] = { 2, 5 }, one_by_two[] = { 1, 2 }, five = 5, negative[] = { -1, 5, 6 }, three[] = { 3, 3, 4 };
+    ms_tensor *t = NULL, *out = NULL, *integers = NULL, *foreign = NULL, *turned = NULL,
+              *small = NULL;
+    int64_t ten = 10, shape[] = { 2, 5 }, one_by_two[] = { 1, 2 }, five = 5,
+            negative[] = { -1, 5, 6 }, three[] = { 3, 3, 4 };
     assert_int_equal(ms_comm_open_fake(engine, 1, 3, &world), MS_OK);
     assert_int_equal(ms_tensor_new(engine, MS_F32, 1, &ten, &t), MS_OK);
     assert_int_equal(ms_tensor_new(engine, MS_F32, 1, &ten, &out), MS_OK);
@@ -178,24 +196,44 @@ static void wrong_arguments_say_what_would_be_right(void **state)
         { 1, { .kind = MS_ALL_REDUCE, .in = foreign }, "another engine" },
         { 1, { .kind = MS_ALL_REDUCE, .in = turned }, "not contiguous" },
         { 1, { .kind = MS_ALL_REDUCE, .in = t, .out = integers }, "one dtype" },
-        { 1, { .kind = MS_ALL_REDUCE, .in = t, .out = small }, "out has 5 elements, 10 are expected" },
+        { 1,
+          { .kind = MS_ALL_REDUCE, .in = t, .out = small },
+          "out has 5 elements, 10 are expected" },
         { 1, { .kind = MS_ALL_REDUCE, .in = integers, .op = MS_REDUCE_OP_AVG }, "avg of i32" },
-        { 1, { .kind = MS_ALL_REDUCE, .in = integers, .op = MS_REDUCE_OP_PREMUL_SUM }, "premul_sum of i32" },
-        { 1, { .kind = MS_ALL_REDUCE, .in = integers, .travels = MS_F16 }, "only an all_reduce of f32 in place" },
-        { 1, { .kind = MS_ALL_REDUCE, .in = t, .out = out, .travels = MS_F16 }, "only an all_reduce of f32 in place" },
-        { 1, { .kind = MS_ALL_REDUCE, .in = t, .travels = MS_I32 }, "only an all_reduce of f32 in place" },
-        { 1, { .kind = MS_BROADCAST, .in = t, .travels = MS_F16 }, "only an all_reduce of f32 in place" },
-        { 1, { .kind = MS_REDUCE_SCATTER, .in = t, .out = small }, "10 elements do not divide by 3 ranks: pad to 12" },
-        { 1, { .kind = MS_REDUCE_SCATTER, .in = t, .out = small, .counts = three }, "out has 5 elements, 3 are expected" },
-        { 1, { .kind = MS_REDUCE_SCATTER, .in = small, .out = small, .counts = three }, "in has 5 elements, 10 are expected" },
+        { 1,
+          { .kind = MS_ALL_REDUCE, .in = integers, .op = MS_REDUCE_OP_PREMUL_SUM },
+          "premul_sum of i32" },
+        { 1,
+          { .kind = MS_ALL_REDUCE, .in = integers, .travels = MS_F16 },
+          "only an all_reduce of f32 in place" },
+        { 1,
+          { .kind = MS_ALL_REDUCE, .in = t, .out = out, .travels = MS_F16 },
+          "only an all_reduce of f32 in place" },
+        { 1,
+          { .kind = MS_ALL_REDUCE, .in = t, .travels = MS_I32 },
+          "only an all_reduce of f32 in place" },
+        { 1,
+          { .kind = MS_BROADCAST, .in = t, .travels = MS_F16 },
+          "only an all_reduce of f32 in place" },
+        { 1,
+          { .kind = MS_REDUCE_SCATTER, .in = t, .out = small },
+          "10 elements do not divide by 3 ranks: pad to 12" },
+        { 1,
+          { .kind = MS_REDUCE_SCATTER, .in = t, .out = small, .counts = three },
+          "out has 5 elements, 3 are expected" },
+        { 1,
+          { .kind = MS_REDUCE_SCATTER, .in = small, .out = small, .counts = three },
+          "in has 5 elements, 10 are expected" },
         { 1, { .kind = MS_ALL_GATHER, .in = small, .out = t, .counts = negative }, "negative" },
         { 1, { .kind = MS_ALL_REDUCE, .in = t, .counts = three }, "counts" },
         { 1, { .kind = MS_ALL_TO_ALL, .in = t, .out = out, .counts = three }, "counts" },
         { 1, { .kind = MS_SPLIT }, "no such collective" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(ms_group_enqueue(world, cases[i].channel, &cases[i].c, NULL), MS_ERROR_ARGUMENT);
-        if (!strstr(ms_engine_error(engine)->message, cases[i].says)) fail_msg("'%s' does not say '%s'", ms_engine_error(engine)->message, cases[i].says);
+        assert_int_equal(ms_group_enqueue(world, cases[i].channel, &cases[i].c, NULL),
+                         MS_ERROR_ARGUMENT);
+        if (!strstr(ms_engine_error(engine)->message, cases[i].says))
+            fail_msg("'%s' does not say '%s'", ms_engine_error(engine)->message, cases[i].says);
     }
     assert_int_equal(ms_group_traffic(world, MS_COLLECTIVES).calls, 0);
     static const uint32_t twice[] = { 0, 0 }, far[] = { 0, 7 }, sizes[] = { 2 }, empty[] = { 0 };
@@ -217,7 +255,8 @@ typedef struct accounts {
     size_t records;
 } accounts;
 
-/* One of each kind, on both channels and in a half of the world, with 24 f32 elements. Fake worlds make no send and recv, which need two. */
+/* One of each kind, on both channels and in a half of the world, with 24 f32 elements. Fake worlds
+ * make no send and recv, which need two. */
 static ms_status one_of_each(ms_engine *engine, ms_group *world, accounts *out)
 {
     static const uint32_t halves[] = { 0, 1, 2, 3 }, sizes[] = { 2, 2 };
@@ -234,14 +273,21 @@ static ms_status one_of_each(ms_engine *engine, ms_group *world, accounts *out)
     ms_tensor *gathered = own == 3 ? t : NULL;
     ms_tensor *scattered = own ? NULL : t;
     const ms_collective calls[] = {
-        { .kind = MS_ALL_REDUCE, .in = t, .bucket = 0 }, { .kind = MS_REDUCE, .in = t, .root = 1 }, { .kind = MS_REDUCE_SCATTER, .in = t, .out = p },
-        { .kind = MS_ALL_GATHER, .in = p, .out = t }, { .kind = MS_BROADCAST, .in = t, .root = 2 }, { .kind = MS_GATHER, .in = p, .out = gathered, .root = 3 },
-        { .kind = MS_SCATTER, .in = scattered, .out = p, .root = 0 }, { .kind = MS_BARRIER },
+        { .kind = MS_ALL_REDUCE, .in = t, .bucket = 0 },
+        { .kind = MS_REDUCE, .in = t, .root = 1 },
+        { .kind = MS_REDUCE_SCATTER, .in = t, .out = p },
+        { .kind = MS_ALL_GATHER, .in = p, .out = t },
+        { .kind = MS_BROADCAST, .in = t, .root = 2 },
+        { .kind = MS_GATHER, .in = p, .out = gathered, .root = 3 },
+        { .kind = MS_SCATTER, .in = scattered, .out = p, .root = 0 },
+        { .kind = MS_BARRIER },
     };
-    for (size_t i = 0; i < sizeof calls / sizeof *calls && !status; i++) status = ms_group_enqueue(world, 1 + (uint32_t)i % 2, &calls[i], NULL);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls && !status; i++)
+        status = ms_group_enqueue(world, 1 + (uint32_t)i % 2, &calls[i], NULL);
     if (!status) status = ms_group_enqueue(half, 1, &calls[0], NULL);
     if (!status) status = ms_engine_sync(engine);
-    for (int kind = 0; kind <= MS_COLLECTIVES; kind++) out->traffic[kind] = ms_group_traffic(world, (ms_collective_kind)kind);
+    for (int kind = 0; kind <= MS_COLLECTIVES; kind++)
+        out->traffic[kind] = ms_group_traffic(world, (ms_collective_kind)kind);
     out->hash = ms_comm_order_hash(engine);
     out->records = ms_comm_record_count(engine);
     out->peak = ms_engine_memory(engine).peak;
@@ -275,12 +321,13 @@ static void a_fake_world_counts_as_a_real_one(void **state)
             assert_memory_equal(&fake, &real[rank_number], sizeof fake);
             assert_int_equal(fake.records, 10);
             assert_int_equal(ms_comm_record_get(engine, 0)->kind, MS_SPLIT);
-            assert_string_equal(ms_group_name(ms_comm_record_get(engine, 9)->group), rank_number < 2 ? "world/1.0" : "world/1.1");
+            assert_string_equal(ms_group_name(ms_comm_record_get(engine, 9)->group),
+                                rank_number < 2 ? "world/1.0" : "world/1.1");
             assert_null(ms_comm_record_get(engine, 10));
             ms_engine_free(engine);
         }
     assert_int_equal(real[0].hash, real[1].hash);
-    assert_true(real[0].hash != real[2].hash);     /* another half */
+    assert_true(real[0].hash != real[2].hash); /* another half */
     /* S = 96 bytes, N = 4. */
     assert_int_equal(real[0].traffic[MS_ALL_REDUCE].wire_bytes, 144);
     assert_int_equal(real[0].traffic[MS_REDUCE].wire_bytes, 96);
@@ -293,8 +340,14 @@ static void a_fake_world_counts_as_a_real_one(void **state)
     assert_int_equal(real[0].traffic[MS_COLLECTIVES].calls, 9);
 }
 
-static double counting(const void *context, int64_t i) { return (double)i * (context ? *(const double *)context : 1); }
-static double modulo_six(const void *context, int64_t i) { return (double)(i % 6) + (context ? *(const double *)context : 0); }
+static double counting(const void *context, int64_t i)
+{
+    return (double)i * (context ? *(const double *)context : 1);
+}
+static double modulo_six(const void *context, int64_t i)
+{
+    return (double)(i % 6) + (context ? *(const double *)context : 0);
+}
 
 /* As if all other ranks had brought the same. */
 static void a_fake_world_repeats_this_rank(void **state)
@@ -329,8 +382,9 @@ static void a_fake_world_repeats_this_rank(void **state)
 
 /* ----------------------------------------------------------------- the link */
 
-/* Twelve collectives of 40,000 wire bytes each on two channels that share 4 MB/s, and 5 ms on the way: at least 120 + 5 ms. No host is held: one rank calls all of
- * them before the other calls the first. */
+/* Twelve collectives of 40,000 wire bytes each on two channels that share 4 MB/s, and 5 ms on the
+ * way: at least 120 + 5 ms. No host is held: one rank calls all of them before the other calls the
+ * first. */
 static void paced(rank *self)
 {
     static atomic_bool called;
@@ -355,7 +409,13 @@ static void a_link_is_shared_by_channels(void **state)
 {
     (void)state;
     static rank ranks[2];
-    job work = { .kind = THREADS, .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .link_bytes_per_second = 4000000, .link_latency_ns = 5000000 }, .run = paced };
+    job work = { .kind = THREADS,
+                 .options = { .ranks = 2,
+                              .threads = 1,
+                              .heap_bytes = 16 << 20,
+                              .link_bytes_per_second = 4000000,
+                              .link_latency_ns = 5000000 },
+                 .run = paced };
     run_job(&work, ranks);
     for (int r = 0; r < 2; r++)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
@@ -384,14 +444,16 @@ static void a_full_heap_is_an_error(void **state)
 {
     (void)state;
     static rank ranks[2];
-    job work = { .kind = THREADS, .options = { .ranks = 2, .threads = 1, .heap_bytes = 8 << 20 }, .run = full_heap };
+    job work = { .kind = THREADS,
+                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 8 << 20 },
+                 .run = full_heap };
     run_job(&work, ranks);
     for (int r = 0; r < 2; r++)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
 }
 
-/* Two ranks in one thread's hands would wait for each other, so the sweep is over jobs of one rank, which use everything but peers; fault counts each rank's
- * own calls. */
+/* Two ranks in one thread's hands would wait for each other, so the sweep is over jobs of one rank,
+ * which use everything but peers; fault counts each rank's own calls. */
 static ms_status small_job(fault_os *fault)
 {
     ms_context context;
@@ -403,7 +465,9 @@ static ms_status small_job(fault_os *fault)
     static const uint32_t own[] = { 0 }, sizes[] = { 1 };
     int64_t n = 100, counts[] = { 100 };
     ms_rendezvous_options options = { .ranks = 1, .threads = 1, .heap_bytes = 8 << 20 };
-    ms_engine_options engine_options = { .os = &fault->table, .threads = 1, .memory_bytes = 64 << 20 };
+    ms_engine_options engine_options = { .os = &fault->table,
+                                         .threads = 1,
+                                         .memory_bytes = 64 << 20 };
     ms_context_init(&context, &fault->table);
     ms_status status = ms_rendezvous_new(&context, &options, &rendezvous);
     if (!status) status = ms_engine_new(&engine_options, NULL, &engine);
@@ -414,7 +478,12 @@ static ms_status small_job(fault_os *fault)
     if (!status) status = ms_tensor_on(storage, MS_F32, 1, &n, &heap_tensor);
     if (!status) status = ms_tensor_new(engine, MS_F32, 1, &n, &t);
     if (!status) status = ms_tensor_new(engine, MS_F32, 1, &n, &out);
-    ms_collective gather = { .kind = MS_ALL_GATHER, .in = t, .out = out, .counts = counts, .label = "part" }, reduce = { .kind = MS_ALL_REDUCE, .in = heap_tensor };
+    ms_collective gather = { .kind = MS_ALL_GATHER,
+                             .in = t,
+                             .out = out,
+                             .counts = counts,
+                             .label = "part" },
+                  reduce = { .kind = MS_ALL_REDUCE, .in = heap_tensor };
     if (!status) status = ms_group_enqueue(world, 1, &gather, NULL);
     if (!status) status = ms_group_enqueue(part, 2, &reduce, NULL);
     if (!status) status = ms_engine_sync(engine);
@@ -452,9 +521,15 @@ int main(int argc, char **argv)
     if (argc == 3) return as_rank(argv[2]);
     self_path = argv[0];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(programs_inherit_a_job), cmocka_unit_test(what_is_no_job_is_refused), cmocka_unit_test(a_rank_is_taken_once),
-        cmocka_unit_test(wrong_arguments_say_what_would_be_right), cmocka_unit_test(a_fake_world_counts_as_a_real_one), cmocka_unit_test(a_fake_world_repeats_this_rank),
-        cmocka_unit_test(a_link_is_shared_by_channels), cmocka_unit_test(a_full_heap_is_an_error), cmocka_unit_test(any_failed_call_of_the_system_is_an_error_and_no_leak),
+        cmocka_unit_test(programs_inherit_a_job),
+        cmocka_unit_test(what_is_no_job_is_refused),
+        cmocka_unit_test(a_rank_is_taken_once),
+        cmocka_unit_test(wrong_arguments_say_what_would_be_right),
+        cmocka_unit_test(a_fake_world_counts_as_a_real_one),
+        cmocka_unit_test(a_fake_world_repeats_this_rank),
+        cmocka_unit_test(a_link_is_shared_by_channels),
+        cmocka_unit_test(a_full_heap_is_an_error),
+        cmocka_unit_test(any_failed_call_of_the_system_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,9 @@
 
 /* --------------------------------------------------------------- assignment */
 
-static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t count, const uint64_t *limits, uint32_t limit_count, bool backwards, const char *expected)
+static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
+                           const uint64_t *limits, uint32_t limit_count, bool backwards,
+                           const char *expected)
 {
     static const uint32_t zeros[16];
     ms_engine *engine = NULL;
@@ -16,8 +18,12 @@ static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t
     char text[256] = "";
     if (!keys) keys = zeros;
     ms_status status;
-    if (backwards) status = ms_ddp_assign_backwards(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
-    else status = ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
+    if (backwards)
+        status = ms_ddp_assign_backwards(engine, bytes, keys, count, limits, limit_count, order,
+                                         sizes, &buckets);
+    else
+        status =
+            ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets);
     assert_int_equal(status, MS_OK);
     for (uint32_t b = 0; b < buckets; b++) {
         for (uint32_t i = 0; i < sizes[b]; i++) sprintf(text + strlen(text), "%u ", order[at++]);
@@ -31,31 +37,39 @@ static void assert_buckets(const uint64_t *bytes, const uint32_t *keys, uint32_t
 static void parameters_are_cut_into_buckets(void **state)
 {
     (void)state;
-    const uint64_t v1[] = { 400000, 1200000, 200000, 1600000, 800000 }, mega[] = { 1 << 20, 2 << 20 };
-    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 ");                       /* vector V1 */
+    const uint64_t v1[] = { 400000, 1200000, 200000, 1600000, 800000 },
+                   mega[] = { 1 << 20, 2 << 20 };
+    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 "); /* vector V1 */
     assert_buckets(v1, NULL, 5, mega, 2, false, "0 1 | 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ UINT64_MAX }, 1, true, "0 1 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ 1 }, 1, true, "4 | 3 | 2 | 1 | 0 ");
     /* As many bytes as the limit closes; the last limit holds on. */
-    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false, "0 | 1 2 | 3 ");
-    const uint32_t keys[] = { 0, 1, 0, 1, 0 };                                        /* each dtype by itself, with limits of its own */
-    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, false, "0 2 | 1 3 | 4 ");
-    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, true, "4 | 1 3 | 0 2 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10 }, NULL, 4, (uint64_t[]){ 10, 20 }, 2, false,
+                   "0 | 1 2 | 3 ");
+    const uint32_t keys[] = { 0, 1, 0, 1, 0 }; /* each dtype by itself, with limits of its own */
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, false,
+                   "0 2 | 1 3 | 4 ");
+    assert_buckets((uint64_t[]){ 10, 10, 10, 10, 10 }, keys, 5, (uint64_t[]){ 20 }, 1, true,
+                   "4 | 1 3 | 0 2 ");
 }
 
 /* -------------------------------------------------------------------- plans */
 
-static bool refuses(rank *self, ms_reducer *reducer, const char *order, const char *sizes, const char *why)
+static bool refuses(rank *self, ms_reducer *reducer, const char *order, const char *sizes,
+                    const char *why)
 {
     uint32_t positions[8], counts[8];
     for (size_t i = 0; order[i]; i++) positions[i] = (uint32_t)(order[i] - '0');
     for (size_t i = 0; sizes[i]; i++) counts[i] = (uint32_t)(sizes[i] - '0');
-    return ms_reducer_assign(reducer, positions, counts, (uint32_t)strlen(sizes)) == MS_ERROR_ARGUMENT && strstr(ms_engine_error(self->engine)->message, why);
+    return ms_reducer_assign(reducer, positions, counts, (uint32_t)strlen(sizes))
+               == MS_ERROR_ARGUMENT
+           && strstr(ms_engine_error(self->engine)->message, why);
 }
 
 static void plan_some(rank *self)
 {
-    static const uint32_t plans[][WEIGHTS] = { { 4, 3, 2, 1, 0 }, { 0, 4, 1, 3, 2 } }, sizes[][3] = { { 1, 3, 1 }, { 2, 1, 2 } };
+    static const uint32_t plans[][WEIGHTS] = { { 4, 3, 2, 1, 0 }, { 0, 4, 1, 3, 2 } },
+                          sizes[][3] = { { 1, 3, 1 }, { 2, 1, 2 } };
     model m, reference;
     ms_reducer *reducer = NULL;
     uint32_t order[WEIGHTS];
@@ -74,10 +88,11 @@ static void plan_some(rank *self)
         CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
         for (uint32_t i = 0; i < WEIGHTS && iteration < 3; i++) {
             const uint64_t now = ns[order[i]];
-            CHECK(order[i] == WEIGHTS - 1 - i && now > 0 && now < 60000000000u && (i == 0 || now >= before));
+            CHECK(order[i] == WEIGHTS - 1 - i && now > 0 && now < 60000000000u
+                  && (i == 0 || now >= before));
             before = now;
         }
-        if (iteration == 1) OK(clear(&m));                                        /* gradients that are there move along */
+        if (iteration == 1) OK(clear(&m)); /* gradients that are there move along */
         OK(ms_reducer_assign(reducer, plans[iteration % 2], sizes[iteration % 2], 3));
         CHECK(iteration == 1 || reduced(self, &m, &reference, iteration, iteration));
         OK(clear(&m));
@@ -89,12 +104,14 @@ static void plan_some(rank *self)
     for (uint32_t iteration = 0; iteration < 3; iteration++) {
         OK(ms_reducer_await_times(reducer));
         CHECK(ms_reducer_layout(reducer, &passes) == layout && passes == iteration);
-        if (iteration == 2) CHECK(ms_reducer_stats_get(reducer).timed >= 5 && ms_reducer_bucket_times(reducer, 2, &times) && times.ready_ns > 0);
+        if (iteration == 2)
+            CHECK(ms_reducer_stats_get(reducer).timed >= 5
+                  && ms_reducer_bucket_times(reducer, 2, &times) && times.ready_ns > 0);
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         OK(clear(&m));
     }
-    CHECK(refuses(self, reducer, "01234", "23", "x") == false);                  /* that one is fine */
+    CHECK(refuses(self, reducer, "01234", "23", "x") == false); /* that one is fine */
     CHECK(refuses(self, reducer, "0123", "22", "'e' is in none"));
     CHECK(refuses(self, reducer, "01233", "23", "'d' is there twice"));
     CHECK(refuses(self, reducer, "01235", "23", "there is no parameter 5"));
@@ -105,13 +122,16 @@ static void plan_some(rank *self)
     drop(&reference);
 }
 
-/* Buckets that cannot be made, for want of memory, after the old ones have made room: the model says so at its next forward, and goes on once buckets are assigned. */
+/* Buckets that cannot be made, for want of memory, after the old ones have made room: the model
+ * says so at its next forward, and goes on once buckets are assigned. */
 static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
 {
     static const uint32_t order[] = { 2, 0, 1, 4, 3 }, sizes[] = { 1, 1, 1, 1, 1 };
     fault_os fault;
     fault_os_init(&fault);
-    ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
+    ms_engine_options options = {
+        .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20
+    };
     assert_int_equal(ms_engine_new(&options, NULL, &self->engine), MS_OK);
     assert_int_equal(ms_comm_open_fake(self->engine, 0, 2, &self->world), MS_OK);
     model m;

@@ -1,12 +1,15 @@
-/* ddp_errors.c: what goes wrong: mistakes, hooks that fail, models that differ, failing allocations.
- * ctest: poisoned */
+/* ddp_errors.c: what goes wrong: mistakes, hooks that fail, models that differ, failing
+ * allocations. ctest: poisoned */
 #include "ddp_support.h"
 
 #include "fault_rank.h"
 
 /* ----------------------------------------------------------------- mistakes */
 
-static bool says(rank *self, const char *text) { return strstr(ms_engine_error(self->engine)->message, text) != NULL; }
+static bool says(rank *self, const char *text)
+{
+    return strstr(ms_engine_error(self->engine)->message, text) != NULL;
+}
 
 static ms_status cut_short(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
 {
@@ -23,14 +26,17 @@ static void mistakes(rank *self)
     OK(build(self, &m));
     if (which == 0) {
         float got[4];
-        CHECK(reduce_constant(self, &(ms_reducer_options){ .hook = cut_short }, 1, 4, got) == MS_ERROR_ARGUMENT);
+        CHECK(reduce_constant(self, &(ms_reducer_options){ .hook = cut_short }, 1, 4, got)
+              == MS_ERROR_ARGUMENT);
         CHECK(says(self, "bucket 0") && says(self, "[3] f32") && says(self, "[4] f32"));
         return;
     }
     OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer));
-    CHECK(wrap(self, &m, (ms_reducer_options){ 0 }, &again) == MS_ERROR_STATE && says(self, "unwrap"));
+    CHECK(wrap(self, &m, (ms_reducer_options){ 0 }, &again) == MS_ERROR_STATE
+          && says(self, "unwrap"));
     if (which == 1) {
-        CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE && says(self, "no forward of the ddp model"));
+        CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE
+              && says(self, "no forward of the ddp model"));
     } else if (which == 2) {
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, 0, 0, 3, false));
@@ -53,7 +59,13 @@ static void mistakes_are_named_and_end_the_job(void **state)
     (void)state;
     for (int which = 0; which < 5; which++) {
         rank ranks[1];
-        job what = { .kind = which % 2 ? THREADS : PROCESSES, .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = mistakes, .argument = &which };
+        job what = { .kind = which % 2 ? THREADS : PROCESSES,
+                     .options = { .ranks = 1,
+                                  .threads = 1,
+                                  .heap_bytes = 64 << 20,
+                                  .timeout_ns = 20000000000u },
+                     .run = mistakes,
+                     .argument = &which };
         ms_abort_record cause = run_job(&what, ranks);
         if (*ranks[0].why) fail_msg("mistake %d: %s", which, ranks[0].why);
         assert_int_equal(cause.reason, MS_ABORT_RAISED);
@@ -64,7 +76,8 @@ static void mistakes_are_named_and_end_the_job(void **state)
 static ms_status fails_on_one(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
 {
     (void)user, (void)ready;
-    if (ms_group_rank(bucket->group) == 1) return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "a hook that says no");
+    if (ms_group_rank(bucket->group) == 1)
+        return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "a hook that says no");
     ms_link reduce = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
     return ms_chain_run(&reduce, 1, bucket, result);
 }
@@ -72,7 +85,8 @@ static ms_status fails_on_one(void *user, ms_bucket *bucket, ms_tensor **result,
 static void fail_on_one(rank *self)
 {
     float got[4];
-    ms_status status = reduce_constant(self, &(ms_reducer_options){ .hook = fails_on_one }, 1, 4, got);
+    ms_status status =
+        reduce_constant(self, &(ms_reducer_options){ .hook = fails_on_one }, 1, 4, got);
     CHECK(status != MS_OK && says(self, "a hook that says no"));
     if (self->number == 0) CHECK(says(self, "because rank 1"));
 }
@@ -82,7 +96,12 @@ static void a_hook_that_fails_ends_the_job_for_all(void **state)
     (void)state;
     for (int kind = THREADS; kind <= PROCESSES; kind++) {
         rank ranks[2];
-        job what = { .kind = (job_kind)kind, .options = { .ranks = 2, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = fail_on_one };
+        job what = { .kind = (job_kind)kind,
+                     .options = { .ranks = 2,
+                                  .threads = 1,
+                                  .heap_bytes = 64 << 20,
+                                  .timeout_ns = 20000000000u },
+                     .run = fail_on_one };
         ms_abort_record cause = run_job(&what, ranks);
         for (int r = 0; r < 2; r++)
             if (*ranks[r].why) fail_msg("%s", ranks[r].why);
@@ -113,8 +132,10 @@ static void compare_models(rank *self)
         OK(status);
     } else {
         char expected[64];
-        snprintf(expected, sizeof expected, "parameter %d is ", changed == COUNT ? COUNT : changed + 1);
-        CHECK(status == MS_ERROR_MISMATCH && says(self, expected) && says(self, "on rank 0, 2") && says(self, "on rank 1"));
+        snprintf(expected, sizeof expected, "parameter %d is ",
+                 changed == COUNT ? COUNT : changed + 1);
+        CHECK(status == MS_ERROR_MISMATCH && says(self, expected) && says(self, "on rank 0, 2")
+              && says(self, "on rank 1"));
     }
     for (int i = 0; i < COUNT; i++) ms_tensor_release(all[i]);
 }
@@ -153,7 +174,8 @@ static void values_are_those_of_the_root(void **state)
 static ms_status whole_life(rank *self)
 {
     static const ms_link_options bf16 = { .dtype = MS_BF16 }, average = { .op = MS_REDUCE_OP_AVG };
-    const ms_link links[] = { { .kind = ms_link_find("cast"), .options = bf16 }, { .kind = ms_link_find("all_reduce"), .options = average } };
+    const ms_link links[] = { { .kind = ms_link_find("cast"), .options = bf16 },
+                              { .kind = ms_link_find("all_reduce"), .options = average } };
     model m;
     ms_reducer *reducer = NULL;
     ms_reducer_parameter parameter = { .name = "a" };
@@ -161,7 +183,12 @@ static ms_status whole_life(rank *self)
     parameter.tensor = m.weights[0];
     if (!status) status = ms_ddp_compare(self->world, &parameter, 1);
     if (!status) status = ms_ddp_broadcast(self->world, m.weights, WEIGHTS, 0);
-    if (!status) status = wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2, .links = links, .link_count = 2 }, &reducer);
+    if (!status)
+        status =
+            wrap(self, &m,
+                 (ms_reducer_options){
+                     .cap_bytes = small_caps, .cap_count = 2, .links = links, .link_count = 2 },
+                 &reducer);
     for (uint32_t i = 0; i < 3 && !status; i++) {
         status = ms_reducer_forward(reducer, i != 1);
         if (!status) status = ms_reducer_forward_end(reducer);
@@ -177,7 +204,12 @@ static ms_status whole_life(rank *self)
 static ms_status life_of_parts(rank *self, bool static_graph)
 {
     const ms_dtype half = MS_BF16;
-    ms_reducer_options options = { .cap_bytes = small_caps, .cap_count = 2, .find_unused = !static_graph, .static_graph = static_graph, .delayed = 2, .delayed_dtype = &half };
+    ms_reducer_options options = { .cap_bytes = small_caps,
+                                   .cap_count = 2,
+                                   .find_unused = !static_graph,
+                                   .static_graph = static_graph,
+                                   .delayed = 2,
+                                   .delayed_dtype = &half };
     model m;
     ms_reducer *reducer = NULL;
     ms_tensor *loss = NULL;
@@ -211,7 +243,8 @@ static ms_status planned_life(rank *self)
         status = ms_reducer_forward(reducer, true);
         if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
         if (!status) status = ms_reducer_await_times(reducer);
-        if (!status && ms_reducer_arrivals(reducer, seen, ns) != WEIGHTS) status = ms_engine_fail(self->engine, MS_ERROR_STATE, "nothing was noted");
+        if (!status && ms_reducer_arrivals(reducer, seen, ns) != WEIGHTS)
+            status = ms_engine_fail(self->engine, MS_ERROR_STATE, "nothing was noted");
         if (!status) status = ms_reducer_assign(reducer, order, sizes, 2);
     }
     ms_reducer_free(reducer);
@@ -229,8 +262,12 @@ static ms_status any_life(rank *self, const void *which)
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    static const struct { int life; bool forever; } ways[] = { { 0, false }, { 0, true }, { 1, false }, { 2, true }, { 3, false } };
-    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) fail_each_allocation(any_life, &ways[way].life, ways[way].forever);
+    static const struct {
+        int life;
+        bool forever;
+    } ways[] = { { 0, false }, { 0, true }, { 1, false }, { 2, true }, { 3, false } };
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++)
+        fail_each_allocation(any_life, &ways[way].life, ways[way].forever);
 }
 
 int main(void)

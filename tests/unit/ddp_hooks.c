@@ -9,24 +9,37 @@ static void native_chains(rank *self)
     float got[33];
     ms_link reduce = { .kind = ms_link_find("reduce"), .options = { .op = MS_REDUCE_OP_AVG } };
     ms_link f16[] = { { .kind = ms_link_find("cast"), .options = { .dtype = MS_F16 } }, reduce };
-    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 }, 40000, 33, got));
-    for (int i = 0; i < 33; i++) CHECK(got[i] == 40000);              /* vector V7: the sum is no f16 number */
-    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 }, 1.0 / 7 * (self->number + 1), 1, got));
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 }, 40000, 33,
+                       got));
+    for (int i = 0; i < 33; i++) CHECK(got[i] == 40000); /* vector V7: the sum is no f16 number */
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 2 },
+                       1.0 / 7 * (self->number + 1), 1, got));
     float expected = 0;
-    for (uint32_t r = 0; r < self->ranks; r++) expected += ms_float_from_f16(ms_f16_from_float((float)(1.0 / 7 * (r + 1)))) * (1.0f / (float)self->ranks);
-    CHECK(got[0] == ms_float_from_f16(ms_f16_from_float(expected)) && got[0] != (float)(1.0 / 7 * (self->ranks + 1) / 2));
-    ms_link bf16[] = { { .kind = ms_link_find("cast"), .options = { .dtype = MS_BF16 } }, f16[0], { .kind = ms_link_find("all_reduce"), .options = { .op = MS_REDUCE_OP_AVG } } };
-    OK(reduce_constant(self, &(ms_reducer_options){ .links = bf16, .link_count = 3 }, self->number + 1, 33, got));
+    for (uint32_t r = 0; r < self->ranks; r++)
+        expected += ms_float_from_f16(ms_f16_from_float((float)(1.0 / 7 * (r + 1))))
+                    * (1.0f / (float)self->ranks);
+    CHECK(got[0] == ms_float_from_f16(ms_f16_from_float(expected))
+          && got[0] != (float)(1.0 / 7 * (self->ranks + 1) / 2));
+    ms_link bf16[] = { { .kind = ms_link_find("cast"), .options = { .dtype = MS_BF16 } },
+                       f16[0],
+                       { .kind = ms_link_find("all_reduce"),
+                         .options = { .op = MS_REDUCE_OP_AVG } } };
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = bf16, .link_count = 3 },
+                       self->number + 1, 33, got));
     CHECK(got[32] == (float)(self->ranks + 1) / 2);
     ms_link sum = { .kind = ms_link_find("all_reduce"), .options = { .op = MS_REDUCE_OP_MAX } };
-    OK(reduce_constant(self, &(ms_reducer_options){ .links = &sum, .link_count = 1 }, self->number, 4, got));
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = &sum, .link_count = 1 }, self->number,
+                       4, got));
     CHECK(got[3] == (float)(self->ranks - 1));
     ms_link noop = { .kind = ms_link_find("noop") };
-    OK(reduce_constant(self, &(ms_reducer_options){ .links = &noop, .link_count = 1 }, self->number, 4, got));
+    OK(reduce_constant(self, &(ms_reducer_options){ .links = &noop, .link_count = 1 }, self->number,
+                       4, got));
     CHECK(got[3] == (float)self->number);
     ms_link wrong[] = { noop, reduce };
-    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = wrong, .link_count = 2 }, 1, 1, got) == MS_ERROR_ARGUMENT);
-    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 1 }, 1, 1, got) == MS_ERROR_ARGUMENT);
+    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = wrong, .link_count = 2 }, 1, 1, got)
+          == MS_ERROR_ARGUMENT);
+    CHECK(reduce_constant(self, &(ms_reducer_options){ .links = f16, .link_count = 1 }, 1, 1, got)
+          == MS_ERROR_ARGUMENT);
 }
 
 static void native_links_do_what_they_say(void **state)
@@ -47,7 +60,8 @@ static ms_status doubled(void *user, ms_bucket *bucket, ms_tensor **result, ms_p
     if (!status) status = ms_stream_wait(own, ms_stream_last(ms_engine_current(bucket->engine)));
     if (status) return status;
     before = ms_engine_set_current(bucket->engine, own);
-    status = ms_op_apply(bucket->engine, &ms_op_mul_scalar, &two, false, &bucket->buffer, 1, result, 1);
+    status =
+        ms_op_apply(bucket->engine, &ms_op_mul_scalar, &two, false, &bucket->buffer, 1, result, 1);
     *ready = ms_stream_last(own);
     ms_engine_set_current(bucket->engine, before);
     return status;
@@ -59,7 +73,9 @@ static void own_hooks(rank *self)
 {
     float got[33];
     int calls = 0;
-    OK(reduce_constant(self, &(ms_reducer_options){ .hook = doubled, .hook_user = &calls, .hook_free = freed }, 1.0 + self->number, 33, got));
+    OK(reduce_constant(
+        self, &(ms_reducer_options){ .hook = doubled, .hook_user = &calls, .hook_free = freed },
+        1.0 + self->number, 33, got));
     CHECK(got[0] == 2.0f * (float)(self->number + 1) && got[32] == got[0]);
     CHECK(calls == 101);
 }
@@ -84,7 +100,8 @@ static ms_status step_parameter(ms_engine *engine, ms_tensor *weight)
     ms_tensor *scaled = NULL, *inputs[2] = { weight }, *same = NULL;
     ms_tensor *gradient = ms_tensor_grad(weight);
     ms_attributes rate = { .scalar = { .value = 0.5 } };
-    ms_status status = ms_op_apply(engine, &ms_op_mul_scalar, &rate, false, &gradient, 1, &scaled, 1);
+    ms_status status =
+        ms_op_apply(engine, &ms_op_mul_scalar, &rate, false, &gradient, 1, &scaled, 1);
     inputs[1] = scaled;
     if (!status) status = ms_op_apply(engine, &ms_op_sub, NULL, true, inputs, 2, &same, 1);
     ms_tensor_release(scaled);
@@ -101,7 +118,8 @@ static ms_status step_early(void *user, uint32_t index)
     snprintf(s->calls + strlen(s->calls), 16, index == MS_REDUCED_ALL ? "end " : "%u ", index);
     if (s->fails) return ms_engine_fail(engine, s->fails, "an optimizer that says no");
     ms_status status = ms_engine_stream(engine, "optimizer", &own);
-    if (index == MS_REDUCED_ALL) return status ? status : ms_stream_wait(model_stream, ms_stream_last(own));
+    if (index == MS_REDUCED_ALL)
+        return status ? status : ms_stream_wait(model_stream, ms_stream_last(own));
     ms_point ready[2];
     ms_reducer_ready(s->reducer, index, ready);
     for (int i = 0; i < 2 && !status; i++) status = ms_stream_wait(own, ready[i]);
@@ -109,7 +127,8 @@ static ms_status step_early(void *user, uint32_t index)
     if (!status) status = ms_stream_wait(own, ms_stream_last(model_stream));
     if (status) return status;
     ms_engine_set_current(engine, own);
-    for (uint32_t i = 0; i < bucket->count && !status; i++) status = step_parameter(engine, bucket->parameters[i]);
+    for (uint32_t i = 0; i < bucket->count && !status; i++)
+        status = step_parameter(engine, bucket->parameters[i]);
     ms_engine_set_current(engine, model_stream);
     return status;
 }
@@ -123,10 +142,11 @@ static void step_some(rank *self)
     OK(build(self, &m));
     OK(build(self, &reference));
     OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &s.reducer));
-    OK(wrap(self, &reference, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &other));
+    OK(wrap(self, &reference, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 },
+            &other));
     ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
     for (uint32_t iteration = 0; iteration < 4; iteration++) {
-        OK(ms_reducer_forward(s.reducer, false));                     /* without synchronization nobody is told */
+        OK(ms_reducer_forward(s.reducer, false)); /* without synchronization nobody is told */
         OK(pass(self, &m, self->number, 9, WEIGHTS, false));
         OK(clear(&m));
         OK(ms_reducer_forward(s.reducer, true));
@@ -141,7 +161,8 @@ static void step_some(rank *self)
         ms_reducer_stats_get(s.reducer);
         for (uint32_t b = 0; b < ms_reducer_buckets(s.reducer); b++) {
             CHECK(ms_reducer_bucket_times(s.reducer, b, &times));
-            CHECK(times.ready_ns > 0 && times.ready_ns < 60000000000u && times.reduce_ns > 0 && times.reduce_ns < 60000000000u);
+            CHECK(times.ready_ns > 0 && times.ready_ns < 60000000000u && times.reduce_ns > 0
+                  && times.reduce_ns < 60000000000u);
         }
     }
     CHECK(strcmp(s.calls, "0 end 0 1 2 end 0 1 2 end 0 1 2 end ") == 0);
@@ -165,7 +186,8 @@ static void fail_early(rank *self)
     OK(wrap(self, &m, (ms_reducer_options){ 0 }, &s.reducer));
     ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
     OK(ms_reducer_forward(s.reducer, true));
-    CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE && strstr(ms_engine_error(self->engine)->message, "says no"));
+    CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE
+          && strstr(ms_engine_error(self->engine)->message, "says no"));
     drop(&m);
 }
 
@@ -175,7 +197,11 @@ static void whoever_steps_early_is_told_of_each_bucket(void **state)
     run_well(THREADS, 2, step_some, NULL);
     run_well(PROCESSES, 3, step_some, NULL);
     rank ranks[1];
-    job what = { .kind = THREADS, .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u }, .run = fail_early };
+    job what = {
+        .kind = THREADS,
+        .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u },
+        .run = fail_early
+    };
     assert_int_equal(run_job(&what, ranks).reason, MS_ABORT_RAISED);
     if (*ranks[0].why) fail_msg("%s", ranks[0].why);
 }

@@ -16,26 +16,34 @@ static void train_some(rank *self)
         ms_comm_record(self->engine, true);
         OK(ms_reducer_forward(reducer, true));
         size_t before = ms_comm_record_count(self->engine);
-        CHECK(before == (iteration == 1 ? 2u : 0u));                  /* the rebuild's two broadcasts, once */
+        CHECK(before == (iteration == 1 ? 2u : 0u)); /* the rebuild's two broadcasts, once */
         OK(ms_reducer_forward_end(reducer));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1u : 3u));
         /* One collective for each bucket and iteration. */
         CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));
-        for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++) CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
+        for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++)
+            CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_reducer_step_end(reducer));
         OK(ms_engine_sync(self->engine));
         ms_reducer_stats stats = ms_reducer_stats_get(reducer);
-        CHECK(stats.iterations == iteration + 1 && stats.timed == iteration + 1 && stats.calls == ms_reducer_buckets(reducer));
-        CHECK(stats.payload_bytes == 7528 && llabs((long long)stats.wire_bytes - (long long)(2 * 7528u * (self->ranks - 1) / self->ranks)) < 8);
-        CHECK(stats.backward_ns > 0 && stats.reduce_ns > 0 && stats.backward_ns < 60000000000u && stats.exposed_ns < 60000000000u && stats.forward_ns < 60000000000u && stats.step_ns > 0 && stats.step_ns < 60000000000u);
+        CHECK(stats.iterations == iteration + 1 && stats.timed == iteration + 1
+              && stats.calls == ms_reducer_buckets(reducer));
+        CHECK(stats.payload_bytes == 7528
+              && llabs((long long)stats.wire_bytes
+                       - (long long)(2 * 7528u * (self->ranks - 1) / self->ranks))
+                     < 8);
+        CHECK(stats.backward_ns > 0 && stats.reduce_ns > 0 && stats.backward_ns < 60000000000u
+              && stats.exposed_ns < 60000000000u && stats.forward_ns < 60000000000u
+              && stats.step_ns > 0 && stats.step_ns < 60000000000u);
         OK(clear(&m));
     }
     CHECK(ms_reducer_is_rebuilt(reducer));
     /* e (620 bytes) and d (1116) and c (1440): 2000 bytes are reached */
     const ms_bucket *first = ms_reducer_bucket(reducer, 0);
-    CHECK(first->count == 3 && first->parameters[0] == m.weights[4] && first->parameters[2] == m.weights[2] && !first->is_last);
+    CHECK(first->count == 3 && first->parameters[0] == m.weights[4]
+          && first->parameters[2] == m.weights[2] && !first->is_last);
     CHECK(ms_tensor_storage(first->gradients[0]) == ms_tensor_storage(first->flat));
     CHECK(ms_reducer_bucket(reducer, 2)->is_last && ms_reducer_iterations(reducer) == 4);
     ms_reducer_free(reducer);
@@ -81,7 +89,7 @@ static void accumulate_some(rank *self)
     ms_reducer_free(reducer);
     /* They outlive the buckets. */
     for (int w = 0; w < WEIGHTS; w++) CHECK(ms_tensor_grad(m.weights[w]));
-    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer));                    /* and may be wrapped anew */
+    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer)); /* and may be wrapped anew */
     OK(ms_reducer_forward(reducer, true));
     OK(clear(&m));
     OK(pass(self, &m, self->number, 5, WEIGHTS, false));
@@ -112,13 +120,15 @@ static void many_parameters(rank *self)
         OK(ms_tensor_set_requires_grad(all[i], true));
         parameters[i] = (ms_reducer_parameter){ .tensor = all[i], .name = "p" };
     }
-    OK(ms_reducer_new(self->engine, &(ms_reducer_options){ .group = self->world }, parameters, COUNT, &reducer));
+    OK(ms_reducer_new(self->engine, &(ms_reducer_options){ .group = self->world }, parameters,
+                      COUNT, &reducer));
     for (int iteration = 0; iteration < 2; iteration++) {
         ms_tensor *loss = NULL;
         OK(ms_reducer_forward(reducer, true));
         for (int i = 0; i < COUNT; i++) {
             ms_tensor *sum = NULL, *scaled = NULL, *more = NULL;
-            ms_attributes whole = { .reduce = { .all = true } }, factor = { .scalar = { .value = (i + 1) * (self->number + 1.0) } };
+            ms_attributes whole = { .reduce = { .all = true } },
+                          factor = { .scalar = { .value = (i + 1) * (self->number + 1.0) } };
             OK(ms_apply(self->engine, &ms_op_sum, &whole, false, &all[i], 1, &sum, 1));
             OK(ms_apply(self->engine, &ms_op_mul_scalar, &factor, false, &sum, 1, &scaled, 1));
             ms_tensor *pair[] = { loss, scaled };
@@ -133,7 +143,8 @@ static void many_parameters(rank *self)
         for (int i = 0; i < COUNT; i++) {
             float got[8];
             OK(ms_tensor_read(ms_tensor_grad(all[i]), got, ms_tensor_bytes(all[i])));
-            for (int64_t j = 0; j < ms_tensor_count(all[i]); j++) CHECK(got[j] == (float)(i + 1) * 1.5f);
+            for (int64_t j = 0; j < ms_tensor_count(all[i]); j++)
+                CHECK(got[j] == (float)(i + 1) * 1.5f);
             OK(ms_tensor_set_grad(all[i], NULL));
         }
     }

@@ -1,15 +1,17 @@
-/* ddp_support.h: for tests of ddp: a model of a few lines, wrapped in a reducer, and what one process gives in the place of all ranks. */
+/* ddp_support.h: for tests of ddp: a model of a few lines, wrapped in a reducer, and what one
+ * process gives in the place of all ranks. */
 #ifndef MOONSHARD_TESTS_DDP_SUPPORT_H
 #define MOONSHARD_TESTS_DDP_SUPPORT_H
 
 #include "comm_support.h"
 #include "moonshard/ddp.h"
 
-static const uint64_t small_caps[] = { 2000, 2500 };             /* several buckets of the model below */
+static const uint64_t small_caps[] = { 2000, 2500 }; /* several buckets of the model below */
 
 enum { WEIGHTS = 5, WIDTH = 24, ROWS = 3 };
 
-/* A chain of tanh(x w) with weights of uneven shapes; used last to first, so that gradients come in that order. */
+/* A chain of tanh(x w) with weights of uneven shapes; used last to first, so that gradients come in
+ * that order. */
 typedef struct model {
     ms_tensor *weights[WEIGHTS];
     const char *names[WEIGHTS];
@@ -23,7 +25,7 @@ static inline double weight_value(const void *context, int64_t i)
 
 static inline double input_value(const void *context, int64_t i)
 {
-    const uint32_t *at = context;                              /* rank and iteration */
+    const uint32_t *at = context; /* rank and iteration */
     return 0.1 * (double)((i * 13 + at[0] * 7 + at[1] * 5) % 23 - 11);
 }
 
@@ -42,10 +44,14 @@ static inline ms_status build(rank *self, model *m)
     return status;
 }
 
-static inline void drop(model *m) { for (int w = 0; w < WEIGHTS; w++) ms_tensor_release(m->weights[w]); }
+static inline void drop(model *m)
+{
+    for (int w = 0; w < WEIGHTS; w++) ms_tensor_release(m->weights[w]);
+}
 
 /* A sum over one rank's input; `used` weights, from the first. */
-static inline ms_status forward(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, ms_tensor **loss)
+static inline ms_status forward(rank *self, model *m, uint32_t number, uint32_t iteration,
+                                uint32_t used, ms_tensor **loss)
 {
     const int64_t shape[] = { ROWS, WIDTH };
     uint32_t at[] = { number, iteration };
@@ -67,7 +73,8 @@ static inline ms_status forward(rank *self, model *m, uint32_t number, uint32_t 
     return status;
 }
 
-static inline ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration, uint32_t used, bool retain)
+static inline ms_status pass(rank *self, model *m, uint32_t number, uint32_t iteration,
+                             uint32_t used, bool retain)
 {
     ms_tensor *loss = NULL;
     ms_status status = forward(self, m, number, iteration, used, &loss);
@@ -87,21 +94,26 @@ static inline ms_status clear(model *m)
 static inline ms_status wrap(rank *self, model *m, ms_reducer_options options, ms_reducer **out)
 {
     ms_reducer_parameter parameters[WEIGHTS];
-    for (int w = 0; w < WEIGHTS; w++) parameters[w] = (ms_reducer_parameter){ .tensor = m->weights[w], .name = m->names[w] };
+    for (int w = 0; w < WEIGHTS; w++)
+        parameters[w] = (ms_reducer_parameter){ .tensor = m->weights[w], .name = m->names[w] };
     options.group = self->world;
     return ms_reducer_new(self->engine, &options, parameters, WEIGHTS, out);
 }
 
-/* What one process gives that computes the ranks' gradients apart (summed over passes first .. last) and adds them in rank order. */
-static inline ms_status alone(rank *self, model *m, uint32_t first, uint32_t last, int w, float *sum, size_t count)
+/* What one process gives that computes the ranks' gradients apart (summed over passes first ..
+ * last) and adds them in rank order. */
+static inline ms_status alone(rank *self, model *m, uint32_t first, uint32_t last, int w,
+                              float *sum, size_t count)
 {
     float *one = malloc(count * sizeof *one), factor = 1.0f / (float)self->ranks;
     ms_status status = MS_OK;
     memset(sum, 0, count * sizeof *sum);
     for (uint32_t r = 0; r < self->ranks && !status; r++) {
         status = clear(m);
-        for (uint32_t i = first; i <= last && !status; i++) status = pass(self, m, r, i, WEIGHTS, false);
-        if (!status) status = ms_tensor_read(ms_tensor_grad(m->weights[w]), one, count * sizeof *one);
+        for (uint32_t i = first; i <= last && !status; i++)
+            status = pass(self, m, r, i, WEIGHTS, false);
+        if (!status)
+            status = ms_tensor_read(ms_tensor_grad(m->weights[w]), one, count * sizeof *one);
         for (size_t i = 0; i < count; i++) {
             float share = one[i] * factor;
             sum[i] = r == 0 ? share : sum[i] + share;
@@ -118,8 +130,11 @@ static inline bool reduced(rank *self, model *m, model *reference, uint32_t firs
     for (int w = 0; w < WEIGHTS && equal; w++) {
         size_t count = (size_t)ms_tensor_count(m->weights[w]);
         float *expected = malloc(count * sizeof *expected), *got = malloc(count * sizeof *got);
-        equal = ms_tensor_grad(m->weights[w]) && ms_tensor_read(ms_tensor_grad(m->weights[w]), got, count * sizeof *got) == MS_OK;
-        if (equal) equal = alone(self, reference, first, last, w, expected, count) == MS_OK && memcmp(expected, got, count * sizeof *got) == 0;
+        equal = ms_tensor_grad(m->weights[w])
+                && ms_tensor_read(ms_tensor_grad(m->weights[w]), got, count * sizeof *got) == MS_OK;
+        if (equal)
+            equal = alone(self, reference, first, last, w, expected, count) == MS_OK
+                    && memcmp(expected, got, count * sizeof *got) == 0;
         free(expected);
         free(got);
     }
@@ -127,7 +142,8 @@ static inline bool reduced(rank *self, model *m, model *reference, uint32_t firs
 }
 
 /* One parameter whose gradient is `value` everywhere, reduced by a chain. */
-static inline ms_status reduce_constant(rank *self, const ms_reducer_options *given, double value, int64_t n, float *got)
+static inline ms_status reduce_constant(rank *self, const ms_reducer_options *given, double value,
+                                        int64_t n, float *got)
 {
     ms_tensor *p = NULL, *scaled = NULL, *loss = NULL;
     ms_reducer *reducer = NULL;
@@ -138,9 +154,12 @@ static inline ms_status reduce_constant(rank *self, const ms_reducer_options *gi
     ms_status status = ms_tensor_new(self->engine, MS_F32, 1, &n, &p);
     if (!status) status = fill(p, weight_value, &zero);
     if (!status) status = ms_tensor_set_requires_grad(p, true);
-    if (!status) status = ms_reducer_new(self->engine, &options, &(ms_reducer_parameter){ .tensor = p, .name = "p" }, 1, &reducer);
+    if (!status)
+        status = ms_reducer_new(self->engine, &options,
+                                &(ms_reducer_parameter){ .tensor = p, .name = "p" }, 1, &reducer);
     if (!status) status = ms_reducer_forward(reducer, true);
-    if (!status) status = ms_apply(self->engine, &ms_op_mul_scalar, &factor, false, &p, 1, &scaled, 1);
+    if (!status)
+        status = ms_apply(self->engine, &ms_op_mul_scalar, &factor, false, &p, 1, &scaled, 1);
     if (!status) status = ms_apply(self->engine, &ms_op_sum, &whole, false, &scaled, 1, &loss, 1);
     if (!status) status = ms_backward(self->engine, &loss, NULL, 1, false);
     if (!status) status = ms_tensor_read(ms_tensor_grad(p), got, (size_t)n * sizeof *got);

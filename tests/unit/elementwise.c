@@ -1,25 +1,75 @@
-/* elementwise.c: values, dtypes, strides, broadcasting, in-place twins, gradients and errors of the elementwise operators.
- * ctest: each-isa poisoned */
+/* elementwise.c: values, dtypes, strides, broadcasting, in-place twins, gradients and errors of the
+ * elementwise operators. ctest: each-isa poisoned */
 #include "gradcheck.h"
 
 static ms_engine *engine;
 
-static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }
-static int teardown(void **state) { (void)state; ms_engine_free(engine); return 0; }
+static int setup(void **state)
+{
+    (void)state;
+    engine = engine_with(2, NULL);
+    return 0;
+}
+static int teardown(void **state)
+{
+    (void)state;
+    ms_engine_free(engine);
+    return 0;
+}
 
 /* ------------------------------------------------------------------- values */
 
 static double value_of(const char *name, double a, double b, double c, double v)
 {
-    struct { const char *name; double value; } all[] = {
-        { "neg", -a }, { "exp", exp(a) }, { "log", log(a) }, { "sqrt", sqrt(a) }, { "rsqrt", 1 / sqrt(a) }, { "square", a * a }, { "abs", fabs(a) },
-        { "sign", (a > 0) - (a < 0) }, { "relu", a > 0 ? a : 0 }, { "gelu", 0.5 * a * (1 + tanh(sqrt(2 / M_PI) * (a + 0.044715 * a * a * a))) },
-        { "gelu_erf", 0.5 * a * (1 + erf(a / sqrt(2))) }, { "silu", a / (1 + exp(-a)) }, { "tanh", tanh(a) }, { "sigmoid", 1 / (1 + exp(-a)) },
-        { "pow", pow(a, v) }, { "is_finite", isfinite(a) }, { "add_scalar", a + v }, { "mul_scalar", a * v }, { "div_scalar", a / v }, { "rsub_scalar", v - a },
-        { "rdiv_scalar", v / a }, { "maximum_scalar", fmax(a, v) }, { "minimum_scalar", fmin(a, v) }, { "eq_scalar", a == v }, { "ne_scalar", a != v },
-        { "lt_scalar", a < v }, { "le_scalar", a <= v }, { "gt_scalar", a > v }, { "ge_scalar", a >= v }, { "add", a + v * b }, { "sub", a - v * b }, { "mul", a * b },
-        { "div", a / b }, { "maximum", fmax(a, b) }, { "minimum", fmin(a, b) }, { "swiglu", a * b / (1 + exp(-b)) }, { "eq", a == b }, { "ne", a != b },
-        { "lt", a < b }, { "le", a <= b }, { "gt", a > b }, { "ge", a >= b }, { "lerp", a + c * (b - a) }, { "addcmul", a + v * b * c }, { "addcdiv", a + v * b / c },
+    struct {
+        const char *name;
+        double value;
+    } all[] = {
+        { "neg", -a },
+        { "exp", exp(a) },
+        { "log", log(a) },
+        { "sqrt", sqrt(a) },
+        { "rsqrt", 1 / sqrt(a) },
+        { "square", a * a },
+        { "abs", fabs(a) },
+        { "sign", (a > 0) - (a < 0) },
+        { "relu", a > 0 ? a : 0 },
+        { "gelu", 0.5 * a * (1 + tanh(sqrt(2 / M_PI) * (a + 0.044715 * a * a * a))) },
+        { "gelu_erf", 0.5 * a * (1 + erf(a / sqrt(2))) },
+        { "silu", a / (1 + exp(-a)) },
+        { "tanh", tanh(a) },
+        { "sigmoid", 1 / (1 + exp(-a)) },
+        { "pow", pow(a, v) },
+        { "is_finite", isfinite(a) },
+        { "add_scalar", a + v },
+        { "mul_scalar", a * v },
+        { "div_scalar", a / v },
+        { "rsub_scalar", v - a },
+        { "rdiv_scalar", v / a },
+        { "maximum_scalar", fmax(a, v) },
+        { "minimum_scalar", fmin(a, v) },
+        { "eq_scalar", a == v },
+        { "ne_scalar", a != v },
+        { "lt_scalar", a < v },
+        { "le_scalar", a <= v },
+        { "gt_scalar", a > v },
+        { "ge_scalar", a >= v },
+        { "add", a + v * b },
+        { "sub", a - v * b },
+        { "mul", a * b },
+        { "div", a / b },
+        { "maximum", fmax(a, b) },
+        { "minimum", fmin(a, b) },
+        { "swiglu", a * b / (1 + exp(-b)) },
+        { "eq", a == b },
+        { "ne", a != b },
+        { "lt", a < b },
+        { "le", a <= b },
+        { "gt", a > b },
+        { "ge", a >= b },
+        { "lerp", a + c * (b - a) },
+        { "addcmul", a + v * b * c },
+        { "addcdiv", a + v * b / c },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, name) == 0) return all[i].value;
@@ -27,18 +77,43 @@ static double value_of(const char *name, double a, double b, double c, double v)
     return 0;
 }
 
-static const char *const unary[] = { "neg", "exp", "square", "abs", "sign", "relu", "gelu", "gelu_erf", "silu", "tanh", "sigmoid", "is_finite", "add_scalar", "mul_scalar",
-                                     "div_scalar", "rsub_scalar", "rdiv_scalar", "maximum_scalar", "minimum_scalar", "eq_scalar", "ne_scalar", "lt_scalar", "le_scalar",
-                                     "gt_scalar", "ge_scalar" };
+static const char *const unary[] = { "neg",
+                                     "exp",
+                                     "square",
+                                     "abs",
+                                     "sign",
+                                     "relu",
+                                     "gelu",
+                                     "gelu_erf",
+                                     "silu",
+                                     "tanh",
+                                     "sigmoid",
+                                     "is_finite",
+                                     "add_scalar",
+                                     "mul_scalar",
+                                     "div_scalar",
+                                     "rsub_scalar",
+                                     "rdiv_scalar",
+                                     "maximum_scalar",
+                                     "minimum_scalar",
+                                     "eq_scalar",
+                                     "ne_scalar",
+                                     "lt_scalar",
+                                     "le_scalar",
+                                     "gt_scalar",
+                                     "ge_scalar" };
 static const char *const positive[] = { "log", "sqrt", "rsqrt", "pow" };
-static const char *const binary[] = { "add", "sub", "mul", "div", "maximum", "minimum", "swiglu", "eq", "ne", "lt", "le", "gt", "ge" };
+static const char *const binary[] = { "add", "sub", "mul", "div", "maximum", "minimum", "swiglu",
+                                      "eq",  "ne",  "lt",  "le",  "gt",      "ge" };
 static const char *const ternary[] = { "lerp", "addcmul", "addcdiv" };
 
 static const double factor = 1.5;
 static const ms_attributes with_factor = { .scalar = { .value = 1.5, .has_low = true } };
 
-/* n elements against the reference. f32 kernels are within 4 units in the last place; 16-bit results are rounded once more. */
-static void check_values(const char *name, uint32_t inputs, bool above_zero, ms_dtype dtype, int64_t n)
+/* n elements against the reference. f32 kernels are within 4 units in the last place; 16-bit
+ * results are rounded once more. */
+static void check_values(const char *name, uint32_t inputs, bool above_zero, ms_dtype dtype,
+                         int64_t n)
 {
     ms_tensor *in[3] = { NULL, NULL, NULL };
     double *x[3] = { NULL, NULL, NULL };
@@ -73,19 +148,27 @@ static void test_values_in_every_float_dtype_at_every_length(void **state)
     static const int64_t lengths[] = { 0, 1, 15, 16, 17, 513, 3000 };
     for (size_t d = 0; d < COUNT(dtypes); d++)
         for (size_t l = 0; l < COUNT(lengths); l++) {
-            for (size_t i = 0; i < COUNT(unary); i++) check_values(unary[i], 1, false, dtypes[d], lengths[l]);
-            for (size_t i = 0; i < COUNT(positive); i++) check_values(positive[i], 1, true, dtypes[d], lengths[l]);
-            for (size_t i = 0; i < COUNT(binary); i++) check_values(binary[i], 2, false, dtypes[d], lengths[l]);
-            for (size_t i = 0; i < COUNT(ternary); i++) check_values(ternary[i], 3, false, dtypes[d], lengths[l]);
+            for (size_t i = 0; i < COUNT(unary); i++)
+                check_values(unary[i], 1, false, dtypes[d], lengths[l]);
+            for (size_t i = 0; i < COUNT(positive); i++)
+                check_values(positive[i], 1, true, dtypes[d], lengths[l]);
+            for (size_t i = 0; i < COUNT(binary); i++)
+                check_values(binary[i], 2, false, dtypes[d], lengths[l]);
+            for (size_t i = 0; i < COUNT(ternary); i++)
+                check_values(ternary[i], 3, false, dtypes[d], lengths[l]);
         }
 }
 
-/* What the reference cannot say: infinities, NaN, zeros of both signs, and where results overflow or vanish. */
+/* What the reference cannot say: infinities, NaN, zeros of both signs, and where results overflow
+ * or vanish. */
 static void test_special_values(void **state)
 {
     (void)state;
     const double in[] = { INFINITY, -INFINITY, NAN, 0.0, -0.0, 89, -104, 1e-30 };
-    const struct { const char *name; double want[8]; } cases[] = {
+    const struct {
+        const char *name;
+        double want[8];
+    } cases[] = {
         { "exp", { INFINITY, 0, NAN, 1, 1, INFINITY, 0, 1 } },
         { "log", { INFINITY, NAN, NAN, -INFINITY, -INFINITY, 4.48863637, NAN, -69.0775528 } },
         { "tanh", { 1, -1, NAN, 0, 0, 1, -1, 1e-30 } },
@@ -101,7 +184,8 @@ static void test_special_values(void **state)
         assert_values(y, cases[i].want, 8, 1e-6, cases[i].name);
         ms_tensor_release(y);
     }
-    ms_attributes bounds = { .scalar = { .value = -1, .high = 2, .has_low = true, .has_high = true } };
+    ms_attributes bounds = { .scalar = {
+                                 .value = -1, .high = 2, .has_low = true, .has_high = true } };
     ms_tensor *y = apply(engine, &ms_op_clamp, &bounds, &x, 1);
     assert_values(y, (double[]){ 2, -1, NAN, 0, 0, 2, -1, 1e-30 }, 8, 1e-6, "clamp");
     ms_tensor_release(y);
@@ -118,9 +202,15 @@ static void test_integers_are_exact_and_wrap(void **state)
     assert_ok(engine, ms_tensor_new(engine, MS_I64, DIMS(3), &y));
     assert_ok(engine, ms_tensor_write(x, a, sizeof a));
     assert_ok(engine, ms_tensor_write(y, b, sizeof b));
-    struct { const ms_op *op; int64_t want[3]; } cases[] = {
-        { &ms_op_add, { 9007199254740996, 2, INT64_MIN } }, { &ms_op_sub, { 9007199254740990, -12, INT64_MAX - 1 } },
-        { &ms_op_mul, { 27021597764222979, -35, INT64_MAX } }, { &ms_op_maximum, { 9007199254740993, 7, INT64_MAX } }, { &ms_op_minimum, { 3, -5, 1 } },
+    struct {
+        const ms_op *op;
+        int64_t want[3];
+    } cases[] = {
+        { &ms_op_add, { 9007199254740996, 2, INT64_MIN } },
+        { &ms_op_sub, { 9007199254740990, -12, INT64_MAX - 1 } },
+        { &ms_op_mul, { 27021597764222979, -35, INT64_MAX } },
+        { &ms_op_maximum, { 9007199254740993, 7, INT64_MAX } },
+        { &ms_op_minimum, { 3, -5, 1 } },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_tensor *out = apply(engine, cases[i].op, NULL, OPERANDS(x, y), 2);
@@ -130,12 +220,16 @@ static void test_integers_are_exact_and_wrap(void **state)
     }
     ms_tensor_release(x);
     ms_tensor_release(y);
-    const struct { ms_dtype dtype; double limit; } small[] = { { MS_U8, 255 }, { MS_U16, 65535 }, { MS_I32, 2147483647 } };
+    const struct {
+        ms_dtype dtype;
+        double limit;
+    } small[] = { { MS_U8, 255 }, { MS_U16, 65535 }, { MS_I32, 2147483647 } };
     for (size_t i = 0; i < COUNT(small); i++) {
         ms_attributes one = { .scalar = { .value = 1 } };
         x = tensor_of(engine, small[i].dtype, DIMS(2), (double[]){ small[i].limit, 4 });
         y = apply(engine, &ms_op_add_scalar, &one, &x, 1);
-        assert_values(y, (double[]){ small[i].dtype == MS_I32 ? -2147483648.0 : 0, 5 }, 2, 0, "wrap");
+        assert_values(y, (double[]){ small[i].dtype == MS_I32 ? -2147483648.0 : 0, 5 }, 2, 0,
+                      "wrap");
         ms_tensor_release(y);
         one.scalar.value = 3;
         y = apply(engine, &ms_op_pow, &one, &x, 1);
@@ -149,12 +243,14 @@ static void test_integers_are_exact_and_wrap(void **state)
 
 /* ------------------------------------------------- strides and broadcasting */
 
-/* a + b for windows of any strides, into a new tensor and in place, against loops over their values. */
+/* a + b for windows of any strides, into a new tensor and in place, against loops over their
+ * values. */
 static void check_sum(ms_tensor *a, ms_tensor *b)
 {
     uint32_t dims = 0;
     int64_t shape[MS_DIMS_MAX];
-    assert_true(ms_shape_broadcast(ms_tensor_dims(a), ms_tensor_shape(a), ms_tensor_dims(b), ms_tensor_shape(b), &dims, shape));
+    assert_true(ms_shape_broadcast(ms_tensor_dims(a), ms_tensor_shape(a), ms_tensor_dims(b),
+                                   ms_tensor_shape(b), &dims, shape));
     int64_t count = ms_shape_count(dims, shape);
     double *x = tensor_get(a), *y = tensor_get(b), *want = calloc((size_t)count + 1, sizeof *want);
     ms_tensor *tensors[2] = { a, b };
@@ -197,17 +293,26 @@ static void test_strides_and_broadcasting_in_every_dtype(void **state)
     for (size_t d = 0; d < COUNT(dtypes); d++) {
         double ramp[1200];
         for (int i = 0; i < 1200; i++) ramp[i] = i % 100;
-        ms_tensor *base = tensor_of(engine, dtypes[d], DIMS(1200), ramp), *other = tensor_of(engine, dtypes[d], DIMS(1200), ramp);
+        ms_tensor *base = tensor_of(engine, dtypes[d], DIMS(1200), ramp),
+                  *other = tensor_of(engine, dtypes[d], DIMS(1200), ramp);
         ms_tensor *windows[] = {
             /* plain, transposed */
-            window_of(base, DIMS(20, 60), SHAPE(60, 1), 0), window_of(base, DIMS(20, 60), SHAPE(1, 20), 0),
+            window_of(base, DIMS(20, 60), SHAPE(60, 1), 0),
+            window_of(base, DIMS(20, 60), SHAPE(1, 20), 0),
             /* Every other one; short rows. */
-            window_of(base, DIMS(20, 30), SHAPE(60, 2), 1), window_of(base, DIMS(4, 5, 3), SHAPE(60, 7, 2), 11),
-            window_of(base, 8, SHAPE(2, 1, 2, 1, 2, 3, 1, 2), SHAPE(600, 1, 300, 1, 24, 8, 1, 3), 5), window_of(base, 0, NULL, NULL, 7),
+            window_of(base, DIMS(20, 30), SHAPE(60, 2), 1),
+            window_of(base, DIMS(4, 5, 3), SHAPE(60, 7, 2), 11),
+            window_of(base, 8, SHAPE(2, 1, 2, 1, 2, 3, 1, 2), SHAPE(600, 1, 300, 1, 24, 8, 1, 3),
+                      5),
+            window_of(base, 0, NULL, NULL, 7),
         };
         ms_tensor *second[] = {
-            window_of(other, DIMS(60), SHAPE(1), 0), window_of(other, DIMS(20, 60), SHAPE(60, 1), 0), window_of(other, DIMS(20, 1), SHAPE(60, 1), 0),
-            window_of(other, DIMS(5, 1), SHAPE(2, 1), 3), window_of(other, DIMS(3, 1, 2), SHAPE(1, 1, 9), 0), window_of(other, DIMS(2, 3), SHAPE(3, 1), 0),
+            window_of(other, DIMS(60), SHAPE(1), 0),
+            window_of(other, DIMS(20, 60), SHAPE(60, 1), 0),
+            window_of(other, DIMS(20, 1), SHAPE(60, 1), 0),
+            window_of(other, DIMS(5, 1), SHAPE(2, 1), 3),
+            window_of(other, DIMS(3, 1, 2), SHAPE(1, 1, 9), 0),
+            window_of(other, DIMS(2, 3), SHAPE(3, 1), 0),
         };
         for (size_t i = 0; i < COUNT(windows); i++) check_sum(windows[i], second[i]);
         for (size_t i = 0; i < COUNT(windows); i++) check_sum(windows[i], windows[5]);
@@ -226,16 +331,20 @@ static void test_in_place_with_an_operand_that_overlaps(void **state)
     const double values[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9 };
     ms_tensor *base = tensor_of(engine, MS_F32, DIMS(3, 3), values), *out = NULL;
     ms_tensor *turned = window_of(base, DIMS(3, 3), SHAPE(1, 3), 0);
-    assert_ok(engine, ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(base, turned), 2, &out, 1));
+    assert_ok(engine,
+              ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(base, turned), 2, &out, 1));
     assert_values(base, (double[]){ 2, 6, 10, 6, 10, 14, 10, 14, 18 }, 9, 0, "x + x^T in place");
     ms_tensor_release(out);
     tensor_set(base, values);
-    ms_tensor *tail = window_of(base, DIMS(8), SHAPE(1), 1), *head = window_of(base, DIMS(8), SHAPE(1), 0);
-    assert_ok(engine, ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(tail, head), 2, &out, 1));
+    ms_tensor *tail = window_of(base, DIMS(8), SHAPE(1), 1),
+              *head = window_of(base, DIMS(8), SHAPE(1), 0);
+    assert_ok(engine,
+              ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(tail, head), 2, &out, 1));
     assert_values(base, (double[]){ 1, 3, 5, 7, 9, 11, 13, 15, 17 }, 9, 0, "shifted in place");
     ms_tensor_release(out);
     ms_tensor *wide = window_of(base, DIMS(4, 9), SHAPE(0, 1), 0);
-    assert_refused(engine, ms_op_apply(engine, &ms_op_neg, NULL, true, &wide, 1, &out, 1), "expanded");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_neg, NULL, true, &wide, 1, &out, 1),
+                   "expanded");
     ms_tensor *all[] = { base, turned, tail, head, wide };
     for (size_t i = 0; i < COUNT(all); i++) ms_tensor_release(all[i]);
 }
@@ -243,7 +352,8 @@ static void test_in_place_with_an_operand_that_overlaps(void **state)
 static void test_masks(void **state)
 {
     (void)state;
-    ms_tensor *mask = tensor_of(engine, MS_BOOL, DIMS(2, 1), (double[]){ 1, 0 }), *a = tensor_of(engine, MS_F32, DIMS(2), (double[]){ 1, INFINITY });
+    ms_tensor *mask = tensor_of(engine, MS_BOOL, DIMS(2, 1), (double[]){ 1, 0 }),
+              *a = tensor_of(engine, MS_F32, DIMS(2), (double[]){ 1, INFINITY });
     ms_tensor *b = tensor_of(engine, MS_F32, DIMS(2, 2), (double[]){ NAN, 5, 6, 7 });
     ms_tensor *out = apply(engine, &ms_op_where, NULL, OPERANDS(mask, a, b), 3);
     assert_values(out, (double[]){ 1, INFINITY, 6, 7 }, 4, 0, "where");
@@ -252,7 +362,9 @@ static void test_masks(void **state)
     out = apply(engine, &ms_op_masked_fill, &number, OPERANDS(b, mask), 2);
     assert_values(out, (double[]){ -INFINITY, -INFINITY, 6, 7 }, 4, 0, "masked_fill");
     ms_tensor_release(out);
-    assert_refused(engine, ms_op_apply(engine, &ms_op_where, NULL, false, OPERANDS(a, a, b), 3, &out, 1), "mask must be bool");
+    assert_refused(engine,
+                   ms_op_apply(engine, &ms_op_where, NULL, false, OPERANDS(a, a, b), 3, &out, 1),
+                   "mask must be bool");
     ms_tensor_release(mask);
     ms_tensor_release(a);
     ms_tensor_release(b);
@@ -260,18 +372,22 @@ static void test_masks(void **state)
 
 /* ---------------------------------------------------------------- gradients */
 
-static void check_one(const char *name, uint32_t inputs, bool above_zero, bool in_place, const ms_attributes *attributes)
+static void check_one(const char *name, uint32_t inputs, bool above_zero, bool in_place,
+                      const ms_attributes *attributes)
 {
     int64_t shape[3][2] = { { 3, 4 }, { 3, 1 }, { 3, 4 } };
     ms_tensor *in[3];
     for (uint32_t k = 0; k < inputs; k++) {
         in[k] = tensor_of(engine, MS_F32, 2, shape[k], NULL);
         double *x = tensor_get(in[k]);
-        for (int64_t i = 0; i < ms_tensor_count(in[k]); i++) x[i] = above_zero ? fabs(x[i]) + 0.3 : x[i];
+        for (int64_t i = 0; i < ms_tensor_count(in[k]); i++)
+            x[i] = above_zero ? fabs(x[i]) + 0.3 : x[i];
         tensor_set(in[k], x);
         free(x);
     }
-    gradcheck check = { .op = ms_op_find(name), .inputs = inputs, .in_place = in_place, .attributes = *attributes };
+    gradcheck check = {
+        .op = ms_op_find(name), .inputs = inputs, .in_place = in_place, .attributes = *attributes
+    };
     check_gradients(engine, check, in);
     for (uint32_t k = 0; k < inputs; k++) ms_tensor_release(in[k]);
 }
@@ -279,12 +395,18 @@ static void check_one(const char *name, uint32_t inputs, bool above_zero, bool i
 static void test_gradients_out_of_place_and_in_place(void **state)
 {
     (void)state;
-    static const char *const one[] = { "neg", "exp", "square", "abs", "sign", "relu", "gelu", "gelu_erf", "silu", "tanh", "sigmoid", "add_scalar", "mul_scalar", "div_scalar",
-                                       "rsub_scalar", "maximum_scalar", "minimum_scalar" };
+    static const char *const one[] = {
+        "neg",           "exp",        "square",      "abs",
+        "sign",          "relu",       "gelu",        "gelu_erf",
+        "silu",          "tanh",       "sigmoid",     "add_scalar",
+        "mul_scalar",    "div_scalar", "rsub_scalar", "maximum_scalar",
+        "minimum_scalar"
+    };
     static const char *const one_positive[] = { "log", "sqrt", "rsqrt", "rdiv_scalar" };
     for (int in_place = 0; in_place < 2; in_place++) {
         for (size_t i = 0; i < COUNT(one); i++) check_one(one[i], 1, false, in_place, &with_factor);
-        for (size_t i = 0; i < COUNT(one_positive); i++) check_one(one_positive[i], 1, true, in_place, &with_factor);
+        for (size_t i = 0; i < COUNT(one_positive); i++)
+            check_one(one_positive[i], 1, true, in_place, &with_factor);
         for (double p = -1; p <= 3; p += 0.5) {
             ms_attributes exponent = { .scalar = { .value = p } };
             check_one("pow", 1, true, in_place, &exponent);
@@ -293,7 +415,8 @@ static void test_gradients_out_of_place_and_in_place(void **state)
         for (size_t i = 0; i < COUNT(two); i++) check_one(two[i], 2, false, in_place, &with_factor);
         check_one("div", 2, true, in_place, &with_factor);
         check_one("lerp", 2, false, in_place, &with_factor);
-        for (size_t i = 0; i < COUNT(ternary); i++) check_one(ternary[i], 3, true, in_place, &with_factor);
+        for (size_t i = 0; i < COUNT(ternary); i++)
+            check_one(ternary[i], 3, true, in_place, &with_factor);
     }
 }
 
@@ -301,7 +424,9 @@ static void test_gradients_where_differences_say_nothing(void **state)
 {
     (void)state;
     const double x[] = { -2, -1, 0, 1, 2, 3 };
-    ms_tensor *in[2] = { tensor_of(engine, MS_F32, DIMS(6), x), tensor_of(engine, MS_F32, DIMS(6), x) }, *results[2];
+    ms_tensor *in[2] = { tensor_of(engine, MS_F32, DIMS(6), x),
+                         tensor_of(engine, MS_F32, DIMS(6), x) },
+              *results[2];
     struct {
         const ms_op *op;
         ms_attributes attributes;
@@ -309,18 +434,27 @@ static void test_gradients_where_differences_say_nothing(void **state)
         double want[6];
     } cases[] = {
         { &ms_op_relu, { .scalar = { .value = 0 } }, 1, { 0, 0, 0, 1, 1, 1 } },
-        { &ms_op_clamp, { .scalar = { .value = -1, .high = 2, .has_low = true, .has_high = true } }, 1, { 0, 1, 1, 1, 1, 0 } },
+        { &ms_op_clamp,
+          { .scalar = { .value = -1, .high = 2, .has_low = true, .has_high = true } },
+          1,
+          { 0, 1, 1, 1, 1, 0 } },
         { &ms_op_clamp, { .scalar = { .high = 0, .has_high = true } }, 1, { 1, 1, 1, 0, 0, 0 } },
         { &ms_op_maximum, { .scalar = { .value = 0 } }, 2, { 0.5, 0.5, 0.5, 0.5, 0.5, 0.5 } },
         { &ms_op_pow, { .scalar = { .value = 0 } }, 1, { 0, 0, 0, 0, 0, 0 } },
         { &ms_op_pow, { .scalar = { .value = 3 } }, 1, { 12, 3, 0, 3, 12, 27 } },
-        { &ms_op_gelu, { .scalar = { .value = 0 } }, 1, { -0.0860992566, -0.0829640838, 0.5, 1.08296408, 1.08609926, 1.01158417 } },
+        { &ms_op_gelu,
+          { .scalar = { .value = 0 } },
+          1,
+          { -0.0860992566, -0.0829640838, 0.5, 1.08296408, 1.08609926, 1.01158417 } },
     };
     for (size_t c = 0; c < COUNT(cases); c++) {
-        gradcheck check = { .op = cases[c].op, .attributes = cases[c].attributes, .inputs = cases[c].inputs };
+        gradcheck check = { .op = cases[c].op,
+                            .attributes = cases[c].attributes,
+                            .inputs = cases[c].inputs };
         gradcheck_backward(engine, &check, in, results);
         double *got = tensor_get(results[0]);
-        for (size_t i = 0; i < 6; i++) assert_near(got[i], cases[c].want[i] * weight(0, i), 1e-5, cases[c].op->name, i);
+        for (size_t i = 0; i < 6; i++)
+            assert_near(got[i], cases[c].want[i] * weight(0, i), 1e-5, cases[c].op->name, i);
         free(got);
         for (uint32_t i = 0; i < cases[c].inputs; i++) ms_tensor_release(results[i]);
     }
@@ -328,17 +462,25 @@ static void test_gradients_where_differences_say_nothing(void **state)
     ms_tensor_release(in[1]);
 }
 
-/* A result that does not move passes nothing back: not even an infinite gradient times 0, which would be NaN. */
+/* A result that does not move passes nothing back: not even an infinite gradient times 0, which
+ * would be NaN. */
 static void test_flat_results_pass_nothing_back(void **state)
 {
     (void)state;
     const double incoming[] = { INFINITY, -INFINITY };
-    const ms_op *const flat[] = { &ms_op_sign, &ms_op_pow };            /* x^0 */
+    const ms_op *const flat[] = { &ms_op_sign, &ms_op_pow }; /* x^0 */
     for (size_t i = 0; i < COUNT(flat); i++) {
         ms_tensor *g = tensor_of(engine, MS_F32, DIMS(2), incoming), *result = NULL;
         ms_tensor_info info = { .dtype = MS_F32, .dims = 1, .shape = { 2 } };
-        ms_op_gradient gradient = { .engine = engine, .op = flat[i], .inputs = &info, .input_count = 1, .outputs = &info, .gradients = &g, .output_count = 1,
-                                    .results = &result, .needs = (bool[]){ true } };
+        ms_op_gradient gradient = { .engine = engine,
+                                    .op = flat[i],
+                                    .inputs = &info,
+                                    .input_count = 1,
+                                    .outputs = &info,
+                                    .gradients = &g,
+                                    .output_count = 1,
+                                    .results = &result,
+                                    .needs = (bool[]){ true } };
         assert_int_equal(flat[i]->backward(&gradient), MS_OK);
         double *got = tensor_get(result);
         assert_true(got[0] == 0 && got[1] == 0);
@@ -351,10 +493,21 @@ static void test_flat_results_pass_nothing_back(void **state)
 static void test_gradients_of_masks(void **state)
 {
     (void)state;
-    ms_tensor *mask = tensor_of(engine, MS_BOOL, DIMS(2, 1), (double[]){ 1, 0 }), *a = tensor_of(engine, MS_F32, DIMS(3), NULL), *b = tensor_of(engine, MS_F32, DIMS(2, 3), NULL);
+    ms_tensor *mask = tensor_of(engine, MS_BOOL, DIMS(2, 1), (double[]){ 1, 0 }),
+              *a = tensor_of(engine, MS_F32, DIMS(3), NULL),
+              *b = tensor_of(engine, MS_F32, DIMS(2, 3), NULL);
     check_gradients(engine, (gradcheck){ .op = &ms_op_where, .inputs = 3 }, OPERANDS(mask, a, b));
-    check_gradients(engine, (gradcheck){ .op = &ms_op_masked_fill, .inputs = 2, .attributes = { .scalar = { .value = 4 } } }, OPERANDS(b, mask));
-    check_gradients(engine, (gradcheck){ .op = &ms_op_masked_fill, .inputs = 2, .in_place = true, .attributes = { .scalar = { .value = 4 } } }, OPERANDS(b, mask));
+    check_gradients(engine,
+                    (gradcheck){ .op = &ms_op_masked_fill,
+                                 .inputs = 2,
+                                 .attributes = { .scalar = { .value = 4 } } },
+                    OPERANDS(b, mask));
+    check_gradients(engine,
+                    (gradcheck){ .op = &ms_op_masked_fill,
+                                 .inputs = 2,
+                                 .in_place = true,
+                                 .attributes = { .scalar = { .value = 4 } } },
+                    OPERANDS(b, mask));
     ms_tensor_release(mask);
     ms_tensor_release(a);
     ms_tensor_release(b);
@@ -364,13 +517,15 @@ static void test_gradients_of_masks(void **state)
 static void test_one_element_of_another_float_dtype(void **state)
 {
     (void)state;
-    ms_tensor *x = tensor_of(engine, MS_BF16, DIMS(4), (double[]){ 1, 2, 3, 4 }), *s = tensor_of(engine, MS_F32, 0, NULL, (double[]){ 0.5 }), *results[2];
+    ms_tensor *x = tensor_of(engine, MS_BF16, DIMS(4), (double[]){ 1, 2, 3, 4 }),
+              *s = tensor_of(engine, MS_F32, 0, NULL, (double[]){ 0.5 }), *results[2];
     ms_tensor *y = apply(engine, &ms_op_mul, NULL, OPERANDS(s, x), 2);
     assert_int_equal(ms_tensor_dtype(y), MS_BF16);
     assert_values(y, (double[]){ 0.5, 1, 1.5, 2 }, 4, 0, "scaled");
     gradcheck check = { .op = &ms_op_mul, .inputs = 2 };
     gradcheck_backward(engine, &check, OPERANDS(x, s), results);
-    assert_values(results[1], (double[]){ 0.5 + 2 * 1.24 + 3 * 1.98 + 4 * 0.87 }, 1, 1e-2, "gradient of the number");
+    assert_values(results[1], (double[]){ 0.5 + 2 * 1.24 + 3 * 1.98 + 4 * 0.87 }, 1, 1e-2,
+                  "gradient of the number");
     for (int i = 0; i < 2; i++) ms_tensor_release(results[i]);
     ms_tensor_release(x);
     ms_tensor_release(s);
@@ -392,7 +547,8 @@ static void test_bits_do_not_depend_on_threads(void **state)
         assert_ok(own, ms_tensor_new(own, MS_F32, 2, shape, &x));
         assert_ok(own, ms_op_apply(own, &ms_op_normal, &draw, true, &x, 1, &filled, 1));
         assert_ok(own, ms_tensor_window(x, DIMS(300, 701), SHAPE(1, 300), 0, &turned));
-        ms_tensor *sum = apply(own, &ms_op_add, NULL, OPERANDS(x, turned), 2), *y = apply(own, &ms_op_gelu, NULL, &sum, 1);
+        ms_tensor *sum = apply(own, &ms_op_add, NULL, OPERANDS(x, turned), 2),
+                  *y = apply(own, &ms_op_gelu, NULL, &sum, 1);
         assert_ok(own, ms_tensor_read(y, got, sizeof(float) * 300 * 701));
         if (first == NULL) {
             first = malloc(sizeof(float) * 300 * 701);
@@ -410,17 +566,28 @@ static void test_bits_do_not_depend_on_threads(void **state)
 static void test_mistakes_are_named(void **state)
 {
     (void)state;
-    ms_tensor *f = tensor_of(engine, MS_F32, DIMS(2, 3), NULL), *h = tensor_of(engine, MS_F16, DIMS(2, 3), NULL), *i = tensor_of(engine, MS_I64, DIMS(2, 3), NULL);
-    ms_tensor *b = tensor_of(engine, MS_BOOL, DIMS(2, 3), NULL), *v = tensor_of(engine, MS_F32, DIMS(4), NULL), *out = NULL;
+    ms_tensor *f = tensor_of(engine, MS_F32, DIMS(2, 3), NULL),
+              *h = tensor_of(engine, MS_F16, DIMS(2, 3), NULL),
+              *i = tensor_of(engine, MS_I64, DIMS(2, 3), NULL);
+    ms_tensor *b = tensor_of(engine, MS_BOOL, DIMS(2, 3), NULL),
+              *v = tensor_of(engine, MS_F32, DIMS(4), NULL), *out = NULL;
     ms_attributes half = { .scalar = { .value = 0.5 } };
-    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, false, OPERANDS(f, v), 2, &out, 1), "add: [2, 3] f32 and [4] f32: these shapes do not broadcast");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, false, OPERANDS(f, h), 2, &out, 1), "the dtypes differ");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_mul, NULL, false, OPERANDS(b, b), 2, &out, 1), "does not work on bool");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_exp, NULL, false, &i, 1, &out, 1), "needs f32, f16 or bf16");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_mul_scalar, &half, false, &i, 1, &out, 1), "0.5 is not a whole number");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(v, f), 2, &out, 1), "do not broadcast");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, false, OPERANDS(f, v), 2, &out, 1),
+                   "add: [2, 3] f32 and [4] f32: these shapes do not broadcast");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, false, OPERANDS(f, h), 2, &out, 1),
+                   "the dtypes differ");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_mul, NULL, false, OPERANDS(b, b), 2, &out, 1),
+                   "does not work on bool");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_exp, NULL, false, &i, 1, &out, 1),
+                   "needs f32, f16 or bf16");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_mul_scalar, &half, false, &i, 1, &out, 1),
+                   "0.5 is not a whole number");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(v, f), 2, &out, 1),
+                   "do not broadcast");
     ms_tensor *row = tensor_of(engine, MS_F32, DIMS(3), NULL);
-    assert_refused(engine, ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(row, f), 2, &out, 1), "another shape");
+    assert_refused(engine,
+                   ms_op_apply(engine, &ms_op_add, NULL, true, OPERANDS(row, f), 2, &out, 1),
+                   "another shape");
     assert_null(out);
     ms_tensor *all[] = { f, h, i, b, v, row };
     for (size_t k = 0; k < COUNT(all); k++) ms_tensor_release(all[k]);
@@ -429,11 +596,19 @@ static void test_mistakes_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_in_every_float_dtype_at_every_length), cmocka_unit_test(test_special_values), cmocka_unit_test(test_integers_are_exact_and_wrap),
-        cmocka_unit_test(test_strides_and_broadcasting_in_every_dtype), cmocka_unit_test(test_in_place_with_an_operand_that_overlaps), cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_gradients_out_of_place_and_in_place), cmocka_unit_test(test_gradients_where_differences_say_nothing), cmocka_unit_test(test_flat_results_pass_nothing_back),
+        cmocka_unit_test(test_values_in_every_float_dtype_at_every_length),
+        cmocka_unit_test(test_special_values),
+        cmocka_unit_test(test_integers_are_exact_and_wrap),
+        cmocka_unit_test(test_strides_and_broadcasting_in_every_dtype),
+        cmocka_unit_test(test_in_place_with_an_operand_that_overlaps),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_gradients_out_of_place_and_in_place),
+        cmocka_unit_test(test_gradients_where_differences_say_nothing),
+        cmocka_unit_test(test_flat_results_pass_nothing_back),
         cmocka_unit_test(test_gradients_of_masks),
-        cmocka_unit_test(test_one_element_of_another_float_dtype), cmocka_unit_test(test_bits_do_not_depend_on_threads), cmocka_unit_test(test_mistakes_are_named),
+        cmocka_unit_test(test_one_element_of_another_float_dtype),
+        cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("elementwise", tests, setup, teardown);
 }

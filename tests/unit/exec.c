@@ -1,4 +1,5 @@
-/* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution core. */
+/* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution
+ * core. */
 #include "fault_os.h"
 
 #include <setjmp.h>
@@ -38,7 +39,8 @@ typedef struct add_args {
     gate *wait, *opens;
 } add_args;
 
-/* *to = *from + value (or *to + value), after the gate opens; PENDING until then, so nothing sleeps. */
+/* *to = *from + value (or *to + value), after the gate opens; PENDING until then, so nothing
+ * sleeps. */
 static ms_task_result add_run(ms_run *run, void *arguments)
 {
     (void)run;
@@ -56,17 +58,26 @@ static ms_task_result fail_run(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-static const ms_task add_task = { .name = "add", .function = add_run, .args_bytes = sizeof(add_args) };
+static const ms_task add_task = { .name = "add",
+                                  .function = add_run,
+                                  .args_bytes = sizeof(add_args) };
 static const ms_task fail_task = { .name = "bad_gather", .function = fail_run };
 
-static ms_access whole(ms_storage *storage, uint8_t mode) { return (ms_access){ .storage = storage, .cells = 1, .mode = mode }; }
+static ms_access whole(ms_storage *storage, uint8_t mode)
+{
+    return (ms_access){ .storage = storage, .cells = 1, .mode = mode };
+}
 
 static ms_status add(ms_stream *stream, ms_storage *to, ms_storage *from, int64_t value, gate *wait)
 {
-    add_args args = { .to = ms_storage_data(to), .from = from ? ms_storage_data(from) : NULL, .value = value, .wait = wait };
+    add_args args = { .to = ms_storage_data(to),
+                      .from = from ? ms_storage_data(from) : NULL,
+                      .value = value,
+                      .wait = wait };
     ms_access accesses[2] = { whole(to, MS_WRITE) };
     if (from) accesses[1] = whole(from, MS_READ);
-    return ms_stream_enqueue(stream, &add_task, &args, accesses, from ? 2 : 1, (ms_task_cost){ .flops = 1, .bytes = 8 }, NULL);
+    return ms_stream_enqueue(stream, &add_task, &args, accesses, from ? 2 : 1,
+                             (ms_task_cost){ .flops = 1, .bytes = 8 }, NULL);
 }
 
 static int64_t value_of(ms_engine *engine, ms_storage *storage)
@@ -95,8 +106,10 @@ static void enqueue_returns_before_the_task_runs(void **state)
     *(int64_t *)ms_storage_data(cell) = 0;
     ms_access access = whole(cell, MS_WRITE);
     ms_point point;
-    assert_int_equal(ms_stream_enqueue(compute, &add_task, &set, &access, 1, (ms_task_cost){ 0 }, &point), MS_OK);
-    assert_false(ms_point_reached(engine, point));     /* it cannot be done: its gate is closed */
+    assert_int_equal(
+        ms_stream_enqueue(compute, &add_task, &set, &access, 1, (ms_task_cost){ 0 }, &point),
+        MS_OK);
+    assert_false(ms_point_reached(engine, point)); /* it cannot be done: its gate is closed */
     atomic_store(&closed.open, 1);
     assert_int_equal(ms_point_sync(engine, point), MS_OK);
     assert_int_equal(value_of(engine, cell), 5);
@@ -121,7 +134,8 @@ static void a_stream_keeps_order_past_its_ring(void **state)
 static void streams_run_side_by_side(void **state)
 {
     (void)state;
-    /* The first stream's task waits for a gate that a later task of the other stream opens: only streams that overlap can finish. */
+    /* The first stream's task waits for a gate that a later task of the other stream opens: only
+     * streams that overlap can finish. */
     ms_engine *engine = make_engine("cpu", false, 1);
     ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");
     ms_storage *x = cell_of(a, 8), *y = cell_of(b, 8);
@@ -130,7 +144,8 @@ static void streams_run_side_by_side(void **state)
     assert_int_equal(add(a, x, NULL, 1, first), MS_OK);
     add_args open = { .to = ms_storage_data(y), .value = 1, .opens = first };
     ms_access access = whole(y, MS_WRITE);
-    assert_int_equal(ms_stream_enqueue(b, &add_task, &open, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &open, &access, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
     assert_int_equal(value_of(engine, x), 1);
     free(first);
     ms_storage_release(x);
@@ -142,7 +157,8 @@ static void hazards_order_streams(void **state)
 {
     (void)state;
     ms_engine *engine = make_engine("cpu", false, 2);
-    ms_stream *streams[3] = { ms_engine_current(engine), stream_of(engine, "one"), stream_of(engine, "two") };
+    ms_stream *streams[3] = { ms_engine_current(engine), stream_of(engine, "one"),
+                              stream_of(engine, "two") };
     ms_storage *cells[4];
     int64_t model[4];
     uint64_t draw = 12345;
@@ -151,15 +167,22 @@ static void hazards_order_streams(void **state)
         model[i] = i;
         add_args set = { .to = ms_storage_data(cells[i]), .from = &model[i], .value = 0 };
         ms_access access = whole(cells[i], MS_WRITE);
-        assert_int_equal(ms_stream_enqueue(streams[0], &add_task, &set, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+        assert_int_equal(
+            ms_stream_enqueue(streams[0], &add_task, &set, &access, 1, (ms_task_cost){ 0 }, NULL),
+            MS_OK);
     }
     assert_int_equal(ms_engine_sync(engine), MS_OK);
     /* A random program on random streams gives what the same program gives in order. */
     for (int i = 0; i < 3000; i++) {
         draw = draw * 6364136223846793005u + 1442695040888963407u;
         int to = (int)(draw >> 33) & 3, from = (int)(draw >> 40) & 3, on = (int)((draw >> 50) % 3);
-        if (to == from) { assert_int_equal(add(streams[on], cells[to], NULL, i, NULL), MS_OK); model[to] += i; }
-        else { assert_int_equal(add(streams[on], cells[to], cells[from], i, NULL), MS_OK); model[to] = model[from] + i; }
+        if (to == from) {
+            assert_int_equal(add(streams[on], cells[to], NULL, i, NULL), MS_OK);
+            model[to] += i;
+        } else {
+            assert_int_equal(add(streams[on], cells[to], cells[from], i, NULL), MS_OK);
+            model[to] = model[from] + i;
+        }
     }
     for (int i = 0; i < 4; i++) {
         assert_int_equal(value_of(engine, cells[i]), model[i]);
@@ -172,7 +195,8 @@ static void strict_mode_names_a_missing_wait(void **state)
 {
     (void)state;
     ms_engine *engine = make_engine("cpu", true, 1);
-    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side"), *c = stream_of(engine, "third");
+    ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side"),
+              *c = stream_of(engine, "third");
     ms_storage *cell = cell_of(a, 8);
     assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
     assert_int_equal(add(b, cell, NULL, 1, NULL), MS_ERROR_HAZARD);
@@ -184,9 +208,9 @@ static void strict_mode_names_a_missing_wait(void **state)
     assert_int_equal(add(b, cell, NULL, 1, NULL), MS_OK);
     ms_event *second = NULL;
     assert_int_equal(ms_event_record(b, &second), MS_OK);
-    assert_int_equal(ms_event_wait(second, c), MS_OK);     /* c is after a too, through b */
+    assert_int_equal(ms_event_wait(second, c), MS_OK); /* c is after a too, through b */
     assert_int_equal(add(c, cell, NULL, 1, NULL), MS_OK);
-    ms_engine_set_script(engine, 1);                       /* a script's call gets its wait */
+    ms_engine_set_script(engine, 1); /* a script's call gets its wait */
     assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
     ms_event_free(event);
     ms_event_free(second);
@@ -207,7 +231,7 @@ static void parts_of_one_storage_count_their_own_writes(void **state)
     assert_int_equal(ms_storage_split(cell, ends, PARTS), MS_OK);
     assert_null(ms_storage_written_by(cell, 0, PARTS * 8, &script));
     ms_storage_touch(cell, 80, 88, "one");
-    ms_storage_touch(cell, 84, 90, "two");                     /* a bit of parts 10 and 11 */
+    ms_storage_touch(cell, 84, 90, "two"); /* a bit of parts 10 and 11 */
     ms_storage_record(cell, 88, 96);
     assert_int_equal(ms_storage_version(cell, 0, 80), 0);
     assert_int_equal(ms_storage_version(cell, 96, PARTS * 8), 0);
@@ -242,11 +266,15 @@ static void cells_of_one_storage_do_not_wait_for_each_other(void **state)
     assert_int_equal(first, 1);
     assert_int_equal(count, 1);
     add_args args = { .to = ms_storage_data(cell), .value = 1 };
-    ms_access low = { .storage = cell, .first_cell = 0, .cells = 1, .mode = MS_WRITE }, high = { .storage = cell, .first_cell = 1, .cells = 1, .mode = MS_WRITE };
-    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    ms_access low = { .storage = cell, .first_cell = 0, .cells = 1, .mode = MS_WRITE },
+              high = { .storage = cell, .first_cell = 1, .cells = 1, .mode = MS_WRITE };
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
     args.to += 16;
-    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &high, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
-    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL), MS_ERROR_HAZARD);
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &high, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
+    assert_int_equal(ms_stream_enqueue(b, &add_task, &args, &low, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_ERROR_HAZARD);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
     ms_storage_release(cell);
     ms_engine_free(engine);
@@ -266,17 +294,21 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     assert_int_equal(add(a, other, NULL, 0, NULL), MS_OK);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
     ms_engine_set_script(engine, script);
-    assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
     ms_engine_set_script(engine, 0);
     /* Refused at once, or skipped because what it waits for failed. */
     ms_status later = add(b, other, cell, 1, NULL);
     assert_true(later == MS_OK || later == MS_ERROR_ARGUMENT);
     if (later == MS_OK) assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
     assert_string_equal(ms_engine_error(engine)->operation, "bad_gather");
-    assert_string_equal(ms_engine_error(engine)->message, "index 7 outside 0..3, enqueued at train.lua:12");
+    assert_string_equal(ms_engine_error(engine)->message,
+                        "index 7 outside 0..3, enqueued at train.lua:12");
     /* What was not written stays unusable; other memory can be used again. */
-    assert_int_equal(ms_stream_enqueue(a, &add_task, &(add_args){ .to = ms_storage_data(cell) }, &(ms_access){ .storage = cell, .cells = 1, .mode = MS_READ }, 1,
-                                       (ms_task_cost){ 0 }, NULL), MS_ERROR_TASK);
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &(add_args){ .to = ms_storage_data(cell) },
+                                       &(ms_access){ .storage = cell, .cells = 1, .mode = MS_READ },
+                                       1, (ms_task_cost){ 0 }, NULL),
+                     MS_ERROR_TASK);
     ms_storage *fresh = cell_of(a, 8);
     assert_int_equal(add(a, fresh, NULL, 1, NULL), MS_OK);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
@@ -286,7 +318,8 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     ms_engine_free(engine);
 }
 
-/* However often tasks fail: what they should have written stays unreadable, and what was written between is as good as ever. */
+/* However often tasks fail: what they should have written stays unreadable, and what was written
+ * between is as good as ever. */
 static void many_failures_spoil_their_own_values_only(void **state)
 {
     (void)state;
@@ -298,7 +331,8 @@ static void many_failures_spoil_their_own_values_only(void **state)
         good[i] = cell_of(a, 8);
         bad[i] = cell_of(a, 8);
         ms_access access = whole(bad[i], MS_WRITE);
-        assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+        assert_int_equal(
+            ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
         assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
         *(int64_t *)ms_storage_data(good[i]) = i;
         assert_int_equal(add(a, good[i], NULL, 1, NULL), MS_OK);
@@ -344,9 +378,14 @@ static uint64_t allocation_program(ms_engine *engine)
         ms_storage_release(held[at]);
         held[at] = cell_of(streams[on], bytes < 8 ? 8 : bytes);
         if (!base) base = ms_storage_data(held[at]);
-        uint64_t facts[2] = { (uint64_t)((char *)ms_storage_data(held[at]) - base), ms_engine_memory(engine).peak };
+        uint64_t facts[2] = { (uint64_t)((char *)ms_storage_data(held[at]) - base),
+                              ms_engine_memory(engine).peak };
         hash = ms_hash(facts, sizeof facts, hash);
-        assert_int_equal(add(streams[on], held[at], held[(at + 1) % 40] && held[(at + 1) % 40] != held[at] ? held[(at + 1) % 40] : NULL, 0, NULL), MS_OK);
+        assert_int_equal(
+            add(streams[on], held[at],
+                held[(at + 1) % 40] && held[(at + 1) % 40] != held[at] ? held[(at + 1) % 40] : NULL,
+                0, NULL),
+            MS_OK);
     }
     for (int i = 0; i < 40; i++) ms_storage_release(held[i]);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
@@ -380,7 +419,7 @@ static void freed_memory_is_reused_in_stream_order(void **state)
     /* Stream b is not after the use on a: new memory while there is room. */
     ms_storage *foreign = cell_of(b, 1 << 20);
     assert_ptr_not_equal(ms_storage_data(foreign), address);
-    ms_storage *second = cell_of(a, 1 << 20);              /* a is after its own use */
+    ms_storage *second = cell_of(a, 1 << 20); /* a is after its own use */
     assert_ptr_equal(ms_storage_data(second), address);
     assert_int_equal(ms_engine_memory(engine).live, 2 << 20);
     ms_storage_release(foreign);
@@ -388,8 +427,9 @@ static void freed_memory_is_reused_in_stream_order(void **state)
     ms_engine_free(engine);
 }
 
-/* New memory may be an old block whose last use the asking stream is after, but another stream is not: its first write waits, also if the block
- * was handed on without any use in between, and in every cell. */
+/* New memory may be an old block whose last use the asking stream is after, but another stream is
+ * not: its first write waits, also if the block was handed on without any use in between, and in
+ * every cell. */
 static void a_first_write_on_another_stream_waits_for_what_was_there_before(void **state)
 {
     (void)state;
@@ -407,7 +447,7 @@ static void a_first_write_on_another_stream_waits_for_what_was_there_before(void
         size_t ends[] = { 8, 4096 };
         assert_int_equal(ms_storage_split(second, ends, 2), MS_OK);
         assert_int_equal(add(b, second, NULL, 1, NULL), MS_OK);
-        assert_int_equal(ms_stream_last(b).seq, 2);        /* a wait and the task */
+        assert_int_equal(ms_stream_last(b).seq, 2); /* a wait and the task */
         atomic_store(&before.open, 1);
         assert_int_equal(ms_engine_sync(engine), MS_OK);
         assert_int_equal(ms_storage_split(second, ends, 2), MS_ERROR_STATE);
@@ -460,10 +500,10 @@ static void in_flight_limits_make_the_stream_wait(void **state)
     gate *closed = calloc(1, sizeof *closed);
     assert_int_equal(add(a, cell, NULL, 1, closed), MS_OK);
     assert_int_equal(ms_inflight_release(limit, ms_stream_last(a), 60), MS_OK);
-    assert_int_equal(ms_inflight_acquire(limit, b, 40), MS_OK);              /* fits beside it */
+    assert_int_equal(ms_inflight_acquire(limit, b, 40), MS_OK); /* fits beside it */
     assert_int_equal(ms_stream_last(b).seq, 0);
     assert_int_equal(ms_inflight_release(limit, (ms_point){ 0 }, 40), MS_OK);
-    assert_int_equal(ms_inflight_acquire(limit, b, 80), MS_OK);              /* waits for a */
+    assert_int_equal(ms_inflight_acquire(limit, b, 80), MS_OK); /* waits for a */
     assert_false(ms_point_reached(engine, ms_stream_last(b)));
     atomic_store(&closed->open, 1);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
@@ -495,14 +535,19 @@ static ms_task_result tiles_run(ms_run *run, void *arguments)
 static void every_tile_runs_once(void **state)
 {
     (void)state;
-    static const ms_task task = { .name = "tiles", .function = tiles_run, .args_bytes = sizeof(tiles_args) };
+    static const ms_task task = { .name = "tiles",
+                                  .function = tiles_run,
+                                  .args_bytes = sizeof(tiles_args) };
     for (uint32_t threads = 1; threads <= 4; threads++) {
         ms_engine *engine = make_engine("cpu", false, threads);
         ms_stream *streams[2] = { ms_engine_current(engine), stream_of(engine, "side") };
         _Atomic int counts[64];
         for (int tile = 0; tile < 64; tile++) atomic_init(&counts[tile], 0);
         for (int i = 0; i < 2000; i++)
-            assert_int_equal(ms_stream_enqueue(streams[i & 1], &task, &(tiles_args){ counts, (uint32_t)i % 64 + 1 }, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+            assert_int_equal(ms_stream_enqueue(streams[i & 1], &task,
+                                               &(tiles_args){ counts, (uint32_t)i % 64 + 1 }, NULL,
+                                               0, (ms_task_cost){ 0 }, NULL),
+                             MS_OK);
         assert_int_equal(ms_engine_sync(engine), MS_OK);
         for (int tile = 0; tile < 64; tile++) {
             int expected = 0;
@@ -520,13 +565,15 @@ static void an_idle_engine_uses_no_processor(void **state)
     ms_storage *cell = cell_of(ms_engine_current(engine), 8);
     assert_int_equal(add(ms_engine_current(engine), cell, NULL, 1, NULL), MS_OK);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
-    /* 200 ms of waiting for nothing: spinning threads would burn at least that much; ours spin 0.05 ms at most. */
+    /* 200 ms of waiting for nothing: spinning threads would burn at least that much; ours spin 0.05
+     * ms at most. */
     const struct timespec pause = { .tv_nsec = 200000000 };
     struct timespec before, after;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
     nanosleep(&pause, NULL);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    double used_ms = (double)(after.tv_sec - before.tv_sec) * 1e3 + (double)(after.tv_nsec - before.tv_nsec) / 1e6;
+    double used_ms = (double)(after.tv_sec - before.tv_sec) * 1e3
+                     + (double)(after.tv_nsec - before.tv_nsec) / 1e6;
     assert_true(used_ms < 20);
     ms_storage_release(cell);
     ms_engine_free(engine);
@@ -542,8 +589,9 @@ static void traces_hold_times_in_order(void **state)
     assert_int_equal(add(a, cell, NULL, 1, NULL), MS_OK);
     assert_int_equal(add(b, cell, NULL, 1, NULL), MS_OK);
     assert_int_equal(ms_trace_stop(engine), MS_OK);
-    assert_int_equal(ms_trace_count(engine), 3);           /* add, wait, add */
-    const ms_trace_record *first = ms_trace_get(engine, 0), *wait = ms_trace_get(engine, 1), *second = ms_trace_get(engine, 2);
+    assert_int_equal(ms_trace_count(engine), 3); /* add, wait, add */
+    const ms_trace_record *first = ms_trace_get(engine, 0), *wait = ms_trace_get(engine, 1),
+                          *second = ms_trace_get(engine, 2);
     assert_string_equal(first->name, "add");
     assert_int_equal(wait->kind, MS_KIND_WAIT);
     assert_true(first->enqueued_ns <= first->started_ns && first->started_ns <= first->finished_ns);
@@ -560,7 +608,7 @@ static void poison_finds_what_a_task_does_not_declare(void **state)
     ms_stream *a = ms_engine_current(engine);
     ms_engine_set_poison(engine, true);
     ms_storage *to = cell_of(a, 8), *from = cell_of(a, 8), *other = cell_of(a, 8);
-    assert_int_equal(*(int64_t *)ms_storage_data(to), -1);                   /* fresh memory is 0xff throughout */
+    assert_int_equal(*(int64_t *)ms_storage_data(to), -1); /* fresh memory is 0xff throughout */
     *(int64_t *)ms_storage_data(from) = 5;
     *(int64_t *)ms_storage_data(other) = 7;
     assert_int_equal(add(a, to, from, 1, NULL), MS_OK);
@@ -568,11 +616,13 @@ static void poison_finds_what_a_task_does_not_declare(void **state)
     /* The same task, declaring only what it writes: it reads -1 instead of 5. */
     add_args args = { .to = ms_storage_data(to), .from = ms_storage_data(from), .value = 1 };
     ms_access access = whole(to, MS_WRITE);
-    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
     assert_int_equal(*(int64_t *)ms_storage_data(to), 0);
     /* Declaring only what it reads: its write is found, and undone. */
     access = whole(from, MS_READ);
-    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL), MS_ERROR_HAZARD);
+    assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL),
+                     MS_ERROR_HAZARD);
     assert_non_null(strstr(ms_engine_error(engine)->message, "add wrote to a storage of 8 bytes"));
     assert_int_equal(*(int64_t *)ms_storage_data(to), 0);
     assert_int_equal(*(int64_t *)ms_storage_data(other), 7);
@@ -638,7 +688,10 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
             bool reached = atomic_load(&fault.calls) >= n;
             ms_engine_free(engine);
             assert_int_equal(atomic_load(&fault.live), 0);
-            if (!reached) { assert_int_equal(status, MS_OK); break; }
+            if (!reached) {
+                assert_int_equal(status, MS_OK);
+                break;
+            }
             assert_true(n < 1000);
         }
 }

@@ -1,4 +1,5 @@
-/* fault_os.h: an operating-system table that counts what can fail and fails the n-th of it, once or for ever. */
+/* fault_os.h: an operating-system table that counts what can fail and fails the n-th of it, once or
+ * for ever. */
 #ifndef MOONSHARD_TESTS_FAULT_OS_H
 #define MOONSHARD_TESTS_FAULT_OS_H
 
@@ -11,7 +12,7 @@
 typedef struct fault_os {
     ms_os table;
     const ms_os *real;
-    atomic_long calls, fail_at, live;          /* fail_at 0: never */
+    atomic_long calls, fail_at, live; /* fail_at 0: never */
     atomic_bool forever;
 } fault_os;
 
@@ -24,7 +25,8 @@ static bool fault_now(fault_os *fault)
 static void *fault_allocate(void *user, size_t bytes, size_t alignment)
 {
     fault_os *fault = user;
-    void *memory = fault_now(fault) ? NULL : fault->real->allocate(fault->real->user, bytes, alignment);
+    void *memory =
+        fault_now(fault) ? NULL : fault->real->allocate(fault->real->user, bytes, alignment);
     if (memory) atomic_fetch_add(&fault->live, 1);
     return memory;
 }
@@ -32,7 +34,8 @@ static void *fault_allocate(void *user, size_t bytes, size_t alignment)
 static void *fault_reallocate(void *user, void *pointer, size_t bytes)
 {
     fault_os *fault = user;
-    void *memory = fault_now(fault) ? NULL : fault->real->reallocate(fault->real->user, pointer, bytes);
+    void *memory =
+        fault_now(fault) ? NULL : fault->real->reallocate(fault->real->user, pointer, bytes);
     if (memory && !pointer) atomic_fetch_add(&fault->live, 1);
     return memory;
 }
@@ -47,7 +50,8 @@ static void fault_release(void *user, void *pointer)
 static int fault_commit(void *user, void *address, size_t bytes, bool huge)
 {
     fault_os *fault = user;
-    return fault_now(fault) ? -ENOMEM : fault->real->commit(fault->real->user, address, bytes, huge);
+    return fault_now(fault) ? -ENOMEM
+                            : fault->real->commit(fault->real->user, address, bytes, huge);
 }
 
 static void *fault_reserve(void *user, size_t bytes)
@@ -56,17 +60,21 @@ static void *fault_reserve(void *user, size_t bytes)
     return fault_now(fault) ? NULL : fault->real->reserve(fault->real->user, bytes);
 }
 
-static int fault_thread_start(void *user, const char *name, void (*run)(void *), void *argument, ms_os_thread **out)
+static int fault_thread_start(void *user, const char *name, void (*run)(void *), void *argument,
+                              ms_os_thread **out)
 {
     fault_os *fault = user;
-    return fault_now(fault) ? -EAGAIN : fault->real->thread_start(fault->real->user, name, run, argument, out);
+    return fault_now(fault)
+               ? -EAGAIN
+               : fault->real->thread_start(fault->real->user, name, run, argument, out);
 }
 
 /* Memory files count as live until they are closed. */
 static int fault_shared_create(void *user, const char *name, uint64_t bytes, ms_file **out)
 {
     fault_os *fault = user;
-    int error = fault_now(fault) ? -ENOSPC : fault->real->shared_create(fault->real->user, name, bytes, out);
+    int error = fault_now(fault) ? -ENOSPC
+                                 : fault->real->shared_create(fault->real->user, name, bytes, out);
     if (!error) atomic_fetch_add(&fault->live, 1);
     return error;
 }
@@ -84,10 +92,13 @@ static void *fault_shared_map(void *user, ms_file *file, uint64_t bytes)
     return fault_now(fault) ? NULL : fault->real->shared_map(fault->real->user, file, bytes);
 }
 
-static int fault_shared_populate(void *user, ms_file *file, void *address, uint64_t offset, uint64_t bytes)
+static int fault_shared_populate(void *user, ms_file *file, void *address, uint64_t offset,
+                                 uint64_t bytes)
 {
     fault_os *fault = user;
-    return fault_now(fault) ? -ENOMEM : fault->real->shared_populate(fault->real->user, file, address, offset, bytes);
+    return fault_now(fault)
+               ? -ENOMEM
+               : fault->real->shared_populate(fault->real->user, file, address, offset, bytes);
 }
 
 static int fault_counted_open(void *user, const char *path, int flags, ms_file **out)

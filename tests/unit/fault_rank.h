@@ -1,4 +1,5 @@
-/* fault_rank.h: for tests of what ranks use: one rank of a fake world whose n-th allocation fails, for every n. */
+/* fault_rank.h: for tests of what ranks use: one rank of a fake world whose n-th allocation fails,
+ * for every n. */
 #ifndef MOONSHARD_TESTS_FAULT_RANK_H
 #define MOONSHARD_TESTS_FAULT_RANK_H
 
@@ -7,14 +8,18 @@
 #include "comm_support.h"
 #include "fault_os.h"
 
-/* Each failure (once, or of all from the n-th on) is an error or makes no difference, and nothing is left behind; the engine goes on to be used. */
-static inline void fail_each_allocation(ms_status (*life)(rank *self, const void *which), const void *which, bool forever)
+/* Each failure (once, or of all from the n-th on) is an error or makes no difference, and nothing
+ * is left behind; the engine goes on to be used. */
+static inline void fail_each_allocation(ms_status (*life)(rank *self, const void *which),
+                                        const void *which, bool forever)
 {
     for (long n = 1;; n++) {
         fault_os fault;
         fault_os_init(&fault);
         rank self = { .ranks = 2 };
-        ms_engine_options options = { .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20 };
+        ms_engine_options options = {
+            .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20
+        };
         assert_int_equal(ms_engine_new(&options, NULL, &self.engine), MS_OK);
         assert_int_equal(ms_comm_open_fake(self.engine, 0, 2, &self.world), MS_OK);
         long limit = atomic_load(&fault.calls) + n;

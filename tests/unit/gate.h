@@ -18,6 +18,8 @@ static ms_task_result fail_behind_gate(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-static const ms_task bad_task = { .name = "bad_gather", .function = fail_behind_gate, .args_bytes = sizeof(gate_args) };
+static const ms_task bad_task = { .name = "bad_gather",
+                                  .function = fail_behind_gate,
+                                  .args_bytes = sizeof(gate_args) };
 
 #endif

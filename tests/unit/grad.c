@@ -1,4 +1,5 @@
-/* grad.c: the tape: order and sums of gradients, hooks, freed and changed graphs, depth, recomputation, and every failed allocation. */
+/* grad.c: the tape: order and sums of gradients, hooks, freed and changed graphs, depth,
+ * recomputation, and every failed allocation. */
 #include "grad_support.h"
 
 /* ----------------------------------------------------------- sums and order */
@@ -14,7 +15,7 @@ static void gradients_add_up_over_uses_and_passes(void **state)
         OK(apply(engine, &ms_op_add, square, x, &both));
         OK(total(engine, both, &loss));
         OK(ms_backward(engine, &loss, NULL, 1, false));
-        assert_gradient(x, 7.0f * (float)pass, -3.0f * (float)pass);     /* d(x^2 + x) = 2x + 1 */
+        assert_gradient(x, 7.0f * (float)pass, -3.0f * (float)pass); /* d(x^2 + x) = 2x + 1 */
         ms_tensor_release(square);
         ms_tensor_release(both);
         ms_tensor_release(loss);
@@ -30,7 +31,7 @@ static void a_gradient_lies_in_its_home_and_adds_up_there(void **state)
     ms_tensor *x = NULL, *home = NULL, *short_one = NULL, *square = NULL, *loss = NULL;
     const int64_t one[] = { 1 };
     OK(vector(engine, 3, -2, true, &x));
-    OK(vector(engine, 100, 100, false, &home));          /* what it held does not count */
+    OK(vector(engine, 100, 100, false, &home)); /* what it held does not count */
     OK(ms_tensor_new(engine, MS_F32, 1, one, &short_one));
     assert_int_equal(ms_tensor_set_grad_home(x, short_one), MS_ERROR_ARGUMENT);
     OK(ms_tensor_set_grad_home(x, home));
@@ -42,7 +43,7 @@ static void a_gradient_lies_in_its_home_and_adds_up_there(void **state)
         assert_ptr_equal(ms_tensor_grad(x), home);
         float times = pass % 2 ? 2.0f : 1.0f;
         assert_gradient(x, 6 * times, -4 * times);
-        if (pass % 2) OK(ms_tensor_set_grad(x, NULL));   /* the home stays */
+        if (pass % 2) OK(ms_tensor_set_grad(x, NULL)); /* the home stays */
         ms_tensor_release(square);
         ms_tensor_release(loss);
     }
@@ -60,7 +61,7 @@ static void a_graph_may_be_deep_and_dies_without_recursion(void **state)
     ms_engine *engine = make_engine(NULL);
     ms_tensor *x = NULL, *now = NULL, *loss = NULL;
     OK(vector(engine, 1, 2, true, &x));
-    for (int round = 0; round < 2; round++) {          /* once through backward, once dropped as it is */
+    for (int round = 0; round < 2; round++) { /* once through backward, once dropped as it is */
         now = ms_tensor_retain(x);
         for (int i = 0; i < DEPTH; i++) {
             ms_tensor *next = NULL;
@@ -71,7 +72,7 @@ static void a_graph_may_be_deep_and_dies_without_recursion(void **state)
         OK(total(engine, now, &loss));
         if (round == 0) {
             OK(ms_backward(engine, &loss, NULL, 1, false));
-            assert_gradient(x, 1, 1);                  /* an even number of signs */
+            assert_gradient(x, 1, 1); /* an even number of signs */
         }
         ms_tensor_release(now);
         ms_tensor_release(loss);
@@ -92,7 +93,8 @@ static ms_status double_it(void *user, ms_tensor *gradient, ms_tensor **replacem
     trail *t = user;
     strcat(t->text, "g");
     ms_attributes attributes = { .scalar = { .value = 2 } };
-    return ms_op_apply(ms_tensor_engine(gradient), &ms_op_mul_scalar, &attributes, false, &gradient, 1, replacement, 1);
+    return ms_op_apply(ms_tensor_engine(gradient), &ms_op_mul_scalar, &attributes, false, &gradient,
+                       1, replacement, 1);
 }
 
 static ms_status note(void *user, ms_tensor *leaf)
@@ -132,8 +134,8 @@ static void hooks_see_whole_gradients_and_may_replace_them(void **state)
     OK(ms_backward(engine, &loss, NULL, 1, false));
     /* The middle once, with both its uses summed; the leaf; then its sum is ready. */
     assert_string_equal(t.text, "gga");
-    assert_gradient(x, 24, -16);                       /* 2x times two for each hook */
-    assert_int_equal(t.frees, 2);                      /* the middle's hook went with its graph */
+    assert_gradient(x, 24, -16);  /* 2x times two for each hook */
+    assert_int_equal(t.frees, 2); /* the middle's hook went with its graph */
     ms_tensor_release(middle);
     ms_tensor_release(used);
     ms_tensor_release(loss);
@@ -180,19 +182,21 @@ static void misuse_is_named(void **state)
     OK(apply(engine, &ms_op_exp, x, NULL, &y));
     OK(total(engine, y, &loss));
     bool recording = ms_engine_set_recording(engine, false);
-    OK(ms_op_apply(engine, &ms_op_fill, NULL, true, &y, 1, &changed, 1));      /* exp saved its result */
+    OK(ms_op_apply(engine, &ms_op_fill, NULL, true, &y, 1, &changed, 1)); /* exp saved its result */
     ms_engine_set_recording(engine, recording);
     assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), MS_ERROR_STATE);
     assert_non_null(strstr(ms_engine_error(engine)->message, "exp"));
     assert_non_null(strstr(ms_engine_error(engine)->message, "written in place"));
     ms_tensor_release(changed);
     /* A leaf, in place. */
-    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &x, 1, &changed, 1), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &x, 1, &changed, 1),
+                     MS_ERROR_ARGUMENT);
     OK(apply(engine, &ms_op_clone, x, NULL, &changed));
     ms_attributes whole = { .shape = { .dims = 1, .sizes = { 2 } } };
     OK(ms_apply(engine, &ms_op_view, &whole, false, &changed, 1, &view, 1));
     ms_tensor *unused = NULL;
-    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &view, 1, &unused, 1), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_apply(engine, &ms_op_neg, NULL, true, &view, 1, &unused, 1),
+                     MS_ERROR_ARGUMENT);
     /* Two elements. */
     assert_int_equal(ms_backward(engine, &view, NULL, 1, false), MS_ERROR_ARGUMENT);
     ms_tensor *gradient = ms_tensor_grad(x);
@@ -223,19 +227,22 @@ static void assert_stale(ms_engine *engine, ms_tensor *tensor)
     assert_non_null(strstr(ms_engine_error(engine)->message, "[2] f32"));
     assert_non_null(strstr(ms_engine_error(engine)->message, "written in place"));
     ms_attributes two = { .scalar = { .value = 2 } };
-    assert_int_equal(ms_apply(engine, &ms_op_mul_scalar, &two, false, &tensor, 1, &unused, 1), MS_ERROR_STATE);
+    assert_int_equal(ms_apply(engine, &ms_op_mul_scalar, &two, false, &tensor, 1, &unused, 1),
+                     MS_ERROR_STATE);
     const int64_t shape[] = { 2 };
     ms_tensor *one = NULL;
     OK(ms_tensor_new(engine, MS_F32, 1, shape, &one));
-    if (ms_tensor_requires_grad(tensor)) assert_int_equal(ms_backward(engine, &tensor, &one, 1, false), MS_ERROR_STATE);
+    if (ms_tensor_requires_grad(tensor))
+        assert_int_equal(ms_backward(engine, &tensor, &one, 1, false), MS_ERROR_STATE);
     ms_tensor_release(one);
-    bool recording = ms_engine_set_recording(engine, false);      /* its values are nobody's secret */
+    bool recording = ms_engine_set_recording(engine, false); /* its values are nobody's secret */
     OK(total(engine, tensor, &unused));
     ms_engine_set_recording(engine, recording);
     ms_tensor_release(unused);
 }
 
-/* The history of a view does not know of a write that was recorded elsewhere: gradients through it would be wrong. */
+/* The history of a view does not know of a write that was recorded elsewhere: gradients through it
+ * would be wrong. */
 static void a_view_is_not_used_behind_a_recorded_write(void **state)
 {
     (void)state;
@@ -249,13 +256,14 @@ static void a_view_is_not_used_behind_a_recorded_write(void **state)
     OK(view_of(engine, h, &after));
     OK(total(engine, after, &loss));
     OK(ms_backward(engine, &loss, NULL, 1, false));
-    assert_gradient(x, -6, 4);                         /* d(-x^2) = -2x */
+    assert_gradient(x, -6, 4); /* d(-x^2) = -2x */
     ms_tensor *all[] = { x, h, before, after, loss };
     for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
     ms_engine_free(engine);
 }
 
-/* Nor does a tensor without history know that a view of it got one; what is detached, or viewed, after the write is as it should be. */
+/* Nor does a tensor without history know that a view of it got one; what is detached, or viewed,
+ * after the write is as it should be. */
 static void a_tensor_is_not_used_behind_a_recorded_write_to_its_view(void **state)
 {
     (void)state;
@@ -281,7 +289,8 @@ static void a_tensor_is_not_used_behind_a_recorded_write_to_its_view(void **stat
     ms_engine_free(engine);
 }
 
-/* A write that is not recorded changes values only: the history of views stays true, and what was saved is looked after. */
+/* A write that is not recorded changes values only: the history of views stays true, and what was
+ * saved is looked after. */
 static void views_may_be_used_behind_a_write_that_is_not_recorded(void **state)
 {
     (void)state;
@@ -310,7 +319,8 @@ static void views_may_be_used_behind_a_write_that_is_not_recorded(void **state)
 /* ------------------------------------------------------------ recomputation */
 
 /* dropout(x) * w, where w is a leaf that the function holds. */
-static ms_status masked(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status masked(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs,
+                        uint32_t *made)
 {
     ms_tensor *w = user, *dropped = NULL, *x = inputs[0];
     ms_engine *engine = ms_tensor_engine(x);
@@ -352,7 +362,8 @@ static void recomputing_gives_the_same_gradients(void **state)
     ms_engine_free(engine);
 }
 
-static ms_status as_it_is(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status as_it_is(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs,
+                          uint32_t *made)
 {
     (void)count;
     outputs[0] = ms_tensor_retain(inputs[0]);
@@ -392,7 +403,8 @@ static void a_recomputed_function_may_return_what_it_got(void **state)
 }
 
 /* x * w, where w is what the function holds. */
-static ms_status times_held(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status times_held(void *user, ms_tensor *const *inputs, uint32_t count,
+                            ms_tensor **outputs, uint32_t *made)
 {
     (void)count;
     *made = 1;
@@ -405,7 +417,8 @@ static ms_status recomputed_times(ms_engine *engine, ms_tensor *x, ms_tensor *w,
     return ms_recompute(engine, times_held, w, NULL, NULL, &x, 1, out, &made);
 }
 
-/* Two factors of the same leaf, each inside or outside of a recomputed function: one whole gradient, once. */
+/* Two factors of the same leaf, each inside or outside of a recomputed function: one whole
+ * gradient, once. */
 static void a_leaf_held_by_a_recomputed_function_gets_one_whole_gradient(void **state)
 {
     (void)state;
@@ -418,12 +431,14 @@ static void a_leaf_held_by_a_recomputed_function_gets_one_whole_gradient(void **
             OK(vector(engine, 3, -2, true, &x));
             OK(vector(engine, 10, 20, true, &w));
             OK(ms_tensor_on_accumulated(w, note, &t, NULL, &id));
-            OK(first_inside ? recomputed_times(engine, x, w, &y) : apply(engine, &ms_op_mul, x, w, &y));
-            OK(second_inside ? recomputed_times(engine, y, w, &z) : apply(engine, &ms_op_mul, y, w, &z));
+            OK(first_inside ? recomputed_times(engine, x, w, &y)
+                            : apply(engine, &ms_op_mul, x, w, &y));
+            OK(second_inside ? recomputed_times(engine, y, w, &z)
+                             : apply(engine, &ms_op_mul, y, w, &z));
             OK(total(engine, z, &loss));
             for (int pass = 1; pass <= 2; pass++) {
                 OK(ms_backward(engine, &loss, NULL, 1, pass == 1));
-                assert_gradient(x, 100.0f * (float)pass, 400.0f * (float)pass);      /* of x w^2 */
+                assert_gradient(x, 100.0f * (float)pass, 400.0f * (float)pass); /* of x w^2 */
                 assert_gradient(w, 60.0f * (float)pass, -80.0f * (float)pass);
                 assert_string_equal(t.text, pass == 1 ? "a" : "aa");
             }
@@ -434,14 +449,16 @@ static void a_leaf_held_by_a_recomputed_function_gets_one_whole_gradient(void **
         }
 }
 
-static ms_status nested(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status nested(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs,
+                        uint32_t *made)
 {
     (void)count;
     *made = 1;
     return recomputed_times(ms_tensor_engine(inputs[0]), inputs[0], user, outputs);
 }
 
-/* What a recomputed function holds may have a history, which the rest of the graph goes through as well. */
+/* What a recomputed function holds may have a history, which the rest of the graph goes through as
+ * well. */
 static void a_result_held_by_a_recomputed_function_is_gone_through_once(void **state)
 {
     (void)state;
@@ -455,12 +472,13 @@ static void a_result_held_by_a_recomputed_function_is_gone_through_once(void **s
         OK(vector(engine, 10, 20, true, &w));
         OK(apply(engine, &ms_op_mul, w, w, &square));
         OK(ms_tensor_on_gradient(square, double_it, &t, NULL, &id));
-        OK(ms_recompute(engine, depth == 1 ? times_held : nested, square, NULL, NULL, &x, 1, &y, &made));
+        OK(ms_recompute(engine, depth == 1 ? times_held : nested, square, NULL, NULL, &x, 1, &y,
+                        &made));
         OK(apply(engine, &ms_op_add, y, square, &sum));
         OK(total(engine, sum, &loss));
         OK(ms_backward(engine, &loss, NULL, 1, false));
         assert_gradient(x, 100, 400);
-        assert_gradient(w, 160, -80);                  /* 2w (x + 1), doubled by the hook */
+        assert_gradient(w, 160, -80); /* 2w (x + 1), doubled by the hook */
         assert_string_equal(t.text, "g");
         ms_tensor *all[] = { x, w, square, y, sum, loss };
         for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
@@ -472,7 +490,7 @@ static void a_result_held_by_a_recomputed_function_is_gone_through_once(void **s
 static void what_a_recomputed_function_reads_must_not_change(void **state)
 {
     (void)state;
-    for (int held = 0; held < 2; held++) {             /* an input, or what it holds */
+    for (int held = 0; held < 2; held++) { /* an input, or what it holds */
         ms_engine *engine = make_engine(NULL);
         ms_tensor *x = NULL, *w = NULL, *h = NULL, *y = NULL, *loss = NULL;
         OK(vector(engine, 3, -2, true, &x));
@@ -499,13 +517,15 @@ typedef struct fickle {
     int runs;
 } fickle;
 
-static ms_status hold_another(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status hold_another(void *user, ms_tensor *const *inputs, uint32_t count,
+                              ms_tensor **outputs, uint32_t *made)
 {
     fickle *f = user;
     return times_held(f->runs++ ? f->other : f->w, inputs, count, outputs, made);
 }
 
-/* A leaf that is used in the second run only, and whose gradient was complete before that: it would be lost. */
+/* A leaf that is used in the second run only, and whose gradient was complete before that: it would
+ * be lost. */
 static void a_recomputed_function_that_changes_its_mind_is_an_error(void **state)
 {
     (void)state;
@@ -551,7 +571,8 @@ static void a_hook_may_go_back_through_a_graph_of_its_own_only(void **state)
     OK(total(engine, w, &apart));
     OK(total(engine, x, &shared));
     OK(apply(engine, &ms_op_neg, x, NULL, &y));
-    second_pass first = { .root = apart, .status = MS_ERROR_IO }, second = { .root = shared, .status = MS_ERROR_IO };
+    second_pass first = { .root = apart, .status = MS_ERROR_IO },
+                second = { .root = shared, .status = MS_ERROR_IO };
     OK(ms_tensor_on_gradient(y, go_back, &first, NULL, &id));
     OK(ms_tensor_on_gradient(y, go_back, &second, NULL, &id));
     OK(total(engine, y, &loss));
@@ -568,8 +589,15 @@ static void a_hook_may_go_back_through_a_graph_of_its_own_only(void **state)
 
 /* --------------------------------------------------------- failing the n-th */
 
-static ms_status nothing(void *user) { (void)user; return MS_OK; }
-static ms_status wait_for_reads(void *user, ms_tensor *leaf) { return ms_backward_when_unread(user, &leaf, 1, nothing, NULL, NULL); }
+static ms_status nothing(void *user)
+{
+    (void)user;
+    return MS_OK;
+}
+static ms_status wait_for_reads(void *user, ms_tensor *leaf)
+{
+    return ms_backward_when_unread(user, &leaf, 1, nothing, NULL, NULL);
+}
 
 /* (x * detached w) * w: w's gradient is there while the first product still reads w. */
 static ms_status step_in_backward(ms_engine *engine, ms_tensor *x, ms_tensor *w)
@@ -649,7 +677,8 @@ static ms_status came(void *user, ms_tensor *leaf)
     return MS_OK;
 }
 
-static ms_status twice(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count)
+static ms_status twice(void *user, ms_tensor *const *inputs, uint32_t input_count,
+                       ms_tensor **outputs, uint32_t *count)
 {
     (void)input_count;
     *count = 1;
@@ -674,7 +703,8 @@ static void the_end_of_the_outermost_backward_is_told_once(void **state)
         /* A backward pass inside the backward pass. */
         OK(ms_recompute(engine, twice, engine, NULL, NULL, &both, 1, &square, &count));
         OK(total(engine, square, &loss));
-        assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), fails ? MS_ERROR_STATE : MS_OK);
+        assert_int_equal(ms_backward(engine, &loss, NULL, 1, false),
+                         fails ? MS_ERROR_STATE : MS_OK);
         assert_true(t.gradients == 2 && t.ends == 1);
         for (int i = 0; i < 2; i++) ms_tensor_remove_hook(i ? w : x, ids[i]);
         ms_tensor_release(both);
@@ -705,7 +735,7 @@ static void a_graph_tells_which_leaves_it_reaches(void **state)
     assert_true(reached[0] && reached[1] && !reached[2] && !reached[3]);
     OK(ms_graph_reaches(engine, roots, 0, leaves, 4, reached));
     assert_false(reached[0] || reached[1]);
-    OK(ms_backward(engine, &b, &leaves[3], 1, false));                    /* asking leaves no trace */
+    OK(ms_backward(engine, &b, &leaves[3], 1, false)); /* asking leaves no trace */
     assert_gradient(leaves[1], 1, 2);
     ms_tensor_release(a);
     ms_tensor_release(b);
@@ -721,7 +751,7 @@ static void a_tensor_marks_the_gradients_that_it_reaches(void **state)
     ms_engine *engine = make_engine(NULL);
     ms_tensor *leaves[3] = { NULL }, *marking = NULL, *other = NULL, *root = NULL;
     for (int i = 0; i < 3; i++) OK(vector(engine, 1, 2, i < 2, &leaves[i]));
-    OK(ms_tensor_mark_gradients(leaves[0]));                              /* a leaf marks nothing */
+    OK(ms_tensor_mark_gradients(leaves[0])); /* a leaf marks nothing */
     OK(ms_tensor_mark_gradients(leaves[2]));
     OK(apply(engine, &ms_op_mul, leaves[0], leaves[2], &marking));
     OK(ms_tensor_mark_gradients(marking));
@@ -737,7 +767,7 @@ static void a_tensor_marks_the_gradients_that_it_reaches(void **state)
     assert_false(ms_tensor_grad_is_marked(leaves[0]));
     OK(ms_backward(engine, &marking, &leaves[2], 1, false));
     assert_true(ms_tensor_grad_is_marked(leaves[0]));
-    OK(ms_tensor_set_grad(leaves[0], ms_tensor_grad(leaves[0])));         /* the same gradient */
+    OK(ms_tensor_set_grad(leaves[0], ms_tensor_grad(leaves[0]))); /* the same gradient */
     assert_true(ms_tensor_grad_is_marked(leaves[0]));
     OK(ms_tensor_set_grad(leaves[0], NULL));
     assert_false(ms_tensor_grad_is_marked(leaves[0]));

@@ -1,5 +1,5 @@
-/* grad_homes.c: gradients that are written where they are to lie: the same numbers as anywhere else, on the shortest way.
- * ctest: poisoned */
+/* grad_homes.c: gradients that are written where they are to lie: the same numbers as anywhere
+ * else, on the shortest way. ctest: poisoned */
 #include "moonshard/grad.h"
 
 #include <setjmp.h>
@@ -13,7 +13,9 @@ enum { WIDTH = 8, NUMBERS = WIDTH * WIDTH };
 
 static ms_engine *make_engine(void)
 {
-    ms_engine_options options = { .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3 };
+    ms_engine_options options = {
+        .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3
+    };
     ms_engine *engine = NULL;
     OK(ms_engine_new(&options, NULL, &engine));
     return engine;
@@ -34,9 +36,13 @@ static ms_tensor *numbers(ms_engine *engine, uint32_t dims, const int64_t *shape
     return made;
 }
 
-static ms_tensor *square(ms_engine *engine, uint32_t seed) { return numbers(engine, 2, (int64_t[]){ WIDTH, WIDTH }, seed); }
+static ms_tensor *square(ms_engine *engine, uint32_t seed)
+{
+    return numbers(engine, 2, (int64_t[]){ WIDTH, WIDTH }, seed);
+}
 
-static ms_tensor *apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c)
+static ms_tensor *apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b,
+                        ms_tensor *c)
 {
     ms_tensor *inputs[] = { a, b, c }, *out = NULL;
     ms_attributes attributes;
@@ -48,7 +54,8 @@ static ms_tensor *apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_ten
     return out;
 }
 
-/* What each scene computes with: a weight w, a second parameter v, and what their gradients were once (that of v as one row). */
+/* What each scene computes with: a weight w, a second parameter v, and what their gradients were
+ * once (that of v as one row). */
 typedef struct scene {
     ms_engine *engine;
     ms_tensor *w, *v, *x, *old, *old_row;
@@ -63,26 +70,51 @@ static ms_tensor *joined(const scene *s, ms_tensor *a, ms_tensor *b)
     return sum;
 }
 
-static ms_tensor *used_once(const scene *s) { return apply(s->engine, &ms_op_linear, s->x, s->w, NULL); }
-static ms_tensor *turned(const scene *s) { return apply(s->engine, &ms_op_linear_t, s->x, s->w, NULL); }
-static ms_tensor *multiplied(const scene *s) { return apply(s->engine, &ms_op_matmul, s->x, s->w, NULL); }
-static ms_tensor *multiplied_with_itself(const scene *s) { return apply(s->engine, &ms_op_matmul, s->w, s->w, NULL); }
+static ms_tensor *used_once(const scene *s)
+{
+    return apply(s->engine, &ms_op_linear, s->x, s->w, NULL);
+}
+static ms_tensor *turned(const scene *s)
+{
+    return apply(s->engine, &ms_op_linear_t, s->x, s->w, NULL);
+}
+static ms_tensor *multiplied(const scene *s)
+{
+    return apply(s->engine, &ms_op_matmul, s->x, s->w, NULL);
+}
+static ms_tensor *multiplied_with_itself(const scene *s)
+{
+    return apply(s->engine, &ms_op_matmul, s->w, s->w, NULL);
+}
 
 /* What `early` makes, then what `late` does, which backward comes to first, added up. */
-static ms_tensor *both(const scene *s, ms_tensor *(*early)(const scene *s), ms_tensor *(*late)(const scene *s))
+static ms_tensor *both(const scene *s, ms_tensor *(*early)(const scene *s),
+                       ms_tensor *(*late)(const scene *s))
 {
     ms_tensor *first = early(s);
     return joined(s, first, late(s));
 }
 
 static ms_tensor *used_twice(const scene *s) { return both(s, used_once, turned); }
-static ms_tensor *with_itself(const scene *s) { return apply(s->engine, &ms_op_linear, s->w, s->w, NULL); }
+static ms_tensor *with_itself(const scene *s)
+{
+    return apply(s->engine, &ms_op_linear, s->w, s->w, NULL);
+}
 static ms_tensor *times_x(const scene *s) { return apply(s->engine, &ms_op_mul, s->w, s->x, NULL); }
-static ms_tensor *times_old(const scene *s) { return apply(s->engine, &ms_op_mul, s->w, s->old, NULL); }
+static ms_tensor *times_old(const scene *s)
+{
+    return apply(s->engine, &ms_op_mul, s->w, s->old, NULL);
+}
 static ms_tensor *by_another_way(const scene *s) { return both(s, times_x, used_once); }
-static ms_tensor *of_its_old_gradient(const scene *s) { return apply(s->engine, &ms_op_linear, s->old, s->w, NULL); }
+static ms_tensor *of_its_old_gradient(const scene *s)
+{
+    return apply(s->engine, &ms_op_linear, s->old, s->w, NULL);
+}
 static ms_tensor *old_gradient_later(const scene *s) { return both(s, times_old, used_once); }
-static ms_tensor *old_gradient_twice(const scene *s) { return both(s, of_its_old_gradient, old_gradient_later); }
+static ms_tensor *old_gradient_twice(const scene *s)
+{
+    return both(s, of_its_old_gradient, old_gradient_later);
+}
 
 /* Rows of the table w, one of them twice. */
 static ms_tensor *looked_up(const scene *s)
@@ -106,15 +138,23 @@ static ms_tensor *tied(const scene *s)
 
 static ms_tensor *normed(const scene *s)
 {
-    ms_tensor *y = apply(s->engine, &ms_op_layer_norm, s->x, s->v, NULL), *out = apply(s->engine, &ms_op_linear, y, s->w, s->v);
+    ms_tensor *y = apply(s->engine, &ms_op_layer_norm, s->x, s->v, NULL),
+              *out = apply(s->engine, &ms_op_linear, y, s->w, s->v);
     ms_tensor_release(y);
     return out;
 }
 
-static ms_tensor *weight_and_bias_in_one(const scene *s) { return apply(s->engine, &ms_op_layer_norm, s->x, s->v, s->v); }
-static ms_tensor *of_its_bias_old_gradient(const scene *s) { return apply(s->engine, &ms_op_linear, s->old_row, s->w, s->v); }
+static ms_tensor *weight_and_bias_in_one(const scene *s)
+{
+    return apply(s->engine, &ms_op_layer_norm, s->x, s->v, s->v);
+}
+static ms_tensor *of_its_bias_old_gradient(const scene *s)
+{
+    return apply(s->engine, &ms_op_linear, s->old_row, s->w, s->v);
+}
 
-static ms_status run_inside(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status run_inside(void *user, ms_tensor *const *inputs, uint32_t count,
+                            ms_tensor **outputs, uint32_t *made)
 {
     ms_tensor *pair[] = { inputs[0], user };
     (void)count;
@@ -141,16 +181,22 @@ typedef struct outcome {
     float w[PASSES][NUMBERS], v[PASSES][WIDTH];
 } outcome;
 
-/* Two passes from scratch and one that adds to what is there; the gradients behind each, with or without homes. The homes are parts of one storage. */
+/* Two passes from scratch and one that adds to what is there; the gradients behind each, with or
+ * without homes. The homes are parts of one storage. */
 static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome *out)
 {
     ms_engine *engine = make_engine();
-    scene s = { .engine = engine, .w = square(engine, 1), .v = numbers(engine, 1, (int64_t[]){ WIDTH }, 2), .x = square(engine, 3) };
+    scene s = { .engine = engine,
+                .w = square(engine, 1),
+                .v = numbers(engine, 1, (int64_t[]){ WIDTH }, 2),
+                .x = square(engine, 3) };
     ms_tensor *bucket = NULL, *homes[2] = { NULL };
     OK(ms_tensor_new(engine, MS_F32, 2, (int64_t[]){ WIDTH + 1, WIDTH }, &bucket));
-    OK(ms_tensor_window(bucket, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &homes[0]));
+    OK(ms_tensor_window(bucket, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0,
+                        &homes[0]));
     OK(ms_tensor_window(bucket, 1, (int64_t[]){ WIDTH }, (int64_t[]){ 1 }, NUMBERS, &homes[1]));
-    ms_tensor *leaves[] = { s.w, s.v }, *before[] = { square(engine, 4), numbers(engine, 1, (int64_t[]){ WIDTH }, 5) };
+    ms_tensor *leaves[] = { s.w, s.v },
+              *before[] = { square(engine, 4), numbers(engine, 1, (int64_t[]){ WIDTH }, 5) };
     for (int i = 0; i < 2; i++) {
         float values[NUMBERS];
         size_t bytes = (size_t)ms_tensor_bytes(before[i]);
@@ -161,22 +207,27 @@ static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome
     }
     memset(out, 0, sizeof *out);
     for (int pass = 0; pass < PASSES; pass++) {
-        /* From the second pass on the old gradient is the one before: with homes, the very memory that the new one goes to. */
+        /* From the second pass on the old gradient is the one before: with homes, the very memory
+         * that the new one goes to. */
         ms_tensor *old[2];
         for (int i = 0; i < 2; i++) {
             old[i] = ms_tensor_grad(leaves[i]);
             if (!old[i]) old[i] = at_home ? homes[i] : before[i];
         }
-        OK(ms_tensor_window(old[0], 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &s.old));
-        OK(ms_tensor_window(old[1], 2, (int64_t[]){ 1, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &s.old_row));
+        OK(ms_tensor_window(old[0], 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0,
+                            &s.old));
+        OK(ms_tensor_window(old[1], 2, (int64_t[]){ 1, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0,
+                            &s.old_row));
         for (int i = 0; i < 2 && pass < 2; i++) OK(ms_tensor_set_grad(leaves[i], NULL));
-        ms_tensor *y = play_scene(&s), *curved = apply(engine, &ms_op_mul, y, y, NULL), *loss = apply(engine, &ms_op_sum, curved, NULL, NULL);
+        ms_tensor *y = play_scene(&s), *curved = apply(engine, &ms_op_mul, y, y, NULL),
+                  *loss = apply(engine, &ms_op_sum, curved, NULL, NULL);
         OK(ms_backward(engine, &loss, NULL, 1, false));
         for (int i = 0; i < 2; i++) {
             ms_tensor *grad = ms_tensor_grad(leaves[i]);
             if (!grad) continue;
             if (at_home) assert_ptr_equal(grad, homes[i]);
-            OK(ms_tensor_read(grad, i ? out->v[pass] : out->w[pass], (size_t)ms_tensor_bytes(grad)));
+            OK(ms_tensor_read(grad, i ? out->v[pass] : out->w[pass],
+                              (size_t)ms_tensor_bytes(grad)));
         }
         ms_tensor *all[] = { y, curved, loss, s.old, s.old_row };
         for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
@@ -190,33 +241,56 @@ static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome
 static void a_home_changes_no_bit(void **state)
 {
     (void)state;
-    static const struct { const char *name; ms_tensor *(*play)(const scene *s); } scenes[] = {
-        { "used once", used_once }, { "turned", turned }, { "used twice", used_twice }, { "with itself", with_itself },
-        { "multiplied", multiplied }, { "multiplied with itself", multiplied_with_itself }, { "by another way", by_another_way },
-        { "of its old gradient", of_its_old_gradient }, { "old gradient later", old_gradient_later }, { "old gradient twice", old_gradient_twice },
-        { "tied", tied }, { "looked up", looked_up }, { "normed", normed }, { "recomputed", recomputed }, { "inside and outside", inside_and_outside },
-        { "old gradient inside", old_gradient_inside }, { "old gradient behind what is recomputed", old_gradient_behind_it },
-        { "weight and bias in one", weight_and_bias_in_one }, { "of its bias' old gradient", of_its_bias_old_gradient },
+    static const struct {
+        const char *name;
+        ms_tensor *(*play)(const scene *s);
+    } scenes[] = {
+        { "used once", used_once },
+        { "turned", turned },
+        { "used twice", used_twice },
+        { "with itself", with_itself },
+        { "multiplied", multiplied },
+        { "multiplied with itself", multiplied_with_itself },
+        { "by another way", by_another_way },
+        { "of its old gradient", of_its_old_gradient },
+        { "old gradient later", old_gradient_later },
+        { "old gradient twice", old_gradient_twice },
+        { "tied", tied },
+        { "looked up", looked_up },
+        { "normed", normed },
+        { "recomputed", recomputed },
+        { "inside and outside", inside_and_outside },
+        { "old gradient inside", old_gradient_inside },
+        { "old gradient behind what is recomputed", old_gradient_behind_it },
+        { "weight and bias in one", weight_and_bias_in_one },
+        { "of its bias' old gradient", of_its_bias_old_gradient },
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         outcome anywhere, home;
         play(scenes[i].play, false, &anywhere);
         play(scenes[i].play, true, &home);
-        if (memcmp(&anywhere, &home, sizeof home) != 0) fail_msg("with a home the gradient is another one: %s", scenes[i].name);
+        if (memcmp(&anywhere, &home, sizeof home) != 0)
+            fail_msg("with a home the gradient is another one: %s", scenes[i].name);
     }
 }
 
-/* The gradient that backward begins with lies over the homes: its last row is where the bias' gradient goes, before the weight's is computed from it. */
+/* The gradient that backward begins with lies over the homes: its last row is where the bias'
+ * gradient goes, before the weight's is computed from it. */
 static void the_first_gradient_may_lie_where_others_go(void **state)
 {
     (void)state;
     float got[2][NUMBERS];
     for (int over = 0; over < 2; over++) {
         ms_engine *engine = make_engine();
-        scene s = { .engine = engine, .w = square(engine, 1), .v = numbers(engine, 1, (int64_t[]){ WIDTH }, 2), .x = square(engine, 3) };
+        scene s = { .engine = engine,
+                    .w = square(engine, 1),
+                    .v = numbers(engine, 1, (int64_t[]){ WIDTH }, 2),
+                    .x = square(engine, 3) };
         ms_tensor *gradient = square(engine, 7), *home = NULL, *given = NULL;
-        OK(ms_tensor_window(gradient, 1, (int64_t[]){ WIDTH }, (int64_t[]){ 1 }, NUMBERS - WIDTH, &home));
-        OK(ms_tensor_window(gradient, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &given));
+        OK(ms_tensor_window(gradient, 1, (int64_t[]){ WIDTH }, (int64_t[]){ 1 }, NUMBERS - WIDTH,
+                            &home));
+        OK(ms_tensor_window(gradient, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0,
+                            &given));
         OK(ms_tensor_set_requires_grad(s.w, true));
         OK(ms_tensor_set_requires_grad(s.v, true));
         if (over) OK(ms_tensor_set_grad_home(s.v, home));
@@ -230,7 +304,8 @@ static void the_first_gradient_may_lie_where_others_go(void **state)
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
 
-/* Of two tensors that backward begins with, the later one comes first and has a gradient for w; that of the other still is where w's is to lie. */
+/* Of two tensors that backward begins with, the later one comes first and has a gradient for w;
+ * that of the other still is where w's is to lie. */
 static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
 {
     (void)state;
@@ -239,7 +314,8 @@ static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
         ms_engine *engine = make_engine();
         scene s = { .engine = engine, .w = square(engine, 1), .x = square(engine, 3) };
         ms_tensor *home = square(engine, 7), *given[2] = { NULL, square(engine, 8) };
-        OK(ms_tensor_window(home, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0, &given[0]));
+        OK(ms_tensor_window(home, 2, (int64_t[]){ WIDTH, WIDTH }, (int64_t[]){ WIDTH, 1 }, 0,
+                            &given[0]));
         OK(ms_tensor_set_requires_grad(s.w, true));
         if (over) OK(ms_tensor_set_grad_home(s.w, home));
         ms_tensor *early = used_once(&s), *late = turned(&s);
@@ -254,7 +330,8 @@ static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
 
 enum { ONCE, MULTIPLIED, TABLE_AND_HEAD, ANOTHER_WAY };
 
-/* MiB that a backward through a weight of 4 MiB with a home has at most beside what was there before. */
+/* MiB that a backward through a weight of 4 MiB with a home has at most beside what was there
+ * before. */
 static uint64_t mib_on_the_way(int use)
 {
     enum { SIDE = 1024 };
@@ -277,7 +354,8 @@ static uint64_t mib_on_the_way(int use)
     if (use == TABLE_AND_HEAD) rows = apply(engine, &ms_op_embedding, which, w, NULL);
     ms_tensor *other = use == ANOTHER_WAY ? apply(engine, &ms_op_sum, w, NULL, NULL) : NULL;
     const ms_op *product = use == MULTIPLIED ? &ms_op_matmul : &ms_op_linear;
-    ms_tensor *y = apply(engine, product, rows ? rows : x, w, NULL), *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
+    ms_tensor *y = apply(engine, product, rows ? rows : x, w, NULL),
+              *loss = apply(engine, &ms_op_sum, y, NULL, NULL);
     if (other) {
         ms_tensor *both = apply(engine, &ms_op_add, loss, other, NULL);
         ms_tensor_release(loss);
@@ -296,7 +374,8 @@ static uint64_t mib_on_the_way(int use)
     return most;
 }
 
-/* Also not of a table that is the head as well: its few rows are added at home; so is what comes by other ways. */
+/* Also not of a table that is the head as well: its few rows are added at home; so is what comes by
+ * other ways. */
 static void a_gradient_at_home_takes_no_memory_on_its_way(void **state)
 {
     (void)state;

@@ -15,24 +15,31 @@
 
 static inline ms_engine *make_engine(const ms_os *os)
 {
-    ms_engine_options options = { .os = os, .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3 };
+    ms_engine_options options = {
+        .os = os, .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3
+    };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     return engine;
 }
 
-static inline ms_status vector(ms_engine *engine, float first, float second, bool leaf, ms_tensor **out)
+static inline ms_status vector(ms_engine *engine, float first, float second, bool leaf,
+                               ms_tensor **out)
 {
     const int64_t shape[] = { 2 };
     const float values[] = { first, second };
     ms_status status = ms_tensor_new(engine, MS_F32, 1, shape, out);
     if (!status) status = ms_tensor_write(*out, values, sizeof values);
     if (!status && leaf) status = ms_tensor_set_requires_grad(*out, true);
-    if (status && *out) { ms_tensor_release(*out); *out = NULL; }
+    if (status && *out) {
+        ms_tensor_release(*out);
+        *out = NULL;
+    }
     return status;
 }
 
-static inline ms_status apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor **out)
+static inline ms_status apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_tensor *b,
+                              ms_tensor **out)
 {
     ms_tensor *inputs[] = { a, b };
     return ms_apply(engine, op, NULL, false, inputs, b ? 2 : 1, out, 1);
@@ -60,6 +67,9 @@ static inline void assert_values(ms_tensor *tensor, float first, float second)
     assert_true(got[0] == first && got[1] == second);
 }
 
-static inline void assert_gradient(const ms_tensor *leaf, float first, float second) { assert_values(ms_tensor_grad(leaf), first, second); }
+static inline void assert_gradient(const ms_tensor *leaf, float first, float second)
+{
+    assert_values(ms_tensor_grad(leaf), first, second);
+}
 
 #endif

@@ -1,4 +1,5 @@
-/* grad_versions.c: what writes a saved tensor, before or during a backward, is an error; and writes that wait until backward has read. */
+/* grad_versions.c: what writes a saved tensor, before or during a backward, is an error; and writes
+ * that wait until backward has read. */
 #include "grad_support.h"
 
 #include "tensor/state.h"
@@ -51,18 +52,21 @@ static void assert_written(ms_engine *engine, const char *node)
     assert_non_null(strstr(message, "[2] f32 that was written in place since, by mul (at "));
 }
 
-static ms_status times_detached(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status times_detached(void *user, ms_tensor *const *inputs, uint32_t count,
+                                ms_tensor **outputs, uint32_t *made)
 {
     (void)count;
     ms_tensor *detached = NULL;
     *made = 1;
     ms_status status = ms_tensor_alias(user, &detached);
-    if (!status) status = apply(ms_tensor_engine(inputs[0]), &ms_op_mul, inputs[0], detached, outputs);
+    if (!status)
+        status = apply(ms_tensor_engine(inputs[0]), &ms_op_mul, inputs[0], detached, outputs);
     ms_tensor_release(detached);
     return status;
 }
 
-/* (x * detached w) * w: backward runs the second product first, and w's gradient is complete before the first product reads w for x's gradient. */
+/* (x * detached w) * w: backward runs the second product first, and w's gradient is complete before
+ * the first product reads w for x's gradient. */
 typedef struct twice {
     ms_engine *engine;
     ms_tensor *x, *w, *hundred, *y, *z, *loss;
@@ -77,7 +81,8 @@ static twice make_twice(bool recomputed)
     OK(vector(t.engine, 10, 20, true, &t.w));
     OK(vector(t.engine, 100, 100, false, &t.hundred));
     OK(ms_tensor_alias(t.w, &detached));
-    if (recomputed) OK(ms_recompute(t.engine, times_detached, t.w, NULL, NULL, &t.x, 1, &t.y, &made));
+    if (recomputed)
+        OK(ms_recompute(t.engine, times_detached, t.w, NULL, NULL, &t.x, 1, &t.y, &made));
     else OK(apply(t.engine, &ms_op_mul, t.x, detached, &t.y));
     OK(apply(t.engine, &ms_op_mul, t.y, t.w, &t.z));
     OK(total(t.engine, t.z, &t.loss));
@@ -117,7 +122,7 @@ static void a_gradient_hook_that_writes_what_its_node_saved_is_an_error(void **s
     uint64_t id = 0;
     OK(vector(engine, 1, 2, true, &x));
     OK(vector(engine, 2, 2, false, &two));
-    OK(apply(engine, &ms_op_exp, x, NULL, &y));                /* saves its result */
+    OK(apply(engine, &ms_op_exp, x, NULL, &y)); /* saves its result */
     OK(apply(engine, &ms_op_mul, y, two, &z));
     OK(total(engine, z, &loss));
     write_of w = { .engine = engine, .target = y, .by = two };
@@ -131,10 +136,11 @@ static void a_gradient_hook_that_writes_what_its_node_saved_is_an_error(void **s
 }
 
 /* A buffer that counts the function's runs. */
-static ms_status counts_its_runs(void *user, ms_tensor *const *inputs, uint32_t count, ms_tensor **outputs, uint32_t *made)
+static ms_status counts_its_runs(void *user, ms_tensor *const *inputs, uint32_t count,
+                                 ms_tensor **outputs, uint32_t *made)
 {
     (void)count;
-    ms_tensor *const *held = user;                             /* the buffer, and what it is multiplied with */
+    ms_tensor *const *held = user; /* the buffer, and what it is multiplied with */
     ms_engine *engine = ms_tensor_engine(inputs[0]);
     *made = 1;
     ms_status status = multiply_in_place(engine, held[0], held[1]);
@@ -162,7 +168,7 @@ static void a_recomputed_function_may_write_its_buffers(void **state)
 
 /* ------------------------------------------------ parameters of one storage */
 
-enum { LEAVES = 100 };                                         /* more than a storage has hazard cells */
+enum { LEAVES = 100 }; /* more than a storage has hazard cells */
 
 static ms_engine *make_flat(ms_tensor **leaves, ms_tensor **flat)
 {
@@ -192,7 +198,8 @@ static void a_write_of_one_parameter_does_not_touch_its_neighbours(void **state)
         OK(total(engine, square, &loss));
         write_of w = { .engine = engine, .target = leaves[written], .by = leaves[0] };
         OK(do_write(&w));
-        assert_int_equal(ms_backward(engine, &loss, NULL, 1, false), written == 41 ? MS_ERROR_STATE : MS_OK);
+        assert_int_equal(ms_backward(engine, &loss, NULL, 1, false),
+                         written == 41 ? MS_ERROR_STATE : MS_OK);
         OK(ms_tensor_cast_cached(engine, leaves[41], MS_BF16, true, &again));
         /* The write of 41 made the cast stale: it is cast again. */
         assert_true((again == cast) == (written == 40));
@@ -243,13 +250,18 @@ static void a_write_waits_for_the_last_node_that_reads(void **state)
     for (int recomputed = 0; recomputed < 2; recomputed++) {
         twice t = make_twice(recomputed);
         char log[4] = "";
-        write_of first = { .engine = t.engine, .target = t.w, .by = t.hundred, .log = log, .name = '1' }, second = first;
+        write_of first = { .engine = t.engine,
+                           .target = t.w,
+                           .by = t.hundred,
+                           .log = log,
+                           .name = '1' },
+                 second = first;
         uint64_t id = 0;
         second.name = '2';
         OK(ms_tensor_on_accumulated(t.w, write_when_unread, &first, NULL, &id));
         OK(ms_tensor_on_accumulated(t.w, write_when_unread, &second, NULL, &id));
         OK(ms_backward(t.engine, &t.loss, NULL, 1, false));
-        assert_gradient(t.x, 100, 400);                        /* w^2 as it was */
+        assert_gradient(t.x, 100, 400); /* w^2 as it was */
         assert_gradient(t.w, 30, -40);
         assert_values(t.w, 100000, 200000);
         assert_string_equal(log, "12");

@@ -1,4 +1,5 @@
-/* gradcheck.h: for tests of operators: tensors from and to plain doubles, and gradients against central differences. */
+/* gradcheck.h: for tests of operators: tensors from and to plain doubles, and gradients against
+ * central differences. */
 #ifndef GRADCHECK_H
 #define GRADCHECK_H
 
@@ -14,10 +15,13 @@
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 
-#define SHAPE(...) (int64_t[]){ __VA_ARGS__ }
-#define DIMS(...) (uint32_t)(sizeof (int64_t[]){ __VA_ARGS__ } / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ }
-#define OPERANDS(...) (ms_tensor *[]){ __VA_ARGS__ }
-#define COUNT(list) (sizeof (list) / sizeof *(list))
+#define SHAPE(...) \
+    (int64_t[]) { __VA_ARGS__ }
+#define DIMS(...) \
+    (uint32_t)(sizeof(int64_t[]){ __VA_ARGS__ } / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
+#define OPERANDS(...) \
+    (ms_tensor *[]) { __VA_ARGS__ }
+#define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
 {
@@ -29,9 +33,13 @@ static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
     return engine;
 }
 
-#define assert_ok(engine, call) do { if ((call) != MS_OK) fail_msg("%s: %s", #call, ms_engine_error(engine)->message); } while (0)
+#define assert_ok(engine, call)                                                           \
+    do {                                                                                  \
+        if ((call) != MS_OK) fail_msg("%s: %s", #call, ms_engine_error(engine)->message); \
+    } while (0)
 
-static inline ms_tensor *window_of(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset)
+static inline ms_tensor *window_of(ms_tensor *base, uint32_t dims, const int64_t *shape,
+                                   const int64_t *strides, int64_t offset)
 {
     ms_tensor *out = NULL;
     assert_ok(ms_tensor_engine(base), ms_tensor_window(base, dims, shape, strides, offset, &out));
@@ -47,7 +55,8 @@ static inline void release_all(ms_tensor **tensors, size_t count)
 static inline void assert_refused(ms_engine *engine, ms_status status, const char *text)
 {
     assert_int_equal(status, MS_ERROR_ARGUMENT);
-    if (strstr(ms_engine_error(engine)->message, text) == NULL) fail_msg("\"%s\" does not say \"%s\"", ms_engine_error(engine)->message, text);
+    if (strstr(ms_engine_error(engine)->message, text) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", ms_engine_error(engine)->message, text);
 }
 
 static inline void encode(ms_dtype dtype, double value, void *to)
@@ -87,7 +96,8 @@ static inline void tensor_set(ms_tensor *tensor, const double *values)
 }
 
 /* values NULL: numbers between -2 and 2 that differ from tensor to tensor and keep away from 0. */
-static inline ms_tensor *tensor_of(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, const double *values)
+static inline ms_tensor *tensor_of(ms_engine *engine, ms_dtype dtype, uint32_t dims,
+                                   const int64_t *shape, const double *values)
 {
     static uint32_t seed = 1;
     ms_tensor *tensor = NULL;
@@ -117,7 +127,8 @@ static inline double *tensor_get(ms_tensor *tensor)
     return values;
 }
 
-static inline ms_tensor *apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *const *inputs, uint32_t count)
+static inline ms_tensor *apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                               ms_tensor *const *inputs, uint32_t count)
 {
     ms_tensor *out = NULL;
     assert_ok(engine, ms_op_apply(engine, op, attributes, false, inputs, count, &out, 1));
@@ -125,13 +136,17 @@ static inline ms_tensor *apply(ms_engine *engine, const ms_op *op, const ms_attr
 }
 
 /* |got - want| <= tolerance * max(1, |want|); NaN equals NaN. */
-static inline void assert_near(double got, double want, double tolerance, const char *what, size_t index)
+static inline void assert_near(double got, double want, double tolerance, const char *what,
+                               size_t index)
 {
-    if (isnan(want) ? isnan(got) : got == want || fabs(got - want) <= tolerance * fmax(1, fabs(want))) return;
+    if (isnan(want) ? isnan(got)
+                    : got == want || fabs(got - want) <= tolerance * fmax(1, fabs(want)))
+        return;
     fail_msg("%s, element %zu: got %.9g, want %.9g", what, index, got, want);
 }
 
-static inline void assert_values(ms_tensor *tensor, const double *want, size_t count, double tolerance, const char *what)
+static inline void assert_values(ms_tensor *tensor, const double *want, size_t count,
+                                 double tolerance, const char *what)
 {
     assert_int_equal(ms_tensor_count(tensor), count);
     double *got = tensor_get(tensor);
@@ -145,24 +160,37 @@ typedef struct gradcheck {
     const ms_op *op;
     ms_attributes attributes;
     bool in_place;
-    uint32_t inputs, outputs;            /* outputs 0: 1 */
-    double tolerance;                    /* 0: 2e-3, see below */
-    uint32_t skip;                       /* bit i: input i has no gradient */
+    uint32_t inputs, outputs; /* outputs 0: 1 */
+    double tolerance;         /* 0: 2e-3, see below */
+    uint32_t skip;            /* bit i: input i has no gradient */
 } gradcheck;
 
-static inline double weight(size_t output, size_t i) { return 0.5 + 0.37 * (double)((i * 7 + output * 3) % 5); }
-
-/* Runs forward; the sum of all float outputs with fixed weights. call keeps outputs and what was saved. */
-static inline double gradcheck_forward(ms_engine *engine, const gradcheck *check, ms_op_call *call, ms_tensor **inputs, ms_tensor **outputs, bool record)
+static inline double weight(size_t output, size_t i)
 {
-    *call = (ms_op_call){ .engine = engine, .op = check->op, .attributes = check->attributes, .inputs = inputs, .input_count = check->inputs, .outputs = outputs,
-                          .output_count = check->outputs ? check->outputs : 1, .in_place = check->in_place, .record = record };
+    return 0.5 + 0.37 * (double)((i * 7 + output * 3) % 5);
+}
+
+/* Runs forward; the sum of all float outputs with fixed weights. call keeps outputs and what was
+ * saved. */
+static inline double gradcheck_forward(ms_engine *engine, const gradcheck *check, ms_op_call *call,
+                                       ms_tensor **inputs, ms_tensor **outputs, bool record)
+{
+    *call = (ms_op_call){ .engine = engine,
+                          .op = check->op,
+                          .attributes = check->attributes,
+                          .inputs = inputs,
+                          .input_count = check->inputs,
+                          .outputs = outputs,
+                          .output_count = check->outputs ? check->outputs : 1,
+                          .in_place = check->in_place,
+                          .record = record };
     assert_ok(engine, ms_op_run(call));
     double sum = 0;
     for (uint32_t k = 0; k < call->output_count; k++) {
         if (!ms_dtype_is_float(ms_tensor_dtype(outputs[k]))) continue;
         double *values = tensor_get(outputs[k]);
-        for (size_t i = 0; i < (size_t)ms_tensor_count(outputs[k]); i++) sum += weight(k, i) * values[i];
+        for (size_t i = 0; i < (size_t)ms_tensor_count(outputs[k]); i++)
+            sum += weight(k, i) * values[i];
         free(values);
     }
     return sum;
@@ -172,15 +200,18 @@ static inline double gradcheck_forward(ms_engine *engine, const gradcheck *check
 static inline ms_tensor *twin_of(ms_engine *engine, ms_tensor *tensor, const double *values)
 {
     ms_tensor *room = NULL, *twin = NULL;
-    int64_t cells = (int64_t)(ms_storage_bytes(ms_tensor_storage(tensor)) / ms_dtype_bytes(ms_tensor_dtype(tensor)));
+    int64_t cells = (int64_t)(ms_storage_bytes(ms_tensor_storage(tensor))
+                              / ms_dtype_bytes(ms_tensor_dtype(tensor)));
     assert_ok(engine, ms_tensor_new(engine, ms_tensor_dtype(tensor), 1, &cells, &room));
-    assert_ok(engine, ms_tensor_window(room, ms_tensor_dims(tensor), ms_tensor_shape(tensor), ms_tensor_strides(tensor), ms_tensor_offset(tensor), &twin));
+    assert_ok(engine, ms_tensor_window(room, ms_tensor_dims(tensor), ms_tensor_shape(tensor),
+                                       ms_tensor_strides(tensor), ms_tensor_offset(tensor), &twin));
     tensor_set(twin, values);
     ms_tensor_release(room);
     return twin;
 }
 
-static inline double gradcheck_at(ms_engine *engine, const gradcheck *check, ms_tensor *const *inputs, uint32_t which, double *values)
+static inline double gradcheck_at(ms_engine *engine, const gradcheck *check,
+                                  ms_tensor *const *inputs, uint32_t which, double *values)
 {
     ms_tensor *own[MS_TASK_ACCESS_MAX], *outputs[16];
     ms_op_call call;
@@ -196,7 +227,8 @@ static inline double gradcheck_at(ms_engine *engine, const gradcheck *check, ms_
 }
 
 /* Backward with gradients of the weights' values; checks shapes and dtypes of the results. */
-static inline void gradcheck_backward(ms_engine *engine, const gradcheck *check, ms_tensor *const *inputs, ms_tensor **results)
+static inline void gradcheck_backward(ms_engine *engine, const gradcheck *check,
+                                      ms_tensor *const *inputs, ms_tensor **results)
 {
     ms_tensor *own[MS_TASK_ACCESS_MAX], *outputs[16], *gradients[16] = { NULL };
     ms_tensor_info in[MS_TASK_ACCESS_MAX] = { { 0 } }, out[16] = { { 0 } };
@@ -222,14 +254,28 @@ static inline void gradcheck_backward(ms_engine *engine, const gradcheck *check,
         gradients[k] = tensor_of(engine, out[k].dtype, out[k].dims, out[k].shape, values);
         free(values);
     }
-    ms_op_gradient gradient = { .engine = engine, .op = check->op, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in,
-                                .input_count = check->inputs, .outputs = out, .gradients = gradients, .output_count = call.output_count, .results = results, .needs = needs };
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = check->op,
+                                .attributes = call.attributes,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = in,
+                                .input_count = check->inputs,
+                                .outputs = out,
+                                .gradients = gradients,
+                                .output_count = call.output_count,
+                                .results = results,
+                                .needs = needs };
     assert_ok(engine, check->op->backward(&gradient));
     for (uint32_t i = 0; i < check->inputs; i++) {
-        if (!needs[i]) { assert_null(results[i]); continue; }
+        if (!needs[i]) {
+            assert_null(results[i]);
+            continue;
+        }
         assert_non_null(results[i]);
         assert_int_equal(ms_tensor_dtype(results[i]), in[i].dtype);
-        assert_true(ms_shape_equal(ms_tensor_dims(results[i]), ms_tensor_shape(results[i]), in[i].dims, in[i].shape));
+        assert_true(ms_shape_equal(ms_tensor_dims(results[i]), ms_tensor_shape(results[i]),
+                                   in[i].dims, in[i].shape));
     }
     ms_op_drop_saved(&call);
     for (uint32_t k = 0; k < call.output_count; k++) {
@@ -239,9 +285,10 @@ static inline void gradcheck_backward(ms_engine *engine, const gradcheck *check,
     for (uint32_t i = 0; i < check->inputs; i++) ms_tensor_release(own[i]);
 }
 
-/* Gradients of a weighted sum of all outputs, to every f32 input, against differences (4 D(h) - D(2h)) / 3 with h = 1/64. The forward runs in
- * f32: its rounding divided by h gives an error near 1e-4 for sums near 10, the fifth derivative one near 1e-6; 2e-3 is far from both, and
- * from what a wrong formula gives. */
+/* Gradients of a weighted sum of all outputs, to every f32 input, against differences (4 D(h) -
+ * D(2h)) / 3 with h = 1/64. The forward runs in f32: its rounding divided by h gives an error near
+ * 1e-4 for sums near 10, the fifth derivative one near 1e-6; 2e-3 is far from both, and from what a
+ * wrong formula gives. */
 static inline void check_gradients(ms_engine *engine, gradcheck check, ms_tensor *const *inputs)
 {
     const double h = 1.0 / 64, tolerance = check.tolerance > 0 ? check.tolerance : 2e-3;
@@ -261,7 +308,8 @@ static inline void check_gradients(ms_engine *engine, gradcheck check, ms_tensor
                 at[k] = x;
             }
             char what[64];
-            snprintf(what, sizeof what, "gradient of %s%s to input %u", check.op->name, check.in_place ? "_" : "", i);
+            snprintf(what, sizeof what, "gradient of %s%s to input %u", check.op->name,
+                     check.in_place ? "_" : "", i);
             assert_near(got[k], (4 * difference[0] - difference[1]) / 3, tolerance, what, k);
         }
         free(got);

@@ -1,5 +1,5 @@
-/* hook.c: what links remember, the group of a rank alone, native links in strict mode and with failing allocations. What links compute: dist/hooks.lua.
- * ctest: each-isa poisoned */
+/* hook.c: what links remember, the group of a rank alone, native links in strict mode and with
+ * failing allocations. What links compute: dist/hooks.lua. ctest: each-isa poisoned */
 #include "fault_rank.h"
 
 #include "moonshard/hook.h"
@@ -26,11 +26,15 @@ static ms_status build(rank *self, model *m)
 {
     ms_status status = MS_OK;
     *m = (model){ .parameters = { NULL } };
-    for (int i = 0; i < PARAMETERS && !status; i++) status = ms_tensor_new(self->engine, MS_F32, 2, shapes[i], &m->parameters[i]);
+    for (int i = 0; i < PARAMETERS && !status; i++)
+        status = ms_tensor_new(self->engine, MS_F32, 2, shapes[i], &m->parameters[i]);
     return status;
 }
 
-static void drop(model *m) { for (int i = 0; i < PARAMETERS; i++) ms_tensor_release(m->parameters[i]); }
+static void drop(model *m)
+{
+    for (int i = 0; i < PARAMETERS; i++) ms_tensor_release(m->parameters[i]);
+}
 
 static void close_bucket(own_bucket *b)
 {
@@ -41,15 +45,22 @@ static void close_bucket(own_bucket *b)
 }
 
 /* A bucket of the parameters that order names ("ca"), with gradients of small numbers. */
-static ms_status open_bucket(rank *self, const model *m, const char *order, uint32_t index, bool is_last, own_bucket *out)
+static ms_status open_bucket(rank *self, const model *m, const char *order, uint32_t index,
+                             bool is_last, own_bucket *out)
 {
-    *out = (own_bucket){ .bucket = { .engine = self->engine, .group = self->world, .index = index, .is_last = is_last, .divisor = self->ranks, .label = "a bucket" } };
+    *out = (own_bucket){ .bucket = { .engine = self->engine,
+                                     .group = self->world,
+                                     .index = index,
+                                     .is_last = is_last,
+                                     .divisor = self->ranks,
+                                     .label = "a bucket" } };
     ms_bucket *bucket = &out->bucket;
     int64_t total = 0, at = 0;
     for (const char *c = order; *c; c++) total += shapes[*c - 'a'][0] * shapes[*c - 'a'][1];
     ms_status status = ms_tensor_new(self->engine, MS_F32, 1, &total, &bucket->flat);
     float *values = malloc((size_t)total * sizeof *values);
-    for (int64_t i = 0; i < total; i++) values[i] = (float)((i * 7 + index * 5 + self->number * 3) % 11) - 5;
+    for (int64_t i = 0; i < total; i++)
+        values[i] = (float)((i * 7 + index * 5 + self->number * 3) % 11) - 5;
     if (!status) status = ms_tensor_write(bucket->flat, values, (size_t)total * sizeof *values);
     free(values);
     for (const char *c = order; *c && !status; c++) {
@@ -75,7 +86,8 @@ static ms_status fill_with(ms_tensor *t, double value)
 {
     ms_attributes attributes = { .scalar = { .value = value } };
     ms_tensor *out = NULL;
-    ms_status status = ms_op_apply(ms_tensor_engine(t), &ms_op_fill, &attributes, true, &t, 1, &out, 1);
+    ms_status status =
+        ms_op_apply(ms_tensor_engine(t), &ms_op_fill, &attributes, true, &t, 1, &out, 1);
     ms_tensor_release(out);
     return status;
 }
@@ -106,12 +118,12 @@ static void state_of_parameters(rank *self)
     CHECK(fresh[0] && fresh[1] && fresh[2] && holds(t, (int[]){ 69 }, (double[]){ 0 }, 1));
     OK(fill_with(t, 1));
     OK(ms_link_state_tensor(state, &first.bucket, "x", NULL, fresh, &again));
-    CHECK(again == t && !fresh[0] && !fresh[2]);                   /* the same memory while the bucket is the same */
+    CHECK(again == t && !fresh[0] && !fresh[2]); /* the same memory while the bucket is the same */
     ms_tensor_release(t);
     ms_tensor_release(again);
     close_bucket(&first);
 
-    OK(open_bucket(self, &m, "c", 0, false, &first));              /* rebuilt: c, then b and a */
+    OK(open_bucket(self, &m, "c", 0, false, &first)); /* rebuilt: c, then b and a */
     OK(open_bucket(self, &m, "ba", 1, true, &second));
     OK(ms_link_state_tensor(state, &first.bucket, "x", NULL, fresh, &t));
     CHECK(!fresh[0] && holds(t, (int[]){ 32 }, (double[]){ 1 }, 1));
@@ -148,10 +160,12 @@ static void state_of_parameters(rank *self)
     ms_tensor_release(t);
     CHECK(ms_link_state_pieces(other) == 5);
     OK(ms_link_state_tensor(other, &first.bucket, "x", NULL, fresh, &t));
-    CHECK(!fresh[0] && !fresh[1] && holds(t, (int[]){ 7, 32 }, (double[]){ 2, 3 }, 2) && ms_link_state_pieces(other) == 5);
+    CHECK(!fresh[0] && !fresh[1] && holds(t, (int[]){ 7, 32 }, (double[]){ 2, 3 }, 2)
+          && ms_link_state_pieces(other) == 5);
     ms_tensor_release(t);
     ms_link_state_clear(other);
-    CHECK(ms_link_state_pieces(other) == 0 && ms_link_state_iteration(other) == 0 && ms_link_state_iteration(state) == 9);
+    CHECK(ms_link_state_pieces(other) == 0 && ms_link_state_iteration(other) == 0
+          && ms_link_state_iteration(state) == 9);
 
     uint64_t live = ms_engine_memory(self->engine).live;
     ms_link_state_retain(state);
@@ -184,16 +198,20 @@ static void alone_and_together(rank *self)
     const uint32_t zero = 0, one = 1;
     OK(ms_comm_alone(self->engine, &alone));
     OK(ms_comm_alone(self->engine, &again));
-    CHECK(alone == again && ms_group_size(alone) == 1 && ms_group_rank(alone) == 0 && ms_group_world_rank(alone, 0) == self->number && !ms_group_is_fake(alone));
+    CHECK(alone == again && ms_group_size(alone) == 1 && ms_group_rank(alone) == 0
+          && ms_group_world_rank(alone, 0) == self->number && !ms_group_is_fake(alone));
     OK(ms_group_split(alone, 1, &one, &zero, &part));
     CHECK(part == alone);
     OK(make(self, MS_F32, 4, true, &t));
     OK(fill_with(t, self->number + 1));
-    for (uint32_t i = 0; i < self->number; i++) OK(run_one(self, alone, &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
+    for (uint32_t i = 0; i < self->number; i++)
+        OK(run_one(self, alone, &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
     CHECK(holds(t, (int[]){ 4 }, (double[]){ self->number + 1 }, 1));
-    OK(run_one(self, self->world, &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
+    OK(run_one(self, self->world,
+               &(ms_collective){ .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 }));
     CHECK(holds(t, (int[]){ 4 }, (double[]){ self->ranks * (self->ranks + 1) / 2 }, 1));
-    CHECK(ms_group_traffic(alone, MS_ALL_REDUCE).calls == self->number && ms_group_traffic(alone, MS_ALL_REDUCE).wire_bytes == 0);
+    CHECK(ms_group_traffic(alone, MS_ALL_REDUCE).calls == self->number
+          && ms_group_traffic(alone, MS_ALL_REDUCE).wire_bytes == 0);
     ms_tensor_release(t);
 
     own_bucket b = { .bucket = { .engine = self->engine, .group = self->world } };
@@ -211,7 +229,8 @@ static void alone_and_together(rank *self)
 static void a_rank_alone_waits_for_nobody(void **state)
 {
     (void)state;
-    for (int kind = THREADS; kind <= PROCESSES; kind++) run_well((job_kind)kind, 3, alone_and_together, NULL);
+    for (int kind = THREADS; kind <= PROCESSES; kind++)
+        run_well((job_kind)kind, 3, alone_and_together, NULL);
 }
 
 /* -------------------------------------------------------------------- links */
@@ -222,13 +241,27 @@ typedef struct chain {
     int variant;
 } chain;
 static const chain chains[] = {
-    { "error_feedback", "reduce", MS_F32, 0 }, { "error_feedback", "all_reduce", MS_BF16, 0 }, { NULL, "noop", MS_F16, 0 }, { NULL, "powersgd", MS_F32, 0 },
-    { NULL, "powersgd", MS_BF16, 1 }, { "error_feedback", "powersgd", MS_F32, 2 }, { "error_feedback", "int8", MS_F32, 0 }, { NULL, "int8", MS_BF16, 1 },
+    { "error_feedback", "reduce", MS_F32, 0 },
+    { "error_feedback", "all_reduce", MS_BF16, 0 },
+    { NULL, "noop", MS_F16, 0 },
+    { NULL, "powersgd", MS_F32, 0 },
+    { NULL, "powersgd", MS_BF16, 1 },
+    { "error_feedback", "powersgd", MS_F32, 2 },
+    { "error_feedback", "int8", MS_F32, 0 },
+    { NULL, "int8", MS_BF16, 1 },
     { "error_feedback", "int8", MS_F32, 2 },
-    { NULL, "top_k", MS_F32, 0 }, { "error_feedback", "top_k", MS_F16, 1 },
-    { NULL, "sign_vote", MS_BF16, 0 }, { "error_feedback", "powersgd", MS_BF16, 0 },
-    { NULL, "adasum", MS_F32, 0 }, { NULL, "adasum", MS_F16, 0 }, { NULL, "post_local_sgd", MS_F32, 0 }, { "clip", "reduce", MS_F32, 0 }, { "clip", "reduce", MS_F32, 1 },
-    { "clip", "noop", MS_BF16, 2 }, { "nan_check", "reduce", MS_F32, 0 }, { "nan_check", "sign_vote", MS_F16, 1 },
+    { NULL, "top_k", MS_F32, 0 },
+    { "error_feedback", "top_k", MS_F16, 1 },
+    { NULL, "sign_vote", MS_BF16, 0 },
+    { "error_feedback", "powersgd", MS_BF16, 0 },
+    { NULL, "adasum", MS_F32, 0 },
+    { NULL, "adasum", MS_F16, 0 },
+    { NULL, "post_local_sgd", MS_F32, 0 },
+    { "clip", "reduce", MS_F32, 0 },
+    { "clip", "reduce", MS_F32, 1 },
+    { "clip", "noop", MS_BF16, 2 },
+    { "nan_check", "reduce", MS_F32, 0 },
+    { "nan_check", "sign_vote", MS_F16, 1 },
 };
 
 /* cast around, then the links by name. */
@@ -249,7 +282,8 @@ static uint32_t read_chain(const chain *c, ms_link *links)
         links[count - 1].options.top_k.fraction = 0.1;
         links[count - 1].options.clip.max_norm = 1;
         links[count - 1].options.nan_check.stop = c->variant;
-        links[count - 1].options.clip.scope = c->variant ? (ms_clip_scope)c->variant : MS_CLIP_GLOBAL;
+        links[count - 1].options.clip.scope =
+            c->variant ? (ms_clip_scope)c->variant : MS_CLIP_GLOBAL;
         links[count - 1].options.post_local_sgd.start_step = 1;
         links[count - 1].options.top_k.momentum = c->variant ? 0.5 : 0;
     }
@@ -260,7 +294,9 @@ static uint32_t read_chain(const chain *c, ms_link *links)
 static ms_status any_life(rank *self, const void *which)
 {
     const chain *c = which;
-    static const char *const layouts[][2] = { { "abc", NULL }, { "abc", NULL }, { "ca", "b" }, { "ca", "b" } };
+    static const char *const layouts[][2] = {
+        { "abc", NULL }, { "abc", NULL }, { "ca", "b" }, { "ca", "b" }
+    };
     ms_link given[3], links[3];
     model m;
     uint32_t count = read_chain(c, given);
@@ -274,7 +310,8 @@ static ms_status any_life(rank *self, const void *which)
             status = open_bucket(self, &m, layouts[i][b], b, b == 1 || !layouts[i][1], &own);
             if (status) break;
             status = ms_chain_run(links, count, &own.bucket, &result);
-            if (!status && ms_bucket_check_result(&own.bucket, NULL, result)) status = MS_ERROR_STATE;
+            if (!status && ms_bucket_check_result(&own.bucket, NULL, result))
+                status = MS_ERROR_STATE;
             ms_tensor_release(result);
             close_bucket(&own);
         }
@@ -303,12 +340,21 @@ static void options_are_checked(void **state)
         const char *kind, *says;
         ms_link_options options;
     } wrong[] = {
-        { "error_feedback", "decay", { .decay = -1 } }, { "cast", "i64", { .dtype = MS_I64 } }, { "powersgd", "rank", { .powersgd = { .rank = 0 } } },
-        { "powersgd", "min_rate", { .powersgd = { .rank = 1 } } }, { "powersgd", "start_step", { .powersgd = { .rank = 1, .start_step = -1, .min_rate = 1 } } },
-        { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } }, { "powersgd", "stats_every", { .powersgd = { .rank = 1, .min_rate = 1 } } },
-        { "clip", "max_norm", { .clip = { .max_norm = 0 } } }, { "post_local_sgd", "start_step", { .post_local_sgd = { .start_step = -1 } } },
-        { "int8", "block", { .int8 = { .per = MS_INT8_BLOCK, .block = 12 } } }, { "int8", "block", { .int8 = { .per = MS_INT8_CHANNEL } } },
-        { "top_k", "fraction", { .top_k = { .fraction = 0 } } }, { "top_k", "momentum", { .top_k = { .fraction = 1, .momentum = 1 } } },
+        { "error_feedback", "decay", { .decay = -1 } },
+        { "cast", "i64", { .dtype = MS_I64 } },
+        { "powersgd", "rank", { .powersgd = { .rank = 0 } } },
+        { "powersgd", "min_rate", { .powersgd = { .rank = 1 } } },
+        { "powersgd",
+          "start_step",
+          { .powersgd = { .rank = 1, .start_step = -1, .min_rate = 1 } } },
+        { "powersgd", "eps", { .powersgd = { .rank = 1, .min_rate = 1, .eps = -1 } } },
+        { "powersgd", "stats_every", { .powersgd = { .rank = 1, .min_rate = 1 } } },
+        { "clip", "max_norm", { .clip = { .max_norm = 0 } } },
+        { "post_local_sgd", "start_step", { .post_local_sgd = { .start_step = -1 } } },
+        { "int8", "block", { .int8 = { .per = MS_INT8_BLOCK, .block = 12 } } },
+        { "int8", "block", { .int8 = { .per = MS_INT8_CHANNEL } } },
+        { "top_k", "fraction", { .top_k = { .fraction = 0 } } },
+        { "top_k", "momentum", { .top_k = { .fraction = 1, .momentum = 1 } } },
     };
     ms_engine *engine = NULL;
     ms_engine_options options = { .device = "sim" };
@@ -326,7 +372,8 @@ static void options_are_checked(void **state)
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) fail_each_allocation(any_life, &chains[i], i % 2);
+    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++)
+        fail_each_allocation(any_life, &chains[i], i % 2);
 }
 
 int main(void)

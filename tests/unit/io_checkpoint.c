@@ -1,9 +1,10 @@
-/* io_checkpoint.c: checkpoints appear as a whole: each file call failing once or for ever, the order of syncs, each allocation failing. */
+/* io_checkpoint.c: checkpoints appear as a whole: each file call failing once or for ever, the
+ * order of syncs, each allocation failing. */
 #include "io_support.h"
 
 #include <sched.h>
 
-static fault_files harmless;         /* never fails; it spares the disk */
+static fault_files harmless; /* never fails; it spares the disk */
 static ms_context context;
 static ms_engine *engine;
 
@@ -27,12 +28,14 @@ static ms_status write_mark(ms_context *own, const char *name, float mark)
     char manifest[32];
     ms_snapshot *snapshot = snapshot_of(mark);
     int length = snprintf(manifest, sizeof manifest, "mark %g", (double)mark);
-    ms_status status = ms_checkpoint_write(own, snapshot, in_folder("run"), name, manifest, (size_t)length);
+    ms_status status =
+        ms_checkpoint_write(own, snapshot, in_folder("run"), name, manifest, (size_t)length);
     ms_snapshot_free(snapshot);
     return status;
 }
 
-/* The mark of a checkpoint, 0 if there is none of that name. What has a manifest must be whole, and of one piece. */
+/* The mark of a checkpoint, 0 if there is none of that name. What has a manifest must be whole, and
+ * of one piece. */
 static float read_mark(const char *name)
 {
     char path[300];
@@ -46,7 +49,9 @@ static float read_mark(const char *name)
     ms_release(&context, manifest);
     snprintf(path, sizeof path, "%s/run/%s/%s", test_folder, name, MS_CHECKPOINT_TENSORS);
     assert_int_equal(ms_safetensors_open(&context, path, &file), MS_OK);
-    assert_int_equal(ms_safetensors_read(&context, file, ms_safetensors_find(file, "model/weight"), values), MS_OK);
+    assert_int_equal(
+        ms_safetensors_read(&context, file, ms_safetensors_find(file, "model/weight"), values),
+        MS_OK);
     ms_safetensors_close(file);
     assert_true(values[0] == mark && values[3] == 3);
     return mark;
@@ -64,7 +69,8 @@ static void test_checkpoints_are_written_replaced_and_removed(void **state)
     assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"), MS_OK);
     assert_true(read_mark("step-1") == 0 && read_mark("step-2") == 2);
     assert_int_equal(count_names(in_folder("run")), 1);
-    assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"), MS_ERROR_NOT_FOUND);
+    assert_int_equal(ms_checkpoint_remove(&context, in_folder("run"), "step-1"),
+                     MS_ERROR_NOT_FOUND);
 }
 
 static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
@@ -75,8 +81,10 @@ static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
     assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"), MS_OK);
     assert_true(read_mark("step-1") == 0 && read_mark("aside-1") == 1 && read_mark("step-2") == 2);
     /* Neither what is not there, nor onto another checkpoint. */
-    assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"), MS_ERROR_NOT_FOUND);
-    assert_int_not_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-2", "aside-1"), MS_OK);
+    assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"),
+                     MS_ERROR_NOT_FOUND);
+    assert_int_not_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-2", "aside-1"),
+                         MS_OK);
     assert_true(read_mark("aside-1") == 1 && read_mark("step-2") == 2);
     /* A sweep leaves it alone. */
     assert_int_equal(ms_checkpoint_sweep(&context, in_folder("run")), MS_OK);
@@ -102,8 +110,9 @@ static void test_a_sweep_restores_and_removes(void **state)
     assert_int_equal(count_names(in_folder("run")), 4);
 }
 
-/* Every file call of a save fails in turn, on a fresh name and on one that is replaced; then the program goes on, or is dead. A committed
- * checkpoint is never lost, and what looks committed is whole. */
+/* Every file call of a save fails in turn, on a fresh name and on one that is replaced; then the
+ * program goes on, or is dead. A committed checkpoint is never lost, and what looks committed is
+ * whole. */
 static void test_each_file_call_may_fail(void **state)
 {
     static const char *const names[] = { "step-1", "step-2" };
@@ -119,11 +128,13 @@ static void test_each_file_call_may_fail(void **state)
             fault.forever = forever;
             ms_status status = write_mark(&own, names[!replaces], 2);
             succeeded = fault.calls < n;
-            /* That an old folder could not be removed, or a folder was there already, need not be an error; success must be the truth. */
+            /* That an old folder could not be removed, or a folder was there already, need not be
+             * an error; success must be the truth. */
             if (succeeded) assert_int_equal(status, MS_OK);
             if (status == MS_OK) assert_true(read_mark(names[!replaces]) == 2);
             else assert_non_null(strstr(own.error.message, test_folder));
-            float aside = read_mark(".old-step-1"), first = read_mark("step-1"), second = read_mark("step-2");
+            float aside = read_mark(".old-step-1"), first = read_mark("step-1"),
+                  second = read_mark("step-2");
             if (replaces) assert_true(first == 1 || first == 2 || aside == 1);
             else assert_true(first == 1 && (second == 0 || second == 2) && aside == 0);
             /* The next save finds its way. */
@@ -140,7 +151,8 @@ static void test_each_file_call_may_fail(void **state)
 
 /* ------------------------------------------------------- the order of syncs */
 
-/* Follows what a crash could still undo: writes to files that were not synced, names in folders that were not. */
+/* Follows what a crash could still undo: writes to files that were not synced, names in folders
+ * that were not. */
 typedef struct watcher {
     ms_os table;
     const ms_os *real;
@@ -149,8 +161,8 @@ typedef struct watcher {
         char path[256];
         bool folder, dirty;
     } open[32];
-    char loose[32][256];             /* folders with names that are not durable yet */
-    bool early;                      /* a folder was renamed while something in it was not durable */
+    char loose[32][256]; /* folders with names that are not durable yet */
+    bool early;          /* a folder was renamed while something in it was not durable */
 } watcher;
 
 static void loosen(watcher *self, const char *path)
@@ -199,7 +211,8 @@ static int file_index(const watcher *self, const ms_file *file)
     return i;
 }
 
-static int64_t watch_write(void *user, ms_file *file, const void *data, size_t bytes, uint64_t offset)
+static int64_t watch_write(void *user, ms_file *file, const void *data, size_t bytes,
+                           uint64_t offset)
 {
     watcher *self = user;
     self->open[file_index(self, file)].dirty = true;
@@ -254,10 +267,11 @@ static void test_names_become_durable_after_what_they_name(void **state)
     self.table.rename = watch_rename;
     self.table.make_directory = watch_make_directory;
     ms_context_init(&own, &self.table);
-    for (int i = 0; i < 2; i++) {                              /* a fresh name, and one that is replaced */
+    for (int i = 0; i < 2; i++) { /* a fresh name, and one that is replaced */
         assert_int_equal(write_mark(&own, "step-1", 1), MS_OK);
         assert_false(self.early);
-        for (int k = 0; k < 32; k++) assert_true(!self.loose[k][0] || strcmp(self.loose[k], "-") == 0);
+        for (int k = 0; k < 32; k++)
+            assert_true(!self.loose[k][0] || strcmp(self.loose[k], "-") == 0);
     }
 }
 
@@ -267,14 +281,18 @@ static void test_a_job_writes_while_the_host_goes_on(void **state)
 {
     (void)state;
     ms_checkpoint_job *job = NULL;
-    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(5), in_folder("run"), "step-5", "mark 5", 6, &job), MS_OK);
+    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(5), in_folder("run"), "step-5",
+                                         "mark 5", 6, &job),
+                     MS_OK);
     while (!ms_checkpoint_is_done(job)) sched_yield();
-    assert_true(read_mark("step-5") == 5);                     /* on disk before anybody waits */
+    assert_true(read_mark("step-5") == 5); /* on disk before anybody waits */
     assert_int_equal(ms_checkpoint_wait(&context, job), MS_OK);
     assert_true(read_mark("step-5") == 5);
     /* A late failure arrives with the wait. */
     put_file(in_folder("file"), "", 0);
-    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(6), in_folder("file"), "step-6", "mark 6", 6, &job), MS_OK);
+    assert_int_equal(ms_checkpoint_start(&context, snapshot_of(6), in_folder("file"), "step-6",
+                                         "mark 6", 6, &job),
+                     MS_OK);
     assert_int_not_equal(ms_checkpoint_wait(&context, job), MS_OK);
     assert_non_null(strstr(context.error.message, "/file"));
 }
@@ -307,7 +325,8 @@ static int engine_setup(void **state)
     (void)state;
     fault_files_init(&harmless);
     ms_context_init(&context, &harmless.table);
-    return ms_engine_new(&(ms_engine_options){ .threads = 1, .memory_bytes = 64u << 20 }, NULL, &engine);
+    return ms_engine_new(&(ms_engine_options){ .threads = 1, .memory_bytes = 64u << 20 }, NULL,
+                         &engine);
 }
 
 static int engine_teardown(void **state)

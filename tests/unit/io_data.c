@@ -1,4 +1,5 @@
-/* io_data.c: data sets of every format, and loaders: order, shuffling, ranks, resuming, failing allocations. */
+/* io_data.c: data sets of every format, and loaders: order, shuffling, ranks, resuming, failing
+ * allocations. */
 #include "io_support.h"
 
 #include <zlib.h>
@@ -35,7 +36,10 @@ static ms_batch next(ms_loader *loader)
     return batch;
 }
 
-static int64_t token(const ms_batch *batch, uint32_t length, uint32_t row, uint32_t column) { return ((const int64_t *)batch->x)[row * length + column]; }
+static int64_t token(const ms_batch *batch, uint32_t length, uint32_t row, uint32_t column)
+{
+    return ((const int64_t *)batch->x)[row * length + column];
+}
 
 static void test_bytes_of_files_and_folders(void **state)
 {
@@ -70,7 +74,8 @@ static void test_bytes_of_files_and_folders(void **state)
 }
 
 /* A shard of llm.c: 256 numbers of which three say something, then tokens. */
-static void put_shard(const char *path, uint32_t magic, uint32_t version, uint32_t count, const void *tokens, size_t bytes)
+static void put_shard(const char *path, uint32_t magic, uint32_t version, uint32_t count,
+                      const void *tokens, size_t bytes)
 {
     uint32_t header[256] = { magic, version, count };
     char *file = malloc(sizeof header + bytes);
@@ -80,7 +85,8 @@ static void put_shard(const char *path, uint32_t magic, uint32_t version, uint32
     free(file);
 }
 
-static void check_tokens(const char *const *paths, uint32_t count, const int64_t *expected, uint32_t tokens)
+static void check_tokens(const char *const *paths, uint32_t count, const int64_t *expected,
+                         uint32_t tokens)
 {
     ms_dataset *dataset = NULL;
     assert_int_equal(ms_dataset_tokens(&context, paths, count, &dataset), MS_OK);
@@ -131,7 +137,8 @@ static void test_bad_shards_are_named_with_the_byte(void **state)
 }
 
 /* Three images of 2 x 2 and their labels, as idx. */
-static const unsigned char idx_images[] = { 0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 255, 102, 1, 2, 3, 4, 9, 9, 9, 9 };
+static const unsigned char idx_images[] = { 0, 0, 8, 3,  0,   0,   0, 3, 0, 0, 0, 2, 0, 0,
+                                            0, 2, 0, 51, 255, 102, 1, 2, 3, 4, 9, 9, 9, 9 };
 static const unsigned char idx_labels[] = { 0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 9 };
 
 static void put_packed(const char *path, const void *data, size_t bytes)
@@ -152,7 +159,8 @@ static void test_images_plain_and_packed(void **state)
         int64_t shape[3];
         if (packed) put_packed(in_folder("images"), idx_images, sizeof idx_images);
         else put_file(in_folder("images"), idx_images, sizeof idx_images);
-        assert_int_equal(ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset), MS_OK);
+        assert_int_equal(
+            ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset), MS_OK);
         assert_int_equal(ms_dataset_size(dataset), 3);
         assert_false(ms_dataset_has_tokens(dataset));
         ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 3 });
@@ -170,8 +178,11 @@ static void test_images_plain_and_packed(void **state)
 static void check_bad_images(const char *why)
 {
     ms_dataset *dataset = NULL;
-    ms_status status = ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset);
-    if ((status != MS_ERROR_CORRUPT && status != MS_ERROR_MISMATCH) || !strstr(context.error.message, why)) fail_msg("%s instead of %s", context.error.message, why);
+    ms_status status =
+        ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset);
+    if ((status != MS_ERROR_CORRUPT && status != MS_ERROR_MISMATCH)
+        || !strstr(context.error.message, why))
+        fail_msg("%s instead of %s", context.error.message, why);
     assert_null(dataset);
 }
 
@@ -199,24 +210,26 @@ static void test_bad_images_are_refused(void **state)
     int taken = 0;
     put_file(in_folder("labels"), idx_labels, sizeof idx_labels);
     put_packed(in_folder("packed"), idx_images, sizeof idx_images);
-    assert_int_equal(ms_file_read_all(&context, in_folder("packed"), 10000, &packed, &bytes), MS_OK);
+    assert_int_equal(ms_file_read_all(&context, in_folder("packed"), 10000, &packed, &bytes),
+                     MS_OK);
     for (size_t length = 2; length < bytes; length++) {
         put_file(in_folder("images"), packed, length);
         check_bad_images("/images'");
     }
-    put_file(in_folder("images"), packed, bytes + 1);          /* the zero byte behind the content */
+    put_file(in_folder("images"), packed, bytes + 1); /* the zero byte behind the content */
     check_bad_images("something follows the gzip data");
     for (size_t bit = 10 * 8; bit < bytes * 8; bit++) {
         ((char *)packed)[bit / 8] ^= (char)(1 << bit % 8);
         put_file(in_folder("images"), packed, bytes);
         ((char *)packed)[bit / 8] ^= (char)(1 << bit % 8);
         ms_dataset *dataset = NULL;
-        ms_status status = ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset);
+        ms_status status =
+            ms_dataset_images(&context, in_folder("images"), in_folder("labels"), &dataset);
         taken += status == MS_OK;
         assert_true(status == MS_OK || status == MS_ERROR_CORRUPT);
         ms_dataset_release(dataset);
     }
-    assert_true(taken < 8);                                     /* only the bits that fill the last byte mean nothing */
+    assert_true(taken < 8); /* only the bits that fill the last byte mean nothing */
     ms_release(&context, packed);
 }
 
@@ -249,8 +262,10 @@ static void test_windows_in_order_end_and_begin_again(void **state)
         ms_batch batch = next(loader);
         for (uint32_t row = 0; row < 4; row++)
             for (uint32_t column = 0; column < 5; column++) {
-                assert_int_equal(token(&batch, 5, row, column), (4 * i + (int)row) % 10 * 5 + (int)column);
-                assert_int_equal(((const int64_t *)batch.y)[row * 5 + column], token(&batch, 5, row, column) + 1);
+                assert_int_equal(token(&batch, 5, row, column),
+                                 (4 * i + (int)row) % 10 * 5 + (int)column);
+                assert_int_equal(((const int64_t *)batch.y)[row * 5 + column],
+                                 token(&batch, 5, row, column) + 1);
             }
         ms_loader_state now = ms_loader_get_state(loader);
         assert_int_equal(now.epoch, 4 * (i + 1) / 10);
@@ -266,8 +281,10 @@ static void test_an_epoch_gives_each_window_once_from_a_new_beginning(void **sta
     static const uint32_t sizes[] = { 5, 6, 11, 80, 81, 85, 86, 400, 1283, 20000 };
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         ms_dataset *dataset = counting_tokens(sizes[s] + 1);
-        ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 1, .length = 5, .shuffle = true, .seed = 3 });
-        uint32_t windows = (uint32_t)ms_loader_get_state(loader).samples, beginnings = 0, in_order = 0;
+        ms_loader *loader = loader_of(
+            dataset, (ms_loader_options){ .batch = 1, .length = 5, .shuffle = true, .seed = 3 });
+        uint32_t windows = (uint32_t)ms_loader_get_state(loader).samples, beginnings = 0,
+                 in_order = 0;
         assert_true(windows >= 1 && windows * 5 <= sizes[s] && windows * 5 + 10 > sizes[s]);
         int64_t first_offset = -1;
         for (int epoch = 0; epoch < 4; epoch++) {
@@ -304,7 +321,9 @@ static void test_the_seed_gives_the_order(void **state)
     int64_t first[3][40];
     const uint64_t seeds[] = { 1, 1, 2 };
     for (int i = 0; i < 3; i++) {
-        ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 4, .length = 10, .shuffle = true, .seed = seeds[i] });
+        ms_loader *loader = loader_of(
+            dataset,
+            (ms_loader_options){ .batch = 4, .length = 10, .shuffle = true, .seed = seeds[i] });
         ms_batch batch = next(loader);
         memcpy(first[i], batch.x, sizeof first[i]);
         ms_loader_free(loader);
@@ -314,18 +333,26 @@ static void test_the_seed_gives_the_order(void **state)
     ms_dataset_release(dataset);
 }
 
-/* All rows that `ranks` ranks get in `batches` batches of 12, beginning at *from; *from moves on. */
-static void collect_rows(ms_dataset *dataset, uint32_t ranks, int batches, ms_loader_state *from, int64_t *rows)
+/* All rows that `ranks` ranks get in `batches` batches of 12, beginning at *from; *from moves
+ * on. */
+static void collect_rows(ms_dataset *dataset, uint32_t ranks, int batches, ms_loader_state *from,
+                         int64_t *rows)
 {
     uint32_t each = 12 / ranks;
     ms_loader_state after = *from;
     for (uint32_t rank = 0; rank < ranks; rank++) {
-        ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 12, .length = 7, .shuffle = true, .seed = 99, .rank = rank, .ranks = ranks });
+        ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 12,
+                                                                    .length = 7,
+                                                                    .shuffle = true,
+                                                                    .seed = 99,
+                                                                    .rank = rank,
+                                                                    .ranks = ranks });
         assert_int_equal(ms_loader_set_state(&context, loader, *from), MS_OK);
         for (int i = 0; i < batches; i++) {
             ms_batch batch = next(loader);
             assert_int_equal(batch.rows, each);
-            for (uint32_t row = 0; row < each; row++) rows[i * 12 + (int)(rank * each + row)] = token(&batch, 7, row, 0);
+            for (uint32_t row = 0; row < each; row++)
+                rows[i * 12 + (int)(rank * each + row)] = token(&batch, 7, row, 0);
         }
         after = ms_loader_get_state(loader);
         ms_loader_free(loader);
@@ -338,7 +365,8 @@ static void test_ranks_share_a_batch_and_resume_at_any_number(void **state)
     (void)state;
     /* 99 windows of 7 with shuffling 98: epochs end inside batches */
     ms_dataset *dataset = counting_tokens(700);
-    ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 12, .length = 7, .shuffle = true, .seed = 5 });
+    ms_loader *loader = loader_of(
+        dataset, (ms_loader_options){ .batch = 12, .length = 7, .shuffle = true, .seed = 5 });
     ms_loader_state begin = ms_loader_get_state(loader), from;
     ms_loader_free(loader);
     int64_t alone[360], together[360];
@@ -366,7 +394,7 @@ static void test_a_state_of_other_data_is_refused(void **state)
     wrong.position = right.samples;
     assert_int_equal(ms_loader_set_state(&context, loader, wrong), MS_ERROR_MISMATCH);
     ms_batch batch = next(loader);
-    assert_int_equal(token(&batch, 7, 0, 0), 14);              /* it goes on as if nothing had been */
+    assert_int_equal(token(&batch, 7, 0, 0), 14); /* it goes on as if nothing had been */
     ms_loader_free(loader);
     ms_dataset_release(dataset);
 }
@@ -400,8 +428,12 @@ static void test_batches_do_not_move_next_and_leave_nothing_out(void **state)
 static void test_bad_options_are_refused(void **state)
 {
     (void)state;
-    static const struct { ms_loader_options options; const char *why; } bad[] = {
-        { { .batch = 4, .length = 5, .ranks = 3 }, "a batch of 4 does not divide by 3 ranks, which share it: take a multiple of 3" },
+    static const struct {
+        ms_loader_options options;
+        const char *why;
+    } bad[] = {
+        { { .batch = 4, .length = 5, .ranks = 3 },
+          "a batch of 4 does not divide by 3 ranks, which share it: take a multiple of 3" },
         { { .batch = 0, .length = 5 }, "a batch of 0: it takes at least one sample" },
         { { .batch = 1, .length = 52 }, "a length of 52 needs 53 tokens, the data set has 52" },
         { { .batch = 1 }, "give a length" },
@@ -410,7 +442,8 @@ static void test_bad_options_are_refused(void **state)
     ms_dataset *dataset = counting_tokens(52);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ms_loader *loader = NULL;
-        assert_int_equal(ms_loader_new(&context, dataset, &bad[i].options, &loader), MS_ERROR_ARGUMENT);
+        assert_int_equal(ms_loader_new(&context, dataset, &bad[i].options, &loader),
+                         MS_ERROR_ARGUMENT);
         assert_non_null(strstr(context.error.message, bad[i].why));
         assert_null(loader);
     }
@@ -422,7 +455,8 @@ static void test_a_loader_may_go_while_its_thread_works(void **state)
     (void)state;
     ms_dataset *dataset = counting_tokens(20000);
     for (int i = 0; i < 50; i++) {
-        ms_loader *loader = loader_of(dataset, (ms_loader_options){ .batch = 64, .length = 128, .shuffle = true });
+        ms_loader *loader =
+            loader_of(dataset, (ms_loader_options){ .batch = 64, .length = 128, .shuffle = true });
         for (int n = 0; n < i % 5; n++) next(loader);
         ms_loader_free(loader);
     }
@@ -441,7 +475,9 @@ static ms_status use_everything(ms_context *own)
     if (!status) status = ms_dataset_bytes(own, &folder, 1, &bytes);
     if (!status) status = ms_dataset_images(own, in_folder("images"), in_folder("labels"), &images);
     if (!status) status = ms_dataset_split(own, tokens, 0.5, &first, &rest);
-    if (!status) status = ms_loader_new(own, first, &(ms_loader_options){ .batch = 2, .length = 3 }, &loader);
+    if (!status)
+        status =
+            ms_loader_new(own, first, &(ms_loader_options){ .batch = 2, .length = 3 }, &loader);
     for (int i = 0; i < 5 && !status; i++) status = ms_loader_next(own, loader, &batch);
     ms_loader_free(loader);
     ms_dataset *all[] = { tokens, bytes, images, first, rest };
@@ -467,7 +503,8 @@ static void test_each_allocation_may_fail(void **state)
         atomic_store(&fault.fail_at, n);
         status = use_everything(&own);
         /* Threads that cannot be started are the one failure here that is not memory. */
-        assert_true(status == MS_OK || status == MS_ERROR_MEMORY || strstr(own.error.message, "cannot start the loader's thread"));
+        assert_true(status == MS_OK || status == MS_ERROR_MEMORY
+                    || strstr(own.error.message, "cannot start the loader's thread"));
         assert_int_equal(atomic_load(&fault.live), 0);
         assert_true(n < 200);
     }

@@ -1,4 +1,5 @@
-/* io_files.c: files that appear as a whole or not at all, folders, locks; each file call failing, each allocation failing. */
+/* io_files.c: files that appear as a whole or not at all, folders, locks; each file call failing,
+ * each allocation failing. */
 #include "io_support.h"
 
 static void check_content(const char *path, const char *expected)
@@ -34,13 +35,16 @@ static void test_errors_name_file_and_reason(void **state)
     void *data = NULL;
     size_t bytes = 7;
     ms_context_init(&context, NULL);
-    assert_int_equal(ms_file_read_all(&context, in_folder("none"), 10, &data, &bytes), MS_ERROR_NOT_FOUND);
+    assert_int_equal(ms_file_read_all(&context, in_folder("none"), 10, &data, &bytes),
+                     MS_ERROR_NOT_FOUND);
     assert_non_null(strstr(context.error.message, "/none': No such file"));
     assert_null(data);
     assert_int_equal(bytes, 7);
     put_file(in_folder("long"), "0123456789", 10);
-    assert_int_equal(ms_file_read_all(&context, in_folder("long"), 9, &data, &bytes), MS_ERROR_CORRUPT);
-    assert_int_equal(ms_file_write_atomic(&context, in_folder("none/file"), "x", 1), MS_ERROR_NOT_FOUND);
+    assert_int_equal(ms_file_read_all(&context, in_folder("long"), 9, &data, &bytes),
+                     MS_ERROR_CORRUPT);
+    assert_int_equal(ms_file_write_atomic(&context, in_folder("none/file"), "x", 1),
+                     MS_ERROR_NOT_FOUND);
     ms_file *file = NULL;
     char buffer[20];
     assert_int_equal(ms_file_open(&context, in_folder("long"), MS_FILE_READ, &file), MS_OK);
@@ -49,7 +53,8 @@ static void test_errors_name_file_and_reason(void **state)
     ms_file_close(&context, file);
 }
 
-/* Every call for a file fails in turn: once, with clean-up possible, and from there on, as after a kill. Old or new, never anything else. */
+/* Every call for a file fails in turn: once, with clean-up possible, and from there on, as after a
+ * kill. Old or new, never anything else. */
 static void test_each_file_call_may_fail(void **state)
 {
     (void)state;
@@ -93,7 +98,8 @@ static void test_short_writes_and_reads_are_continued(void **state)
     fault_files_init(&fault);
     fault.trickle = true;
     ms_context_init(&context, &fault.table);
-    assert_int_equal(ms_file_write_atomic(&context, in_folder("file"), "piece by piece", 14), MS_OK);
+    assert_int_equal(ms_file_write_atomic(&context, in_folder("file"), "piece by piece", 14),
+                     MS_OK);
     void *data = NULL;
     size_t bytes = 0;
     assert_int_equal(ms_file_read_all(&context, in_folder("file"), 100, &data, &bytes), MS_OK);
@@ -105,14 +111,15 @@ static void test_short_writes_and_reads_are_continued(void **state)
 static void test_a_record_is_appended_as_a_whole_or_not_at_all(void **state)
 {
     (void)state;
-    for (long n = 1; n <= 3; n++) {                            /* open, size, write of the second record */
+    for (long n = 1; n <= 3; n++) { /* open, size, write of the second record */
         fault_files fault;
         ms_context context;
         ms_file *file = NULL;
         fault_files_init(&fault);
         ms_context_init(&context, &fault.table);
         put_file(in_folder("log"), "", 0);
-        assert_int_equal(ms_file_open(&context, in_folder("log"), MS_FILE_WRITE | MS_FILE_APPEND, &file), MS_OK);
+        assert_int_equal(
+            ms_file_open(&context, in_folder("log"), MS_FILE_WRITE | MS_FILE_APPEND, &file), MS_OK);
         fault.trickle = true;
         assert_int_equal(ms_file_append(&context, file, "log", "first\n", 6), MS_OK);
         fault.trickle = false;
@@ -134,7 +141,7 @@ static void test_a_failed_sync_is_not_tried_again(void **state)
     ms_context context;
     fault_files_init(&fault);
     ms_context_init(&context, &fault.table);
-    fault.fail_at = 3;               /* open, write, sync */
+    fault.fail_at = 3; /* open, write, sync */
     assert_int_not_equal(ms_file_write_atomic(&context, in_folder("file"), "x", 1), MS_OK);
     assert_int_equal(fault.syncs, 1);
     assert_int_equal(count_names(test_folder), 0);

@@ -1,4 +1,5 @@
-/* io_safetensors.c: what the reader takes and refuses, what the writer writes, flipped bits, failing calls and allocations. */
+/* io_safetensors.c: what the reader takes and refuses, what the writer writes, flipped bits,
+ * failing calls and allocations. */
 #include "io_support.h"
 
 static ms_context context;
@@ -20,8 +21,12 @@ static void test_a_small_file_is_read(void **state)
     (void)state;
     ms_safetensors *file = NULL;
     const char *key, *value;
-    assert_int_equal(open_text("{\"b\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[3,11]},\"__metadata__\":{\"k\":\"v\\n\"},"
-                               "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"e\":{\"dtype\":\"F64\",\"shape\":[0],\"data_offsets\":[3,3]}}   ", 11, &file), MS_OK);
+    assert_int_equal(open_text("{\"b\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[3,11]},"
+                               "\"__metadata__\":{\"k\":\"v\\n\"},"
+                               "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
+                               "\"e\":{\"dtype\":\"F64\",\"shape\":[0],\"data_offsets\":[3,3]}}   ",
+                               11, &file),
+                     MS_OK);
     assert_int_equal(ms_safetensors_count(file), 3);
     assert_string_equal(ms_safetensors_at(file, 0)->name, "a");
     const ms_safetensors_entry *b = ms_safetensors_find(file, "b");
@@ -43,7 +48,8 @@ static void test_a_small_file_is_read(void **state)
     ms_safetensors_close(file);
 }
 
-#define U8(name, shape, begin, end) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
+#define U8(name, shape, begin, end) \
+    "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
 
 static void test_what_breaks_a_rule_is_refused_by_name(void **state)
 {
@@ -67,7 +73,8 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         { "{\"a\\ud800\\u0041\":1}", 0, "half of a surrogate pair" },
         { "{\"a\\udc00\":1}", 0, "half of a surrogate pair" },
         { "{\"a\\u0000\":1}", 0, "a zero byte" },
-        { "{" U8("a", "1", "0", "1") "," U8("a", "1", "1", "2") "}", 2, "the name 'a' stands twice" },
+        { "{" U8("a", "1", "0", "1") "," U8("a", "1", "1", "2") "}", 2,
+          "the name 'a' stands twice" },
         { "{" U8("a", "1", "0", "1") ",}", 1, "a string expected" },
         { "{" U8("a", "1", "0", "1") " " U8("b", "1", "1", "2") "}", 2, "',' or '}' expected" },
         { "{" U8("a", "1", "0", "1") "}", 2, "1 bytes at the end" },
@@ -75,7 +82,8 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         { "{" U8("a", "1", "1", "2") "}", 2, "tensor 'a'" },
         { "{" U8("a", "2", "0", "2") "," U8("b", "2", "1", "3") "}", 3, "tensor 'b'" },
         { "{" U8("a", "2", "0", "2") "," U8("b", "2", "0", "2") "}", 2, "tensor 'b'" },
-        { "{" U8("a", "2", "0", "1") "}", 1, "tensor 'a' has 2 bytes by dtype and shape, but data_offsets 0 to 1" },
+        { "{" U8("a", "2", "0", "1") "}", 1,
+          "tensor 'a' has 2 bytes by dtype and shape, but data_offsets 0 to 1" },
         { "{" U8("a", "1", "1", "0") "}", 1, "data_offsets 1 to 0" },
         { "{" U8("a", "-1", "0", "1") "}", 1, "an integer of 0 or more" },
         { "{" U8("a", "1.0", "0", "1") "}", 1, "an integer of 0 or more" },
@@ -97,14 +105,21 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         { "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "no shape" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "no data_offsets" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}", 1, "',' expected" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,2]}}", 1, "',' or ']' expected" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,2]}}", 1,
+          "',' or ']' expected" },
         { "{\"a\":{\"dtype\":8,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "a string expected" },
-        { "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor 'a' has 'dtype' twice" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "has 'shape' twice" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"data_offsets\":[0,1]}}", 1, "has 'data_offsets' twice" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":tru}}", 1, "a value expected" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":[1,{\"y\":[}]]}}", 1, "a value expected" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1.}}", 1, "a digit expected" },
+        { "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+          "tensor 'a' has 'dtype' twice" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+          "has 'shape' twice" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"data_offsets\":[0,1]}}",
+          1, "has 'data_offsets' twice" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":tru}}", 1,
+          "a value expected" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":[1,{\"y\":[}]]}}", 1,
+          "a value expected" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1.}}", 1,
+          "a digit expected" },
         { "{\"__metadata__\":[]}", 0, "'{' expected" },
         { "{\"__metadata__\":{\"k\":1}}", 0, "a string expected" },
         { "{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the metadata 'k' stand twice" },
@@ -113,12 +128,16 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ms_safetensors *file = NULL;
         ms_status status = open_text(bad[i].header, bad[i].data, &file);
-        if (status != MS_ERROR_CORRUPT || !strstr(context.error.message, bad[i].why) || !strstr(context.error.message, "/file'"))
-            fail_msg("header %s gave %s: %s", bad[i].header, ms_status_name(status), context.error.message);
+        if (status != MS_ERROR_CORRUPT || !strstr(context.error.message, bad[i].why)
+            || !strstr(context.error.message, "/file'"))
+            fail_msg("header %s gave %s: %s", bad[i].header, ms_status_name(status),
+                     context.error.message);
         assert_null(file);
     }
     ms_safetensors *file = NULL;
-    assert_int_equal(open_text("{\"a\":{\"dtype\":\"Q3\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, &file), MS_ERROR_UNSUPPORTED);
+    assert_int_equal(
+        open_text("{\"a\":{\"dtype\":\"Q3\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, &file),
+        MS_ERROR_UNSUPPORTED);
 }
 
 /* What the format allows although nobody writes it, because other readers take it too. */
@@ -130,16 +149,21 @@ static void test_unusual_headers_are_taken(void **state)
         size_t data;
         const char *name;
     } good[] = {
-        { "{ \"a\"\n:\t{\"data_offsets\" : [ 0 , 1 ] , \"shape\":[ ],\r\"dtype\":\"U8\"}\n} \n", 1, "a" },
+        { "{ \"a\"\n:\t{\"data_offsets\" : [ 0 , 1 ] , \"shape\":[ ],\r\"dtype\":\"U8\"}\n} \n", 1,
+          "a" },
         { "{" U8("\\u0041\\/\\\"\\\\", "1", "0", "1") "}", 1, "A/\"\\" },
-        { "{" U8("\\ud83d\\uDE00\\u00e9\\u20ac", "1", "0", "1") "}", 1, "\xf0\x9f\x98\x80\xc3\xa9\xe2\x82\xac" },
+        { "{" U8("\\ud83d\\uDE00\\u00e9\\u20ac", "1", "0", "1") "}", 1,
+          "\xf0\x9f\x98\x80\xc3\xa9\xe2\x82\xac" },
         { "{" U8("\xf0\x9f\x98\x80", "1", "0", "1") "}", 1, "\xf0\x9f\x98\x80" },
         { "{" U8("", "0,4294967296,1048576", "0", "0") "}", 0, "" },
-        { "{\"a\":{\"x\":[1,-2.5e+3,[],{},{\"y\":[null,true,false,\"\\n\"]}],\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"z\":0}}", 1, "a" },
+        { "{\"a\":{\"x\":[1,-2.5e+3,[],{},{\"y\":[null,true,false,\"\\n\"]}],\"dtype\":\"U8\","
+          "\"shape\":[1],\"data_offsets\":[0,1],\"z\":0}}",
+          1, "a" },
     };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         ms_safetensors *file = NULL;
-        if (open_text(good[i].header, good[i].data, &file)) fail_msg("header %s gave %s", good[i].header, context.error.message);
+        if (open_text(good[i].header, good[i].data, &file))
+            fail_msg("header %s gave %s", good[i].header, context.error.message);
         assert_int_equal(ms_safetensors_count(file), 1);
         assert_string_equal(ms_safetensors_at(file, 0)->name, good[i].name);
         assert_int_equal(ms_safetensors_at(file, 0)->bytes, good[i].data);
@@ -163,7 +187,8 @@ static void test_deep_and_long_headers_are_refused(void **state)
     char text[1400], name[1026];
     memset(name, 'n', sizeof name);
     for (int length = 1024; length <= 1025; length++) {
-        snprintf(text, sizeof text, "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", length, name);
+        snprintf(text, sizeof text,
+                 "{\"%.*s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", length, name);
         assert_int_equal(open_text(text, 1, &file), length == 1024 ? MS_OK : MS_ERROR_CORRUPT);
         ms_safetensors_close(file);
         file = NULL;
@@ -242,7 +267,8 @@ static void test_what_is_written_is_read_and_depends_on_names_only(void **state)
         assert_non_null(entry);
         assert_int_equal(entry->dtype, specs[i].dtype);
         assert_int_equal(entry->dims, specs[i].dims);
-        for (uint32_t d = 0; d < entry->dims; d++) assert_int_equal(entry->shape[d], specs[i].shape[d]);
+        for (uint32_t d = 0; d < entry->dims; d++)
+            assert_int_equal(entry->shape[d], specs[i].shape[d]);
         assert_int_equal(entry->bytes, spec_bytes(&specs[i]));
         assert_int_equal(entry->offset % ms_dtype_bytes(entry->dtype), 0);
         memset(expected, specs[i].name[0], sizeof expected);
@@ -259,15 +285,20 @@ static void test_the_writer_refuses_what_readers_would(void **state)
     for (int i = 0; i < 3; i++) {
         ms_safetensors_spec spec = { .name = names[i], .dtype = MS_U8 };
         ms_safetensors_writer *writer = NULL;
-        assert_int_equal(ms_safetensors_create(&context, in_folder("file"), &spec, 1, NULL, 0, &writer), MS_ERROR_ARGUMENT);
+        assert_int_equal(
+            ms_safetensors_create(&context, in_folder("file"), &spec, 1, NULL, 0, &writer),
+            MS_ERROR_ARGUMENT);
         assert_null(writer);
     }
-    ms_safetensors_spec twice[] = { { .name = "a", .dtype = MS_U8 }, { .name = "a", .dtype = MS_F32 } };
+    ms_safetensors_spec twice[] = { { .name = "a", .dtype = MS_U8 },
+                                    { .name = "a", .dtype = MS_F32 } };
     ms_safetensors_writer *writer = NULL;
-    assert_int_equal(ms_safetensors_create(&context, in_folder("file"), twice, 2, NULL, 0, &writer), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_safetensors_create(&context, in_folder("file"), twice, 2, NULL, 0, &writer),
+                     MS_ERROR_ARGUMENT);
     assert_non_null(strstr(context.error.message, "two tensors have the name 'a'"));
     /* A tensor that nobody wrote must not appear as zeros. */
-    assert_int_equal(ms_safetensors_create(&context, in_folder("file"), specs, SPECS, NULL, 0, &writer), MS_OK);
+    assert_int_equal(
+        ms_safetensors_create(&context, in_folder("file"), specs, SPECS, NULL, 0, &writer), MS_OK);
     assert_int_equal(ms_safetensors_write(writer, 0, "1234567", 7), MS_ERROR_ARGUMENT);
     assert_int_equal(ms_safetensors_write(writer, 0, "12345", 5), MS_OK);
     assert_int_equal(ms_safetensors_commit(writer), MS_ERROR_STATE);
@@ -275,7 +306,8 @@ static void test_the_writer_refuses_what_readers_would(void **state)
     assert_int_equal(count_names(test_folder), 0);
 }
 
-/* One bit flipped, at every place of a small file: refused, or a file in which all ranges still lie inside. */
+/* One bit flipped, at every place of a small file: refused, or a file in which all ranges still lie
+ * inside. */
 static void test_flipped_bits_never_lead_outside(void **state)
 {
     (void)state;
@@ -283,13 +315,17 @@ static void test_flipped_bits_never_lead_outside(void **state)
     size_t bytes = 0;
     int refused = 0, taken = 0;
     assert_int_equal(write_specs(&context, in_folder("one"), false), MS_OK);
-    assert_int_equal(ms_file_read_all(&context, in_folder("one"), 10000, (void **)&data, &bytes), MS_OK);
+    assert_int_equal(ms_file_read_all(&context, in_folder("one"), 10000, (void **)&data, &bytes),
+                     MS_OK);
     for (size_t bit = 0; bit < bytes * 8; bit++) {
         ms_safetensors *file = NULL;
         data[bit / 8] ^= (char)(1 << bit % 8);
         put_file(in_folder("flipped"), data, bytes);
         data[bit / 8] ^= (char)(1 << bit % 8);
-        if (ms_safetensors_open(&context, in_folder("flipped"), &file)) { refused++; continue; }
+        if (ms_safetensors_open(&context, in_folder("flipped"), &file)) {
+            refused++;
+            continue;
+        }
         taken++;
         for (uint32_t i = 0; i < ms_safetensors_count(file); i++) {
             const ms_safetensors_entry *entry = ms_safetensors_at(file, i);
@@ -298,7 +334,8 @@ static void test_flipped_bits_never_lead_outside(void **state)
         }
         ms_safetensors_close(file);
     }
-    /* A reader cannot notice flipped bits of values and names; it must notice most of the others. */
+    /* A reader cannot notice flipped bits of values and names; it must notice most of the
+     * others. */
     assert_true(refused > 1000 && taken > 400);
     /* Cut off anywhere, it is no file. */
     for (size_t length = 0; length < bytes; length++) {
@@ -311,7 +348,8 @@ static void test_flipped_bits_never_lead_outside(void **state)
 
 /* ------------------------------------------------------------------ tensors */
 
-/* An engine on that table saves two tensors, of which one is a transposed view, and loads them again. */
+/* An engine on that table saves two tensors, of which one is a transposed view, and loads them
+ * again. */
 static ms_status through_an_engine(const ms_os *os, bool *equal)
 {
     static const float values[6] = { 1, 2, 3, 4, 5, 6 };
@@ -324,16 +362,23 @@ static ms_status through_an_engine(const ms_os *os, bool *equal)
     if (status) return status;
     status = ms_tensor_new(engine, MS_F32, 2, shape_23, &tensors[0]);
     if (!status) status = ms_tensor_write(tensors[0], values, sizeof values);
-    if (!status) status = ms_tensor_window(tensors[0], 2, (const int64_t[]){ 3, 2 }, (const int64_t[]){ 1, 3 }, 0, &tensors[1]);
-    if (!status) status = ms_safetensors_save(engine, in_folder("saved"), names, tensors, 2, NULL, 0);
+    if (!status)
+        status = ms_tensor_window(tensors[0], 2, (const int64_t[]){ 3, 2 },
+                                  (const int64_t[]){ 1, 3 }, 0, &tensors[1]);
+    if (!status)
+        status = ms_safetensors_save(engine, in_folder("saved"), names, tensors, 2, NULL, 0);
     if (!status) status = ms_safetensors_open(ms_engine_context(engine), in_folder("saved"), &file);
     uint64_t hash = 0;
     float read[6];
-    if (!status) status = ms_safetensors_load(engine, file, ms_safetensors_find(file, "view"), &hash, &loaded);
+    if (!status)
+        status =
+            ms_safetensors_load(engine, file, ms_safetensors_find(file, "view"), &hash, &loaded);
     if (!status) status = ms_tensor_read(loaded, read, sizeof read);
     if (!status) {
         const float expected[6] = { 1, 4, 2, 5, 3, 6 };
-        *equal = memcmp(read, expected, sizeof read) == 0 && hash == ms_hash(expected, sizeof expected, 0) && ms_tensor_shape(loaded)[0] == 3;
+        *equal = memcmp(read, expected, sizeof read) == 0
+                 && hash == ms_hash(expected, sizeof expected, 0)
+                 && ms_tensor_shape(loaded)[0] == 3;
     }
     ms_safetensors_close(file);
     ms_tensor_release(loaded);
@@ -358,9 +403,15 @@ static void test_what_an_engine_cannot_hold_is_unsupported(void **state)
     ms_engine *engine = NULL;
     ms_tensor *tensor = NULL;
     assert_int_equal(ms_engine_new(NULL, NULL, &engine), MS_OK);
-    assert_int_equal(open_text("{\"a\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[8,9]}}", 9, &file), MS_OK);
-    assert_int_equal(ms_safetensors_load(engine, file, ms_safetensors_at(file, 0), NULL, &tensor), MS_ERROR_UNSUPPORTED);
-    assert_int_equal(ms_safetensors_load(engine, file, ms_safetensors_at(file, 1), NULL, &tensor), MS_ERROR_UNSUPPORTED);
+    assert_int_equal(
+        open_text("{\"a\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]},\"b\":{"
+                  "\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[8,9]}}",
+                  9, &file),
+        MS_OK);
+    assert_int_equal(ms_safetensors_load(engine, file, ms_safetensors_at(file, 0), NULL, &tensor),
+                     MS_ERROR_UNSUPPORTED);
+    assert_int_equal(ms_safetensors_load(engine, file, ms_safetensors_at(file, 1), NULL, &tensor),
+                     MS_ERROR_UNSUPPORTED);
     assert_non_null(strstr(ms_engine_error(engine)->message, "'b' is u8 with 9 dimensions"));
     ms_safetensors_close(file);
     ms_engine_free(engine);
@@ -370,7 +421,8 @@ static void test_files_that_other_code_wrote_are_read(void **state)
 {
     (void)state;
     ms_safetensors *file = NULL;
-    assert_int_equal(ms_safetensors_open(&context, "tests/golden/data/operators.safetensors", &file), MS_OK);
+    assert_int_equal(
+        ms_safetensors_open(&context, "tests/golden/data/operators.safetensors", &file), MS_OK);
     assert_true(ms_safetensors_count(file) > 50);
     ms_safetensors_close(file);
 }
@@ -404,7 +456,8 @@ static void test_each_file_call_may_fail(void **state)
         fault.fail_at = n;
         status = write_specs(&own, in_folder("file"), false);
         ms_safetensors *file = NULL;
-        if (count_names(test_folder)) assert_int_equal(ms_safetensors_open(&context, in_folder("file"), &file), MS_OK);
+        if (count_names(test_folder))
+            assert_int_equal(ms_safetensors_open(&context, in_folder("file"), &file), MS_OK);
         ms_safetensors_close(file);
         unlink(in_folder("file"));
         assert_true(n < 100);

@@ -1,4 +1,5 @@
-/* io_support.h: for the tests of io: a folder of one's own, and a table whose n-th call for a file fails. */
+/* io_support.h: for the tests of io: a folder of one's own, and a table whose n-th call for a file
+ * fails. */
 #ifndef MOONSHARD_TESTS_IO_SUPPORT_H
 #define MOONSHARD_TESTS_IO_SUPPORT_H
 
@@ -18,7 +19,7 @@ static char test_folder[64];
 
 static inline const char *in_folder(const char *name)
 {
-    static char paths[8][256];       /* several may stand in one call */
+    static char paths[8][256]; /* several may stand in one call */
     static int next;
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", test_folder, name);
@@ -42,7 +43,7 @@ static inline int folder_teardown(void **state)
 
 static inline void put_file(const char *path, const void *data, size_t bytes)
 {
-    unlink(path);                    /* a new file: some file systems sync one that is truncated */
+    unlink(path); /* a new file: some file systems sync one that is truncated */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(data, 1, bytes, file), bytes);
@@ -66,9 +67,9 @@ static inline size_t count_names(const char *path)
 typedef struct fault_files {
     ms_os table;
     const ms_os *real;
-    long calls, fail_at;             /* fail_at 0: never */
-    bool forever;                    /* all calls from then on, as if the process had been killed there */
-    bool trickle;                    /* a write or read moves one byte */
+    long calls, fail_at; /* fail_at 0: never */
+    bool forever;        /* all calls from then on, as if the process had been killed there */
+    bool trickle;        /* a write or read moves one byte */
     long syncs;
 } fault_files;
 
@@ -76,7 +77,9 @@ static inline int file_fault(void *user)
 {
     fault_files *fault = user;
     long call = ++fault->calls;
-    if (fault->fail_at == 0 || (call != fault->fail_at && !(call > fault->fail_at && fault->forever))) return 0;
+    if (fault->fail_at == 0
+        || (call != fault->fail_at && !(call > fault->fail_at && fault->forever)))
+        return 0;
     return call % 2 ? -EIO : -ENOSPC;
 }
 
@@ -86,7 +89,8 @@ static inline int fault_open(void *user, const char *path, int flags, ms_file **
     return error ? error : ((fault_files *)user)->real->open(NULL, path, flags, out);
 }
 
-static inline int64_t fault_read(void *user, ms_file *file, void *buffer, size_t bytes, uint64_t offset)
+static inline int64_t fault_read(void *user, ms_file *file, void *buffer, size_t bytes,
+                                 uint64_t offset)
 {
     fault_files *fault = user;
     int error = file_fault(user);
@@ -94,7 +98,8 @@ static inline int64_t fault_read(void *user, ms_file *file, void *buffer, size_t
     return fault->real->read(NULL, file, buffer, fault->trickle && bytes > 1 ? 1 : bytes, offset);
 }
 
-static inline int64_t fault_write(void *user, ms_file *file, const void *data, size_t bytes, uint64_t offset)
+static inline int64_t fault_write(void *user, ms_file *file, const void *data, size_t bytes,
+                                  uint64_t offset)
 {
     fault_files *fault = user;
     int error = file_fault(user);
@@ -107,7 +112,7 @@ static inline int64_t fault_write(void *user, ms_file *file, const void *data, s
 static inline int fault_sync(void *user, ms_file *file)
 {
     fault_files *fault = user;
-    (void)file;                      /* nobody pulls the plug here, and waiting for disks takes most of the time */
+    (void)file; /* nobody pulls the plug here, and waiting for disks takes most of the time */
     fault->syncs++;
     return file_fault(user);
 }
@@ -142,7 +147,8 @@ static inline int fault_make_directory(void *user, const char *path)
     return error ? error : ((fault_files *)user)->real->make_directory(NULL, path);
 }
 
-static inline int fault_list(void *user, const char *path, void (*entry)(void *, const char *), void *to)
+static inline int fault_list(void *user, const char *path, void (*entry)(void *, const char *),
+                             void *to)
 {
     int error = file_fault(user);
     return error ? error : ((fault_files *)user)->real->list(NULL, path, entry, to);

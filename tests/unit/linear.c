@@ -5,24 +5,32 @@
 static void linear_reference(const check *c)
 {
     const operand *x = &c->in[0], *w = &c->in[1], *bias = &c->in[2], *out = &c->out[0];
-    size_t in = (size_t)x->shape[x->dims - 1], width = (size_t)out->shape[out->dims - 1], rows = count_of(out) / width;
+    size_t in = (size_t)x->shape[x->dims - 1], width = (size_t)out->shape[out->dims - 1],
+           rows = count_of(out) / width;
     bool turned = c->op == &ms_op_linear_t;
     for (size_t row = 0; row < rows; row++)
         for (size_t j = 0; j < width; j++) {
             double sum = c->ins > 2 && !bias->absent ? bias->values[j] : 0;
-            for (size_t i = 0; i < in; i++) sum += x->values[row * in + i] * w->values[turned ? i * width + j : j * in + i];
-            if (c->attributes.linear.activation == MS_ACTIVATION_GELU) sum = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
+            for (size_t i = 0; i < in; i++)
+                sum += x->values[row * in + i] * w->values[turned ? i * width + j : j * in + i];
+            if (c->attributes.linear.activation == MS_ACTIVATION_GELU)
+                sum =
+                    0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
             out->values[row * width + j] = sum;
         }
 }
 
-static check linear_of(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t in, int64_t out, bool bias)
+static check linear_of(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t in, int64_t out,
+                       bool bias)
 {
     bool turned = op == &ms_op_linear_t;
     int64_t first = turned ? in : out;
     int64_t second = turned ? out : in;
     return (check){
-        .op = op, .ins = 3, .outs = 1, .reference = linear_reference,
+        .op = op,
+        .ins = 3,
+        .outs = 1,
+        .reference = linear_reference,
         .in = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, in } },
                 { .dtype = dtype, .dims = 2, .shape = { first, second } },
                 { .dtype = dtype, .dims = 1, .shape = { out }, .absent = !bias } },
@@ -75,7 +83,8 @@ static void test_linear_half_and_autocast(void **state)
     }
 }
 
-/* Without a gradient to come the activation overwrites what the product gave: same values, one tensor. */
+/* Without a gradient to come the activation overwrites what the product gave: same values, one
+ * tensor. */
 static void test_linear_gelu_without_gradient(void **state)
 {
     (void)state;
@@ -111,9 +120,12 @@ static void test_linear_refusals(void **state)
 {
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
-    ms_tensor *x = TENSOR(engine, MS_F32, 2, 3), *w = TENSOR(engine, MS_F32, 4, 3), *bias = TENSOR(engine, MS_F32, 3), *cube = TENSOR(engine, MS_F32, 1, 4, 3);
-    check_refused(engine, &ms_op_linear_t, NULL, (ms_tensor *[]){ x, w }, 2, "the input's last dimension is 3, the weight ([in, out]) takes 4");
-    check_refused(engine, &ms_op_linear, NULL, (ms_tensor *[]){ x, w, bias }, 3, "the bias must have shape [4]");
+    ms_tensor *x = TENSOR(engine, MS_F32, 2, 3), *w = TENSOR(engine, MS_F32, 4, 3),
+              *bias = TENSOR(engine, MS_F32, 3), *cube = TENSOR(engine, MS_F32, 1, 4, 3);
+    check_refused(engine, &ms_op_linear_t, NULL, (ms_tensor *[]){ x, w }, 2,
+                  "the input's last dimension is 3, the weight ([in, out]) takes 4");
+    check_refused(engine, &ms_op_linear, NULL, (ms_tensor *[]){ x, w, bias }, 3,
+                  "the bias must have shape [4]");
     check_refused(engine, &ms_op_linear, NULL, (ms_tensor *[]){ x, cube }, 2, "two dimensions");
     ms_tensor_release(x);
     ms_tensor_release(w);
@@ -136,8 +148,11 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear), cmocka_unit_test(test_linear_half_and_autocast), cmocka_unit_test(test_linear_gelu_without_gradient),
-        cmocka_unit_test(test_linear_refusals), cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_half_and_autocast),
+        cmocka_unit_test(test_linear_gelu_without_gradient),
+        cmocka_unit_test(test_linear_refusals),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

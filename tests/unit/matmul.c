@@ -6,7 +6,8 @@
 
 static size_t index_in(const operand *o, uint32_t skip, const int64_t *at, uint32_t dims)
 {
-    /* Position in a broadcast operand of the batch index `at` of `dims` numbers; skip: its own matrix dimensions. */
+    /* Position in a broadcast operand of the batch index `at` of `dims` numbers; skip: its own
+     * matrix dimensions. */
     uint32_t own = o->dims > skip ? o->dims - skip : 0;
     size_t index = 0;
     for (uint32_t d = 0; d < own; d++) {
@@ -32,7 +33,8 @@ static void matmul_reference(const check *c)
             at[d] = (int64_t)(rest % (size_t)out->shape[d]);
             rest /= (size_t)out->shape[d];
         }
-        const double *x = a->values + index_in(a, 2, at, batch_dims) * (size_t)(m * k), *y = b->values + index_in(b, 2, at, batch_dims) * (size_t)(k * n);
+        const double *x = a->values + index_in(a, 2, at, batch_dims) * (size_t)(m * k),
+                     *y = b->values + index_in(b, 2, at, batch_dims) * (size_t)(k * n);
         double *z = out->values + batch * (size_t)(m * n);
         for (int64_t i = 0; i < m; i++)
             for (int64_t j = 0; j < n; j++) {
@@ -46,11 +48,26 @@ static void matmul_reference(const check *c)
 static check matmul_of(ms_dtype dtype, operand a, operand b, operand out)
 {
     a.dtype = b.dtype = out.dtype = dtype;
-    return (check){ .op = &ms_op_matmul, .in = { a, b }, .ins = 2, .out = { out }, .outs = 1, .reference = matmul_reference };
+    return (check){ .op = &ms_op_matmul,
+                    .in = { a, b },
+                    .ins = 2,
+                    .out = { out },
+                    .outs = 1,
+                    .reference = matmul_reference };
 }
 
-#define SHAPE(...) { .dims = (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), .shape = { __VA_ARGS__ } }
-#define MATMUL(dtype, ...) do { operand operands[] = { __VA_ARGS__ }; check c = matmul_of(dtype, operands[0], operands[1], operands[2]); run_check(&c); } while (0)
+#define SHAPE(...)                                                                           \
+    {                                                                                        \
+        .dims = (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), .shape = { \
+            __VA_ARGS__                                                                      \
+        }                                                                                    \
+    }
+#define MATMUL(dtype, ...)                                                 \
+    do {                                                                   \
+        operand operands[] = { __VA_ARGS__ };                              \
+        check c = matmul_of(dtype, operands[0], operands[1], operands[2]); \
+        run_check(&c);                                                     \
+    } while (0)
 
 static void test_matmul_shapes(void **state)
 {
@@ -79,12 +96,15 @@ static void test_matmul_layouts(void **state)
     (void)state;
     for (int left = PLAIN; left <= SPREAD; left++)
         for (int right = PLAIN; right <= SPREAD; right++) {
-            MATMUL(MS_F32, laid((operand)SHAPE(2, 6, 5), left), laid((operand)SHAPE(2, 5, 7), right), SHAPE(2, 6, 7));
-            MATMUL(MS_F32, laid((operand)SHAPE(2, 6, 5), left), laid((operand)SHAPE(5, 7), right), SHAPE(2, 6, 7));
+            MATMUL(MS_F32, laid((operand)SHAPE(2, 6, 5), left),
+                   laid((operand)SHAPE(2, 5, 7), right), SHAPE(2, 6, 7));
+            MATMUL(MS_F32, laid((operand)SHAPE(2, 6, 5), left), laid((operand)SHAPE(5, 7), right),
+                   SHAPE(2, 6, 7));
         }
 }
 
-/* Sizes at which work is cut into parts, with plans for exact sizes (multiples of 16) and without. */
+/* Sizes at which work is cut into parts, with plans for exact sizes (multiples of 16) and
+ * without. */
 static void test_matmul_parts(void **state)
 {
     (void)state;
@@ -95,8 +115,10 @@ static void test_matmul_parts(void **state)
     MATMUL(MS_F32, SHAPE(3, 100, 64), SHAPE(3, 64, 90), SHAPE(3, 100, 90));
 }
 
-/* The gradient of a weight has one sum over all tokens, whose two operands lie token by token: rows longer in the first one, in the second one, equal;
- * tokens that are, and are not, a multiple of what is summed at a time; matrices large and small enough to be copied first, or not (64 and 4096). */
+/* The gradient of a weight has one sum over all tokens, whose two operands lie token by token: rows
+ * longer in the first one, in the second one, equal; tokens that are, and are not, a multiple of
+ * what is summed at a time; matrices large and small enough to be copied first, or not (64 and
+ * 4096). */
 static void test_matmul_long_sums(void **state)
 {
     (void)state;
@@ -126,7 +148,8 @@ static void test_matmul_autocast(void **state)
 {
     (void)state;
     for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++) {
-        check c = matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48), (operand)SHAPE(2, 16, 48));
+        check c = matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48),
+                            (operand)SHAPE(2, 16, 48));
         c.autocast = dtype;
         /* Both operands are rounded before they are multiplied. */
         c.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
@@ -153,9 +176,13 @@ static void test_matmul_refusals(void **state)
 {
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
-    ms_tensor *a = TENSOR(engine, MS_F32, 2, 3), *b = TENSOR(engine, MS_F32, 4, 5), *h = TENSOR(engine, MS_F16, 3, 5), *batch = TENSOR(engine, MS_F32, 2, 1, 3), *three = TENSOR(engine, MS_F32, 3, 3, 2);
-    check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ a, b }, 2, "[2, 3] f32 and [4, 5] f32");
-    check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ a, b }, 2, "the last dimension of the first (3)");
+    ms_tensor *a = TENSOR(engine, MS_F32, 2, 3), *b = TENSOR(engine, MS_F32, 4, 5),
+              *h = TENSOR(engine, MS_F16, 3, 5), *batch = TENSOR(engine, MS_F32, 2, 1, 3),
+              *three = TENSOR(engine, MS_F32, 3, 3, 2);
+    check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ a, b }, 2,
+                  "[2, 3] f32 and [4, 5] f32");
+    check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ a, b }, 2,
+                  "the last dimension of the first (3)");
     check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ a, h }, 2, "the same float dtype");
     check_refused(engine, &ms_op_matmul, NULL, (ms_tensor *[]){ batch, three }, 2, "broadcast");
     ms_tensor_release(a);
@@ -169,16 +196,19 @@ static void test_matmul_refusals(void **state)
 static void test_lack_of_memory(void **state)
 {
     (void)state;
-    check product = matmul_of(MS_BF16, (operand)SHAPE(2, 1, 16, 32), (operand)SHAPE(3, 32, 16), (operand)SHAPE(2, 3, 16, 16));
+    check product = matmul_of(MS_BF16, (operand)SHAPE(2, 1, 16, 32), (operand)SHAPE(3, 32, 16),
+                              (operand)SHAPE(2, 3, 16, 16));
     check_lack_of_memory(&product);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_shapes), cmocka_unit_test(test_matmul_layouts), cmocka_unit_test(test_matmul_parts), cmocka_unit_test(test_matmul_long_sums),
-        cmocka_unit_test(test_matmul_half), cmocka_unit_test(test_matmul_autocast), cmocka_unit_test(test_matmul_empty),
-        cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_matmul_shapes),  cmocka_unit_test(test_matmul_layouts),
+        cmocka_unit_test(test_matmul_parts),   cmocka_unit_test(test_matmul_long_sums),
+        cmocka_unit_test(test_matmul_half),    cmocka_unit_test(test_matmul_autocast),
+        cmocka_unit_test(test_matmul_empty),   cmocka_unit_test(test_matmul_refusals),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

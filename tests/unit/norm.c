@@ -5,7 +5,8 @@
 /* Inputs: x, [residual], weight, [bias]; outputs: [x + residual], norm. */
 static void norm_reference(const check *c)
 {
-    bool fused = c->outs == 2, centered = c->op == &ms_op_layer_norm || c->op == &ms_op_add_layer_norm;
+    bool fused = c->outs == 2,
+         centered = c->op == &ms_op_layer_norm || c->op == &ms_op_add_layer_norm;
     uint32_t at = fused ? 2 : 1;
     const operand *x = &c->in[0], *weight = &c->in[at], *bias = &c->in[at + 1];
     size_t width = (size_t)x->shape[x->dims - 1], rows = count_of(x) / width;
@@ -23,17 +24,26 @@ static void norm_reference(const check *c)
         for (size_t i = 0; i < width; i++) {
             double scale = has_weight ? weight->values[i] : 1;
             double offset = has_bias ? bias->values[i] : 0;
-            c->out[c->outs - 1].values[row * width + i] = (s[i] - mean) / sqrt(square + c->attributes.norm.eps) * scale + offset;
+            c->out[c->outs - 1].values[row * width + i] =
+                (s[i] - mean) / sqrt(square + c->attributes.norm.eps) * scale + offset;
         }
     }
     free(s);
 }
 
-static void run_norm(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t width, bool weight, bool bias, int layout)
+static void run_norm(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t width, bool weight,
+                     bool bias, int layout)
 {
-    bool fused = op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm, centered = op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
-    operand x = { .dtype = dtype, .dims = 3, .shape = { 2, rows, width }, .layout = layout, .low = -2, .high = 3 };
-    operand scale = { .dtype = dtype, .dims = 1, .shape = { width }, .absent = !weight }, shift = { .dtype = dtype, .dims = 1, .shape = { width }, .absent = !bias };
+    bool fused = op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm,
+         centered = op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
+    operand x = { .dtype = dtype,
+                  .dims = 3,
+                  .shape = { 2, rows, width },
+                  .layout = layout,
+                  .low = -2,
+                  .high = 3 };
+    operand scale = { .dtype = dtype, .dims = 1, .shape = { width }, .absent = !weight },
+            shift = { .dtype = dtype, .dims = 1, .shape = { width }, .absent = !bias };
     check c = { .op = op, .attributes.norm.eps = 1e-5, .reference = norm_reference };
     c.in[c.ins++] = x;
     if (fused) c.in[c.ins++] = x;
@@ -87,11 +97,15 @@ static void test_refusals(void **state)
 {
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
-    ms_tensor *x = TENSOR(engine, MS_F32, 2, 8), *w = TENSOR(engine, MS_F32, 7), *i = TENSOR(engine, MS_I64, 2, 8), *y = TENSOR(engine, MS_F32, 2, 9);
-    check_refused(engine, &ms_op_layer_norm, NULL, (ms_tensor *[]){ x, w }, 2, "the weight must have shape [8]");
+    ms_tensor *x = TENSOR(engine, MS_F32, 2, 8), *w = TENSOR(engine, MS_F32, 7),
+              *i = TENSOR(engine, MS_I64, 2, 8), *y = TENSOR(engine, MS_F32, 2, 9);
+    check_refused(engine, &ms_op_layer_norm, NULL, (ms_tensor *[]){ x, w }, 2,
+                  "the weight must have shape [8]");
     check_refused(engine, &ms_op_rms_norm, NULL, (ms_tensor *[]){ i }, 1, "floats");
     ms_tensor *out[2] = { NULL };
-    assert_int_equal(ms_op_apply(engine, &ms_op_add_layer_norm, NULL, false, (ms_tensor *[]){ x, y }, 2, out, 2), MS_ERROR_ARGUMENT);
+    assert_int_equal(
+        ms_op_apply(engine, &ms_op_add_layer_norm, NULL, false, (ms_tensor *[]){ x, y }, 2, out, 2),
+        MS_ERROR_ARGUMENT);
     ms_tensor_release(x);
     ms_tensor_release(w);
     ms_tensor_release(i);
@@ -102,17 +116,20 @@ static void test_refusals(void **state)
 static void test_lack_of_memory(void **state)
 {
     (void)state;
-    operand x = { .dtype = MS_BF16, .dims = 2, .shape = { 6, 40 }, .layout = SWAPPED }, w = { .dtype = MS_BF16, .dims = 1, .shape = { 40 } };
-    check c = { .op = &ms_op_add_layer_norm, .in = { x, x, w, w }, .ins = 4, .out = { x, x }, .outs = 2 };
+    operand x = { .dtype = MS_BF16, .dims = 2, .shape = { 6, 40 }, .layout = SWAPPED },
+            w = { .dtype = MS_BF16, .dims = 1, .shape = { 40 } };
+    check c = {
+        .op = &ms_op_add_layer_norm, .in = { x, x, w, w }, .ins = 4, .out = { x, x }, .outs = 2
+    };
     check_lack_of_memory(&c);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms), cmocka_unit_test(test_strided_inputs), cmocka_unit_test(test_many_rows),
-        cmocka_unit_test(test_half_dtypes), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_forms),     cmocka_unit_test(test_strided_inputs),
+        cmocka_unit_test(test_many_rows), cmocka_unit_test(test_half_dtypes),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

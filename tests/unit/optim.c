@@ -1,5 +1,5 @@
-/* optim.c: optimizer steps against the formulas in f64, 16-bit parameters, flags, clipping and unscaling, threads, failed allocations.
- * ctest: each-isa */
+/* optim.c: optimizer steps against the formulas in f64, 16-bit parameters, flags, clipping and
+ * unscaling, threads, failed allocations. ctest: each-isa */
 #include "fault_os.h"
 
 #include <math.h>
@@ -15,11 +15,15 @@
 #include "moonshard/optim.h"
 #include "tensor/op.h"
 
-enum { N = 70001, STEPS = 5 };                 /* more than one tile, and not a multiple of a vector */
+enum { N = 70001, STEPS = 5 }; /* more than one tile, and not a multiple of a vector */
 
 static ms_engine *make_engine(const ms_os *os, uint32_t threads)
 {
-    ms_engine_options options = { .os = os, .threads = threads, .strict = true, .memory_bytes = 512 << 20, .cpu = getenv("MOONSHARD_CPU") };
+    ms_engine_options options = { .os = os,
+                                  .threads = threads,
+                                  .strict = true,
+                                  .memory_bytes = 512 << 20,
+                                  .cpu = getenv("MOONSHARD_CPU") };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     return engine;
@@ -27,13 +31,17 @@ static ms_engine *make_engine(const ms_os *os, uint32_t threads)
 
 #define OK(call) assert_int_equal(call, MS_OK)
 
-static ms_status full(ms_engine *engine, ms_dtype dtype, int64_t count, double value, ms_tensor **out)
+static ms_status full(ms_engine *engine, ms_dtype dtype, int64_t count, double value,
+                      ms_tensor **out)
 {
     return ms_op_full(engine, dtype, count ? 1 : 0, &count, value, out);
 }
 
 static float start_of(int64_t i) { return (float)((i * 131) % 997) / 500.0f - 1.0f; }
-static float gradient_of(int64_t i, int step) { return (float)((i * 37 + step * 101) % 211) / 100.0f - 1.05f; }
+static float gradient_of(int64_t i, int step)
+{
+    return (float)((i * 37 + step * 101) % 211) / 100.0f - 1.05f;
+}
 
 /* ------------------------------------------ the formulas, written once more */
 
@@ -41,7 +49,8 @@ typedef struct model {
     double p, a, b, c;
 } model;
 
-static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model *m, double g, int t)
+static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model *m, double g,
+                      int t)
 {
     if (h->maximize) g = -g;
     if (kind == MS_ADAMW) m->p *= 1 - h->lr * h->weight_decay;
@@ -97,24 +106,31 @@ static void reference(ms_optimizer_kind kind, const ms_hyperparameters *h, model
 }
 
 /* Runs STEPS steps; leaves the parameter in values. */
-static ms_status run(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperparameters *hyper, ms_dtype dtype, ms_dtype gradient_dtype, bool master, float *values)
+static ms_status run(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperparameters *hyper,
+                     ms_dtype dtype, ms_dtype gradient_dtype, bool master, float *values)
 {
     ms_optimizer_step step = { .kind = kind, .hyper = *hyper };
     ms_tensor *wide = NULL, *source = NULL, *cast = NULL;
-    ms_attributes to = { .cast = { .dtype = dtype } }, to_gradient = { .cast = { .dtype = gradient_dtype } }, to_f32 = { .cast = { .dtype = MS_F32 } };
+    ms_attributes to = { .cast = { .dtype = dtype } },
+                  to_gradient = { .cast = { .dtype = gradient_dtype } },
+                  to_f32 = { .cast = { .dtype = MS_F32 } };
     ms_status status = full(engine, MS_F32, N, 0, &wide);
     for (int64_t i = 0; i < N; i++) values[i] = start_of(i);
     if (!status) status = ms_tensor_write(wide, values, N * 4);
     if (!status) status = ms_op_unary(engine, &ms_op_cast, &to, wide, &step.parameter);
-    if (!status && master) status = ms_op_unary(engine, &ms_op_cast, &to_f32, step.parameter, &step.master);
+    if (!status && master)
+        status = ms_op_unary(engine, &ms_op_cast, &to_f32, step.parameter, &step.master);
     if (!status) status = full(engine, MS_I64, 0, 0, &step.count);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES && !status; i++)
-        if (ms_optimizer_state_name(kind, hyper, i)) status = full(engine, MS_F32, N, ms_optimizer_state_start(kind, hyper, i), &step.states[i]);
+        if (ms_optimizer_state_name(kind, hyper, i))
+            status =
+                full(engine, MS_F32, N, ms_optimizer_state_start(kind, hyper, i), &step.states[i]);
     for (int t = 1; t <= STEPS && !status; t++) {
         for (int64_t i = 0; i < N; i++) values[i] = gradient_of(i, t);
         status = full(engine, MS_F32, N, 0, &source);
         if (!status) status = ms_tensor_write(source, values, N * 4);
-        if (!status) status = ms_op_unary(engine, &ms_op_cast, &to_gradient, source, &step.gradient);
+        if (!status)
+            status = ms_op_unary(engine, &ms_op_cast, &to_gradient, source, &step.gradient);
         step.random = (ms_random){ .seed = 9, .step = (uint64_t)t };
         if (!status) status = ms_optimizer_step_param(engine, &step);
         ms_tensor_release(source);
@@ -123,7 +139,8 @@ static ms_status run(ms_engine *engine, ms_optimizer_kind kind, const ms_hyperpa
     }
     if (!status) status = ms_op_unary(engine, &ms_op_cast, &to_f32, step.parameter, &cast);
     if (!status) status = ms_tensor_read(cast, values, N * 4);
-    ms_tensor *made[] = { wide, cast, step.parameter, step.master, step.count, step.states[0], step.states[1], step.states[2] };
+    ms_tensor *made[] = { wide,       cast,           step.parameter, step.master,
+                          step.count, step.states[0], step.states[1], step.states[2] };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) ms_tensor_release(made[i]);
     return status;
 }
@@ -133,10 +150,12 @@ static const struct {
     double lr, momentum, decay;
     bool flag, maximize;
 } cases[] = {
-    { MS_SGD, 0.1, 0, 0.1, false, false },    { MS_SGD, 0.1, 0.9, 0, true, false },     { MS_ADAM, 0.01, 0, 0.1, false, true }, { MS_ADAM, 0.01, 0, 0, true, false },
-    { MS_ADAMW, 0.01, 0, 0.3, false, false }, { MS_ADAMW, 0.01, 0, 0.3, true, false },  { MS_ADAGRAD, 0.1, 0, 0.1, false, false },
-    { MS_ADADELTA, 1, 0, 0, false, false },   { MS_RMSPROP, 0.01, 0.9, 0, true, false }, { MS_RMSPROP, 0.01, 0, 0, false, false }, { MS_RPROP, 0.01, 0, 0, false, false },
-    { MS_ADAMAX, 0.01, 0, 0.1, false, false },
+    { MS_SGD, 0.1, 0, 0.1, false, false },     { MS_SGD, 0.1, 0.9, 0, true, false },
+    { MS_ADAM, 0.01, 0, 0.1, false, true },    { MS_ADAM, 0.01, 0, 0, true, false },
+    { MS_ADAMW, 0.01, 0, 0.3, false, false },  { MS_ADAMW, 0.01, 0, 0.3, true, false },
+    { MS_ADAGRAD, 0.1, 0, 0.1, false, false }, { MS_ADADELTA, 1, 0, 0, false, false },
+    { MS_RMSPROP, 0.01, 0.9, 0, true, false }, { MS_RMSPROP, 0.01, 0, 0, false, false },
+    { MS_RPROP, 0.01, 0, 0, false, false },    { MS_ADAMAX, 0.01, 0, 0.1, false, false },
 };
 
 static ms_hyperparameters hyper_of(size_t i)
@@ -154,8 +173,8 @@ static ms_hyperparameters hyper_of(size_t i)
     return h;
 }
 
-/* f32 against f64 after five steps: a few roundings each, 1e-5 of the largest value is far above them. With 16-bit gradients, the reference gets the
- * rounded ones. */
+/* f32 against f64 after five steps: a few roundings each, 1e-5 of the largest value is far above
+ * them. With 16-bit gradients, the reference gets the rounded ones. */
 static void steps_follow_the_formulas(void **state)
 {
     (void)state;
@@ -169,9 +188,13 @@ static void steps_follow_the_formulas(void **state)
                 model m = { .p = start_of(e) };
                 for (int t = 1; t <= STEPS; t++) {
                     float g = gradient_of(e, t);
-                    reference(cases[i].kind, &hyper, &m, (double)(bf16 ? ms_float_from_bf16(ms_bf16_from_float(g)) : g), t);
+                    reference(cases[i].kind, &hyper, &m,
+                              (double)(bf16 ? ms_float_from_bf16(ms_bf16_from_float(g)) : g), t);
                 }
-                if (!(fabs((double)values[e] - m.p) < 1e-5 * 3)) fail_msg("%s case %zu element %lld: %.8g, not %.8g", ms_optimizer_name(cases[i].kind), i, (long long)e, (double)values[e], m.p);
+                if (!(fabs((double)values[e] - m.p) < 1e-5 * 3))
+                    fail_msg("%s case %zu element %lld: %.8g, not %.8g",
+                             ms_optimizer_name(cases[i].kind), i, (long long)e, (double)values[e],
+                             m.p);
             }
             ms_engine_free(engine);
         }
@@ -187,7 +210,8 @@ static void bits_do_not_depend_on_threads_or_what_is_around(void **state)
             ms_engine *engine = make_engine(NULL, variant);
             ms_engine_set_poison(engine, variant == 4);
             ms_hyperparameters hyper = hyper_of(i);
-            OK(run(engine, cases[i].kind, &hyper, MS_F32, MS_F32, false, variant == 1 ? first : values));
+            OK(run(engine, cases[i].kind, &hyper, MS_F32, MS_F32, false,
+                   variant == 1 ? first : values));
             if (variant > 1) assert_memory_equal(first, values, N * sizeof *values);
             ms_engine_free(engine);
         }
@@ -195,8 +219,9 @@ static void bits_do_not_depend_on_threads_or_what_is_around(void **state)
     free(values);
 }
 
-/* A master copy makes a 16-bit parameter the rounded f32 one; without it the mean over many elements still moves as it should, although each
- * step is far below half a unit in the last place. */
+/* A master copy makes a 16-bit parameter the rounded f32 one; without it the mean over many
+ * elements still moves as it should, although each step is far below half a unit in the last
+ * place. */
 static void sixteen_bit_parameters_do_not_lose_small_steps(void **state)
 {
     (void)state;
@@ -213,11 +238,13 @@ static void sixteen_bit_parameters_do_not_lose_small_steps(void **state)
         for (int64_t i = 0; i < N; i++) {
             stochastic += (double)values[i];
             float p = start_of(i);
-            p = d == 0 ? ms_float_from_bf16(ms_bf16_from_float(p)) : ms_float_from_f16(ms_f16_from_float(p));
+            p = d == 0 ? ms_float_from_bf16(ms_bf16_from_float(p))
+                       : ms_float_from_f16(ms_f16_from_float(p));
             expected += (double)p;
             for (int t = 1; t <= STEPS; t++) expected -= hyper.lr * (double)gradient_of(i, t);
         }
-        /* The mean of N roundings of at most one unit (2^-8 or 2^-11 of values up to 1) scatters by unit / sqrt(N): six of those. */
+        /* The mean of N roundings of at most one unit (2^-8 or 2^-11 of values up to 1) scatters by
+         * unit / sqrt(N): six of those. */
         double scatter = 6 * (d == 0 ? 0.00390625 : 0.00048828125) / sqrt(N);
         assert_true(fabs(master - expected) / N < scatter);
         assert_true(fabs(stochastic - expected) / N < scatter);
@@ -250,19 +277,22 @@ static void a_false_flag_changes_nothing(void **state)
     ms_tensor *right = step.gradient;
     step.gradient = wrong;
     assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_ARGUMENT);
-    assert_string_equal(ms_engine_error(engine)->message, "adam: the gradient is [7] f32, the parameter [8] f32");
+    assert_string_equal(ms_engine_error(engine)->message,
+                        "adam: the gradient is [7] f32, the parameter [8] f32");
     step.gradient = right;
     step.hyper.beta2 = 1;
     assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_ARGUMENT);
-    assert_string_equal(ms_engine_error(engine)->message, "adam: betas[2] = 1; 0 or more and below 1 is allowed");
-    ms_tensor *made[] = { step.parameter, step.gradient, step.states[0], step.states[1], step.count, step.only_if, wrong };
+    assert_string_equal(ms_engine_error(engine)->message,
+                        "adam: betas[2] = 1; 0 or more and below 1 is allowed");
+    ms_tensor *made[] = { step.parameter, step.gradient, step.states[0], step.states[1],
+                          step.count,     step.only_if,  wrong };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) ms_tensor_release(made[i]);
     ms_engine_free(engine);
 }
 
 /* ------------------------------------------------------ clipping, unscaling */
 
-enum { GRADIENTS = 30 };                       /* more than one task holds */
+enum { GRADIENTS = 30 }; /* more than one task holds */
 
 static ms_status make_gradients(ms_engine *engine, ms_tensor *gradients[GRADIENTS], float bad)
 {
@@ -324,7 +354,8 @@ static void what_is_not_finite_is_found(void **state)
     const float values[] = { NAN, INFINITY, -INFINITY };
     for (int v = 0; v < 3; v++) {
         ms_engine *engine = make_engine(NULL, 2);
-        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL, *finite = NULL;
+        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL,
+                  *finite = NULL;
         int64_t position;
         uint8_t flag;
         OK(make_gradients(engine, gradients, values[v]));
@@ -356,7 +387,8 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
         fault_os fault;
         fault_os_init(&fault);
         ms_engine *engine = make_engine(&fault.table, 2);
-        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL, *finite = NULL;
+        ms_tensor *gradients[GRADIENTS] = { NULL }, *norm = NULL, *bad = NULL, *factor = NULL,
+                  *finite = NULL;
         long limit = atomic_load(&fault.calls) + n;
         atomic_store(&fault.fail_at, limit);
         ms_status status = run(engine, MS_ADAM, &hyper, MS_BF16, MS_F32, true, values);
@@ -395,15 +427,22 @@ static void what_was_never_written_is_not_updated(void **state)
         for (int i = 0; i < TENSORS - 1; i++) OK(full(engine, MS_F32, 3, 1, &t[i]));
         OK(full(engine, MS_I64, 0, 1, &t[TENSORS - 1]));
         OK(full(engine, MS_F32, 0, 1, &factor));
-        OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0, (ms_task_cost){ 0 }, NULL));
+        OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0,
+                             (ms_task_cost){ 0 }, NULL));
         ms_tensor *same = NULL;
         OK(ms_op_apply(engine, &ms_op_fill, &zero, true, &t[lost], 1, &same, 1));
         ms_tensor_release(same);
         atomic_store(&open, 1);
         assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
-        ms_optimizer_step step = { .kind = MS_ADAM, .hyper = ms_optimizer_defaults(MS_ADAM), .parameter = t[0], .gradient = t[1], .states = { t[2], t[3] }, .count = t[4] };
+        ms_optimizer_step step = { .kind = MS_ADAM,
+                                   .hyper = ms_optimizer_defaults(MS_ADAM),
+                                   .parameter = t[0],
+                                   .gradient = t[1],
+                                   .states = { t[2], t[3] },
+                                   .count = t[4] };
         assert_int_equal(ms_optimizer_step_param(engine, &step), MS_ERROR_TASK);
-        if (lost == 1) assert_int_equal(ms_unscale(engine, &t[1], 1, factor, &finite), MS_ERROR_TASK);
+        if (lost == 1)
+            assert_int_equal(ms_unscale(engine, &t[1], 1, factor, &finite), MS_ERROR_TASK);
         for (int i = 0; i < TENSORS; i++) ms_tensor_release(t[i]);
         ms_tensor_release(factor);
         ms_engine_free(engine);

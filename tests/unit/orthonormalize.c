@@ -1,17 +1,28 @@
-/* orthonormalize.c: columns of matrices made orthonormal: against the same process in doubles, and by what orthonormal means.
- * ctest: each-isa poisoned */
+/* orthonormalize.c: columns of matrices made orthonormal: against the same process in doubles, and
+ * by what orthonormal means. ctest: each-isa poisoned */
 #include "gradcheck.h"
 
 static ms_engine *engine;
 
-static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }
-static int teardown(void **state) { (void)state; ms_engine_free(engine); return 0; }
+static int setup(void **state)
+{
+    (void)state;
+    engine = engine_with(2, NULL);
+    return 0;
+}
+static int teardown(void **state)
+{
+    (void)state;
+    ms_engine_free(engine);
+    return 0;
+}
 
 static ms_status run(ms_tensor *x, double eps)
 {
     ms_attributes attributes = { .norm = { .eps = eps } };
     ms_tensor *same = NULL;
-    ms_status status = ms_op_apply(engine, &ms_op_orthonormalize, &attributes, true, &x, 1, &same, 1);
+    ms_status status =
+        ms_op_apply(engine, &ms_op_orthonormalize, &attributes, true, &x, 1, &same, 1);
     if (status == MS_OK) assert_ptr_equal(same, x);
     ms_tensor_release(same);
     return status;
@@ -33,7 +44,8 @@ static void reference(double *x, int64_t n, int64_t r, double eps)
     }
 }
 
-/* Tolerances: dot products of up to 1,000 f32 terms err by some 1e-7 of their size; 16-bit results are rounded once. */
+/* Tolerances: dot products of up to 1,000 f32 terms err by some 1e-7 of their size; 16-bit results
+ * are rounded once. */
 static void test_values(void **state)
 {
     (void)state;
@@ -43,14 +55,17 @@ static void test_values(void **state)
         ms_dtype dtype;
         double tolerance;
     } cases[] = {
-        { 1, 1, 1, 0, MS_F32, 1e-6 }, { 3, 5, 2, 0, MS_F32, 2e-6 }, { 2, 64, 8, 1e-2, MS_F32, 2e-6 }, { 1, 1000, 4, 0, MS_F32, 2e-6 },
-        { 5, 129, 3, 0, MS_BF16, 4e-3 }, { 2, 70, 5, 0, MS_F16, 5e-4 }, { 4, 3, 3, 0, MS_F32, 2e-5 },
+        { 1, 1, 1, 0, MS_F32, 1e-6 },     { 3, 5, 2, 0, MS_F32, 2e-6 },
+        { 2, 64, 8, 1e-2, MS_F32, 2e-6 }, { 1, 1000, 4, 0, MS_F32, 2e-6 },
+        { 5, 129, 3, 0, MS_BF16, 4e-3 },  { 2, 70, 5, 0, MS_F16, 5e-4 },
+        { 4, 3, 3, 0, MS_F32, 2e-5 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t n = cases[i].n, r = cases[i].r, size = n * r;
         ms_tensor *x = tensor_of(engine, cases[i].dtype, DIMS(cases[i].matrices, n, r), NULL);
         double *want = tensor_get(x);
-        for (int64_t m = 0; m < cases[i].matrices; m++) reference(want + m * size, n, r, cases[i].eps);
+        for (int64_t m = 0; m < cases[i].matrices; m++)
+            reference(want + m * size, n, r, cases[i].eps);
         assert_ok(engine, run(x, cases[i].eps));
         assert_values(x, want, (size_t)(cases[i].matrices * size), cases[i].tolerance, "columns");
         free(want);
@@ -87,7 +102,8 @@ static void test_a_zero_column_stays_zero(void **state)
 static void test_a_transposed_view(void **state)
 {
     (void)state;
-    ms_tensor *base = tensor_of(engine, MS_F32, DIMS(2, 3), (double[]){ 3, 0, 4, 1, 1, 1 }), *x = NULL;
+    ms_tensor *base = tensor_of(engine, MS_F32, DIMS(2, 3), (double[]){ 3, 0, 4, 1, 1, 1 }),
+              *x = NULL;
     assert_ok(engine, ms_tensor_window(base, DIMS(3, 2), SHAPE(1, 3), 0, &x));
     double want[] = { 3, 1, 0, 1, 4, 1 };
     reference(want, 3, 2, 0);
@@ -100,12 +116,16 @@ static void test_a_transposed_view(void **state)
 static void test_mistakes_are_named(void **state)
 {
     (void)state;
-    ms_tensor *wide = tensor_of(engine, MS_F32, DIMS(2, 3), NULL), *whole = tensor_of(engine, MS_I64, DIMS(3, 2), (double[]){ 0, 0, 0, 0, 0, 0 }), *out = NULL;
-    ms_tensor *none = tensor_of(engine, MS_F32, DIMS(3, 0), NULL), *x = tensor_of(engine, MS_F32, DIMS(3, 2), NULL);
+    ms_tensor *wide = tensor_of(engine, MS_F32, DIMS(2, 3), NULL),
+              *whole = tensor_of(engine, MS_I64, DIMS(3, 2), (double[]){ 0, 0, 0, 0, 0, 0 }),
+              *out = NULL;
+    ms_tensor *none = tensor_of(engine, MS_F32, DIMS(3, 0), NULL),
+              *x = tensor_of(engine, MS_F32, DIMS(3, 2), NULL);
     assert_refused(engine, run(wide, 0), "3 columns of 2 numbers");
     assert_refused(engine, run(whole, 0), "f32, f16 or bf16");
     assert_refused(engine, run(x, -1), "eps is -1");
-    assert_refused(engine, ms_op_apply(engine, &ms_op_orthonormalize, NULL, false, &x, 1, &out, 1), "in place only");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_orthonormalize, NULL, false, &x, 1, &out, 1),
+                   "in place only");
     assert_ok(engine, run(none, 0));
     ms_tensor *all[] = { wide, whole, none, x };
     for (size_t i = 0; i < 4; i++) ms_tensor_release(all[i]);
@@ -114,8 +134,11 @@ static void test_mistakes_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_columns_are_orthonormal), cmocka_unit_test(test_a_zero_column_stays_zero),
-        cmocka_unit_test(test_a_transposed_view), cmocka_unit_test(test_mistakes_are_named),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_columns_are_orthonormal),
+        cmocka_unit_test(test_a_zero_column_stays_zero),
+        cmocka_unit_test(test_a_transposed_view),
+        cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("orthonormalize", tests, setup, teardown);
 }

@@ -1,16 +1,29 @@
-/* random.c: the numbers that uniform, normal, randint and dropout draw: distribution, bounds, and that they depend on nothing but seed, step,
- * draw and position.
- * ctest: poisoned */
+/* random.c: the numbers that uniform, normal, randint and dropout draw: distribution, bounds, and
+ * that they depend on nothing but seed, step, draw and position. ctest: poisoned */
 #include "gradcheck.h"
 
 static ms_engine *engine;
 
-static int setup(void **state) { (void)state; engine = engine_with(2, NULL); return 0; }
-static int teardown(void **state) { (void)state; ms_engine_free(engine); return 0; }
+static int setup(void **state)
+{
+    (void)state;
+    engine = engine_with(2, NULL);
+    return 0;
+}
+static int teardown(void **state)
+{
+    (void)state;
+    ms_engine_free(engine);
+    return 0;
+}
 
-static ms_attributes draw_of(uint64_t seed, uint64_t step, uint64_t draw, double a, double b) { return (ms_attributes){ .random = { .random = { seed, step, draw }, .a = a, .b = b } }; }
+static ms_attributes draw_of(uint64_t seed, uint64_t step, uint64_t draw, double a, double b)
+{
+    return (ms_attributes){ .random = { .random = { seed, step, draw }, .a = a, .b = b } };
+}
 
-static ms_tensor *filled(ms_engine *own, const ms_op *op, const ms_attributes *attributes, ms_dtype dtype, uint32_t dims, const int64_t *shape)
+static ms_tensor *filled(ms_engine *own, const ms_op *op, const ms_attributes *attributes,
+                         ms_dtype dtype, uint32_t dims, const int64_t *shape)
 {
     ms_tensor *tensor = NULL, *out = NULL;
     assert_ok(own, ms_tensor_new(own, dtype, dims, shape, &tensor));
@@ -19,7 +32,8 @@ static ms_tensor *filled(ms_engine *own, const ms_op *op, const ms_attributes *a
     return out;
 }
 
-/* Element i is lane i % 4 of block i / 4 of Philox under (seed, step and draw): what any other program can compute. */
+/* Element i is lane i % 4 of block i / 4 of Philox under (seed, step and draw): what any other
+ * program can compute. */
 static void test_uniform_is_philox(void **state)
 {
     (void)state;
@@ -40,11 +54,15 @@ static void test_distributions(void **state)
 {
     (void)state;
     enum { N = 1000000 };
-    ms_attributes draws[] = { draw_of(1, 0, 0, -1, 3), draw_of(1, 0, 1, 2, 0.5), draw_of(1, 0, 2, -10, 10) };
-    ms_tensor *x[] = { filled(engine, &ms_op_uniform, &draws[0], MS_F32, DIMS(N)), filled(engine, &ms_op_normal, &draws[1], MS_F32, DIMS(N)), filled(engine, &ms_op_randint, &draws[2], MS_I64, DIMS(N)) };
+    ms_attributes draws[] = { draw_of(1, 0, 0, -1, 3), draw_of(1, 0, 1, 2, 0.5),
+                              draw_of(1, 0, 2, -10, 10) };
+    ms_tensor *x[] = { filled(engine, &ms_op_uniform, &draws[0], MS_F32, DIMS(N)),
+                       filled(engine, &ms_op_normal, &draws[1], MS_F32, DIMS(N)),
+                       filled(engine, &ms_op_randint, &draws[2], MS_I64, DIMS(N)) };
     const double mean[] = { 1, 2, -0.5 }, deviation[] = { 4 / 3.4641016, 0.5, 5.7662813 };
     for (int k = 0; k < 3; k++) {
-        double *got = tensor_get(x[k]), sum = 0, squares = 0, neighbours = 0, tail = 0, counts[20] = { 0 };
+        double *got = tensor_get(x[k]), sum = 0, squares = 0, neighbours = 0, tail = 0,
+               counts[20] = { 0 };
         for (int i = 0; i < N; i++) {
             double z = (got[i] - mean[k]) / deviation[k];
             sum += z;
@@ -53,7 +71,8 @@ static void test_distributions(void **state)
             tail += fabs(z) > 3;
             if (k == 2) counts[(int)got[i] + 10]++;
         }
-        assert_true(fabs(sum / N) < 0.005 && fabs(squares / N - 1) < 0.008 && fabs(neighbours / N) < 0.005);
+        assert_true(fabs(sum / N) < 0.005 && fabs(squares / N - 1) < 0.008
+                    && fabs(neighbours / N) < 0.005);
         if (k == 1) assert_true(fabs(tail - 2700) < 260);
         for (int bin = 0; bin < 20 && k == 2; bin++) assert_true(fabs(counts[bin] - 50000) < 1100);
         free(got);
@@ -68,29 +87,38 @@ static void test_bounds_hold_in_every_dtype(void **state)
     const struct {
         ms_dtype dtype;
         double low, high;
-    } cases[] = { { MS_F32, 1, 1.0000005 }, { MS_F32, 0.1, 1.7 }, { MS_F32, -3e8, 3e8 }, { MS_BF16, 0, 1 }, { MS_BF16, 1.001, 1.1 }, { MS_F16, -0.3, 0.3 }, { MS_F16, 100.03, 100.4 } };
+    } cases[] = { { MS_F32, 1, 1.0000005 }, { MS_F32, 0.1, 1.7 },    { MS_F32, -3e8, 3e8 },
+                  { MS_BF16, 0, 1 },        { MS_BF16, 1.001, 1.1 }, { MS_F16, -0.3, 0.3 },
+                  { MS_F16, 100.03, 100.4 } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_attributes draw = draw_of(i, 0, 0, cases[i].low, cases[i].high);
         ms_tensor *x = filled(engine, &ms_op_uniform, &draw, cases[i].dtype, DIMS(50000));
         double *got = tensor_get(x);
         for (int k = 0; k < 50000; k++)
-            if (!(got[k] >= cases[i].low && got[k] < cases[i].high)) fail_msg("%.9g is outside [%.9g, %.9g)", got[k], cases[i].low, cases[i].high);
+            if (!(got[k] >= cases[i].low && got[k] < cases[i].high))
+                fail_msg("%.9g is outside [%.9g, %.9g)", got[k], cases[i].low, cases[i].high);
         free(got);
         ms_tensor_release(x);
     }
     const struct {
         ms_dtype dtype;
         double low, high;
-    } whole[] = { { MS_U8, 0, 256 }, { MS_U16, 65530, 65536 }, { MS_I32, -2147483648.0, 2147483648.0 }, { MS_I64, 5, 6 } };
+    } whole[] = { { MS_U8, 0, 256 },
+                  { MS_U16, 65530, 65536 },
+                  { MS_I32, -2147483648.0, 2147483648.0 },
+                  { MS_I64, 5, 6 } };
     for (size_t i = 0; i < COUNT(whole); i++) {
         ms_attributes draw = draw_of(i, 0, 0, whole[i].low, whole[i].high);
         ms_tensor *x = filled(engine, &ms_op_randint, &draw, whole[i].dtype, DIMS(20000));
-        double *got = tensor_get(x), least = INFINITY, most = -INFINITY, range = whole[i].high - whole[i].low;
+        double *got = tensor_get(x), least = INFINITY, most = -INFINITY,
+               range = whole[i].high - whole[i].low;
         for (int k = 0; k < 20000; k++) {
             least = fmin(least, got[k]);
             most = fmax(most, got[k]);
         }
-        assert_true(least >= whole[i].low && most < whole[i].high && least < whole[i].low + range * 0.01 + 1 && most >= whole[i].high - range * 0.01 - 1);
+        assert_true(least >= whole[i].low && most < whole[i].high
+                    && least < whole[i].low + range * 0.01 + 1
+                    && most >= whole[i].high - range * 0.01 - 1);
         free(got);
         ms_tensor_release(x);
     }
@@ -122,7 +150,9 @@ static void test_the_same_bits_on_every_machine_and_thread_count(void **state)
 static void test_draws_differ_and_repeat(void **state)
 {
     (void)state;
-    ms_attributes draws[] = { draw_of(1, 0, 0, 0, 1), draw_of(1, 0, 1, 0, 1), draw_of(1, 1, 0, 0, 1), draw_of(2, 0, 0, 0, 1), draw_of(1, 0, 0, 0, 1) };
+    ms_attributes draws[] = { draw_of(1, 0, 0, 0, 1), draw_of(1, 0, 1, 0, 1),
+                              draw_of(1, 1, 0, 0, 1), draw_of(2, 0, 0, 0, 1),
+                              draw_of(1, 0, 0, 0, 1) };
     float got[COUNT(draws)][64];
     for (size_t i = 0; i < COUNT(draws); i++) {
         ms_tensor *x = filled(engine, &ms_op_normal, &draws[i], MS_F32, DIMS(8, 8));
@@ -153,7 +183,8 @@ static void test_dropout(void **state)
     for (int i = 0; i < N; i++) ones[i] = 1;
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         ms_attributes half = draw_of(4, 2, 0, 0.25, 0);
-        ms_tensor *x = tensor_of(engine, dtypes[t], DIMS(N), ones), *y = apply(engine, &ms_op_dropout, &half, &x, 1), *result = NULL;
+        ms_tensor *x = tensor_of(engine, dtypes[t], DIMS(N), ones),
+                  *y = apply(engine, &ms_op_dropout, &half, &x, 1), *result = NULL;
         double *got = tensor_get(y), kept = 0, scale = scales[t];
         for (int i = 0; i < N; i++) {
             assert_true(got[i] == 0 || got[i] == scale);
@@ -173,17 +204,27 @@ static void test_dropout(void **state)
     free(ones);
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(5, 7), NULL), *turned = NULL, *out = NULL;
     assert_ok(engine, ms_tensor_window(x, DIMS(7, 5), SHAPE(1, 7), 0, &turned));
-    check_gradients(engine, (gradcheck){ .op = &ms_op_dropout, .attributes = draw_of(1, 1, 1, 0.5, 0), .inputs = 1 }, &turned);
-    check_gradients(engine, (gradcheck){ .op = &ms_op_dropout, .attributes = draw_of(1, 1, 1, 0.5, 0), .inputs = 1, .in_place = true }, &turned);
+    check_gradients(
+        engine,
+        (gradcheck){ .op = &ms_op_dropout, .attributes = draw_of(1, 1, 1, 0.5, 0), .inputs = 1 },
+        &turned);
+    check_gradients(engine,
+                    (gradcheck){ .op = &ms_op_dropout,
+                                 .attributes = draw_of(1, 1, 1, 0.5, 0),
+                                 .inputs = 1,
+                                 .in_place = true },
+                    &turned);
     ms_tensor *infinite = tensor_of(engine, MS_F32, DIMS(3), (double[]){ INFINITY, NAN, 1 });
-    ms_attributes none = draw_of(1, 1, 1, 0, 0), all = draw_of(1, 1, 1, 1, 0), wrong = draw_of(1, 1, 1, 1.5, 0);
+    ms_attributes none = draw_of(1, 1, 1, 0, 0), all = draw_of(1, 1, 1, 1, 0),
+                  wrong = draw_of(1, 1, 1, 1.5, 0);
     out = apply(engine, &ms_op_dropout, &none, &infinite, 1);
     assert_values(out, (double[]){ INFINITY, NAN, 1 }, 3, 0, "p = 0");
     ms_tensor_release(out);
     out = apply(engine, &ms_op_dropout, &all, &infinite, 1);
     assert_values(out, (double[]){ 0, 0, 0 }, 3, 0, "p = 1");
     ms_tensor_release(out);
-    assert_refused(engine, ms_op_apply(engine, &ms_op_dropout, &wrong, false, &x, 1, &out, 1), "p is 1.5");
+    assert_refused(engine, ms_op_apply(engine, &ms_op_dropout, &wrong, false, &x, 1, &out, 1),
+                   "p is 1.5");
     ms_tensor_release(x);
     ms_tensor_release(turned);
     ms_tensor_release(infinite);
@@ -198,13 +239,19 @@ static void test_mistakes_are_named(void **state)
         double a, b;
         const char *text;
     } cases[] = {
-        { &ms_op_uniform, MS_F32, 1, 1, "must be below" }, { &ms_op_uniform, MS_I64, 0, 1, "use randint" }, { &ms_op_uniform, MS_BF16, 1.0001, 1.0002, "has no number" },
-        { &ms_op_normal, MS_F32, 0, -1, "not negative" }, { &ms_op_randint, MS_F32, 0, 5, "it fills i64" }, { &ms_op_randint, MS_U8, 0, 257, "does not hold" }, { &ms_op_randint, MS_I64, 0.5, 3, "both whole" },
+        { &ms_op_uniform, MS_F32, 1, 1, "must be below" },
+        { &ms_op_uniform, MS_I64, 0, 1, "use randint" },
+        { &ms_op_uniform, MS_BF16, 1.0001, 1.0002, "has no number" },
+        { &ms_op_normal, MS_F32, 0, -1, "not negative" },
+        { &ms_op_randint, MS_F32, 0, 5, "it fills i64" },
+        { &ms_op_randint, MS_U8, 0, 257, "does not hold" },
+        { &ms_op_randint, MS_I64, 0.5, 3, "both whole" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         ms_tensor *x = tensor_of(engine, cases[i].dtype, DIMS(4), NULL), *out = NULL;
         ms_attributes draw = draw_of(0, 0, 0, cases[i].a, cases[i].b);
-        assert_refused(engine, ms_op_apply(engine, cases[i].op, &draw, true, &x, 1, &out, 1), cases[i].text);
+        assert_refused(engine, ms_op_apply(engine, cases[i].op, &draw, true, &x, 1, &out, 1),
+                       cases[i].text);
         ms_tensor_release(x);
     }
 }
@@ -212,8 +259,12 @@ static void test_mistakes_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_uniform_is_philox), cmocka_unit_test(test_distributions), cmocka_unit_test(test_bounds_hold_in_every_dtype),
-        cmocka_unit_test(test_the_same_bits_on_every_machine_and_thread_count), cmocka_unit_test(test_draws_differ_and_repeat), cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_uniform_is_philox),
+        cmocka_unit_test(test_distributions),
+        cmocka_unit_test(test_bounds_hold_in_every_dtype),
+        cmocka_unit_test(test_the_same_bits_on_every_machine_and_thread_count),
+        cmocka_unit_test(test_draws_differ_and_repeat),
+        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("random", tests, setup, teardown);

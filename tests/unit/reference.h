@@ -1,8 +1,9 @@
-/* reference.h: an operator against a plain computation in f64: values, gradients, and the same bits on one, two and three threads.
+/* reference.h: an operator against a plain computation in f64: values, gradients, and the same bits
+ * on one, two and three threads.
  *
- * A test gives the reference as a function from inputs to outputs. Gradients are checked against differences of that function, whose
- * own error is below 1e-8: element by element where there are few, else along random directions, in which a wrong element shows.
- */
+ * A test gives the reference as a function from inputs to outputs. Gradients are checked against
+ * differences of that function, whose own error is below 1e-8: element by element where there are
+ * few, else along random directions, in which a wrong element shows. */
 #ifndef MOONSHARD_TESTS_REFERENCE_H
 #define MOONSHARD_TESTS_REFERENCE_H
 
@@ -31,8 +32,8 @@ typedef struct operand {
     int64_t shape[MS_DIMS_MAX];
     /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows lie apart */
     int layout;
-    double low, high;              /* random values; both 0: -1 .. 1 */
-    bool absent, constant;         /* not given; gets no gradient */
+    double low, high;      /* random values; both 0: -1 .. 1 */
+    bool absent, constant; /* not given; gets no gradient */
     double *values;
 } operand;
 
@@ -41,10 +42,10 @@ typedef struct check {
     ms_attributes attributes;
     operand in[TENSORS], out[TENSORS];
     uint32_t ins, outs;
-    void (*reference)(const struct check *check);       /* fills values of `out` from those of `in` */
-    double tolerance;              /* max error / max value; 0: by the dtype of the first input */
-    ms_dtype autocast;             /* MS_F32: off */
-    const char *cpu;               /* cap; NULL: MOONSHARD_CPU, or none */
+    void (*reference)(const struct check *check); /* fills values of `out` from those of `in` */
+    double tolerance;  /* max error / max value; 0: by the dtype of the first input */
+    ms_dtype autocast; /* MS_F32: off */
+    const char *cpu;   /* cap; NULL: MOONSHARD_CPU, or none */
 } check;
 
 static inline size_t count_of(const operand *o)
@@ -95,12 +96,18 @@ static inline void from_bytes(ms_dtype dtype, const void *bytes, size_t count, d
 /* ------------------------------------------------------------------ engines */
 
 #define OK(call) assert_true_message((call) == MS_OK, ms_engine_error(engine)->message)
-#define assert_true_message(condition, message) \
-    do { if (!(condition)) fail_msg("%s: %s", #condition, message); } while (0)
+#define assert_true_message(condition, message)                    \
+    do {                                                           \
+        if (!(condition)) fail_msg("%s: %s", #condition, message); \
+    } while (0)
 
 static inline ms_engine *engine_on(const ms_os *os, uint32_t threads, const char *cpu)
 {
-    ms_engine_options options = { .os = os, .threads = threads, .strict = true, .memory_bytes = (uint64_t)1 << 30, .cpu = cpu ? cpu : getenv("MOONSHARD_CPU") };
+    ms_engine_options options = { .os = os,
+                                  .threads = threads,
+                                  .strict = true,
+                                  .memory_bytes = (uint64_t)1 << 30,
+                                  .cpu = cpu ? cpu : getenv("MOONSHARD_CPU") };
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&options, &error, &engine) != MS_OK) fail_msg("%s", error.message);
@@ -108,7 +115,10 @@ static inline ms_engine *engine_on(const ms_os *os, uint32_t threads, const char
     return engine;
 }
 
-static inline ms_engine *engine_with(uint32_t threads, const char *cpu) { return engine_on(NULL, threads, cpu); }
+static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
+{
+    return engine_on(NULL, threads, cpu);
+}
 
 /* A tensor with these values in the operand's layout. */
 static inline ms_tensor *tensor_of(ms_engine *engine, const operand *o)
@@ -189,10 +199,13 @@ static inline ms_tensor_info info_from(const ms_tensor *tensor)
     return info;
 }
 
-/* Forward and backward with the gradients that are in `incoming`, as the tape would call them; last: saved tensors may be overwritten. */
-static inline void run_once(ms_engine *engine, const check *c, operand *incoming, bool last, answer *a)
+/* Forward and backward with the gradients that are in `incoming`, as the tape would call them;
+ * last: saved tensors may be overwritten. */
+static inline void run_once(ms_engine *engine, const check *c, operand *incoming, bool last,
+                            answer *a)
 {
-    ms_tensor *in[TENSORS] = { NULL }, *out[TENSORS] = { NULL }, *g[TENSORS] = { NULL }, *results[TENSORS] = { NULL };
+    ms_tensor *in[TENSORS] = { NULL }, *out[TENSORS] = { NULL }, *g[TENSORS] = { NULL },
+              *results[TENSORS] = { NULL };
     ms_tensor_info in_info[TENSORS] = { 0 }, out_info[TENSORS] = { 0 };
     bool needs[TENSORS] = { false };
     ms_engine_set_autocast(engine, c->autocast);
@@ -202,12 +215,20 @@ static inline void run_once(ms_engine *engine, const check *c, operand *incoming
         in_info[i] = info_from(in[i]);
         needs[i] = !c->in[i].constant && ms_dtype_is_float(c->in[i].dtype);
     }
-    ms_op_call call = { .engine = engine, .op = c->op, .attributes = c->attributes, .inputs = in, .input_count = c->ins, .outputs = out, .output_count = c->outs, .record = true };
+    ms_op_call call = { .engine = engine,
+                        .op = c->op,
+                        .attributes = c->attributes,
+                        .inputs = in,
+                        .input_count = c->ins,
+                        .outputs = out,
+                        .output_count = c->outs,
+                        .record = true };
     OK(ms_op_run(&call));
     for (uint32_t i = 0; i < c->outs; i++) {
         out_info[i] = info_from(out[i]);
         assert_int_equal(out_info[i].dims, c->out[i].dims);
-        for (uint32_t d = 0; d < out_info[i].dims; d++) assert_int_equal(out_info[i].shape[d], c->out[i].shape[d]);
+        for (uint32_t d = 0; d < out_info[i].dims; d++)
+            assert_int_equal(out_info[i].shape[d], c->out[i].shape[d]);
         assert_int_equal(out_info[i].dtype, c->out[i].dtype);
         a->out[i] = calloc(count_of(&c->out[i]) + 1, sizeof(double));
         read_values(engine, out[i], a->out[i]);
@@ -217,8 +238,19 @@ static inline void run_once(ms_engine *engine, const check *c, operand *incoming
         ms_tensor_release(in[i]);
         ms_tensor_release(out[i]);
     }
-    ms_op_gradient gradient = { .engine = engine, .op = c->op, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info, .input_count = c->ins,
-                                .outputs = out_info, .gradients = g, .output_count = c->outs, .results = results, .needs = needs, .last = last };
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = c->op,
+                                .attributes = call.attributes,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = in_info,
+                                .input_count = c->ins,
+                                .outputs = out_info,
+                                .gradients = g,
+                                .output_count = c->outs,
+                                .results = results,
+                                .needs = needs,
+                                .last = last };
     OK(c->op->backward(&gradient));
     for (uint32_t i = 0; i < c->ins; i++) {
         if (!needs[i]) {
@@ -227,7 +259,8 @@ static inline void run_once(ms_engine *engine, const check *c, operand *incoming
         }
         assert_non_null(results[i]);
         ms_tensor_info info = info_from(results[i]);
-        assert_true(info.dtype == in_info[i].dtype && ms_shape_equal(info.dims, info.shape, in_info[i].dims, in_info[i].shape));
+        assert_true(info.dtype == in_info[i].dtype
+                    && ms_shape_equal(info.dims, info.shape, in_info[i].dims, in_info[i].shape));
         a->gradient[i] = calloc(count_of(&c->in[i]) + 1, sizeof(double));
         read_values(engine, results[i], a->gradient[i]);
         ms_tensor_release(results[i]);
@@ -248,16 +281,22 @@ static inline double norm_of(const double *v, size_t n)
     return sqrt(sum);
 }
 
-static inline void compare(const char *what, uint32_t index, const double *got, const double *expected, size_t count, double tolerance)
+static inline void compare(const char *what, uint32_t index, const double *got,
+                           const double *expected, size_t count, double tolerance)
 {
     double most = 1e-30, worst = 0;
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
         if (fabs(expected[i]) > most) most = fabs(expected[i]);
         double error = fabs(got[i] - expected[i]);
-        if (!(error <= worst)) { worst = error; at = i; }
+        if (!(error <= worst)) {
+            worst = error;
+            at = i;
+        }
     }
-    if (!(worst <= tolerance * most)) fail_msg("%s %u: element %zu is %.9g, not %.9g (relative to the largest: %.3g)", what, index, at, got[at], expected[at], worst / most);
+    if (!(worst <= tolerance * most))
+        fail_msg("%s %u: element %zu is %.9g, not %.9g (relative to the largest: %.3g)", what,
+                 index, at, got[at], expected[at], worst / most);
 }
 
 /* Sum of outputs times incoming gradients: what the gradients are gradients of. */
@@ -266,11 +305,13 @@ static inline double objective(const check *c, const operand *incoming)
     double sum = 0;
     c->reference(c);
     for (uint32_t i = 0; i < c->outs; i++)
-        for (size_t k = 0; k < count_of(&c->out[i]); k++) sum += c->out[i].values[k] * incoming[i].values[k];
+        for (size_t k = 0; k < count_of(&c->out[i]); k++)
+            sum += c->out[i].values[k] * incoming[i].values[k];
     return sum;
 }
 
-static inline void check_gradient(const check *c, const operand *incoming, uint32_t index, const double *got, double tolerance)
+static inline void check_gradient(const check *c, const operand *incoming, uint32_t index,
+                                  const double *got, double tolerance)
 {
     const double h = 1e-5;
     size_t n = count_of(&c->in[index]);
@@ -298,8 +339,11 @@ static inline void check_gradient(const check *c, const operand *incoming, uint3
             for (size_t k = 0; k < n; k++) x[k] = kept[k] - h * v[k];
             double slope = (up - objective(c, incoming)) / (2 * h);
             memcpy(x, kept, n * sizeof *kept);
-            /* Errors of elements are independent, so along a direction they add up as the norms do. */
-            if (!(fabs(along - slope) <= tolerance * norm_of(got, n))) fail_msg("gradient of input %u: along direction %d %.9g, not %.9g", index, direction, along, slope);
+            /* Errors of elements are independent, so along a direction they add up as the norms
+             * do. */
+            if (!(fabs(along - slope) <= tolerance * norm_of(got, n)))
+                fail_msg("gradient of input %u: along direction %d %.9g, not %.9g", index,
+                         direction, along, slope);
         }
     }
     free(kept);
@@ -324,7 +368,8 @@ static inline void run_check(check *c)
         incoming[i].high = 1.0;
         fill(&incoming[i], &state);
     }
-    /* One rounding of a 16-bit result is 2^-9 of bf16 and 2^-11 of f16; gradients are made of rounded results (two and a little more). */
+    /* One rounding of a 16-bit result is 2^-9 of bf16 and 2^-11 of f16; gradients are made of
+     * rounded results (two and a little more). */
     double tolerance = c->in[0].dtype == MS_BF16 ? 8e-3 : 2e-3;
     if (c->in[0].dtype == MS_F32 && c->autocast == MS_F32) tolerance = 5e-6;
     if (c->tolerance > 0) tolerance = c->tolerance;
@@ -337,19 +382,26 @@ static inline void run_check(check *c)
         if (threads == 1) {
             first = a;
             c->reference(c);
-            for (uint32_t i = 0; i < c->outs; i++) compare("output", i, a.out[i], c->out[i].values, count_of(&c->out[i]), tolerance);
+            for (uint32_t i = 0; i < c->outs; i++)
+                compare("output", i, a.out[i], c->out[i].values, count_of(&c->out[i]), tolerance);
             for (uint32_t i = 0; i < c->ins; i++)
                 if (a.gradient[i]) check_gradient(c, incoming, i, a.gradient[i], tolerance);
             continue;
         }
-        for (uint32_t i = 0; i < c->outs; i++) assert_memory_equal(a.out[i], first.out[i], count_of(&c->out[i]) * sizeof(double));
+        for (uint32_t i = 0; i < c->outs; i++)
+            assert_memory_equal(a.out[i], first.out[i], count_of(&c->out[i]) * sizeof(double));
         for (uint32_t i = 0; i < c->ins; i++)
-            if (a.gradient[i]) assert_memory_equal(a.gradient[i], first.gradient[i], count_of(&c->in[i]) * sizeof(double));
+            if (a.gradient[i])
+                assert_memory_equal(a.gradient[i], first.gradient[i],
+                                    count_of(&c->in[i]) * sizeof(double));
         answer_free(&a);
     }
     answer_free(&first);
     for (uint32_t i = 0; i < c->ins; i++)
-        if (drawn[i]) { free(c->in[i].values); c->in[i].values = NULL; }
+        if (drawn[i]) {
+            free(c->in[i].values);
+            c->in[i].values = NULL;
+        }
     for (uint32_t i = 0; i < c->outs; i++) {
         free(c->out[i].values);
         free(incoming[i].values);
@@ -357,7 +409,8 @@ static inline void run_check(check *c)
     }
 }
 
-/* Forward and backward while the n-th allocation fails, for every n: an error that says so, no output, nothing lost. */
+/* Forward and backward while the n-th allocation fails, for every n: an error that says so, no
+ * output, nothing lost. */
 static inline void check_lack_of_memory(check *c)
 {
     bool reached = true;
@@ -365,7 +418,8 @@ static inline void check_lack_of_memory(check *c)
         fault_os fault;
         fault_os_init(&fault);
         ms_engine *engine = engine_on(&fault.table, 2, c->cpu);
-        ms_tensor *in[TENSORS] = { NULL }, *out[TENSORS] = { NULL }, *g[TENSORS] = { NULL }, *results[TENSORS] = { NULL };
+        ms_tensor *in[TENSORS] = { NULL }, *out[TENSORS] = { NULL }, *g[TENSORS] = { NULL },
+                  *results[TENSORS] = { NULL };
         ms_tensor_info in_info[TENSORS] = { 0 }, out_info[TENSORS] = { 0 };
         bool needs[TENSORS] = { false };
         uint64_t state = 0;
@@ -382,7 +436,14 @@ static inline void check_lack_of_memory(check *c)
         OK(ms_engine_sync(engine));
         long at = atomic_load(&fault.calls) + n;
         atomic_store(&fault.fail_at, at);
-        ms_op_call call = { .engine = engine, .op = c->op, .attributes = c->attributes, .inputs = in, .input_count = c->ins, .outputs = out, .output_count = c->outs, .record = true };
+        ms_op_call call = { .engine = engine,
+                            .op = c->op,
+                            .attributes = c->attributes,
+                            .inputs = in,
+                            .input_count = c->ins,
+                            .outputs = out,
+                            .output_count = c->outs,
+                            .record = true };
         ms_status status = ms_op_run(&call);
         if (status) {
             assert_int_equal(status, MS_ERROR_MEMORY);
@@ -393,12 +454,23 @@ static inline void check_lack_of_memory(check *c)
             out_info[i] = info_from(out[i]);
             status = ms_op_unary(engine, &ms_op_clone, NULL, out[i], &g[i]);
         }
-        ms_op_gradient gradient = { .engine = engine, .op = c->op, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info,
-                                    .input_count = c->ins, .outputs = out_info, .gradients = g, .output_count = c->outs, .results = results, .needs = needs };
+        ms_op_gradient gradient = { .engine = engine,
+                                    .op = c->op,
+                                    .attributes = call.attributes,
+                                    .saved = call.saved,
+                                    .saved_count = call.saved_count,
+                                    .inputs = in_info,
+                                    .input_count = c->ins,
+                                    .outputs = out_info,
+                                    .gradients = g,
+                                    .output_count = c->outs,
+                                    .results = results,
+                                    .needs = needs };
         if (!status) status = c->op->backward(&gradient);
         ms_status later = ms_engine_sync(engine);
         reached = atomic_load(&fault.calls) >= at;
-        /* Memory for the scratch of a running task is missed on the stream, and reported by the call that looks. */
+        /* Memory for the scratch of a running task is missed on the stream, and reported by the
+         * call that looks. */
         ms_status expected = reached ? MS_ERROR_MEMORY : MS_OK;
         assert_int_equal(status ? status : later, expected);
         ms_op_drop_saved(&call);
@@ -417,21 +489,27 @@ static inline void check_lack_of_memory(check *c)
 }
 
 /* An operator refuses these inputs, with an error that holds `words`. */
-static inline void check_refused(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, ms_tensor *const *in, uint32_t count, const char *words)
+static inline void check_refused(ms_engine *engine, const ms_op *op,
+                                 const ms_attributes *attributes, ms_tensor *const *in,
+                                 uint32_t count, const char *words)
 {
     ms_tensor *out[TENSORS] = { NULL };
-    assert_int_equal(ms_op_apply(engine, op, attributes, false, in, count, out, 1), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_op_apply(engine, op, attributes, false, in, count, out, 1),
+                     MS_ERROR_ARGUMENT);
     assert_null(out[0]);
-    if (!strstr(ms_engine_error(engine)->message, words)) fail_msg("\"%s\" does not say \"%s\"", ms_engine_error(engine)->message, words);
+    if (!strstr(ms_engine_error(engine)->message, words))
+        fail_msg("\"%s\" does not say \"%s\"", ms_engine_error(engine)->message, words);
 }
 
-static inline ms_tensor *empty_tensor(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape)
+static inline ms_tensor *empty_tensor(ms_engine *engine, ms_dtype dtype, uint32_t dims,
+                                      const int64_t *shape)
 {
     ms_tensor *tensor = NULL;
     OK(ms_tensor_new(engine, dtype, dims, shape, &tensor));
     return tensor;
 }
-#define TENSOR(engine, dtype, ...) \
-    empty_tensor(engine, dtype, (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ })
+#define TENSOR(engine, dtype, ...)                                                                \
+    empty_tensor(engine, dtype, (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
+                 (int64_t[]){ __VA_ARGS__ })
 
 #endif

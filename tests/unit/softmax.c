@@ -1,5 +1,5 @@
-/* softmax.c: softmax over every dimension, cross entropy with ignored rows and its gradient in place, squared error.
- * ctest: each-isa poisoned */
+/* softmax.c: softmax over every dimension, cross entropy with ignored rows and its gradient in
+ * place, squared error. ctest: each-isa poisoned */
 #include "reference.h"
 
 /* ------------------------------------------------------------------ softmax */
@@ -7,7 +7,8 @@
 static void softmax_reference(const check *c)
 {
     const operand *x = &c->in[0];
-    int64_t dim = c->attributes.dim.a < 0 ? c->attributes.dim.a + (int64_t)x->dims : c->attributes.dim.a;
+    int64_t dim =
+        c->attributes.dim.a < 0 ? c->attributes.dim.a + (int64_t)x->dims : c->attributes.dim.a;
     size_t inner = 1, n = (size_t)x->shape[dim];
     for (uint32_t d = (uint32_t)dim + 1; d < x->dims; d++) inner *= (size_t)x->shape[d];
     for (size_t i = 0; i < count_of(x); i++) {
@@ -22,7 +23,9 @@ static void softmax_reference(const check *c)
 
 static void run_softmax(const ms_op *op, ms_dtype dtype, operand x, int32_t dim, int layout)
 {
-    check c = { .op = op, .attributes.dim.a = dim, .ins = 1, .outs = 1, .reference = softmax_reference };
+    check c = {
+        .op = op, .attributes.dim.a = dim, .ins = 1, .outs = 1, .reference = softmax_reference
+    };
     x.dtype = dtype;
     x.low = -4;
     x.high = 4;
@@ -32,14 +35,21 @@ static void run_softmax(const ms_op *op, ms_dtype dtype, operand x, int32_t dim,
     run_check(&c);
 }
 
-#define SHAPE(...) (operand){ .dims = (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), .shape = { __VA_ARGS__ } }
+#define SHAPE(...)                                                                           \
+    (operand)                                                                                \
+    {                                                                                        \
+        .dims = (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), .shape = { \
+            __VA_ARGS__                                                                      \
+        }                                                                                    \
+    }
 
 static void test_softmax(void **state)
 {
     (void)state;
     const ms_op *ops[] = { &ms_op_softmax, &ms_op_log_softmax };
     for (int i = 0; i < 2; i++) {
-        for (int32_t dim = -3; dim < 3; dim++) run_softmax(ops[i], MS_F32, SHAPE(3, 5, 19), dim, PLAIN);
+        for (int32_t dim = -3; dim < 3; dim++)
+            run_softmax(ops[i], MS_F32, SHAPE(3, 5, 19), dim, PLAIN);
         run_softmax(ops[i], MS_F32, SHAPE(4, 70), 1, SWAPPED);
         run_softmax(ops[i], MS_F32, SHAPE(7), 0, PLAIN);
         run_softmax(ops[i], MS_F32, SHAPE(4, 1), -1, PLAIN);
@@ -50,18 +60,23 @@ static void test_softmax(void **state)
     }
 }
 
-/* Scores that overflow if their exponentials are taken as they are, and ones that are masked out. */
+/* Scores that overflow if their exponentials are taken as they are, and ones that are masked
+ * out. */
 static void test_softmax_extremes(void **state)
 {
     (void)state;
     ms_engine *engine = engine_with(1, NULL);
-    float x[3][4] = { { 1000.0f, 999.0f, -INFINITY, -1000.0f }, { -1e30f, -1e30f, -1e30f, -1e30f }, { 1.0f, NAN, 2.0f, 3.0f } }, y[3][4];
+    float x[3][4] = { { 1000.0f, 999.0f, -INFINITY, -1000.0f },
+                      { -1e30f, -1e30f, -1e30f, -1e30f },
+                      { 1.0f, NAN, 2.0f, 3.0f } },
+          y[3][4];
     ms_tensor *in = TENSOR(engine, MS_F32, 3, 4), *out = NULL;
     ms_attributes attributes = { .dim.a = -1 };
     OK(ms_tensor_write(in, x, sizeof x));
     OK(ms_op_unary(engine, &ms_op_softmax, &attributes, in, &out));
     OK(ms_tensor_read(out, y, sizeof y));
-    assert_true(fabsf(y[0][0] - 0.7310586f) < 1e-6f && fabsf(y[0][1] - 0.2689414f) < 1e-6f && y[0][2] == 0.0f && y[0][3] == 0.0f);
+    assert_true(fabsf(y[0][0] - 0.7310586f) < 1e-6f && fabsf(y[0][1] - 0.2689414f) < 1e-6f
+                && y[0][2] == 0.0f && y[0][3] == 0.0f);
     for (int i = 0; i < 4; i++) assert_true(y[1][i] == 0.25f && isnan(y[2][i]));
     check_refused(engine, &ms_op_softmax, &(ms_attributes){ .dim.a = 2 }, &in, 1, "no dimension 3");
     ms_tensor_release(in);
@@ -92,11 +107,28 @@ static void cross_entropy_reference(const check *c)
     if (c->attributes.loss.reduction == MS_REDUCE_SUM) c->out[0].values[0] = sum;
 }
 
-static void run_cross_entropy(ms_dtype dtype, ms_dtype index, int64_t rows, int64_t classes, ms_reduction reduction, int64_t ignore, int layout)
+static void run_cross_entropy(ms_dtype dtype, ms_dtype index, int64_t rows, int64_t classes,
+                              ms_reduction reduction, int64_t ignore, int layout)
 {
-    check c = { .op = &ms_op_cross_entropy, .attributes.loss = { .reduction = reduction, .ignore_index = ignore }, .ins = 2, .outs = 1, .reference = cross_entropy_reference,
-                .in = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, classes }, .low = -3, .high = 3, .layout = layout }, { .dtype = index, .dims = 2, .shape = { 2, rows }, .low = 0, .high = (double)classes } },
-                .out = { { .dtype = MS_F32, .dims = reduction == MS_REDUCE_NONE ? 2 : 0, .shape = { 2, rows } } } };
+    check c = { .op = &ms_op_cross_entropy,
+                .attributes.loss = { .reduction = reduction, .ignore_index = ignore },
+                .ins = 2,
+                .outs = 1,
+                .reference = cross_entropy_reference,
+                .in = { { .dtype = dtype,
+                          .dims = 3,
+                          .shape = { 2, rows, classes },
+                          .low = -3,
+                          .high = 3,
+                          .layout = layout },
+                        { .dtype = index,
+                          .dims = 2,
+                          .shape = { 2, rows },
+                          .low = 0,
+                          .high = (double)classes } },
+                .out = { { .dtype = MS_F32,
+                           .dims = reduction == MS_REDUCE_NONE ? 2 : 0,
+                           .shape = { 2, rows } } } };
     /* The loss is f32 for every dtype, but gradients are of the logits' dtype. */
     run_check(&c);
 }
@@ -145,7 +177,8 @@ static void test_cross_entropy_names_the_bad_target(void **state)
     int64_t target[600] = { 0 };
     target[123] = 77;
     target[500] = -1;
-    ms_tensor *in[2] = { TENSOR(engine, MS_F32, 600, 70), TENSOR(engine, MS_I64, 600) }, *out = NULL, *filled = NULL;
+    ms_tensor *in[2] = { TENSOR(engine, MS_F32, 600, 70), TENSOR(engine, MS_I64, 600) },
+              *out = NULL, *filled = NULL;
     OK(ms_op_apply(engine, &ms_op_fill, NULL, true, &in[0], 1, &filled, 1));
     ms_tensor_release(filled);
     OK(ms_tensor_write(in[1], target, sizeof target));
@@ -153,35 +186,60 @@ static void test_cross_entropy_names_the_bad_target(void **state)
     OK(ms_op_apply(engine, &ms_op_cross_entropy, &attributes, false, in, 2, &out, 1));
     assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
     const char *message = ms_engine_error(engine)->message;
-    if (!strstr(message, "cross_entropy") || !strstr(message, "row 123 is 77") || !strstr(message, "70 classes")) fail_msg("%s", message);
-    check_refused(engine, &ms_op_cross_entropy, NULL, (ms_tensor *[]){ in[0], in[0] }, 2, "the targets must be i64");
+    if (!strstr(message, "cross_entropy") || !strstr(message, "row 123 is 77")
+        || !strstr(message, "70 classes"))
+        fail_msg("%s", message);
+    check_refused(engine, &ms_op_cross_entropy, NULL, (ms_tensor *[]){ in[0], in[0] }, 2,
+                  "the targets must be i64");
     ms_tensor_release(in[0]);
     ms_tensor_release(in[1]);
     ms_tensor_release(out);
     ms_engine_free(engine);
 }
 
-/* What the largest tensor of a training step costs: the logits once, when nobody else holds them. */
+/* What the largest tensor of a training step costs: the logits once, when nobody else holds
+ * them. */
 static void test_cross_entropy_gradient_takes_the_logits_place(void **state)
 {
     (void)state;
     enum { ROWS = 64, CLASSES = 1000 };
     for (int held = 0; held < 2; held++) {
         ms_engine *engine = engine_with(2, NULL);
-        ms_tensor *in[2] = { TENSOR(engine, MS_F32, ROWS, CLASSES), TENSOR(engine, MS_I64, ROWS) }, *out[1] = { NULL }, *filled = NULL;
+        ms_tensor *in[2] = { TENSOR(engine, MS_F32, ROWS, CLASSES), TENSOR(engine, MS_I64, ROWS) },
+                  *out[1] = { NULL }, *filled = NULL;
         int64_t target[ROWS] = { 0 };
-        OK(ms_op_apply(engine, &ms_op_fill, &(ms_attributes){ .scalar.value = 2.0 }, true, &in[0], 1, &filled, 1));
+        OK(ms_op_apply(engine, &ms_op_fill, &(ms_attributes){ .scalar.value = 2.0 }, true, &in[0],
+                       1, &filled, 1));
         ms_tensor_release(filled);
         OK(ms_tensor_write(in[1], target, sizeof target));
-        ms_op_call call = { .engine = engine, .op = &ms_op_cross_entropy, .attributes.loss.ignore_index = -100, .inputs = in, .input_count = 2, .outputs = out, .output_count = 1, .record = true };
+        ms_op_call call = { .engine = engine,
+                            .op = &ms_op_cross_entropy,
+                            .attributes.loss.ignore_index = -100,
+                            .inputs = in,
+                            .input_count = 2,
+                            .outputs = out,
+                            .output_count = 1,
+                            .record = true };
         OK(ms_op_run(&call));
-        ms_tensor_info in_info[2] = { info_from(in[0]), info_from(in[1]) }, out_info = info_from(out[0]);
+        ms_tensor_info in_info[2] = { info_from(in[0]), info_from(in[1]) },
+                       out_info = info_from(out[0]);
         if (!held) ms_tensor_release(in[0]);
         ms_tensor *g = NULL, *results[2] = { NULL };
         OK(ms_op_full(engine, MS_F32, 0, NULL, 1.0, &g));
         ms_engine_reset_peak(engine);
-        ms_op_gradient gradient = { .engine = engine, .op = &ms_op_cross_entropy, .attributes = call.attributes, .saved = call.saved, .saved_count = call.saved_count, .inputs = in_info,
-                                    .input_count = 2, .outputs = &out_info, .gradients = &g, .output_count = 1, .results = results, .needs = (bool[]){ true, false }, .last = true };
+        ms_op_gradient gradient = { .engine = engine,
+                                    .op = &ms_op_cross_entropy,
+                                    .attributes = call.attributes,
+                                    .saved = call.saved,
+                                    .saved_count = call.saved_count,
+                                    .inputs = in_info,
+                                    .input_count = 2,
+                                    .outputs = &out_info,
+                                    .gradients = &g,
+                                    .output_count = 1,
+                                    .results = results,
+                                    .needs = (bool[]){ true, false },
+                                    .last = true };
         OK(ms_op_cross_entropy.backward(&gradient));
         size_t logits = ROWS * CLASSES * sizeof(float);
         uint64_t peak = ms_engine_memory(engine).peak;
@@ -189,7 +247,8 @@ static void test_cross_entropy_gradient_takes_the_logits_place(void **state)
         double *values = malloc(ROWS * CLASSES * sizeof *values);
         read_values(engine, results[0], values);
         for (int i = 0; i < ROWS * CLASSES; i++)
-            assert_true(fabs(values[i] - ((i % CLASSES == 0 ? -1.0 : 0.0) + 1.0 / CLASSES) / ROWS) < 1e-8);
+            assert_true(fabs(values[i] - ((i % CLASSES == 0 ? -1.0 : 0.0) + 1.0 / CLASSES) / ROWS)
+                        < 1e-8);
         if (held) {
             read_values(engine, in[0], values);
             for (int i = 0; i < ROWS * CLASSES; i++) assert_true(values[i] == 2.0);
@@ -211,7 +270,9 @@ static void mse_reference(const check *c)
 {
     double sum = 0;
     size_t n = count_of(&c->in[0]);
-    for (size_t i = 0; i < n; i++) sum += (c->in[0].values[i] - c->in[1].values[i]) * (c->in[0].values[i] - c->in[1].values[i]);
+    for (size_t i = 0; i < n; i++)
+        sum +=
+            (c->in[0].values[i] - c->in[1].values[i]) * (c->in[0].values[i] - c->in[1].values[i]);
     c->out[0].values[0] = sum / (double)n;
 }
 
@@ -223,11 +284,20 @@ static void test_mse_loss(void **state)
         int64_t rows;
         int layout;
     } cases[] = {
-        { MS_F32, 3, PLAIN }, { MS_F32, 3, SWAPPED }, { MS_F32, 900, PLAIN }, { MS_BF16, 3, PLAIN }, { MS_F16, 5, SPREAD },
+        { MS_F32, 3, PLAIN },  { MS_F32, 3, SWAPPED }, { MS_F32, 900, PLAIN },
+        { MS_BF16, 3, PLAIN }, { MS_F16, 5, SPREAD },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        operand x = { .dtype = cases[i].dtype, .dims = 2, .shape = { cases[i].rows, 13 }, .layout = cases[i].layout };
-        check c = { .op = &ms_op_mse_loss, .in = { x, x }, .ins = 2, .out = { { .dtype = cases[i].dtype } }, .outs = 1, .reference = mse_reference };
+        operand x = { .dtype = cases[i].dtype,
+                      .dims = 2,
+                      .shape = { cases[i].rows, 13 },
+                      .layout = cases[i].layout };
+        check c = { .op = &ms_op_mse_loss,
+                    .in = { x, x },
+                    .ins = 2,
+                    .out = { { .dtype = cases[i].dtype } },
+                    .outs = 1,
+                    .reference = mse_reference };
         run_check(&c);
     }
     ms_engine *engine = engine_with(1, NULL);
@@ -241,9 +311,15 @@ static void test_mse_loss(void **state)
 static void test_lack_of_memory(void **state)
 {
     (void)state;
-    operand x = { .dtype = MS_F32, .dims = 2, .shape = { 4, 9 }, .layout = SWAPPED }, target = { .dtype = MS_I64, .dims = 1, .shape = { 4 }, .low = 0, .high = 9 };
-    check softmax = { .op = &ms_op_softmax, .in = { x }, .ins = 1, .outs = 1 }, mse = { .op = &ms_op_mse_loss, .in = { x, x }, .ins = 2, .outs = 1 };
-    check cross_entropy = { .op = &ms_op_cross_entropy, .attributes.loss.ignore_index = -100, .in = { x, target }, .ins = 2, .outs = 1 };
+    operand x = { .dtype = MS_F32, .dims = 2, .shape = { 4, 9 }, .layout = SWAPPED },
+            target = { .dtype = MS_I64, .dims = 1, .shape = { 4 }, .low = 0, .high = 9 };
+    check softmax = { .op = &ms_op_softmax, .in = { x }, .ins = 1, .outs = 1 },
+          mse = { .op = &ms_op_mse_loss, .in = { x, x }, .ins = 2, .outs = 1 };
+    check cross_entropy = { .op = &ms_op_cross_entropy,
+                            .attributes.loss.ignore_index = -100,
+                            .in = { x, target },
+                            .ins = 2,
+                            .outs = 1 };
     check_lack_of_memory(&softmax);
     check_lack_of_memory(&mse);
     check_lack_of_memory(&cross_entropy);
@@ -252,9 +328,13 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_softmax), cmocka_unit_test(test_softmax_extremes), cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_cross_entropy_all_ignored), cmocka_unit_test(test_cross_entropy_names_the_bad_target),
-        cmocka_unit_test(test_cross_entropy_gradient_takes_the_logits_place), cmocka_unit_test(test_mse_loss),
+        cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_softmax_extremes),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_cross_entropy_all_ignored),
+        cmocka_unit_test(test_cross_entropy_names_the_bad_target),
+        cmocka_unit_test(test_cross_entropy_gradient_takes_the_logits_place),
+        cmocka_unit_test(test_mse_loss),
         cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* tensor.c: what tensors keep about themselves: the cells of a split storage, casts that are kept for a step. */
+/* tensor.c: what tensors keep about themselves: the cells of a split storage, casts that are kept
+ * for a step. */
 #include "gate.h"
 
 #include <setjmp.h>
@@ -21,7 +22,8 @@ static ms_engine *make_engine(void)
     return engine;
 }
 
-/* Windows may be made before the storage is split, as for a bucket whose parameters are laid out first. */
+/* Windows may be made before the storage is split, as for a bucket whose parameters are laid out
+ * first. */
 static void a_split_storage_knows_the_cells_of_windows_made_before(void **state)
 {
     (void)state;
@@ -61,7 +63,8 @@ static void a_kept_cast_that_was_never_written_is_made_again(void **state)
     uint16_t got[2];
     OK(ms_tensor_new(engine, MS_F32, 1, (int64_t[]){ 2 }, &weight));
     OK(ms_tensor_write(weight, values, sizeof values));
-    OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0, (ms_task_cost){ 0 }, NULL));
+    OK(ms_stream_enqueue(ms_engine_current(engine), &bad_task, &(gate_args){ &open }, NULL, 0,
+                         (ms_task_cost){ 0 }, NULL));
     OK(ms_tensor_cast_cached(engine, weight, MS_BF16, true, &cast));
     ms_tensor_release(cast);
     atomic_store(&open, 1);

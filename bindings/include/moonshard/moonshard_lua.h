@@ -1,8 +1,9 @@
-/* moonshard/moonshard_lua.h: Moonshard in a host's own Lua state, and recipes run by a host. Link with moonshard::lua.
+/* moonshard/moonshard_lua.h: Moonshard in a host's own Lua state, and recipes run by a host. Link
+ * with moonshard::lua.
  *
- * Each Lua state has an engine of its own, which starts at first use and ends with the state. A state belongs to one thread; a process may
- * hold any number of them, each in a thread of its own.
- */
+ * Each Lua state has an engine of its own, which starts at first use and ends with the state. A
+ * state belongs to one thread; a process may hold any number of them, each in a thread of its
+ * own. */
 #ifndef MOONSHARD_LUA_H
 #define MOONSHARD_LUA_H
 
@@ -14,24 +15,28 @@
 extern "C" {
 #endif
 
-/* Makes `require "moonshard"` work in L: adds the library's Lua folder to package.path and the C part to package.preload. Changes nothing
- * else. library: the folder that holds moonshard/init.lua; NULL: where it was installed with this library. Raises Lua errors. */
+/* Makes `require "moonshard"` work in L: adds the library's Lua folder to package.path and the C
+ * part to package.preload. Changes nothing else. library: the folder that holds moonshard/init.lua;
+ * NULL: where it was installed with this library. Raises Lua errors. */
 MS_API void ms_lua_open(lua_State *L, const char *library);
 
-/* Makes the engine of L rank `rank` of a job: of ranks that are threads of this process and share the rendezvous, or of a process that adopted it.
- * After ms_lua_open, before anything uses the engine; the state keeps a reference. Raises Lua errors. */
+/* Makes the engine of L rank `rank` of a job: of ranks that are threads of this process and share
+ * the rendezvous, or of a process that adopted it. After ms_lua_open, before anything uses the
+ * engine; the state keeps a reference. Raises Lua errors. */
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank);
 
-/* Where the log of L's engine goes instead of the state's warnings; any thread of the engine may call it. After ms_lua_open, before anything uses the
- * engine. Raises Lua errors. */
+/* Where the log of L's engine goes instead of the state's warnings; any thread of the engine may
+ * call it. After ms_lua_open, before anything uses the engine. Raises Lua errors. */
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user);
 
-/* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value options. Returns the exit code of the
- * command line (0: done); when it is not 0 and error is not NULL, error->message says why. Prints nothing unless the recipe does. */
-MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments, const char *library, ms_error *error);
+/* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value
+ * options. Returns the exit code of the command line (0: done); when it is not 0 and error is not
+ * NULL, error->message says why. Prints nothing unless the recipe does. */
+MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
+                             const char *library, ms_error *error);
 
-/* For a hook (lua_sethook) on L: the line of the user's script that runs, "file.lua:12"; "" if there is none. Lines of the library are passed over where one of the
- * user has called it. */
+/* For a hook (lua_sethook) on L: the line of the user's script that runs, "file.lua:12"; "" if
+ * there is none. Lines of the library are passed over where one of the user has called it. */
 MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes);
 
 #ifdef __cplusplus

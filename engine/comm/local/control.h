@@ -1,12 +1,16 @@
-/* control.h: what the ranks of a host share: the control file, the staging areas, and a rank's view of them. For comm/local/ only.
+/* control.h: what the ranks of a host share: the control file, the staging areas, and a rank's view
+ * of them. For comm/local/ only.
  *
  * Invariants
- * - Every word that two ranks touch is atomic, or is written before a release store and read after the acquire load that sees it.
- * - A ledger slot of number n is written before its seq becomes n, and written again for n + 2, when all ranks have left n + 1: nobody reads it then.
- * - A phase counter only grows. All ranks of a channel advance it by the same amount in each collective; reaching a phase together is a barrier.
- * - A sleeper sleeps on the bell of its own rank. Who makes progress that it may wait for rings the bells of those asleep; an abort rings all.
- *   asleep is raised before the last look at what is waited for, and progress is made before asleep is read, all sequentially consistent.
- */
+ * - Every word that two ranks touch is atomic, or is written before a release store and read after
+ *   the acquire load that sees it.
+ * - A ledger slot of number n is written before its seq becomes n, and written again for n + 2,
+ *   when all ranks have left n + 1: nobody reads it then.
+ * - A phase counter only grows. All ranks of a channel advance it by the same amount in each
+ *   collective; reaching a phase together is a barrier.
+ * - A sleeper sleeps on the bell of its own rank. Who makes progress that it may wait for rings the
+ *   bells of those asleep; an abort rings all. asleep is raised before the last look at what is
+ *   waited for, and progress is made before asleep is read, all sequentially consistent. */
 #ifndef MOONSHARD_COMM_LOCAL_CONTROL_H
 #define MOONSHARD_COMM_LOCAL_CONTROL_H
 
@@ -17,7 +21,7 @@
 #include "base/thread.h"
 #include "comm/comm.h"
 
-#define MS_CONTROL_MAGIC 0x315654435244534dull          /* "MSDRCTV1" */
+#define MS_CONTROL_MAGIC 0x315654435244534dull /* "MSDRCTV1" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -32,18 +36,19 @@
 typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
-    uint64_t heap_offset;          /* of `in` in its rank's heap, plus 1; 0: elsewhere */
-    uint64_t value;                /* all_to_all by counts: its longest part; split: the proposed id */
-    double factor;                 /* of a premul_sum */
+    uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: elsewhere */
+    uint64_t value;       /* all_to_all by counts: its longest part; split: the proposed id */
+    double factor;        /* of a premul_sum */
     ms_flight call;
 } ms_ledger_slot;
 
 /* One for each member of each group's channel. */
 typedef struct ms_member_line {
-    alignas(128) ms_ledger_slot slots[2];               /* by seq & 1 */
+    alignas(128) ms_ledger_slot slots[2]; /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
-    /* By the host, in this order: the number of the call that is being enqueued; what must agree of call n, hashed, at n % MS_CALLS_AHEAD; the calls enqueued.
-     * Who has read a hash and then finds `issuing` less than MS_CALLS_AHEAD after its call has read the hash of that call. */
+    /* By the host, in this order: the number of the call that is being enqueued; what must agree of
+     * call n, hashed, at n % MS_CALLS_AHEAD; the calls enqueued. Who has read a hash and then finds
+     * `issuing` less than MS_CALLS_AHEAD after its call has read the hash of that call. */
     alignas(128) _Atomic uint64_t issuing;
     _Atomic uint64_t calls[MS_CALLS_AHEAD];
     _Atomic uint64_t issued;
@@ -53,36 +58,37 @@ typedef struct ms_member_line {
 typedef struct ms_pair_line {
     alignas(128) ms_ledger_slot sent[2];
     alignas(128) ms_ledger_slot received[2];
-    alignas(128) _Atomic uint64_t written;              /* chunks, by the sender */
-    alignas(128) _Atomic uint64_t read;                 /* chunks, by the receiver */
-    alignas(128) _Atomic uint64_t sends;                /* issued, by the hosts */
+    alignas(128) _Atomic uint64_t written; /* chunks, by the sender */
+    alignas(128) _Atomic uint64_t read;    /* chunks, by the receiver */
+    alignas(128) _Atomic uint64_t sends;   /* issued, by the hosts */
     _Atomic uint64_t receives;
 } ms_pair_line;
 
-/* A rank whose peer has waited too long for it, where a supervisor judges: see ms_rendezvous_suspect. */
+/* A rank whose peer has waited too long for it, where a supervisor judges: see
+ * ms_rendezvous_suspect. */
 typedef struct ms_suspicion {
-    ms_word state;                                      /* 0: none; 1: being written; 2: complete */
-    uint64_t progress;                                  /* of the suspect, while its peer waited */
+    ms_word state;     /* 0: none; 1: being written; 2: complete */
+    uint64_t progress; /* of the suspect, while its peer waited */
     char text[MS_SUSPICION_BYTES];
 } ms_suspicion;
 
 typedef struct ms_rank_line {
     alignas(128) ms_word bell;
-    ms_word asleep;                                     /* threads of this rank */
-    alignas(128) ms_word phase;                         /* ms_rank_phase */
-    ms_word finished;                                   /* its host will issue nothing more */
+    ms_word asleep;             /* threads of this rank */
+    alignas(128) ms_word phase; /* ms_rank_phase */
+    ms_word finished;           /* its host will issue nothing more */
     /* Set once the rank's process has claimed its number in the control file, until it ends. */
     ms_word claimed;
     _Atomic int64_t process;
     _Atomic uint64_t flights;
-    _Atomic uint64_t serial;                            /* of the last step that its host was about to begin */
-    _Atomic int64_t step;                               /* its number, plus 1 */
+    _Atomic uint64_t serial; /* of the last step that its host was about to begin */
+    _Atomic int64_t step;    /* its number, plus 1 */
     /* Progress of this rank plus 1 when it was last reported as a straggler. */
     _Atomic uint64_t told;
     /* standstill.c: number of the standstill << 32 | rounds of looking in it; 0: not still. */
     _Atomic uint64_t still;
-    ms_word met[MS_REQUESTS];                           /* requests of each kind that it has met */
-    ms_word gone;                                       /* its process has ended: what it had enqueued never runs */
+    ms_word met[MS_REQUESTS]; /* requests of each kind that it has met */
+    ms_word gone;             /* its process has ended: what it had enqueued never runs */
     ms_activity activity;
     ms_suspicion suspicion;
     ms_flight flight[MS_FLIGHTS];
@@ -90,24 +96,25 @@ typedef struct ms_rank_line {
 
 /* A request to all ranks; see request.c. */
 typedef struct ms_request_line {
-    ms_word raised;                                     /* how many there were, << 8 | value of the last */
-    /* The last request decided: its count << 40 | the serial number before which all ranks meet it. */
+    ms_word raised; /* how many there were, << 8 | value of the last */
+    /* The last request decided: its count << 40 | the serial number before which all ranks meet
+     * it. */
     _Atomic uint64_t decided;
 } ms_request_line;
 
 typedef struct ms_control {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
-    bool crowded;                                       /* more threads of ranks than cores */
-    bool unsupervised;                                  /* nobody started the ranks: they look after each other */
-    ms_word judged;                                     /* a supervisor decides about ranks that show no progress */
+    bool crowded;      /* more threads of ranks than cores */
+    bool unsupervised; /* nobody started the ranks: they look after each other */
+    ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
-    ms_word groups;                                     /* ids handed out */
-    alignas(128) ms_word aborted;                       /* 0, 1: being written, 2: the record is complete */
+    ms_word groups;               /* ids handed out */
+    alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
-    ms_rank_line lines[];                               /* one a rank, then pairs, then members */
+    ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control;
 
 /* This process' view of a job. */
@@ -133,12 +140,12 @@ typedef struct ms_standstill {
     ms_word lock;
     /* waiting: tasks that wait for a peer; looked: those of them that have looked in this round */
     uint32_t waiting, looked;
-    uint64_t round, begun;                              /* rounds that are over; waits so far */
-    uint64_t moves, times;                              /* at the end of the last round; times that it came to a standstill */
-    uint64_t since_ns;                                  /* when it did last */
-    uint32_t tells;                                     /* since then, the others were told to look */
-    bool watching;                                      /* seen is filled */
-    uint64_t seen[MS_LOCAL_RANKS_MAX];                  /* still of each rank, once all stood still */
+    uint64_t round, begun; /* rounds that are over; waits so far */
+    uint64_t moves, times; /* at the end of the last round; times that it came to a standstill */
+    uint64_t since_ns;     /* when it did last */
+    uint32_t tells;        /* since then, the others were told to look */
+    bool watching;         /* seen is filled */
+    uint64_t seen[MS_LOCAL_RANKS_MAX]; /* still of each rank, once all stood still */
 } ms_standstill;
 
 /* A rank's side: ms_comm.state. */
@@ -146,58 +153,70 @@ typedef struct ms_local {
     ms_comm *comm;
     ms_rendezvous *rendezvous;
     ms_control *control;
-    uint32_t rank;                                      /* in the world, as everything here */
+    uint32_t rank; /* in the world, as everything here */
     ms_pressure pressure;
     ms_arena *arena;
-    _Atomic uint64_t link_free;                         /* when the link has sent what was given to it */
-    bool pair_populated;                                /* tasks of sends: the staging area has pages */
-    uint64_t flights[2];                                /* tasks of sends and recvs: place in the flight record */
+    _Atomic uint64_t link_free; /* when the link has sent what was given to it */
+    bool pair_populated;        /* tasks of sends: the staging area has pages */
+    uint64_t flights[2];        /* tasks of sends and recvs: place in the flight record */
     /* host: calls so far with each rank */
     uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];
     /* host: how long the last steps took */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
-    _Atomic uint64_t patience_ns;                       /* a wait longer than this is told about */
+    _Atomic uint64_t patience_ns; /* a wait longer than this is told about */
     ms_standstill standstill;
 } ms_local;
 
-static inline uint64_t ms_local_now(const ms_local *local) { return local->rendezvous->os->monotonic_ns(local->rendezvous->os->user); }
+static inline uint64_t ms_local_now(const ms_local *local)
+{
+    return local->rendezvous->os->monotonic_ns(local->rendezvous->os->user);
+}
 
 static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
 {
     ms_control *control = rendezvous->control;
-    return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks + to;
+    return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks
+           + to;
 }
 
-static inline ms_member_line *ms_member(const ms_rendezvous *rendezvous, uint32_t group, uint32_t channel, uint32_t member)
+static inline ms_member_line *ms_member(const ms_rendezvous *rendezvous, uint32_t group,
+                                        uint32_t channel, uint32_t member)
 {
     const ms_control *control = rendezvous->control;
-    return (ms_member_line *)(void *)(ms_pair(rendezvous, control->ranks - 1, control->ranks - 1) + 1) + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
+    return (ms_member_line *)(void *)(ms_pair(rendezvous, control->ranks - 1, control->ranks - 1)
+                                      + 1)
+           + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
 }
 
-static inline char *ms_stage(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t area, uint64_t half)
+static inline char *ms_stage(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t area,
+                             uint64_t half)
 {
     return rendezvous->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
 }
 
-/* rendezvous.c: the rendezvous of these files, control first, then a heap a rank; owns them, also on failure. MS_ERROR_CORRUPT if they are something else. */
-ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files, ms_rendezvous **out);
+/* rendezvous.c: the rendezvous of these files, control first, then a heap a rank; owns them, also
+ * on failure. MS_ERROR_CORRUPT if they are something else. */
+ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files,
+                             ms_rendezvous **out);
 /* pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
 int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes);
-int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address, size_t bytes);
+int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address,
+                                size_t bytes);
 
 /* ------------------------------------------------------------------- wait.c */
 
-/* What is waited for. reached: whether it is there; hopeless: looks whether it can never come, and if so aborts the job; blame: a rank that has not come. */
+/* What is waited for. reached: whether it is there; hopeless: looks whether it can never come, and
+ * if so aborts the job; blame: a rank that has not come. */
 typedef struct ms_wait ms_wait;
 struct ms_wait {
     bool (*reached)(ms_wait *wait);
     void (*hopeless)(ms_wait *wait);
-    uint32_t (*missing)(ms_wait *wait);        /* world rank */
+    uint32_t (*missing)(ms_wait *wait); /* world rank */
     ms_local *local;
     const ms_comm_args *args;
     uint64_t target;
     uint32_t cursor;
-    uint64_t looked;                           /* the last round of standstill.c in which it has */
+    uint64_t looked; /* the last round of standstill.c in which it has */
 };
 /* false: the job has ended. */
 bool ms_local_wait(ms_wait *wait);
@@ -206,11 +225,15 @@ bool ms_local_sleep_until(ms_local *local, uint64_t until_ns);
 /* Sleeps until a peer has made progress, at most this long. */
 void ms_local_nap(ms_local *local, uint64_t most_ns);
 void ms_local_wake(ms_local *local, uint32_t rank);
-static inline bool ms_local_aborted(const ms_local *local) { return atomic_load_explicit(&local->control->aborted, memory_order_acquire) != 0; }
+static inline bool ms_local_aborted(const ms_local *local)
+{
+    return atomic_load_explicit(&local->control->aborted, memory_order_acquire) != 0;
+}
 /* Leaves the job's cause as this task's error. */
 ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *args);
 /* Ends the job because this rank's task met an error of its own. */
-ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args, ms_status status, const char *what);
+ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args,
+                              ms_status status, const char *what);
 
 /* ----------------------------------------------------------------- ledger.c */
 
@@ -222,7 +245,8 @@ bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases)
 bool ms_ledger_leave(ms_local *local, const ms_comm_args *args, uint64_t phases);
 /* The place of a world rank among the members; the group's size if it is none. */
 uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
-const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args, uint32_t member);
+const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args,
+                                        uint32_t member);
 /* Fills a slot but its seq. */
 void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot);
 /* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
@@ -231,10 +255,13 @@ void ms_ledger_landed(ms_local *local, uint64_t flight);
 /* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
 uint64_t ms_ledger_hash(const ms_comm_args *args);
-/* Ends the job, since the process of `other` has ended before its part of this collective began, or in the middle of it. */
+/* Ends the job, since the process of `other` has ended before its part of this collective began, or
+ * in the middle of it. */
 void ms_ledger_ended(ms_local *local, const ms_comm_args *args, uint32_t other, bool begun);
-/* Ends the job, since `other`, a world rank, will never come to what args waits for: it has finished, `calls` calls into this group or pair. */
-void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls, const ms_ledger_slot *last);
+/* Ends the job, since `other`, a world rank, will never come to what args waits for: it has
+ * finished, `calls` calls into this group or pair. */
+void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls,
+                    const ms_ledger_slot *last);
 
 /* local.c: waits as long as the link needs for these bytes; false: the job has ended. */
 bool ms_local_pace(ms_local *local, uint64_t bytes);
@@ -245,18 +272,23 @@ void ms_local_set_folder(ms_comm *comm, const char *folder);
 
 /* suspicion.c: a rank's progress: what it has got done so far. */
 uint64_t ms_rank_progress(const ms_rank_line *line);
-/* Whether a supervisor judges in this job; then it is told that `missing` has not come, and the caller goes on waiting. */
+/* Whether a supervisor judges in this job; then it is told that `missing` has not come, and the
+ * caller goes on waiting. */
 bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text);
 
-/* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether it does. */
+/* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether
+ * it does. */
 void ms_death_watch(ms_local *local);
 void ms_death_look(ms_local *local, uint32_t rank);
 
-/* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands still. */
+/* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands
+ * still. */
 void ms_straggler_step(ms_local *local, uint64_t now);
-void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing, uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
+void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing,
+                       uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
 
-/* standstill.c: around a wait that sleeps, and each time that it has looked in vain: ends the job where all ranks wait for each other. */
+/* standstill.c: around a wait that sleeps, and each time that it has looked in vain: ends the job
+ * where all ranks wait for each other. */
 void ms_standstill_begin(ms_local *local, ms_wait *wait);
 void ms_standstill_look(ms_local *local, ms_wait *wait);
 void ms_standstill_end(ms_local *local, ms_wait *wait);

@@ -1,4 +1,5 @@
-/* death.c: how ranks that nobody supervises find out that one has died: its process held a place in the control file, which the system frees at its end. */
+/* death.c: how ranks that nobody supervises find out that one has died: its process held a place in
+ * the control file, which the system frees at its end. */
 #include "comm/local/control.h"
 
 #include <inttypes.h>
@@ -7,7 +8,9 @@
 void ms_death_watch(ms_local *local)
 {
     const ms_os *os = local->rendezvous->os;
-    if (!local->control->unsupervised || os->shared_claim(os->user, local->rendezvous->control_file, local->rank)) return;
+    if (!local->control->unsupervised
+        || os->shared_claim(os->user, local->rendezvous->control_file, local->rank))
+        return;
     atomic_store(&local->control->lines[local->rank].claimed, 1);
 }
 
@@ -24,15 +27,21 @@ void ms_death_look(ms_local *local, uint32_t rank)
 {
     const ms_os *os = local->rendezvous->os;
     ms_rank_line *line = &local->control->lines[rank];
-    if (rank == local->rank || !atomic_load(&line->claimed) || !is_alone(local->control, rank)) return;
-    if (os->shared_is_claimed(os->user, local->rendezvous->control_file, rank) != 0 || atomic_load(&line->finished)) return;
+    if (rank == local->rank || !atomic_load(&line->claimed) || !is_alone(local->control, rank))
+        return;
+    if (os->shared_is_claimed(os->user, local->rendezvous->control_file, rank) != 0
+        || atomic_load(&line->finished))
+        return;
     char text[512], call[256];
     ms_flight flight;
     uint64_t flights = atomic_load(&line->flights);
     int64_t step = atomic_load(&line->step) - 1;
-    int used = snprintf(text, sizeof text, "rank %u (pid %" PRId64 ") has ended without leaving", rank, atomic_load(&line->process));
+    int used = snprintf(text, sizeof text, "rank %u (pid %" PRId64 ") has ended without leaving",
+                        rank, atomic_load(&line->process));
     if (flights && ms_rendezvous_flight(local->rendezvous, rank, flights - 1, &flight))
-        used += snprintf(text + used, sizeof text - (size_t)used, " %s %s", flight.left_ns ? "after" : "during", ms_flight_describe(&flight, call, sizeof call));
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s %s",
+                         flight.left_ns ? "after" : "during",
+                         ms_flight_describe(&flight, call, sizeof call));
     if (step >= 0) snprintf(text + used, sizeof text - (size_t)used, " at step %" PRId64, step);
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_DIED, (int32_t)rank, text);
 }

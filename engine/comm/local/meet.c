@@ -1,8 +1,9 @@
-/* meet.c: how ranks that nobody launched find each other: at a socket, where rank 0 hands the memory files to the others.
+/* meet.c: how ranks that nobody launched find each other: at a socket, where rank 0 hands the
+ * memory files to the others.
  *
- * A message is a fixed record; one of another length, magic or version, from another user, or with a rank that is taken or does not exist is refused, and
- * the sender is told why. Who says nothing for a while is sent away: it must not keep the others waiting.
- */
+ * A message is a fixed record; one of another length, magic or version, from another user, or with
+ * a rank that is taken or does not exist is refused, and the sender is told why. Who says nothing
+ * for a while is sent away: it must not keep the others waiting. */
 #include "comm/local/control.h"
 
 #include <errno.h>
@@ -10,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MS_MEET_MAGIC 0x3154454d4d44534dull                /* "MSDMMET1" */
+#define MS_MEET_MAGIC 0x3154454d4d44534dull /* "MSDMMET1" */
 #define MS_MEET_NS (120 * (uint64_t)1000000000)
 #define MS_MEET_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_MEET_RETRY_NS ((uint64_t)5 * 1000000)
@@ -19,7 +20,7 @@ typedef struct ms_hello {
     uint64_t magic;
     char version[16];
     uint32_t ranks, rank;
-    char refusal[160];             /* of rank 0; empty: welcome */
+    char refusal[160]; /* of rank 0; empty: welcome */
 } ms_hello;
 
 static ms_hello hello_of(uint32_t ranks, uint32_t rank)
@@ -43,24 +44,29 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 /* ------------------------------------------------------------------- rank 0 */
 
 /* Why this rank cannot be let in, or NULL. */
-static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks, const bool *here)
+static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks,
+                              const bool *here)
 {
     ms_hello mine = hello_of(ranks, 0);
-    if (bytes != (int64_t)sizeof *hello || hello->magic != mine.magic) return "it does not speak as a rank does";
-    if (memcmp(hello->version, mine.version, sizeof mine.version) != 0) return "it is of another version of Moonshard";
+    if (bytes != (int64_t)sizeof *hello || hello->magic != mine.magic)
+        return "it does not speak as a rank does";
+    if (memcmp(hello->version, mine.version, sizeof mine.version) != 0)
+        return "it is of another version of Moonshard";
     if (hello->ranks != ranks) return "it was told another world_size";
     if (hello->rank == 0 || hello->rank >= ranks) return "its rank is not one of this job";
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
 
 /* One visitor: welcomed with the files, or sent away. */
-static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *visitor, bool *here, uint32_t *arrived)
+static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *visitor,
+                        bool *here, uint32_t *arrived)
 {
     const ms_os *os = context->os;
     ms_hello hello = { .magic = 0 }, answer = hello_of(rendezvous->ranks, 0);
     ms_file *files[MS_LOCAL_RANKS_MAX + 1];
     uint32_t brought = 0;
-    int64_t bytes = os->socket_receive(os->user, visitor, &hello, sizeof hello, MS_MEET_SILENCE_NS, files, 0, &brought);
+    int64_t bytes = os->socket_receive(os->user, visitor, &hello, sizeof hello, MS_MEET_SILENCE_NS,
+                                       files, 0, &brought);
     const char *refusal = refusal_of(&hello, bytes, rendezvous->ranks, here);
     if (refusal) {
         ms_log(context, MS_LOG_WARN, "somebody at the rendezvous is sent away: %s", refusal);
@@ -70,7 +76,8 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
     }
     files[0] = rendezvous->control_file;
     for (uint32_t r = 0; r < rendezvous->ranks; r++) files[r + 1] = rendezvous->heaps[r].file;
-    if (os->socket_send(os->user, visitor, &answer, sizeof answer, files, rendezvous->ranks + 1)) return;
+    if (os->socket_send(os->user, visitor, &answer, sizeof answer, files, rendezvous->ranks + 1))
+        return;
     here[hello.rank] = true;
     (*arrived)++;
 }
@@ -80,8 +87,12 @@ static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *h
     char missing[160] = "";
     size_t used = 0;
     for (uint32_t r = 1; r < ranks && used < sizeof missing - 16; r++)
-        if (!here[r]) used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%" PRIu32, used ? ", " : "", r);
-    return ms_fail(context, MS_ERROR_TIMEOUT, "these ranks have not come to the rendezvous in %d s: %s", (int)(MS_MEET_NS / 1000000000), missing);
+        if (!here[r])
+            used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%" PRIu32,
+                                     used ? ", " : "", r);
+    return ms_fail(context, MS_ERROR_TIMEOUT,
+                   "these ranks have not come to the rendezvous in %d s: %s",
+                   (int)(MS_MEET_NS / 1000000000), missing);
 }
 
 static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_file *listener)
@@ -95,8 +106,11 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
         uint64_t rest = left_until(os, limit);
         int error = rest ? os->socket_accept(os->user, listener, rest, &visitor) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) return fail_missing(context, rendezvous->ranks, here);
-        if (error == -EACCES) ms_log(context, MS_LOG_WARN, "a process of another user is not let in at the rendezvous");
-        else if (error && error != -EAGAIN) return ms_fail_os(context, error, "the rendezvous cannot take in other ranks", NULL);
+        if (error == -EACCES)
+            ms_log(context, MS_LOG_WARN,
+                   "a process of another user is not let in at the rendezvous");
+        else if (error && error != -EAGAIN)
+            return ms_fail_os(context, error, "the rendezvous cannot take in other ranks", NULL);
         if (error) continue;
         receive_one(context, rendezvous, visitor, here, &arrived);
         os->close(os->user, visitor);
@@ -104,7 +118,8 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
     return MS_OK;
 }
 
-static ms_status hold(ms_context *context, const ms_rendezvous_options *options, const char *path, ms_rendezvous **out)
+static ms_status hold(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                      ms_rendezvous **out)
 {
     const ms_os *os = context->os;
     ms_rendezvous *made = NULL;
@@ -113,7 +128,11 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
     made->control->unsupervised = true;
     ms_file *listener = NULL;
     int error = os->socket_listen(os->user, path, &listener);
-    if (error == -EADDRINUSE) status = ms_fail(context, MS_ERROR_EXISTS, "rendezvous '%s': another job meets there, or it is another kind of file; choose another path", path);
+    if (error == -EADDRINUSE)
+        status = ms_fail(context, MS_ERROR_EXISTS,
+                         "rendezvous '%s': another job meets there, or it is another kind of file; "
+                         "choose another path",
+                         path);
     else if (error) status = ms_fail_os(context, error, "the rendezvous cannot be held at", path);
     if (!status) {
         status = receive_all(context, made, listener);
@@ -134,14 +153,19 @@ static ms_status find_rank_0(ms_context *context, const char *path, uint64_t lim
     for (;;) {
         int error = os->socket_connect(os->user, path, out);
         if (error == 0) return MS_OK;
-        if (error != -ENOENT && error != -ECONNREFUSED && error != -EAGAIN) return ms_fail_os(context, error, "cannot go to the rendezvous", path);
-        if (left_until(os, limit) == 0) return ms_fail(context, MS_ERROR_TIMEOUT, "rank 0 has not come to the rendezvous '%s' in %d s", path, (int)(MS_MEET_NS / 1000000000));
+        if (error != -ENOENT && error != -ECONNREFUSED && error != -EAGAIN)
+            return ms_fail_os(context, error, "cannot go to the rendezvous", path);
+        if (left_until(os, limit) == 0)
+            return ms_fail(context, MS_ERROR_TIMEOUT,
+                           "rank 0 has not come to the rendezvous '%s' in %d s", path,
+                           (int)(MS_MEET_NS / 1000000000));
         ms_word never = 0;
         ms_futex_wait(&never, 0, MS_MEET_RETRY_NS);
     }
 }
 
-static ms_status go(ms_context *context, const ms_rendezvous_options *options, const char *path, uint32_t rank, ms_rendezvous **out)
+static ms_status go(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                    uint32_t rank, ms_rendezvous **out)
 {
     const ms_os *os = context->os;
     uint64_t limit = os->monotonic_ns(os->user) + MS_MEET_NS;
@@ -151,22 +175,37 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
     if (status) return status;
     ms_hello hello = hello_of(options->ranks, rank), answer = { .magic = 0 };
     int error = os->socket_send(os->user, socket, &hello, sizeof hello, NULL, 0);
-    int64_t bytes = error ? error : os->socket_receive(os->user, socket, &answer, sizeof answer, left_until(os, limit), files, options->ranks + 1, &count);
+    int64_t bytes =
+        error ? error
+              : os->socket_receive(os->user, socket, &answer, sizeof answer, left_until(os, limit),
+                                   files, options->ranks + 1, &count);
     os->close(os->user, socket);
     answer.refusal[sizeof answer.refusal - 1] = '\0';
     if (bytes < 0) status = ms_fail_os(context, (int)bytes, "no answer at the rendezvous", path);
-    else if (bytes != (int64_t)sizeof answer || answer.magic != MS_MEET_MAGIC) status = ms_fail(context, MS_ERROR_CORRUPT, "rendezvous '%s': who listens there is no rank of Moonshard", path);
-    else if (*answer.refusal) status = ms_fail(context, MS_ERROR_ARGUMENT, "rendezvous '%s': rank 0 sends this process away: %s", path, answer.refusal);
-    else if (count != options->ranks + 1) status = ms_fail(context, MS_ERROR_CORRUPT, "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count, options->ranks + 1);
+    else if (bytes != (int64_t)sizeof answer || answer.magic != MS_MEET_MAGIC)
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "rendezvous '%s': who listens there is no rank of Moonshard", path);
+    else if (*answer.refusal)
+        status =
+            ms_fail(context, MS_ERROR_ARGUMENT,
+                    "rendezvous '%s': rank 0 sends this process away: %s", path, answer.refusal);
+    else if (count != options->ranks + 1)
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count,
+                         options->ranks + 1);
     if (!status) return ms_rendezvous_take(context, options->ranks, files, out);
     close_files(os, files, count);
     return status;
 }
 
-ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options, const char *path, uint32_t rank, ms_rendezvous **out)
+ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
+                             const char *path, uint32_t rank, ms_rendezvous **out)
 {
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine", options->ranks, MS_LOCAL_RANKS_MAX);
-    if (rank >= options->ranks) return ms_fail(context, MS_ERROR_ARGUMENT, "rank %u of %u: ranks count from 0", rank, options->ranks);
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
+                       options->ranks, MS_LOCAL_RANKS_MAX);
+    if (rank >= options->ranks)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "rank %u of %u: ranks count from 0", rank,
+                       options->ranks);
     return rank ? go(context, options, path, rank, out) : hold(context, options, path, out);
 }

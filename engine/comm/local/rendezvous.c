@@ -1,4 +1,5 @@
-/* rendezvous.c: the memory files of a job: made, handed to children, taken over, and what a supervisor reads and writes in them. */
+/* rendezvous.c: the memory files of a job: made, handed to children, taken over, and what a
+ * supervisor reads and writes in them. */
 #include "comm/local/control.h"
 
 #include <errno.h>
@@ -15,30 +16,39 @@
 
 static uint64_t control_size(uint32_t ranks)
 {
-    return sizeof(ms_control) + ranks * sizeof(ms_rank_line) + (uint64_t)ranks * ranks * sizeof(ms_pair_line) +
-           (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
+    return sizeof(ms_control) + ranks * sizeof(ms_rank_line)
+           + (uint64_t)ranks * ranks * sizeof(ms_pair_line)
+           + (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
 }
 
 int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes)
 {
     const uintptr_t page = 4096, base = (uintptr_t)rendezvous->control;
-    uintptr_t begin = (uintptr_t)address & ~(page - 1), end = ((uintptr_t)address + bytes + page - 1) & ~(page - 1);
-    return rendezvous->os->shared_populate(rendezvous->os->user, rendezvous->control_file, (char *)rendezvous->control + (begin - base), begin - base, end - begin);
+    uintptr_t begin = (uintptr_t)address & ~(page - 1),
+              end = ((uintptr_t)address + bytes + page - 1) & ~(page - 1);
+    return rendezvous->os->shared_populate(rendezvous->os->user, rendezvous->control_file,
+                                           (char *)rendezvous->control + (begin - base),
+                                           begin - base, end - begin);
 }
 
-int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address, size_t bytes)
+int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address,
+                                size_t bytes)
 {
-    return rendezvous->os->shared_populate(rendezvous->os->user, rendezvous->heaps[rank].file, address, (uint64_t)((char *)address - rendezvous->heaps[rank].memory), bytes);
+    return rendezvous->os->shared_populate(
+        rendezvous->os->user, rendezvous->heaps[rank].file, address,
+        (uint64_t)((char *)address - rendezvous->heaps[rank].memory), bytes);
 }
 
 static void free_rendezvous(ms_rendezvous *rendezvous)
 {
     const ms_os *os = rendezvous->os;
     for (uint32_t r = 0; r < rendezvous->ranks; r++) {
-        if (rendezvous->heaps[r].memory) os->unreserve(os->user, rendezvous->heaps[r].memory, rendezvous->heap_bytes);
+        if (rendezvous->heaps[r].memory)
+            os->unreserve(os->user, rendezvous->heaps[r].memory, rendezvous->heap_bytes);
         if (rendezvous->heaps[r].file) os->close(os->user, rendezvous->heaps[r].file);
     }
-    if (rendezvous->control) os->unreserve(os->user, rendezvous->control, rendezvous->control_bytes);
+    if (rendezvous->control)
+        os->unreserve(os->user, rendezvous->control, rendezvous->control_bytes);
     if (rendezvous->control_file) os->close(os->user, rendezvous->control_file);
     os->release(os->user, rendezvous);
 }
@@ -60,7 +70,8 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_rendezvous *
 static ms_status map_all(ms_context *context, ms_rendezvous *made, bool control_too)
 {
     const ms_os *os = context->os;
-    if (control_too && !made->control) made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
+    if (control_too && !made->control)
+        made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
     bool mapped = made->control != NULL;
     for (uint32_t r = 0; mapped && made->heap_bytes && r < made->ranks; r++) {
         made->heaps[r].memory = os->shared_map(os->user, made->heaps[r].file, made->heap_bytes);
@@ -68,7 +79,8 @@ static ms_status map_all(ms_context *context, ms_rendezvous *made, bool control_
     }
     if (mapped) return MS_OK;
     return ms_fail(context, MS_ERROR_MEMORY,
-                   "no address space for the memory of %u ranks (%llu MiB each): raise the limit of ulimit -v, or give each rank less "
+                   "no address space for the memory of %u ranks (%llu MiB each): raise the limit "
+                   "of ulimit -v, or give each rank less "
                    "memory (--memory BYTES, or memory_bytes of ms.init)",
                    made->ranks, (unsigned long long)(made->heap_bytes >> 20));
 }
@@ -76,16 +88,22 @@ static ms_status map_all(ms_context *context, ms_rendezvous *made, bool control_
 static ms_status create_files(ms_context *context, ms_rendezvous *made)
 {
     const ms_os *os = context->os;
-    int error = os->shared_create(os->user, "moonshard control", made->control_bytes, &made->control_file);
-    for (uint32_t r = 0; error == 0 && r < made->ranks; r++) error = os->shared_create(os->user, "moonshard heap", made->heap_bytes, &made->heaps[r].file);
+    int error =
+        os->shared_create(os->user, "moonshard control", made->control_bytes, &made->control_file);
+    for (uint32_t r = 0; error == 0 && r < made->ranks; r++)
+        error =
+            os->shared_create(os->user, "moonshard heap", made->heap_bytes, &made->heaps[r].file);
     if (error == 0) return MS_OK;
-    return ms_fail_os(context, error, "cannot make the memory files that ranks share (memfd_create)", NULL);
+    return ms_fail_os(context, error,
+                      "cannot make the memory files that ranks share (memfd_create)", NULL);
 }
 
-ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options, ms_rendezvous **out)
+ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options,
+                            ms_rendezvous **out)
 {
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine", options->ranks, MS_LOCAL_RANKS_MAX);
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
+                       options->ranks, MS_LOCAL_RANKS_MAX);
     ms_machine machine;
     int error = context->os->machine(context->os->user, &machine);
     if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
@@ -98,8 +116,10 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
     status = create_files(context, made);
     if (!status) status = map_all(context, made, true);
     if (!status) {
-        error = ms_rendezvous_populate_control(made, made->control, sizeof(ms_control) + options->ranks * sizeof(ms_rank_line));
-        if (error) status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+        error = ms_rendezvous_populate_control(
+            made, made->control, sizeof(ms_control) + options->ranks * sizeof(ms_rank_line));
+        if (error)
+            status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
     }
     if (status) {
         free_rendezvous(made);
@@ -129,32 +149,44 @@ ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous)
 
 void ms_rendezvous_release(ms_rendezvous *rendezvous)
 {
-    if (rendezvous && atomic_fetch_sub(&rendezvous->references, 1) == 1) free_rendezvous(rendezvous);
+    if (rendezvous && atomic_fetch_sub(&rendezvous->references, 1) == 1)
+        free_rendezvous(rendezvous);
 }
 
 uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous) { return rendezvous->ranks; }
-uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous) { return rendezvous->control->threads; }
+uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous)
+{
+    return rendezvous->control->threads;
+}
 
 /* ----------------------------------------------------------------- children */
 
-ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text, size_t bytes)
+ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
+                              size_t bytes)
 {
     const ms_os *os = rendezvous->os;
     int descriptor = os->shared_share(os->user, rendezvous->control_file, true);
-    if (descriptor < 0) return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
+    if (descriptor < 0)
+        return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
     int used = snprintf(text, bytes, MS_SHARE_FORMAT, rendezvous->ranks, descriptor);
     for (uint32_t r = 0; r < rendezvous->ranks && used > 0 && (size_t)used < bytes; r++) {
         descriptor = os->shared_share(os->user, rendezvous->heaps[r].file, true);
-        if (descriptor < 0) return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
+        if (descriptor < 0)
+            return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
         used += snprintf(text + used, bytes - (size_t)used, ",%d", descriptor);
     }
     if (used > 0 && (size_t)used < bytes) return MS_OK;
-    return ms_fail(context, MS_ERROR_ARGUMENT, "%zu bytes are too few for the names of %u memory files", bytes, rendezvous->ranks + 1);
+    return ms_fail(context, MS_ERROR_ARGUMENT,
+                   "%zu bytes are too few for the names of %u memory files", bytes,
+                   rendezvous->ranks + 1);
 }
 
 static ms_status refuse_text(ms_context *context, const char *text)
 {
-    return ms_fail(context, MS_ERROR_CORRUPT, "%s=%.60s names no job: it is set by the launcher for the ranks that it starts, and only for them", MS_RENDEZVOUS_VARIABLE, text);
+    return ms_fail(context, MS_ERROR_CORRUPT,
+                   "%s=%.60s names no job: it is set by the launcher for the ranks that it starts, "
+                   "and only for them",
+                   MS_RENDEZVOUS_VARIABLE, text);
 }
 
 /* The descriptors that text names as files of `made`; false if it does not name them. */
@@ -165,23 +197,31 @@ static bool adopt_files(ms_context *context, const char *text, ms_rendezvous *ma
         char *end = NULL;
         long descriptor = strtol(text, &end, 10);
         ms_file **file = i ? &made->heaps[i - 1].file : &made->control_file;
-        if (end == text || descriptor < 3 || descriptor > 1 << 20 || *end != (i < made->ranks ? ',' : '\0')) return false;
+        if (end == text || descriptor < 3 || descriptor > 1 << 20
+            || *end != (i < made->ranks ? ',' : '\0'))
+            return false;
         text = end + 1;
         if (os->shared_adopt(os->user, (int)descriptor, file)) return false;
     }
     return true;
 }
 
-/* Whether the files are the memory of a job with so many ranks; maps the control file. Sizes are checked before anything is touched. */
+/* Whether the files are the memory of a job with so many ranks; maps the control file. Sizes are
+ * checked before anything is touched. */
 static bool check_files(ms_rendezvous *made)
 {
     const ms_os *os = made->os;
     uint64_t bytes = 0;
-    if (os->size(os->user, made->control_file, &bytes) || bytes != made->control_bytes) return false;
+    if (os->size(os->user, made->control_file, &bytes) || bytes != made->control_bytes)
+        return false;
     made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
-    if (!made->control || made->control->magic != MS_CONTROL_MAGIC || made->control->ranks != made->ranks || made->control->control_bytes != made->control_bytes) return false;
+    if (!made->control || made->control->magic != MS_CONTROL_MAGIC
+        || made->control->ranks != made->ranks
+        || made->control->control_bytes != made->control_bytes)
+        return false;
     for (uint32_t r = 0; r < made->ranks; r++)
-        if (os->size(os->user, made->heaps[r].file, &bytes) || bytes != made->control->heap_bytes) return false;
+        if (os->size(os->user, made->heaps[r].file, &bytes) || bytes != made->control->heap_bytes)
+            return false;
     made->heap_bytes = made->control->heap_bytes;
     return true;
 }
@@ -190,17 +230,22 @@ ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvo
 {
     unsigned ranks = 0;
     int from = 0;
-    if (sscanf(text, "local1:%u:%n", &ranks, &from) != 1 || !from || ranks < 1 || ranks > MS_LOCAL_RANKS_MAX) return refuse_text(context, text);
+    if (sscanf(text, "local1:%u:%n", &ranks, &from) != 1 || !from || ranks < 1
+        || ranks > MS_LOCAL_RANKS_MAX)
+        return refuse_text(context, text);
     ms_rendezvous *made = NULL;
     ms_status status = new_record(context, ranks, &made);
     if (status) return status;
-    status = adopt_files(context, text + from, made) && check_files(made) ? map_all(context, made, false) : refuse_text(context, text);
+    status = adopt_files(context, text + from, made) && check_files(made)
+                 ? map_all(context, made, false)
+                 : refuse_text(context, text);
     if (status) free_rendezvous(made);
     else *out = made;
     return status;
 }
 
-ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files, ms_rendezvous **out)
+ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files,
+                             ms_rendezvous **out)
 {
     ms_rendezvous *made = NULL;
     ms_status status = new_record(context, ranks, &made);
@@ -210,7 +255,9 @@ ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const
     }
     made->control_file = files[0];
     for (uint32_t r = 0; r < ranks; r++) made->heaps[r].file = files[r + 1];
-    status = check_files(made) ? map_all(context, made, false) : ms_fail(context, MS_ERROR_CORRUPT, "the files that rank 0 brought are no memory of a job");
+    status = check_files(made) ? map_all(context, made, false)
+                               : ms_fail(context, MS_ERROR_CORRUPT,
+                                         "the files that rank 0 brought are no memory of a job");
     if (status) free_rendezvous(made);
     else *out = made;
     return status;
@@ -218,7 +265,8 @@ ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const
 
 /* -------------------------------------------------------------- supervision */
 
-/* strncpy that always ends the text; safe in signal handlers, as all that ms_rendezvous_abort calls. */
+/* strncpy that always ends the text; safe in signal handlers, as all that ms_rendezvous_abort
+ * calls. */
 static void copy_text(char *to, const char *from, size_t bytes)
 {
     size_t i = 0;
@@ -232,7 +280,8 @@ static ms_status status_of(ms_abort_reason reason)
     return reason == MS_ABORT_TIMEOUT ? MS_ERROR_TIMEOUT : MS_ERROR_ABORTED;
 }
 
-bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank, const char *message)
+bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
+                         const char *message)
 {
     ms_control *control = rendezvous->control;
     uint32_t none = 0;
@@ -258,7 +307,9 @@ bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
     const ms_os *os = rendezvous->os;
     ms_control *control = rendezvous->control;
     if (!atomic_load(&control->aborted)) return false;
-    for (uint64_t limit = os->monotonic_ns(os->user) + 20000000; atomic_load(&control->aborted) == 1 && os->monotonic_ns(os->user) < limit;) ms_yield();
+    for (uint64_t limit = os->monotonic_ns(os->user) + 20000000;
+         atomic_load(&control->aborted) == 1 && os->monotonic_ns(os->user) < limit;)
+        ms_yield();
     if (atomic_load(&control->aborted) == 2) {
         *out = control->record;
         out->error.message[sizeof out->error.message - 1] = '\0';
@@ -269,20 +320,26 @@ bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
     out->error.status = MS_ERROR_ABORTED;
     out->error.rank = out->error.bucket = -1;
     out->error.collective = -1;
-    copy_text(out->error.message, "a rank died while it reported why the job ends", sizeof out->error.message);
+    copy_text(out->error.message, "a rank died while it reported why the job ends",
+              sizeof out->error.message);
     return true;
 }
 
 void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
 {
     ms_rank_line *line = &rendezvous->control->lines[rank];
-    *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase), .process = atomic_load(&line->process), .progress = ms_rank_progress(line),
-                            .collectives = atomic_load(&line->flights), .step = atomic_load(&line->step) - 1,
-                            .finished = atomic_load(&line->finished) != 0, .waits = atomic_load(&line->still) != 0 };
+    *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase),
+                            .process = atomic_load(&line->process),
+                            .progress = ms_rank_progress(line),
+                            .collectives = atomic_load(&line->flights),
+                            .step = atomic_load(&line->step) - 1,
+                            .finished = atomic_load(&line->finished) != 0,
+                            .waits = atomic_load(&line->still) != 0 };
     ms_activity_read(&line->activity, &out->activity);
 }
 
-bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)
+bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index,
+                          ms_flight *out)
 {
     ms_rank_line *line = &rendezvous->control->lines[rank];
     uint64_t count = atomic_load(&line->flights);

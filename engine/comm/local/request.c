@@ -1,9 +1,10 @@
-/* request.c: what a supervisor asks of all ranks: they meet it between the same two steps, without a collective and without waiting.
+/* request.c: what a supervisor asks of all ranks: they meet it between the same two steps, without
+ * a collective and without waiting.
  *
- * Before each step a rank writes the step's serial number, then looks for a request. Whoever sees an undecided one proposes the number behind the
- * highest that any rank has written; the first proposal holds. A rank that saw no request had written its number before, so the proposal lies
- * behind it; a rank that saw it obeys the decision. All are sequentially consistent.
- */
+ * Before each step a rank writes the step's serial number, then looks for a request. Whoever sees
+ * an undecided one proposes the number behind the highest that any rank has written; the first
+ * proposal holds. A rank that saw no request had written its number before, so the proposal lies
+ * behind it; a rank that saw it obeys the decision. All are sequentially consistent. */
 #include "comm/local/control.h"
 
 #include <string.h>
@@ -18,7 +19,8 @@ void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t v
         ms_rank_line *line = &control->lines[r];
         if (atomic_load(&line->met[kind]) != raised >> 8 && !atomic_load(&line->finished)) return;
     }
-    atomic_compare_exchange_strong(&control->requests[kind].raised, &raised, ((raised >> 8) + 1) << 8 | value);
+    atomic_compare_exchange_strong(&control->requests[kind].raised, &raised,
+                                   ((raised >> 8) + 1) << 8 | value);
 }
 
 static uint64_t highest_serial(const ms_control *control)
@@ -56,7 +58,8 @@ void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     ms_activity_done(&own->activity);
-    for (int kind = 0; kind < MS_REQUESTS; kind++) values[kind] = meet(local->control, own, (ms_request)kind, serial);
+    for (int kind = 0; kind < MS_REQUESTS; kind++)
+        values[kind] = meet(local->control, own, (ms_request)kind, serial);
 }
 
 void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
@@ -76,7 +79,9 @@ void ms_local_set_folder(ms_comm *comm, const char *folder)
     ms_local *local = comm->state;
     uint32_t none = 0;
     size_t bytes = strlen(folder) + 1;
-    if (bytes > sizeof local->control->folder || !atomic_compare_exchange_strong(&local->control->folder_set, &none, 1)) return;
+    if (bytes > sizeof local->control->folder
+        || !atomic_compare_exchange_strong(&local->control->folder_set, &none, 1))
+        return;
     memcpy(local->control->folder, folder, bytes);
     atomic_store(&local->control->folder_set, 2);
 }
@@ -84,7 +89,9 @@ void ms_local_set_folder(ms_comm *comm, const char *folder)
 const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
 {
     const ms_control *control = rendezvous->control;
-    size_t length = atomic_load(&control->folder_set) == 2 ? strnlen(control->folder, sizeof control->folder - 1) : 0;
+    size_t length = atomic_load(&control->folder_set) == 2
+                        ? strnlen(control->folder, sizeof control->folder - 1)
+                        : 0;
     if (length + 1 > bytes) length = 0;
     memcpy(text, control->folder, length);
     text[length] = '\0';

@@ -1,16 +1,21 @@
-/* standstill.c: how ranks find out that all of them wait for each other, so that nothing will ever go on, whatever calls they wait in.
+/* standstill.c: how ranks find out that all of them wait for each other, so that nothing will ever
+ * go on, whatever calls they wait in.
  *
- * A rank is still while its host blocks, and each of its streams is empty, stands at another one or runs a task that waits for a peer in vain. Its tasks that
- * wait look around in rounds, in each of which all of them look once. Whether it is still is read piece by piece, but two rounds with the same moves (nothing
- * enqueued, done or waited for anew) show that it did nothing in between. A task whose wait is over says that the rank moves before it does anything.
+ * A rank is still while its host blocks, and each of its streams is empty, stands at another one or
+ * runs a task that waits for a peer in vain. Its tasks that wait look around in rounds, in each of
+ * which all of them look once. Whether it is still is read piece by piece, but two rounds with the
+ * same moves (nothing enqueued, done or waited for anew) show that it did nothing in between. A
+ * task whose wait is over says that the rank moves before it does anything.
  *
- * A rank that is still watches the others: it finds all of them still, and then (seen) notes how many rounds each of them has had. Let T lie between the two. If each
- * of them goes on being still, without a move, for MS_STILL_ROUNDS rounds, then nobody did anything at T, and nobody could: what each waits for was not there at T, for it
- * was looked for later, and never goes away once it is there. Three rounds: the looks of the first may lie before T; those of the second
- * not, but a task looks for what it waits for a little before it counts as having looked.
+ * A rank that is still watches the others: it finds all of them still, and then (seen) notes how
+ * many rounds each of them has had. Let T lie between the two. If each of them goes on being still,
+ * without a move, for MS_STILL_ROUNDS rounds, then nobody did anything at T, and nobody could: what
+ * each waits for was not there at T, for it was looked for later, and never goes away once it is
+ * there. Three rounds: the looks of the first may lie before T; those of the second not, but a task
+ * looks for what it waits for a little before it counts as having looked.
  *
- * A rank whose host is busy with something else, whose link paces it, who is stopped or has not joined has no rounds, and is waited for as ever.
- */
+ * A rank whose host is busy with something else, whose link paces it, who is stopped or has not
+ * joined has no rounds, and is waited for as ever. */
 #include "comm/local/control.h"
 
 #include <stdio.h>
@@ -34,11 +39,15 @@ static void lock(ms_standstill *s)
 
 static void unlock(ms_standstill *s) { atomic_store(&s->lock, 0); }
 
-static bool has_left(const ms_control *control, uint32_t rank) { return atomic_load(&control->lines[rank].phase) == MS_RANK_LEFT; }
+static bool has_left(const ms_control *control, uint32_t rank)
+{
+    return atomic_load(&control->lines[rank].phase) == MS_RANK_LEFT;
+}
 
 /* ------------------------------------------------------------------ verdict */
 
-/* The calls in which a rank stands: those of its flight record that it has entered and not left. Returns how long the text is, or would be. */
+/* The calls in which a rank stands: those of its flight record that it has entered and not left.
+ * Returns how long the text is, or would be. */
 static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t bytes)
 {
     char call[256];
@@ -47,9 +56,11 @@ static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t 
     uint64_t flights = atomic_load(&local->control->lines[rank].flights);
     bool left = has_left(local->control, rank);
     size_t used = (size_t)snprintf(text, bytes, "\n  rank %u: %s", rank, left ? "has left" : "");
-    for (uint64_t i = flights < MS_FLIGHTS ? 0 : flights - MS_FLIGHTS; i < flights && used < bytes && !left; i++) {
+    for (uint64_t i = flights < MS_FLIGHTS ? 0 : flights - MS_FLIGHTS;
+         i < flights && used < bytes && !left; i++) {
         if (!ms_rendezvous_flight(local->rendezvous, rank, i, &flight) || flight.left_ns) continue;
-        used += (size_t)snprintf(text + used, bytes - used, "%s%s", between, ms_flight_describe(&flight, call, sizeof call));
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", between,
+                                 ms_flight_describe(&flight, call, sizeof call));
         between = "; ";
     }
     return used;
@@ -58,12 +69,16 @@ static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t 
 static void end_job(const ms_local *local)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
-    size_t used = (size_t)snprintf(text, sizeof text, "the ranks wait for each other, and none can go on; a call that others wait for is missing, or comes behind a wait:");
-    for (uint32_t r = 0; r < local->control->ranks && used < sizeof text; r++) used += describe(local, r, text + used, sizeof text - used);
+    size_t used = (size_t)snprintf(text, sizeof text,
+                                   "the ranks wait for each other, and none can go on; a call that "
+                                   "others wait for is missing, or comes behind a wait:");
+    for (uint32_t r = 0; r < local->control->ranks && used < sizeof text; r++)
+        used += describe(local, r, text + used, sizeof text - used);
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, -1, text);
 }
 
-/* A rank that has left will not move either: 0 in seen. One that leaves while it is watched has moved. */
+/* A rank that has left will not move either: 0 in seen. One that leaves while it is watched has
+ * moved. */
 static bool all_still(const ms_local *local, uint64_t *seen)
 {
     for (uint32_t r = 0; r < local->control->ranks; r++) {
@@ -73,7 +88,8 @@ static bool all_still(const ms_local *local, uint64_t *seen)
     return true;
 }
 
-/* Whether each rank is in the same standstill as in seen; the fewest rounds that one of them has had since. */
+/* Whether each rank is in the same standstill as in seen; the fewest rounds that one of them has
+ * had since. */
 static bool stay_still(const ms_local *local, const uint64_t *seen, uint32_t *rounds)
 {
     *rounds = UINT32_MAX;
@@ -81,7 +97,8 @@ static bool stay_still(const ms_local *local, const uint64_t *seen, uint32_t *ro
         if (!seen[r]) continue;
         uint64_t still = atomic_load(&local->control->lines[r].still);
         if (!still || still >> 32 != seen[r] >> 32 || has_left(local->control, r)) return false;
-        if (rounds_of(still) - rounds_of(seen[r]) < *rounds) *rounds = rounds_of(still) - rounds_of(seen[r]);
+        if (rounds_of(still) - rounds_of(seen[r]) < *rounds)
+            *rounds = rounds_of(still) - rounds_of(seen[r]);
     }
     return true;
 }
@@ -95,7 +112,9 @@ static void watch(ms_local *local)
     if (s->watching) {
         s->watching = stay_still(local, s->seen, &rounds);
         if (s->watching && rounds >= MS_STILL_ROUNDS) end_job(local);
-    } else s->watching = all_still(local, found) && all_still(local, s->seen) && stay_still(local, found, &rounds);
+    } else
+        s->watching = all_still(local, found) && all_still(local, s->seen)
+                      && stay_still(local, found, &rounds);
 }
 
 /* ------------------------------------------------------------------- rounds */
@@ -117,7 +136,8 @@ static void end_round(ms_local *local)
     ms_standstill *s = &local->standstill;
     _Atomic uint64_t *still = &local->control->lines[local->rank].still;
     uint64_t moves = s->begun;
-    bool is_still = ms_engine_is_still(local->comm->engine, s->waiting, &moves), as_before = moves == s->moves;
+    bool is_still = ms_engine_is_still(local->comm->engine, s->waiting, &moves),
+         as_before = moves == s->moves;
     s->looked = 0;
     s->round++;
     s->moves = moves;

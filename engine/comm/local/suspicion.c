@@ -1,9 +1,13 @@
-/* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it does something after all. */
+/* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it
+ * does something after all. */
 #include "comm/local/control.h"
 
 #include <string.h>
 
-uint64_t ms_rank_progress(const ms_rank_line *line) { return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done); }
+uint64_t ms_rank_progress(const ms_rank_line *line)
+{
+    return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done);
+}
 
 /* The first one writes; the others wait for the same rank, and for the same verdict. */
 bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text)
@@ -18,9 +22,15 @@ bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char
     return true;
 }
 
-void ms_rendezvous_judge(ms_rendezvous *rendezvous) { atomic_store(&rendezvous->control->judged, 1); }
+void ms_rendezvous_judge(ms_rendezvous *rendezvous)
+{
+    atomic_store(&rendezvous->control->judged, 1);
+}
 
-ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank) { return &rendezvous->control->lines[rank].activity; }
+ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank)
+{
+    return &rendezvous->control->lines[rank].activity;
+}
 
 bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
 {

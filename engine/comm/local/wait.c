@@ -1,12 +1,13 @@
-/* wait.c: how a rank waits for others: it burns its core for a moment, or yields it where it is shared, then sleeps on its bell. */
+/* wait.c: how a rank waits for others: it burns its core for a moment, or yields it where it is
+ * shared, then sleeps on its bell. */
 #include "comm/local/control.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define MS_SPIN_NS 50000           /* about what a wake costs */
+#define MS_SPIN_NS 50000 /* about what a wake costs */
 #define MS_YIELD_NS 100000
-#define MS_LOOK_NS 50000000        /* a sleeper looks around this often, whatever happens */
+#define MS_LOOK_NS 50000000 /* a sleeper looks around this often, whatever happens */
 
 void ms_local_wake(ms_local *local, uint32_t rank)
 {
@@ -22,7 +23,8 @@ static void sleep_on_bell(ms_local *local, ms_wait *wait, uint64_t most_ns)
     ms_rank_line *line = &local->control->lines[local->rank];
     uint32_t seen = atomic_load(&line->bell);
     atomic_fetch_add(&line->asleep, 1);
-    if (!(wait && wait->reached(wait)) && !atomic_load(&local->control->aborted)) ms_futex_wait_shared(&line->bell, seen, most_ns);
+    if (!(wait && wait->reached(wait)) && !atomic_load(&local->control->aborted))
+        ms_futex_wait_shared(&line->bell, seen, most_ns);
     atomic_fetch_sub(&line->asleep, 1);
 }
 
@@ -57,8 +59,10 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t
     const ms_comm_args *args = wait->args;
     ms_ledger_slot mine;
     ms_ledger_write(local, args, &mine);
-    snprintf(text, sizeof text, "rank %u has not come to %s in %.1f s, and shows no progress; rank %u waits for it", missing, ms_flight_describe(&mine.call, call, sizeof call),
-             (double)waited_ns / 1e9, local->rank);
+    snprintf(text, sizeof text,
+             "rank %u has not come to %s in %.1f s, and shows no progress; rank %u waits for it",
+             missing, ms_flight_describe(&mine.call, call, sizeof call), (double)waited_ns / 1e9,
+             local->rank);
     if (!args->timeout_ns && ms_suspect(local, missing, progress, text)) return;
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_TIMEOUT, (int32_t)missing, text);
 }
@@ -77,7 +81,8 @@ static bool sleep_until_reached(ms_wait *wait)
         ms_standstill_look(local, wait);
         uint32_t now_missing = wait->missing(wait);
         ms_death_look(local, now_missing);
-        uint64_t moved = ms_rank_progress(&local->control->lines[now_missing]), now = ms_local_now(local);
+        uint64_t moved = ms_rank_progress(&local->control->lines[now_missing]),
+                 now = ms_local_now(local);
         if (now_missing != missing || moved != progress) {
             since = missing == UINT32_MAX ? since : now;
             missing = now_missing;
@@ -88,8 +93,10 @@ static bool sleep_until_reached(ms_wait *wait)
             since = now;
             continue;
         }
-        uint64_t rest = limit - (now - since), patience = atomic_load_explicit(&local->patience_ns, memory_order_relaxed);
-        if (now - since >= patience && !wait->reached(wait)) ms_straggler_tell(local, wait->args, missing, progress, now - since, limit);
+        uint64_t rest = limit - (now - since),
+                 patience = atomic_load_explicit(&local->patience_ns, memory_order_relaxed);
+        if (now - since >= patience && !wait->reached(wait))
+            ms_straggler_tell(local, wait->args, missing, progress, now - since, limit);
         sleep_on_bell(local, wait, rest < MS_LOOK_NS ? rest : MS_LOOK_NS);
     }
 }
@@ -128,7 +135,8 @@ ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *a
     return MS_TASK_FAILED;
 }
 
-ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args, ms_status status, const char *what)
+ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args,
+                              ms_status status, const char *what)
 {
     char text[256];
     snprintf(text, sizeof text, "because rank %u: %s", local->rank, what);

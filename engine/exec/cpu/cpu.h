@@ -22,26 +22,27 @@ struct ms_run {
     const ms_task *task;
     uint64_t seq;
     uint32_t script;
-    bool told;                                 /* ms_run_fail was called */
+    bool told; /* ms_run_fail was called */
 };
 
-/* The helpers of one engine. A task opens a job; helpers join it while tiles are left. The ticket decides who is in: generation,
- * an open bit, and how many joined; who has not joined when the tiles are gone is not waited for. */
+/* The helpers of one engine. A task opens a job; helpers join it while tiles are left. The ticket
+ * decides who is in: generation, an open bit, and how many joined; who has not joined when the
+ * tiles are gone is not waited for. */
 typedef struct ms_team {
     ms_engine *engine;
     uint32_t helper_count;
     ms_thread *helpers;
     ms_os_thread **threads;
     ms_spin spin;
-    ms_word busy;                              /* a stream uses the team */
+    ms_word busy; /* a stream uses the team */
     ms_tile_function tile;
     void *context;
     uint32_t tiles;
-    alignas(128) ms_word next;                 /* tile to be taken */
+    alignas(128) ms_word next; /* tile to be taken */
     alignas(128) _Atomic uint64_t ticket;
-    alignas(128) ms_word finished;             /* helpers that are done with this job */
-    ms_bell idle;                              /* rings for new jobs */
-    ms_bell complete;                          /* rings when a helper is done */
+    alignas(128) ms_word finished; /* helpers that are done with this job */
+    ms_bell idle;                  /* rings for new jobs */
+    ms_bell complete;              /* rings when a helper is done */
     ms_word quit;
 } ms_team;
 
@@ -53,8 +54,8 @@ typedef struct ms_worker {
 
 typedef struct ms_cpu {
     ms_team *team;
-    ms_spin spin;                              /* of stream workers */
-    ms_word threads;                           /* indices handed out */
+    ms_spin spin;    /* of stream workers */
+    ms_word threads; /* indices handed out */
 } ms_cpu;
 
 ms_status ms_team_open(ms_engine *engine, ms_team **out);

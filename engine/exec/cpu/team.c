@@ -40,8 +40,12 @@ ms_status ms_team_open(ms_engine *engine, ms_team **out)
     void *memory = NULL, *helpers = NULL, *threads = NULL;
     uint32_t wanted = engine->threads - 1;
     ms_status status = ms_allocate(&engine->context, sizeof(ms_team), "helpers", &memory);
-    if (!status) status = ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_thread), "helpers", &helpers);
-    if (!status) status = ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_os_thread *), "helpers", &threads);
+    if (!status)
+        status =
+            ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_thread), "helpers", &helpers);
+    if (!status)
+        status = ms_allocate(&engine->context, (wanted + 1) * sizeof(ms_os_thread *), "helpers",
+                             &threads);
     if (status) {
         ms_release(&engine->context, memory);
         ms_release(&engine->context, helpers);
@@ -61,13 +65,16 @@ ms_status ms_team_open(ms_engine *engine, ms_team **out)
         ms_thread *helper = &team->helpers[team->helper_count];
         helper->engine = engine;
         helper->index = atomic_fetch_add(&cpu->threads, 1);
-        int failed = os->thread_start(os->user, "ms-helper", helper_run, helper, &team->threads[team->helper_count]);
+        int failed = os->thread_start(os->user, "ms-helper", helper_run, helper,
+                                      &team->threads[team->helper_count]);
         if (failed) {
             ms_team_close(team);
             cpu->team = NULL;
-            return ms_fail_os(&engine->context, failed, "cannot start a helper thread", "ms-helper");
+            return ms_fail_os(&engine->context, failed, "cannot start a helper thread",
+                              "ms-helper");
         }
-        if (engine->pin) os->thread_pin(os->user, team->threads[team->helper_count], team->helper_count + 1);
+        if (engine->pin)
+            os->thread_pin(os->user, team->threads[team->helper_count], team->helper_count + 1);
     }
     *out = team;
     return MS_OK;
@@ -88,7 +95,8 @@ void ms_team_close(ms_team *team)
 }
 
 /* Opens a job, works on it, closes it, and waits for those who joined. */
-static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context, ms_thread *thread)
+static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
+                         ms_thread *thread)
 {
     team->tile = tile;
     team->context = context;
@@ -101,7 +109,8 @@ static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, v
     atomic_store(&team->ticket, generation << 32 | MS_TICKET_OPEN);
     ms_bell_ring(&team->idle);
     take_tiles(team, thread);
-    uint32_t joined = (uint32_t)(atomic_fetch_and(&team->ticket, ~MS_TICKET_OPEN) & MS_TICKET_JOINED);
+    uint32_t joined =
+        (uint32_t)(atomic_fetch_and(&team->ticket, ~MS_TICKET_OPEN) & MS_TICKET_JOINED);
     for (;;) {
         uint32_t seen = ms_bell_read(&team->complete);
         if (atomic_load(&team->finished) == joined) break;

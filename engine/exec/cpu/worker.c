@@ -1,4 +1,5 @@
-/* worker.c: the thread of one CPU stream: takes slots in order, waits for other streams, runs tasks, says what is done. */
+/* worker.c: the thread of one CPU stream: takes slots in order, waits for other streams, runs
+ * tasks, says what is done. */
 #include "exec/cpu/cpu.h"
 
 #include <stdio.h>
@@ -6,7 +7,8 @@
 
 /* ------------------------------------------------------------------ waiting */
 
-/* Blocks until done >= seq. A sleeper leaves the lowest number that it waits for in wake_at; the worker rings once when it gets there. */
+/* Blocks until done >= seq. A sleeper leaves the lowest number that it waits for in wake_at; the
+ * worker rings once when it gets there. */
 static void await_done(ms_stream *stream, uint64_t seq, ms_spin spin)
 {
     const ms_engine *engine = stream->engine;
@@ -23,7 +25,7 @@ static void await_done(ms_stream *stream, uint64_t seq, ms_spin spin)
     for (;;) {
         uint32_t seen = atomic_load(&stream->done_bell);
         uint64_t lowest = atomic_load(&stream->wake_at);
-        while (seq < lowest && !atomic_compare_exchange_weak(&stream->wake_at, &lowest, seq)) { }
+        while (seq < lowest && !atomic_compare_exchange_weak(&stream->wake_at, &lowest, seq)) {}
         if (atomic_load(&stream->done) >= seq) return;
         ms_futex_wait(&stream->done_bell, seen, UINT64_MAX);
     }
@@ -57,7 +59,8 @@ static bool await_work(ms_stream *stream, uint64_t seq, ms_spin spin)
         }
         uint32_t seen = atomic_load(&stream->bell);
         atomic_store(&stream->asleep, 1);
-        if (atomic_load(&stream->head) < seq && !atomic_load(&stream->quit)) ms_futex_wait(&stream->bell, seen, UINT64_MAX);
+        if (atomic_load(&stream->head) < seq && !atomic_load(&stream->quit))
+            ms_futex_wait(&stream->bell, seen, UINT64_MAX);
         atomic_store(&stream->asleep, 0);
         limit = 0;
     }
@@ -79,7 +82,8 @@ ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
 static void stream_fail(ms_stream *stream, uint64_t seq)
 {
     stream->failed_seq = seq;
-    if (stream->engine->on_failure && stream->error.status != MS_ERROR_ABORTED) stream->engine->on_failure(stream->engine, &stream->error);
+    if (stream->engine->on_failure && stream->error.status != MS_ERROR_ABORTED)
+        stream->engine->on_failure(stream->engine, &stream->error);
     atomic_store(&stream->failed, 1);
     atomic_store(&stream->engine->failed, 1);
 }
@@ -121,7 +125,12 @@ static void touch_canaries(const ms_slot *slot)
 static void run_task(ms_worker *worker, ms_slot *slot, uint64_t seq)
 {
     ms_stream *stream = worker->stream;
-    ms_run run = { .engine = stream->engine, .stream = stream, .thread = &worker->own, .task = slot->task, .seq = seq, .script = slot->script };
+    ms_run run = { .engine = stream->engine,
+                   .stream = stream,
+                   .thread = &worker->own,
+                   .task = slot->task,
+                   .seq = seq,
+                   .script = slot->script };
     touch_canaries(slot);
     ms_task_result result;
     while ((result = slot->task->function(&run, slot->arguments)) == MS_TASK_PENDING) ms_pause();
@@ -139,7 +148,9 @@ static void run_wait(ms_worker *worker, const ms_slot *slot, uint64_t seq)
         await_done(of, slot->wait.seq, ((ms_cpu *)stream->engine->executor_state)->spin);
         atomic_store(&stream->stands_at, 0);
     }
-    if (atomic_load(&stream->failed) || !atomic_load(&of->failed) || of->failed_seq > slot->wait.seq) return;
+    if (atomic_load(&stream->failed) || !atomic_load(&of->failed)
+        || of->failed_seq > slot->wait.seq)
+        return;
     stream->error = of->error;
     stream->failed_script = of->failed_script;
     stream->error.status = MS_ERROR_ABORTED;
@@ -156,7 +167,8 @@ static void worker_run(void *argument)
         ms_trace_record *record = slot->record;
         if (record) record->started_ns = ms_now(stream->engine);
         if (!slot->task) run_wait(worker, slot, seq);
-        else if (!atomic_load_explicit(&stream->failed, memory_order_relaxed)) run_task(worker, slot, seq);
+        else if (!atomic_load_explicit(&stream->failed, memory_order_relaxed))
+            run_task(worker, slot, seq);
         if (record) record->finished_ns = ms_now(stream->engine);
         ms_activity_done(stream->engine->context.activity);
         finish(stream, seq);
@@ -170,9 +182,13 @@ static ms_status cpu_stream_open(ms_stream *stream)
     ms_engine *engine = stream->engine;
     const ms_os *os = engine->context.os;
     void *ring = NULL, *memory = NULL;
-    ms_status status = ms_allocate(&engine->context, MS_RING_SLOTS * sizeof(ms_slot), "stream", &ring);
+    ms_status status =
+        ms_allocate(&engine->context, MS_RING_SLOTS * sizeof(ms_slot), "stream", &ring);
     if (!status) status = ms_allocate(&engine->context, sizeof(ms_worker), "stream", &memory);
-    if (status) { ms_release(&engine->context, ring); return status; }
+    if (status) {
+        ms_release(&engine->context, ring);
+        return status;
+    }
     ms_worker *worker = memory;
     worker->stream = stream;
     worker->own.engine = engine;
@@ -185,7 +201,8 @@ static ms_status cpu_stream_open(ms_stream *stream)
     if (failed) {
         ms_release(&engine->context, ring);
         ms_release(&engine->context, worker);
-        return ms_fail_os(&engine->context, failed, "cannot start the thread of stream", stream->name);
+        return ms_fail_os(&engine->context, failed, "cannot start the thread of stream",
+                          stream->name);
     }
     if (engine->pin && stream->index == 0) os->thread_pin(os->user, worker->thread, 0);
     return MS_OK;
@@ -206,7 +223,8 @@ static void cpu_stream_close(ms_stream *stream)
 
 static ms_status cpu_open(ms_engine *engine)
 {
-    ms_status status = ms_allocate(&engine->context, sizeof(ms_cpu), "executor", &engine->executor_state);
+    ms_status status =
+        ms_allocate(&engine->context, sizeof(ms_cpu), "executor", &engine->executor_state);
     if (status) return status;
     ms_team *team = NULL;
     status = ms_team_open(engine, &team);
@@ -225,7 +243,8 @@ static void cpu_close(ms_engine *engine)
     engine->executor_state = NULL;
 }
 
-/* In a forked child there are no workers, and nothing more will ever be done: waiting is an error of the stream. */
+/* In a forked child there are no workers, and nothing more will ever be done: waiting is an error
+ * of the stream. */
 static void fail_forked(ms_stream *stream)
 {
     ms_error *error = &stream->error;
@@ -233,17 +252,21 @@ static void fail_forked(ms_stream *stream)
     error->status = MS_ERROR_STATE;
     error->rank = error->bucket = -1;
     error->collective = -1;
-    snprintf(error->message, sizeof error->message, "this process was forked from one with a running engine, whose threads did not come along: start another program instead, or fork before the first use");
+    snprintf(error->message, sizeof error->message,
+             "this process was forked from one with a running engine, whose threads did not come "
+             "along: start another program instead, or fork before the first use");
     stream->failed_script = 0;
     stream_fail(stream, atomic_load(&stream->done) + 1);
 }
 
-/* The host mostly has nothing else to do, but shares its core with the helpers: it spins only a moment. */
+/* The host mostly has nothing else to do, but shares its core with the helpers: it spins only a
+ * moment. */
 static void cpu_await(ms_stream *stream, uint64_t seq)
 {
     const ms_engine *engine = stream->engine;
     if (atomic_load_explicit(&stream->done, memory_order_acquire) >= seq) return;
-    if (engine->context.os->process_id(engine->context.os->user) != engine->process) fail_forked(stream);
+    if (engine->context.os->process_id(engine->context.os->user) != engine->process)
+        fail_forked(stream);
     else {
         atomic_store(&stream->host_awaits, seq);
         await_done(stream, seq, (ms_spin){ .nanoseconds = 2000 });

@@ -1,22 +1,28 @@
-/* moonshard/comm.h: many ranks: the rendezvous through which they find each other, process groups, collectives, the order ledger.
+/* moonshard/comm.h: many ranks: the rendezvous through which they find each other, process groups,
+ * collectives, the order ledger.
  *
  * Invariants
- * - A rank is one engine with its host thread: a process, or a thread of one process. Both run the same code over the same memory files,
- *   and all they share lies there: no pointers, no locks.
- * - All ranks of a group make the same calls in the same order with equal arguments; what a call must agree in is written beside
- *   ms_collective. This is checked at every entry, always: a difference, or a rank that will make no more calls while others wait
- *   for it, ends the job at once with one error that shows both sides. The order counts across groups too: a call comes
- *   after the same number of calls of its group, both channels, and of all groups that contain it, on every member.
- * - A collective is a task on a stream: it waits there for the last writers and readers of its tensors, and never blocks the host. A
- *   peer's memory is touched only while both ranks are inside the collective, and a rank leaves when all are done with its memory.
- * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run, as processes and as threads, with any
- *   number of threads, in place and staged.
- * - The first cause wins: it is written once into the abort record of the job, every wait ends with it, and later collectives of every group
- *   fail with it. A task that fails on one rank, and an error that a host reports with ms_comm_abort, end the job the same way.
- * - A rank that stands still while others wait for it, ten usual steps and at least 5 s, is told about once, by one of them, as a warning in its engine's log.
- * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal algorithm makes it send. Both are counted where
- *   the collective is enqueued, so they are the same on the sim executor, in a fake world and in a run.
- */
+ * - A rank is one engine with its host thread: a process, or a thread of one process. Both run the
+ *   same code over the same memory files, and all they share lies there: no pointers, no locks.
+ * - All ranks of a group make the same calls in the same order with equal arguments; what a call
+ *   must agree in is written beside ms_collective. This is checked at every entry, always: a
+ *   difference, or a rank that will make no more calls while others wait for it, ends the job at
+ *   once with one error that shows both sides. The order counts across groups too: a call comes
+ *   after the same number of calls of its group, both channels, and of all groups that contain it,
+ *   on every member.
+ * - A collective is a task on a stream: it waits there for the last writers and readers of its
+ *   tensors, and never blocks the host. A peer's memory is touched only while both ranks are inside
+ *   the collective, and a rank leaves when all are done with its memory.
+ * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run,
+ *   as processes and as threads, with any number of threads, in place and staged.
+ * - The first cause wins: it is written once into the abort record of the job, every wait ends with
+ *   it, and later collectives of every group fail with it. A task that fails on one rank, and an
+ *   error that a host reports with ms_comm_abort, end the job the same way.
+ * - A rank that stands still while others wait for it, ten usual steps and at least 5 s, is told
+ *   about once, by one of them, as a warning in its engine's log.
+ * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal
+ *   algorithm makes it send. Both are counted where the collective is enqueued, so they are the
+ *   same on the sim executor, in a fake world and in a run. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
 
@@ -26,9 +32,9 @@
 extern "C" {
 #endif
 
-#define MS_LOCAL_RANKS_MAX 128     /* ranks of one host */
-#define MS_FAKE_RANKS_MAX 65536    /* of a fake world */
-#define MS_GROUPS_MAX 256          /* groups of one job, the world among them */
+#define MS_LOCAL_RANKS_MAX 128  /* ranks of one host */
+#define MS_FAKE_RANKS_MAX 65536 /* of a fake world */
+#define MS_GROUPS_MAX 256       /* groups of one job, the world among them */
 #define MS_CHANNELS 2
 
 typedef struct ms_rendezvous ms_rendezvous;
@@ -51,34 +57,43 @@ typedef struct ms_rendezvous_options {
     uint64_t timeout_ns;
 } ms_rendezvous_options;
 
-/* Creates the memory files of a job: one for control, one heap a rank. They have no names and vanish with their last user.
- * MS_ERROR_UNSUPPORTED where the system has no such files. The context is used by this call only. */
-MS_API ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options, ms_rendezvous **out);
-/* The value for MS_RENDEZVOUS_VARIABLE of a child: names the files' descriptors, which from now on are inherited by what this process
- * starts. MS_ERROR_ARGUMENT when text is too small (32 + 12 bytes a rank are enough). */
+/* Creates the memory files of a job: one for control, one heap a rank. They have no names and
+ * vanish with their last user. MS_ERROR_UNSUPPORTED where the system has no such files. The context
+ * is used by this call only. */
+MS_API ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options,
+                                   ms_rendezvous **out);
+/* The value for MS_RENDEZVOUS_VARIABLE of a child: names the files' descriptors, which from now on
+ * are inherited by what this process starts. MS_ERROR_ARGUMENT when text is too small (32 + 12
+ * bytes a rank are enough). */
 #define MS_RENDEZVOUS_VARIABLE "MOONSHARD_RENDEZVOUS"
-MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text, size_t bytes);
-/* In the child: takes over what text names. The descriptors are not inherited further. MS_ERROR_CORRUPT if they are something else. */
+MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
+                                     size_t bytes);
+/* In the child: takes over what text names. The descriptors are not inherited further.
+ * MS_ERROR_CORRUPT if they are something else. */
 MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvous **out);
-/* For ranks that nobody launched: rank 0 makes the files and hands them over at a unix socket of this path, as long as it takes all others to come, at
- * most 120 s (MS_ERROR_TIMEOUT names who did not); the others wait for it as long. What a crash left at the path is replaced; a socket at which somebody
- * listens is not (MS_ERROR_EXISTS). Nobody supervises these ranks: who waits for one looks whether its process is alive. Only processes of the same user are let in; options must be equal in ranks. */
-MS_API ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options, const char *path, uint32_t rank, ms_rendezvous **out);
+/* For ranks that nobody launched: rank 0 makes the files and hands them over at a unix socket of
+ * this path, as long as it takes all others to come, at most 120 s (MS_ERROR_TIMEOUT names who did
+ * not); the others wait for it as long. What a crash left at the path is replaced; a socket at
+ * which somebody listens is not (MS_ERROR_EXISTS). Nobody supervises these ranks: who waits for one
+ * looks whether its process is alive. Only processes of the same user are let in; options must be
+ * equal in ranks. */
+MS_API ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
+                                    const char *path, uint32_t rank, ms_rendezvous **out);
 /* Another reference, from any thread: thread ranks share one rendezvous. */
 MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
-MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous);               /* NULL is allowed */
+MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous); /* NULL is allowed */
 MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
-MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous);     /* of each rank */
+MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous); /* of each rank */
 
 /* Why a job ended. */
 typedef enum ms_abort_reason {
     MS_ABORT_NONE,
     MS_ABORT_MISMATCH,
-    MS_ABORT_LEFT,                 /* a rank left while others still needed it */
+    MS_ABORT_LEFT, /* a rank left while others still needed it */
     MS_ABORT_TIMEOUT,
     MS_ABORT_RAISED,
     MS_ABORT_DIED,
-    MS_ABORT_STOPPED               /* by request */
+    MS_ABORT_STOPPED /* by request */
 } ms_abort_reason;
 
 /* error.rank: whose fault, or -1 */
@@ -87,9 +102,11 @@ typedef struct ms_abort_record {
     ms_error error;
 } ms_abort_record;
 
-/* Ends the job: every rank leaves its collectives with this cause. The first call wins; false if another had come before. From any thread,
- * and from a signal handler. rank: whom it is about, or -1. A supervisor calls this when a rank's process has ended. */
-MS_API bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank, const char *message);
+/* Ends the job: every rank leaves its collectives with this cause. The first call wins; false if
+ * another had come before. From any thread, and from a signal handler. rank: whom it is about, or
+ * -1. A supervisor calls this when a rank's process has ended. */
+MS_API bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
+                                const char *message);
 /* The cause; false (and *out unchanged) while the job is alive. */
 MS_API bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out);
 
@@ -97,34 +114,41 @@ typedef enum ms_rank_phase { MS_RANK_ABSENT, MS_RANK_PRESENT, MS_RANK_LEFT } ms_
 typedef struct ms_rank_state {
     ms_rank_phase phase;
     int64_t process;
-    uint64_t progress;             /* grows with everything that the rank gets done: see ms_activity_state */
-    uint64_t collectives;          /* entered since the start: the length of the flight record */
-    int64_t step;                  /* that it is in or has begun last; -1: none */
+    uint64_t progress;    /* grows with everything that the rank gets done: see ms_activity_state */
+    uint64_t collectives; /* entered since the start: the length of the flight record */
+    int64_t step;         /* that it is in or has begun last; -1: none */
     /* finished: its host issues no more collectives; waits: all that it could do waits for peers */
     bool finished, waits;
     ms_activity_state activity;
 } ms_rank_state;
 MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
-/* For a supervisor whose rank has ended without an engine, or without freeing it: peers that wait for it fail at once. */
+/* For a supervisor whose rank has ended without an engine, or without freeing it: peers that wait
+ * for it fail at once. */
 MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
 
-/* The record of what a rank gets done, for the context of its host (and asking: ms_activity_ask); it lives as long as the rendezvous. */
+/* The record of what a rank gets done, for the context of its host (and asking: ms_activity_ask);
+ * it lives as long as the rendezvous. */
 MS_API ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank);
-/* From now on the caller, a supervisor, judges about ranks that show no progress: a rank that has waited for another longer than the timeout says so, and goes on waiting
- * until that one comes or the supervisor ends the job. (A barrier's own timeout still ends it at once.) */
+/* From now on the caller, a supervisor, judges about ranks that show no progress: a rank that has
+ * waited for another longer than the timeout says so, and goes on waiting until that one comes or
+ * the supervisor ends the job. (A barrier's own timeout still ends it at once.) */
 MS_API void ms_rendezvous_judge(ms_rendezvous *rendezvous);
-/* Whether a peer has waited too long for this rank, and the rank has shown no progress since; text: who waits where. */
+/* Whether a peer has waited too long for this rank, and the rank has shown no progress since; text:
+ * who waits where. */
 #define MS_SUSPICION_BYTES 512
-MS_API bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES]);
+MS_API bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank,
+                                  char text[MS_SUSPICION_BYTES]);
 /* The suspicion is settled: peers may raise another. */
 MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
 
-/* What a supervisor may ask of all ranks. They learn of it between the same two steps (ms_comm_step), without a collective. One request of each
- * kind at a time: while one is under way, another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal handler. */
+/* What a supervisor may ask of all ranks. They learn of it between the same two steps
+ * (ms_comm_step), without a collective. One request of each kind at a time: while one is under way,
+ * another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal
+ * handler. */
 typedef enum ms_request {
     MS_REQUEST_STOP,
     MS_REQUEST_SAVE,
-    MS_REQUEST_RELOAD,             /* of scripts */
+    MS_REQUEST_RELOAD, /* of scripts */
     MS_REQUESTS
 } ms_request;
 MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
@@ -132,37 +156,47 @@ MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, ui
 #define MS_FOLDER_BYTES 1024
 MS_API const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes);
 
-/* A collective as one rank has recorded it in its flight record: what a report needs after that rank has died. */
+/* A collective as one rank has recorded it in its flight record: what a report needs after that
+ * rank has died. */
 typedef struct ms_flight {
-    uint64_t number;               /* in its group and channel, from 1 */
-    uint64_t count, entered_ns, left_ns;      /* monotonic; left 0: inside */
-    uint32_t group;                /* 0: the world */
-    int32_t root, bucket;          /* -1: none */
+    uint64_t number;                     /* in its group and channel, from 1 */
+    uint64_t count, entered_ns, left_ns; /* monotonic; left 0: inside */
+    uint32_t group;                      /* 0: the world */
+    int32_t root, bucket;                /* -1: none */
     uint8_t kind, op, dtype, channel;
-    char group_name[32], label[32];           /* group_name: its end, where it is longer */
-    char script[64];               /* the end of "file.lua:12" */
+    char group_name[32], label[32]; /* group_name: its end, where it is longer */
+    char script[64];                /* the end of "file.lua:12" */
 } ms_flight;
-#define MS_FLIGHTS 128             /* that a rank's record keeps */
-/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. For ranks that have ended: one that runs may be
- * writing it. */
-MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out);
-/* "all_reduce #17 of world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text; returns text. */
+#define MS_FLIGHTS 128 /* that a rank's record keeps */
+/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. For
+ * ranks that have ended: one that runs may be writing it. */
+MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index,
+                                 ms_flight *out);
+/* "all_reduce #17 of world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text;
+ * returns text. */
 MS_API const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes);
 
 /* ------------------------------------------------------ a rank's membership */
 
-/* Joins as `rank` and gives the group of all ranks, which the engine owns. Once for each engine, on the cpu executor. MS_ERROR_STATE if the rank
- * is taken. Does not wait for the others. The engine keeps a reference to the rendezvous. */
-MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_group **world);
-/* A world of one rank among `size` without any other: no traffic, no waiting, on any executor. Its results are those of a job in which all
- * other ranks bring the data that this one brings: all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
-MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world);
-/* The engine's world; NULL before it is opened. An engine alone is a fake world of size 1, if anybody asks for one. */
+/* Joins as `rank` and gives the group of all ranks, which the engine owns. Once for each engine, on
+ * the cpu executor. MS_ERROR_STATE if the rank is taken. Does not wait for the others. The engine
+ * keeps a reference to the rendezvous. */
+MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
+                              ms_group **world);
+/* A world of one rank among `size` without any other: no traffic, no waiting, on any executor. Its
+ * results are those of a job in which all other ranks bring the data that this one brings:
+ * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
+MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size,
+                                   ms_group **world);
+/* The engine's world; NULL before it is opened. An engine alone is a fake world of size 1, if
+ * anybody asks for one. */
 MS_API ms_group *ms_comm_world(const ms_engine *engine);
-/* The group of this rank alone: no others are needed to make it, and nothing in it waits for them. */
+/* The group of this rank alone: no others are needed to make it, and nothing in it waits for
+ * them. */
 MS_API ms_status ms_comm_alone(ms_engine *engine, ms_group **out);
-/* This rank will make no more calls: peers that wait for one of it fail at once, as they do when the engine is freed; what is enqueued
- * still runs. message NULL: it has finished; otherwise the job ends "because rank R: message". Twice is harmless. */
+/* This rank will make no more calls: peers that wait for one of it fail at once, as they do when
+ * the engine is freed; what is enqueued still runs. message NULL: it has finished; otherwise the
+ * job ends "because rank R: message". Twice is harmless. */
 MS_API void ms_comm_leave(ms_engine *engine, const char *message);
 /* Ends the job from this rank's host thread with its error. The first cause wins. */
 MS_API void ms_comm_abort(ms_engine *engine, const ms_error *error);
@@ -170,31 +204,38 @@ MS_API void ms_comm_abort(ms_engine *engine, const ms_error *error);
 MS_API ms_status ms_comm_check(ms_engine *engine);
 /* Tells the supervisor that this rank's host is alive. */
 MS_API void ms_comm_progress(ms_engine *engine);
-/* This rank is about to begin the recipe's `step`, its serial-th one (from 1; the same numbers on all ranks). values[kind]: the request that all ranks
- * meet before this serial number, or 0. Without other ranks, and in a fake world, there are none. */
-MS_API void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
-/* Tells the supervisor where this job keeps its files. Longer texts than MS_FOLDER_BYTES - 1 are left out. */
+/* This rank is about to begin the recipe's `step`, its serial-th one (from 1; the same numbers on
+ * all ranks). values[kind]: the request that all ranks meet before this serial number, or 0.
+ * Without other ranks, and in a fake world, there are none. */
+MS_API void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step,
+                         uint8_t values[MS_REQUESTS]);
+/* Tells the supervisor where this job keeps its files. Longer texts than MS_FOLDER_BYTES - 1 are
+ * left out. */
 MS_API void ms_comm_set_folder(ms_engine *engine, const char *folder);
 
 /* ------------------------------------------------------------------- groups */
 
 MS_API uint32_t ms_group_rank(const ms_group *group);
 MS_API uint32_t ms_group_size(const ms_group *group);
-MS_API const char *ms_group_name(const ms_group *group);                    /* "world", "world/1.0" ... */
-MS_API uint32_t ms_group_id(const ms_group *group);                         /* 0: the world; the same on all its ranks */
+MS_API const char *ms_group_name(const ms_group *group); /* "world", "world/1.0" ... */
+MS_API uint32_t ms_group_id(const ms_group *group); /* 0: the world; the same on all its ranks */
 MS_API bool ms_group_is_fake(const ms_group *group);
 MS_API ms_engine *ms_group_engine(const ms_group *group);
-MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank);  /* of member `rank` */
+MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of member `rank` */
 /* The stream of a channel, 1 or 2, made at first use. */
 MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out);
 
-/* Cuts the group into `parts` groups: sizes[p] numbers of `ranks` for each, which are ranks of this group, none twice. All ranks of
- * the group call it with equal lists; *out is NULL for one that is in no part. Blocks. The engine owns what is made. */
-MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes, const uint32_t *ranks, ms_group **out);
+/* Cuts the group into `parts` groups: sizes[p] numbers of `ranks` for each, which are ranks of this
+ * group, none twice. All ranks of the group call it with equal lists; *out is NULL for one that is
+ * in no part. Blocks. The engine owns what is made. */
+MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
+                                const uint32_t *ranks, ms_group **out);
 
-/* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of copying. Usable on `stream` at once, and in
- * all else a storage as any other. A fake world gives ordinary memory. MS_ERROR_MEMORY when the heap or the machine is full. */
-MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out);
+/* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of
+ * copying. Usable on `stream` at once, and in all else a storage as any other. A fake world gives
+ * ordinary memory. MS_ERROR_MEMORY when the heap or the machine is full. */
+MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes,
+                                  ms_storage **out);
 
 /* -------------------------------------------------------------- collectives */
 
@@ -210,58 +251,75 @@ typedef enum ms_collective_kind {
     MS_SEND,
     MS_RECV,
     MS_BARRIER,
-    MS_SPLIT,                      /* issued by ms_group_split only */
+    MS_SPLIT, /* issued by ms_group_split only */
     MS_COLLECTIVES
 } ms_collective_kind;
-MS_API const char *ms_collective_name(ms_collective_kind kind);             /* "all_reduce" ... */
+MS_API const char *ms_collective_name(ms_collective_kind kind); /* "all_reduce" ... */
 
-/* avg: the sum divided by the size; floats only. premul_sum: the sum of each rank's tensor times that rank's factor; floats only. Integers wrap.
- * For bool, sum and max are "or", prod and min are "and". min and max of floats: a NaN of any rank is the result. */
-typedef enum ms_reduce_op { MS_REDUCE_OP_SUM, MS_REDUCE_OP_AVG, MS_REDUCE_OP_MIN, MS_REDUCE_OP_MAX, MS_REDUCE_OP_PROD, MS_REDUCE_OP_PREMUL_SUM, MS_REDUCE_OPS } ms_reduce_op;
+/* avg: the sum divided by the size; floats only. premul_sum: the sum of each rank's tensor times
+ * that rank's factor; floats only. Integers wrap. For bool, sum and max are "or", prod and min are
+ * "and". min and max of floats: a NaN of any rank is the result. */
+typedef enum ms_reduce_op {
+    MS_REDUCE_OP_SUM,
+    MS_REDUCE_OP_AVG,
+    MS_REDUCE_OP_MIN,
+    MS_REDUCE_OP_MAX,
+    MS_REDUCE_OP_PROD,
+    MS_REDUCE_OP_PREMUL_SUM,
+    MS_REDUCE_OPS
+} ms_reduce_op;
 MS_API const char *ms_reduce_op_name(ms_reduce_op op);
 MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
 
-/* One call. N is the size of the group, r this rank in it. Tensors are contiguous, of one dtype, on this engine. Lengths are in elements:
+/* One call. N is the size of the group, r this rank in it. Tensors are contiguous, of one dtype, on
+ * this engine. Lengths are in elements:
  *
  *   kind            in             out                          counts
  *   all_reduce      n              NULL: in place; or n         -
  *   reduce          n              on root NULL (in place) or n -
  *   reduce_scatter  n              n / N, or counts[r]          N parts of in
  *   all_gather      counts[r]      N times as many, or the sum  N parts of out
- *   all_to_all      n              n, or the sum of receive     N parts of in to each rank; receive_counts: parts of out
- *   broadcast       n, in place    NULL                         -
- *   gather          counts[r]      on root as all_gather's      as all_gather's
- *   scatter         on root n      n / N, or counts[r]          N parts of in; elsewhere in is NULL
- *   send, recv      n; recv fills  NULL                         -
+ *   all_to_all      n              n, or the sum of receive     N parts of in to each rank;
+ * receive_counts: parts of out broadcast       n, in place    NULL                         - gather
+ * counts[r]      on root as all_gather's      as all_gather's scatter         on root n      n / N,
+ * or counts[r]          N parts of in; elsewhere in is NULL send, recv      n; recv fills  NULL -
  *   barrier         NULL           NULL                         -
  *
- * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out (all_gather, gather); otherwise they do not overlap.
- * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an out and rounds; they may differ in
- * factor, label, script line, stream, and in where their tensors lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered
- * for each pair and direction, and run on streams of their own, so that a send waits for no collective and no recv. */
+ * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out
+ * (all_gather, gather); otherwise they do not overlap. Ranks must agree in kind, op, dtype, count,
+ * counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an
+ * out and rounds; they may differ in factor, label, script line, stream, and in where their tensors
+ * lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered for each
+ * pair and direction, and run on streams of their own, so that a send waits for no collective and
+ * no recv. */
 typedef struct ms_collective {
     ms_collective_kind kind;
     ms_reduce_op op;
-    uint32_t root;                 /* of the group; the other rank of send and recv */
-    double factor;                 /* premul_sum: this rank's */
+    uint32_t root; /* of the group; the other rank of send and recv */
+    double factor; /* premul_sum: this rank's */
     ms_tensor *in, *out;
     /* all_reduce in place of f32: each rank's numbers and the result are rounded to this 16-bit
      * float, as if cast there and back, and bytes are counted in it; MS_F32 (0): no rounding. */
     ms_dtype travels;
     const int64_t *counts, *receive_counts;
-    ms_stream *stream;             /* NULL: the channel's */
-    int32_t bucket;                /* index for messages and the ledger, or -1 */
-    const char *label;             /* for messages ("blocks.4"), or NULL; copied */
-    uint64_t timeout_ns;           /* 0: the job's */
+    ms_stream *stream;   /* NULL: the channel's */
+    int32_t bucket;      /* index for messages and the ledger, or -1 */
+    const char *label;   /* for messages ("blocks.4"), or NULL; copied */
+    uint64_t timeout_ns; /* 0: the job's */
 } ms_collective;
 
-/* Enqueues the collective behind all earlier ones of this channel (1 or 2) and after the last uses of its tensors. *ready (may be NULL) is when the
- * result is there. Errors of arguments name the operation and change nothing. */
-MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective, ms_point *ready);
-/* The same, and recorded if recording is on and `input` requires a gradient: the result (call->out, or call->in, which then is a copy of the input
- * that has no history) depends on input. MS_ERROR_ARGUMENT, and nothing is enqueued, for what has no gradient: min, max, prod, and all kinds but all_reduce,
- * broadcast, all_gather, reduce_scatter and all_to_all. All ranks go forward and backward through it in the same order. */
-MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *collective, ms_tensor *input, ms_point *ready);
+/* Enqueues the collective behind all earlier ones of this channel (1 or 2) and after the last uses
+ * of its tensors. *ready (may be NULL) is when the result is there. Errors of arguments name the
+ * operation and change nothing. */
+MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel,
+                                  const ms_collective *collective, ms_point *ready);
+/* The same, and recorded if recording is on and `input` requires a gradient: the result (call->out,
+ * or call->in, which then is a copy of the input that has no history) depends on input.
+ * MS_ERROR_ARGUMENT, and nothing is enqueued, for what has no gradient: min, max, prod, and all
+ * kinds but all_reduce, broadcast, all_gather, reduce_scatter and all_to_all. All ranks go forward
+ * and backward through it in the same order. */
+MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *collective,
+                                ms_tensor *input, ms_point *ready);
 /* A barrier that the host waits for. */
 MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
@@ -272,7 +330,8 @@ typedef struct ms_traffic {
 } ms_traffic;
 /* Since the start, of one kind; MS_COLLECTIVES: of all. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
-/* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL past the last. */
+/* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL
+ * past the last. */
 MS_API ms_group *ms_comm_group(const ms_engine *engine, uint32_t index);
 
 /* The collectives that were enqueued since ms_comm_record(engine, true), in order, for `check`. */
@@ -284,13 +343,14 @@ typedef struct ms_collective_record {
     ms_group *group;
     uint32_t channel, root;
     int32_t bucket;
-    uint32_t label, script;        /* ms_engine_strings */
+    uint32_t label, script; /* ms_engine_strings */
 } ms_collective_record;
 /* on: drops what was recorded before and records from now on; off: keeps the records. */
 MS_API void ms_comm_record(ms_engine *engine, bool on);
 MS_API size_t ms_comm_record_count(const ms_engine *engine);
 MS_API const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t index);
-/* Of the records' kind, op, dtype, count, group, channel, root and bucket, in order: equal on ranks that made the same calls. */
+/* Of the records' kind, op, dtype, count, group, channel, root and bucket, in order: equal on ranks
+ * that made the same calls. */
 MS_API uint64_t ms_comm_order_hash(const ms_engine *engine);
 
 #ifdef __cplusplus

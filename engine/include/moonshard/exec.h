@@ -1,18 +1,23 @@
-/* moonshard/exec.h: the engine and its execution core: streams, tasks, storages, hazards, the stream-ordered pool, events, futures.
+/* moonshard/exec.h: the engine and its execution core: streams, tasks, storages, hazards, the
+ * stream-ordered pool, events, futures.
  *
  * Invariants
- * - One host thread per engine enqueues. Hazard and pool state belong to that thread: no atomics, no locks.
- * - A point names work that is already enqueued, so waits look back and can never form a cycle. Sequence numbers of a stream
- *   start at 1 and grow by one per slot; 0 is "complete". A point is reached when its stream has finished that number.
- * - A task declares all storages that it reads or writes. Tasks hold plain addresses: memory is handed on in stream order, so a
- *   storage may be released while tasks that use it are still queued.
- * - Which block an allocation gets, which waits are inserted, what is live and what is the peak depend on the order of host calls
- *   only, never on what has already happened on a stream. The sim executor makes the same decisions without data.
+ * - One host thread per engine enqueues. Hazard and pool state belong to that thread: no atomics,
+ *   no locks.
+ * - A point names work that is already enqueued, so waits look back and can never form a cycle.
+ *   Sequence numbers of a stream start at 1 and grow by one per slot; 0 is "complete". A point is
+ *   reached when its stream has finished that number.
+ * - A task declares all storages that it reads or writes. Tasks hold plain addresses: memory is
+ *   handed on in stream order, so a storage may be released while tasks that use it are still
+ *   queued.
+ * - Which block an allocation gets, which waits are inserted, what is live and what is the peak
+ *   depend on the order of host calls only, never on what has already happened on a stream. The sim
+ *   executor makes the same decisions without data.
  * - Nothing blocks the host but *_sync, a full ring, an exhausted pool and ms_engine_step_end.
- * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that wait for it, are skipped, and the
- *   next host call that looks (any *_sync, ms_engine_check, enqueue) reports the first cause, once, after all streams have come to rest;
- *   what was skipped was never written and cannot be read.
- */
+ * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that
+ *   wait for it, are skipped, and the next host call that looks (any *_sync, ms_engine_check,
+ *   enqueue) reports the first cause, once, after all streams have come to rest; what was skipped
+ *   was never written and cannot be read. */
 #ifndef MOONSHARD_EXEC_H
 #define MOONSHARD_EXEC_H
 
@@ -22,10 +27,10 @@
 extern "C" {
 #endif
 
-#define MS_STREAMS_MAX 16      /* streams of an engine */
-#define MS_TASK_ARGS_MAX 448   /* bytes of arguments, kept inside the ring */
-#define MS_TASK_ACCESS_MAX 64  /* storages of one task */
-#define MS_CELLS_MAX 64        /* cells of a storage */
+#define MS_STREAMS_MAX 16     /* streams of an engine */
+#define MS_TASK_ARGS_MAX 448  /* bytes of arguments, kept inside the ring */
+#define MS_TASK_ACCESS_MAX 64 /* storages of one task */
+#define MS_CELLS_MAX 64       /* cells of a storage */
 
 typedef struct ms_engine ms_engine;
 typedef struct ms_stream ms_stream;
@@ -39,14 +44,14 @@ typedef struct ms_inflight ms_inflight;
 typedef enum ms_isa { MS_ISA_PORTABLE, MS_ISA_AVX2, MS_ISA_AVX512, MS_ISA_AVX512BF16 } ms_isa;
 
 typedef struct ms_engine_options {
-    const ms_os *os;             /* NULL: ms_os_posix() */
-    const char *device;          /* "cpu" (NULL: this) or "sim": no data, same decisions */
+    const ms_os *os;    /* NULL: ms_os_posix() */
+    const char *device; /* "cpu" (NULL: this) or "sim": no data, same decisions */
     /* Threads of intra-op work, the stream's own included; 0: the cores this process may use. */
     uint32_t threads;
-    bool strict;                 /* a missing wait between streams is an error, not inserted */
-    bool pin;                    /* pin intra-op threads to cores */
+    bool strict; /* a missing wait between streams is an error, not inserted */
+    bool pin;    /* pin intra-op threads to cores */
     uint64_t seed;
-    uint64_t memory_bytes;       /* the pool's limit; 0: the machine's memory */
+    uint64_t memory_bytes; /* the pool's limit; 0: the machine's memory */
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
     /* Called by the host thread, and by a stream's thread that warns of a straggler. */
@@ -55,12 +60,14 @@ typedef struct ms_engine_options {
     ms_log_level log_level;
 } ms_engine_options;
 
-/* options NULL: all defaults. On failure *error (may be NULL) says why and *out is unchanged. The engine belongs to the calling thread. */
+/* options NULL: all defaults. On failure *error (may be NULL) says why and *out is unchanged. The
+ * engine belongs to the calling thread. */
 MS_API ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_engine **out);
-/* Waits for all streams, then frees everything; storages, futures and tensors must have been released. engine may be NULL. */
+/* Waits for all streams, then frees everything; storages, futures and tensors must have been
+ * released. engine may be NULL. */
 MS_API void ms_engine_free(ms_engine *engine);
 
-MS_API ms_context *ms_engine_context(ms_engine *engine);                    /* borrowed; its error is the last one */
+MS_API ms_context *ms_engine_context(ms_engine *engine); /* borrowed; its error is the last one */
 MS_API const ms_error *ms_engine_error(const ms_engine *engine);
 MS_API bool ms_engine_is_sim(const ms_engine *engine);
 MS_API bool ms_engine_is_strict(const ms_engine *engine);
@@ -73,13 +80,14 @@ MS_API const char *ms_isa_name(ms_isa isa);
 /* The error record of this engine, with the script line of the current call. */
 #define ms_engine_fail(engine, status, ...) ms_fail(ms_engine_context(engine), status, __VA_ARGS__)
 
-/* Where the current call comes from, for tasks, messages and the trace; id of ms_engine_strings. 0: not from a script.
- * While it is not 0, missing waits are inserted even in strict mode. */
+/* Where the current call comes from, for tasks, messages and the trace; id of ms_engine_strings. 0:
+ * not from a script. While it is not 0, missing waits are inserted even in strict mode. */
 MS_API void ms_engine_set_script(ms_engine *engine, uint32_t id);
 MS_API uint32_t ms_engine_script(const ms_engine *engine);
 MS_API ms_strings *ms_engine_strings(ms_engine *engine);
 
-/* Random numbers are a function of (seed, step, draw, position). A draw takes the next number of the current step. */
+/* Random numbers are a function of (seed, step, draw, position). A draw takes the next number of
+ * the current step. */
 typedef struct ms_random {
     uint64_t seed, step, draw;
 } ms_random;
@@ -88,10 +96,23 @@ MS_API void ms_engine_set_random(ms_engine *engine, ms_random random);
 /* The current state; then draw advances by one. */
 MS_API ms_random ms_engine_draw(ms_engine *engine);
 
-/* Layers above keep one object of theirs here; freed in reverse order of slots before the streams stop. */
-typedef enum ms_engine_slot { MS_SLOT_TENSOR, MS_SLOT_GRAD, MS_SLOT_COMM, MS_SLOT_OPTIM, MS_SLOT_HOOK, MS_SLOT_DDP, MS_SLOT_FSDP, MS_SLOT_IO, MS_SLOT_HOST, MS_SLOTS } ms_engine_slot;
+/* Layers above keep one object of theirs here; freed in reverse order of slots before the streams
+ * stop. */
+typedef enum ms_engine_slot {
+    MS_SLOT_TENSOR,
+    MS_SLOT_GRAD,
+    MS_SLOT_COMM,
+    MS_SLOT_OPTIM,
+    MS_SLOT_HOOK,
+    MS_SLOT_DDP,
+    MS_SLOT_FSDP,
+    MS_SLOT_IO,
+    MS_SLOT_HOST,
+    MS_SLOTS
+} ms_engine_slot;
 MS_API void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot);
-MS_API void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object, void (*destroy)(ms_engine *, void *));
+MS_API void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
+                          void (*destroy)(ms_engine *, void *));
 
 /* ---------------------------------------------------------- streams, points */
 
@@ -101,8 +122,8 @@ typedef struct ms_point {
     uint16_t stream;
 } ms_point;
 
-/* The stream of that name, made at first use; the engine owns it. "compute" exists always and is current at first.
- * MS_ERROR_STATE when MS_STREAMS_MAX are in use. */
+/* The stream of that name, made at first use; the engine owns it. "compute" exists always and is
+ * current at first. MS_ERROR_STATE when MS_STREAMS_MAX are in use. */
 MS_API ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out);
 /* The stream of every call that names none. */
 MS_API ms_stream *ms_engine_current(const ms_engine *engine);
@@ -113,33 +134,40 @@ MS_API ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index);
 MS_API const char *ms_stream_name(const ms_stream *stream);
 MS_API uint16_t ms_stream_index(const ms_stream *stream);
 MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
-MS_API ms_point ms_stream_last(const ms_stream *stream);                    /* what was enqueued last */
+MS_API ms_point ms_stream_last(const ms_stream *stream); /* what was enqueued last */
 /* The stream waits; error if not enqueued yet. */
 MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);
-MS_API ms_status ms_stream_sync(ms_stream *stream);                         /* blocks; reports the stream's first error */
-MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point);          /* blocks */
+MS_API ms_status ms_stream_sync(ms_stream *stream); /* blocks; reports the stream's first error */
+MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point); /* blocks */
 /* An acquire load. Never decides when memory is reused. */
 MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);
-MS_API ms_status ms_engine_sync(ms_engine *engine);                         /* blocks for all streams */
+MS_API ms_status ms_engine_sync(ms_engine *engine); /* blocks for all streams */
 /* Never blocks; an error that a stream has met. */
 MS_API ms_status ms_engine_check(ms_engine *engine);
-/* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them. Set while nothing is enqueued; NULL: nobody. */
-MS_API void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, const ms_error *error));
-/* For a task that waits for something outside the engine, on any thread: whether nothing else goes on here. It does not where the host blocks, and each
- * stream is empty, stands at another one, or runs one of the `waiting` tasks that wait as this one. False where in doubt. *moves (added to) only grows, with all that
- * is enqueued or done: the same number in two calls means that nothing was in between. */
+/* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them.
+ * Set while nothing is enqueued; NULL: nobody. */
+MS_API void ms_engine_on_failure(ms_engine *engine,
+                                 void (*told)(ms_engine *engine, const ms_error *error));
+/* For a task that waits for something outside the engine, on any thread: whether nothing else goes
+ * on here. It does not where the host blocks, and each stream is empty, stands at another one, or
+ * runs one of the `waiting` tasks that wait as this one. False where in doubt. *moves (added to)
+ * only grows, with all that is enqueued or done: the same number in two calls means that nothing
+ * was in between. */
 MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
-/* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is above 0. */
+/* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is
+ * above 0. */
 MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
-/* MS_ERROR_STATE while that is above 0: for calls that enqueue work and then wait for it, before they enqueue anything. */
+/* MS_ERROR_STATE while that is above 0: for calls that enqueue work and then wait for it, before
+ * they enqueue anything. */
 MS_API ms_status ms_engine_check_sync(ms_engine *engine);
 
 /* -------------------------------------------------------------------- tasks */
 
-/* A write orders as a read does, too. What a task updates, or writes in part, it also declares as read: else the write would make readable again
- * what a failed task before it has left unwritten. */
+/* A write orders as a read does, too. What a task updates, or writes in part, it also declares as
+ * read: else the write would make readable again what a failed task before it has left
+ * unwritten. */
 typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;
 typedef struct ms_access {
     ms_storage *storage;
@@ -148,18 +176,26 @@ typedef struct ms_access {
 } ms_access;
 
 typedef enum ms_task_result { MS_TASK_DONE, MS_TASK_PENDING, MS_TASK_FAILED } ms_task_result;
-typedef struct ms_run ms_run;    /* what a task sees of the thread that runs it */
+typedef struct ms_run ms_run; /* what a task sees of the thread that runs it */
 /* PENDING: it is called again; arguments keep state */
 typedef ms_task_result (*ms_task_function)(ms_run *run, void *arguments);
 
-typedef enum ms_task_kind { MS_KIND_COMPUTE, MS_KIND_COMMUNICATION, MS_KIND_OPTIMIZER, MS_KIND_COPY, MS_KIND_WAIT } ms_task_kind;
-enum { MS_TASK_PUBLISH = 1,      /* other streams will wait for it */
-       MS_TASK_BLOCKING = 2 };   /* may block in foreign code */
+typedef enum ms_task_kind {
+    MS_KIND_COMPUTE,
+    MS_KIND_COMMUNICATION,
+    MS_KIND_OPTIMIZER,
+    MS_KIND_COPY,
+    MS_KIND_WAIT
+} ms_task_kind;
+enum {
+    MS_TASK_PUBLISH = 1, /* other streams will wait for it */
+    MS_TASK_BLOCKING = 2
+}; /* may block in foreign code */
 
-typedef struct ms_task {         /* one const object per kernel */
+typedef struct ms_task { /* one const object per kernel */
     const char *name;
     ms_task_function function;
-    uint16_t args_bytes;         /* at most MS_TASK_ARGS_MAX */
+    uint16_t args_bytes; /* at most MS_TASK_ARGS_MAX */
     uint8_t kind;
     uint8_t flags;
 } ms_task;
@@ -170,76 +206,101 @@ typedef struct ms_task_cost {
     uint64_t bytes;
 } ms_task_cost;
 
-/* Puts the task behind all else on the stream, after the waits that its accesses need. arguments are copied. Returns before it runs. */
-MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments, const ms_access *accesses,
-                                   uint32_t count, ms_task_cost cost, ms_point *out);
-MS_API double ms_engine_flops(const ms_engine *engine);                     /* sum of the costs enqueued so far */
+/* Puts the task behind all else on the stream, after the waits that its accesses need. arguments
+ * are copied. Returns before it runs. */
+MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
+                                   const ms_access *accesses, uint32_t count, ms_task_cost cost,
+                                   ms_point *out);
+MS_API double ms_engine_flops(const ms_engine *engine); /* sum of the costs enqueued so far */
 
 /* For task functions. */
 MS_API ms_isa ms_run_isa(const ms_run *run);
-/* Runs tile(context, i, thread) for i in 0 .. tiles-1, on this thread and on idle helpers; returns when all are done. The number of
- * tiles must depend on shapes only. Below two tiles, or while another stream has the helpers, all run here. */
+/* Runs tile(context, i, thread) for i in 0 .. tiles-1, on this thread and on idle helpers; returns
+ * when all are done. The number of tiles must depend on shapes only. Below two tiles, or while
+ * another stream has the helpers, all run here. */
 typedef struct ms_thread ms_thread;
 typedef void (*ms_tile_function)(void *context, uint32_t tile, ms_thread *thread);
 MS_API void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context);
 MS_API ms_thread *ms_run_thread(ms_run *run);
-/* Scratch of this thread, at least that many bytes, aligned to 64; slot 0..3 are apart from each other. NULL: no memory (fail the task). */
+/* Scratch of this thread, at least that many bytes, aligned to 64; slot 0..3 are apart from each
+ * other. NULL: no memory (fail the task). */
 MS_API void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes);
-MS_API uint32_t ms_thread_index(const ms_thread *thread);                   /* unique in the engine, from 0 */
-/* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and script line. */
+MS_API uint32_t ms_thread_index(const ms_thread *thread); /* unique in the engine, from 0 */
+/* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and
+ * script line. */
 MS_API void ms_run_fail(ms_run *run, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
 /* The record that ms_run_fail has made, to add rank, collective and bucket. */
 MS_API ms_error *ms_run_error(ms_run *run);
 
 /* ----------------------------------------------------------------- storages */
 
-/* bytes of memory, usable on `stream` at once (64-byte aligned; contents undefined), with one reference. Zero bytes are allowed. */
+/* bytes of memory, usable on `stream` at once (64-byte aligned; contents undefined), with one
+ * reference. Zero bytes are allowed. */
 MS_API ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out);
 MS_API ms_storage *ms_storage_retain(ms_storage *storage);
-/* At the last reference the memory is free for whatever is enqueued from now on. NULL is allowed. */
+/* At the last reference the memory is free for whatever is enqueued from now on. NULL is
+ * allowed. */
 MS_API void ms_storage_release(ms_storage *storage);
-/* Splits into parts (parameters), once, before first use; ends are ascending byte offsets, the last is the size. Each part has a version of its own. Each
- * has a hazard cell of its own, too, up to MS_CELLS_MAX of them; of more parts, neighbours share a cell, each cell with about its share of the bytes. */
+/* Splits into parts (parameters), once, before first use; ends are ascending byte offsets, the last
+ * is the size. Each part has a version of its own. Each has a hazard cell of its own, too, up to
+ * MS_CELLS_MAX of them; of more parts, neighbours share a cell, each cell with about its share of
+ * the bytes. */
 MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts);
 /* The cells that bytes [begin, end) lie in. */
-MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first, uint16_t *count);
+MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
+                             uint16_t *count);
 /* For tasks; in sim an address that must not be used. */
 MS_API void *ms_storage_data(const ms_storage *storage);
 MS_API size_t ms_storage_bytes(const ms_storage *storage);
 MS_API uint32_t ms_storage_references(const ms_storage *storage);
 MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
-/* The version of bytes [begin, end) grows with each write of a part that they lie in; the tape compares it with what it was when a tensor was saved. */
+/* The version of bytes [begin, end) grows with each write of a part that they lie in; the tape
+ * compares it with what it was when a tensor was saved. */
 MS_API uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end);
-/* Counts a write of these bytes by a task of this name, which the storage does not copy, at the current script line. */
+/* Counts a write of these bytes by a task of this name, which the storage does not copy, at the
+ * current script line. */
 MS_API void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task);
-/* Which task wrote last in the parts of these bytes (NULL: none yet), and the id of its script line. */
-MS_API const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end, uint32_t *script);
-/* The version after the last write in place that the tape recorded (0: none), and that the last write was one. */
+/* Which task wrote last in the parts of these bytes (NULL: none yet), and the id of its script
+ * line. */
+MS_API const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
+                                         uint32_t *script);
+/* The version after the last write in place that the tape recorded (0: none), and that the last
+ * write was one. */
 MS_API uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end);
 MS_API void ms_storage_record(ms_storage *storage, size_t begin, size_t end);
-/* Adds `change` to the number of reads of these bytes that running backwards still have to do; whether there is any such read. */
+/* Adds `change` to the number of reads of these bytes that running backwards still have to do;
+ * whether there is any such read. */
 MS_API void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change);
 MS_API bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end);
-/* Marks the parts of these bytes as values of a parameter, for good; whether some of them are. Optimizers write parameters. */
+/* Marks the parts of these bytes as values of a parameter, for good; whether some of them are.
+ * Optimizers write parameters. */
 MS_API void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end);
 MS_API bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end);
-/* Whether it holds the home of a gradient (see moonshard/grad.h); once it does, it counts as one for good. */
+/* Whether it holds the home of a gradient (see moonshard/grad.h); once it does, it counts as one
+ * for good. */
 MS_API bool ms_storage_is_home(const ms_storage *storage);
 MS_API void ms_storage_set_home(ms_storage *storage);
-/* The last write of bytes [begin, end): the points to wait for before the host reads. out has room for MS_STREAMS_MAX. */
-MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
-/* Whether a task that was to write some of it has failed or was skipped, and nothing has written there since. */
+/* The last write of bytes [begin, end): the points to wait for before the host reads. out has room
+ * for MS_STREAMS_MAX. */
+MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end,
+                                   ms_point *out);
+/* Whether a task that was to write some of it has failed or was skipped, and nothing has written
+ * there since. */
 MS_API bool ms_storage_spoiled(const ms_storage *storage);
 /* The last reads and writes of these bytes: the points to wait for before a write. */
-MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out);
+MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end,
+                                 ms_point *out);
 
-/* A second pool over memory that the caller has brought, `bytes` of address space at base; commit makes a range of it usable and answers 0 or -errno.
- * Its storages count as any other in ms_engine_memory. Free it after them, before its memory. */
+/* A second pool over memory that the caller has brought, `bytes` of address space at base; commit
+ * makes a range of it usable and answers 0 or -errno. Its storages count as any other in
+ * ms_engine_memory. Free it after them, before its memory. */
 typedef struct ms_arena ms_arena;
 typedef int (*ms_commit_function)(void *user, void *address, uint64_t bytes);
-MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit, void *user, ms_arena **out);
-MS_API ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out);
-MS_API void ms_arena_free(ms_arena *arena);                                 /* NULL is allowed */
+MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes,
+                              ms_commit_function commit, void *user, ms_arena **out);
+MS_API ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes,
+                                  ms_storage **out);
+MS_API void ms_arena_free(ms_arena *arena); /* NULL is allowed */
 
 /* waits: stream waits inserted for reuse */
 typedef struct ms_memory {
@@ -247,10 +308,12 @@ typedef struct ms_memory {
 } ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine);
-/* Puts an earlier peak back, so that a measurement on the way leaves no trace in it; never below what is live. */
+/* Puts an earlier peak back, so that a measurement on the way leaves no trace in it; never below
+ * what is live. */
 MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
-/* Whether live memory has passed a mark, so that a host with garbage collection should collect and drop its handles now; relieved moves
- * the mark to half above what is live then (64 MiB at least). Both depend on the order of host calls only. */
+/* Whether live memory has passed a mark, so that a host with garbage collection should collect and
+ * drop its handles now; relieved moves the mark to half above what is live then (64 MiB at least).
+ * Both depend on the order of host calls only. */
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);
 MS_API void ms_engine_relieved(ms_engine *engine);
 
@@ -275,10 +338,12 @@ MS_API void ms_future_release(ms_future *future);
 MS_API ms_point ms_future_point(const ms_future *future);
 /* The stream waits; the host does not. */
 MS_API ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed);
-MS_API ms_status ms_future_sync(ms_future *future, void **borrowed);                       /* blocks */
+MS_API ms_status ms_future_sync(ms_future *future, void **borrowed); /* blocks */
 
-/* At most `count` acquisitions and `bytes` in all between acquire and the release's point: past that the stream waits for the oldest. */
-MS_API ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, uint64_t bytes, ms_inflight **out);
+/* At most `count` acquisitions and `bytes` in all between acquire and the release's point: past
+ * that the stream waits for the oldest. */
+MS_API ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count,
+                                 uint64_t bytes, ms_inflight **out);
 MS_API void ms_inflight_free(ms_inflight *inflight);
 MS_API ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes);
 MS_API ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t bytes);
@@ -286,21 +351,22 @@ MS_API ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint
 /* -------------------------------------------------------------------- trace */
 
 typedef struct ms_trace_record {
-    const char *name;            /* of the task, or "wait" */
-    uint64_t enqueued_ns, started_ns, finished_ns;      /* monotonic; 0: not run (sim, skipped) */
+    const char *name;                              /* of the task, or "wait" */
+    uint64_t enqueued_ns, started_ns, finished_ns; /* monotonic; 0: not run (sim, skipped) */
     uint64_t seq, bytes;
     double flops;
-    uint32_t script, label;      /* ms_engine_strings; label 0: none */
-    int64_t step;                /* that it was enqueued in; -1: none */
-    uint16_t stream, of;         /* of: the stream that a wait waits for */
-    uint8_t kind;                /* ms_task_kind */
+    uint32_t script, label; /* ms_engine_strings; label 0: none */
+    int64_t step;           /* that it was enqueued in; -1: none */
+    uint16_t stream, of;    /* of: the stream that a wait waits for */
+    uint8_t kind;           /* ms_task_kind */
 } ms_trace_record;
 
-MS_API ms_status ms_trace_start(ms_engine *engine);                         /* drops what was recorded before */
-MS_API ms_status ms_trace_stop(ms_engine *engine);                          /* blocks; keeps the records */
+MS_API ms_status ms_trace_start(ms_engine *engine); /* drops what was recorded before */
+MS_API ms_status ms_trace_stop(ms_engine *engine);  /* blocks; keeps the records */
 /* What follows belongs to this step; -1: to none. */
 MS_API void ms_trace_step(ms_engine *engine, int64_t step);
-/* What follows is for this: "bucket 3: cast". Returns the id of the label before, for ms_trace_relabel. Without a trace nothing happens, and no text is made. */
+/* What follows is for this: "bucket 3: cast". Returns the id of the label before, for
+ * ms_trace_relabel. Without a trace nothing happens, and no text is made. */
 MS_API uint32_t ms_trace_label(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
 MS_API void ms_trace_relabel(ms_engine *engine, uint32_t label);
 MS_API size_t ms_trace_count(const ms_engine *engine);

@@ -1,22 +1,30 @@
 /* moonshard/grad.h: the tape: operators that remember how their result came about, and backward.
  *
  * Invariants
- * - ms_apply is ms_op_apply plus a node for each call whose result needs a gradient. Nodes are dropped with their last tensor; neither
- *   that nor backward recurses, so graphs may be of any depth.
- * - backward visits nodes in reverse order of their making; a parameter's gradient is complete before its hooks run, once a backward.
- *   The order of additions is fixed by the graph, so gradients repeat bit for bit.
- * - What forward saved must be what backward reads. Saved tensors are checked twice: all of them before anything runs, and those of a node again right
- *   before that node runs, after its hooks. A tensor that was written since it was saved is an error that names the node and the write.
- * - What must write a parameter while a backward runs (an optimizer's early step) asks for it with ms_backward_when_unread, and writes after the last
- *   node that saved the parameter's values.
- * - A write in place that is recorded becomes part of the written tensor's history only. Others that share its memory and were made before
- *   know nothing of it: to record a use of one, or to go backward from it, is an error. Views taken behind the write are right.
- * - A recomputed function gives gradients also to what it holds beside its inputs; it must use the same things each time it runs. Parameters that it reads
- *   without needing their gradients (detached ones) are checked as saved tensors are; other memory that it holds (buffers) it may write itself.
- * - A hook may go backward through another graph, not through what the running backward goes through.
- * - Without retain_graph backward frees what it has used, node by node; a second backward through it is an error that names both lines.
- * - Backward records nothing: gradients of gradients are not supported, and asking for one is an error.
- */
+ * - ms_apply is ms_op_apply plus a node for each call whose result needs a gradient. Nodes are
+ *   dropped with their last tensor; neither that nor backward recurses, so graphs may be of any
+ *   depth.
+ * - backward visits nodes in reverse order of their making; a parameter's gradient is complete
+ *   before its hooks run, once a backward. The order of additions is fixed by the graph, so
+ *   gradients repeat bit for bit.
+ * - What forward saved must be what backward reads. Saved tensors are checked twice: all of them
+ *   before anything runs, and those of a node again right before that node runs, after its hooks. A
+ *   tensor that was written since it was saved is an error that names the node and the write.
+ * - What must write a parameter while a backward runs (an optimizer's early step) asks for it with
+ *   ms_backward_when_unread, and writes after the last node that saved the parameter's values.
+ * - A write in place that is recorded becomes part of the written tensor's history only. Others
+ *   that share its memory and were made before know nothing of it: to record a use of one, or to go
+ *   backward from it, is an error. Views taken behind the write are right.
+ * - A recomputed function gives gradients also to what it holds beside its inputs; it must use the
+ *   same things each time it runs. Parameters that it reads without needing their gradients
+ *   (detached ones) are checked as saved tensors are; other memory that it holds (buffers) it may
+ *   write itself.
+ * - A hook may go backward through another graph, not through what the running backward goes
+ *   through.
+ * - Without retain_graph backward frees what it has used, node by node; a second backward through
+ *   it is an error that names both lines.
+ * - Backward records nothing: gradients of gradients are not supported, and asking for one is an
+ *   error. */
 #ifndef MOONSHARD_GRAD_H
 #define MOONSHARD_GRAD_H
 
@@ -26,64 +34,84 @@
 extern "C" {
 #endif
 
-/* As ms_op_apply, and recorded if recording is on and a float input requires a gradient. In place: not on a leaf that requires one, and
- * not on a view that has a history. */
-MS_API ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
-                          uint32_t input_count, ms_tensor **outputs, uint32_t output_count);
+/* As ms_op_apply, and recorded if recording is on and a float input requires a gradient. In place:
+ * not on a leaf that requires one, and not on a view that has a history. */
+MS_API ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                          bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                          ms_tensor **outputs, uint32_t output_count);
 
 /* Recording is on at first; returns what it was. */
 MS_API bool ms_engine_set_recording(ms_engine *engine, bool on);
 MS_API bool ms_engine_is_recording(const ms_engine *engine);
 
 MS_API bool ms_tensor_requires_grad(const ms_tensor *tensor);
-MS_API bool ms_tensor_is_leaf(const ms_tensor *tensor);                     /* made by no recorded operator */
+MS_API bool ms_tensor_is_leaf(const ms_tensor *tensor); /* made by no recorded operator */
 /* Float leaves only. */
 MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes);
-MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor);                  /* borrowed, or NULL */
+MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor); /* borrowed, or NULL */
 /* NULL removes it; else it must have the leaf's shape and dtype. Retained. */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
-/* Where backward puts the leaf's gradient when it has none: a contiguous tensor of the leaf's shape and dtype, which is then its gradient, whatever it held.
- * Linear layers, products of matrices, embeddings and norms write it there themselves, at any moment of backward, unless hooks see it first, a recomputed
- * function uses the leaf, or that memory may still be read; other gradients are copied. Retained; NULL: wherever backward made it. Removing the gradient
- * leaves the home. */
+/* Where backward puts the leaf's gradient when it has none: a contiguous tensor of the leaf's shape
+ * and dtype, which is then its gradient, whatever it held. Linear layers, products of matrices,
+ * embeddings and norms write it there themselves, at any moment of backward, unless hooks see it
+ * first, a recomputed function uses the leaf, or that memory may still be read; other gradients are
+ * copied. Retained; NULL: wherever backward made it. Removing the gradient leaves the home. */
 MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
-/* Moves float leaves into one storage, each behind the one before, and gives it as a 1-D tensor that they are then contiguous views of: what is written there is
- * their value. Nothing moves if they lie so already. Views made of them before, and graphs recorded before, keep the old memory. MS_ERROR_ARGUMENT for
- * mixed dtypes, no leaves, a leaf twice or one whose gradient has a home (a reducer's); then nothing has changed. *flat is owned. */
-MS_API ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, ms_tensor **flat);
+/* Moves float leaves into one storage, each behind the one before, and gives it as a 1-D tensor
+ * that they are then contiguous views of: what is written there is their value. Nothing moves if
+ * they lie so already. Views made of them before, and graphs recorded before, keep the old memory.
+ * MS_ERROR_ARGUMENT for mixed dtypes, no leaves, a leaf twice or one whose gradient has a home (a
+ * reducer's); then nothing has changed. *flat is owned. */
+MS_API ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count,
+                            ms_tensor **flat);
 
-/* All values of these tensors (of one dtype, at least one tensor), each tensor's after those of the one before, as a new 1-D tensor; parts[i] is a view of it in the shape of
- * tensors[i]. Recorded if recording is on and one of them requires a gradient: then whole and parts have gradients. On failure nothing is owned. */
-MS_API ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole, ms_tensor **parts);
+/* All values of these tensors (of one dtype, at least one tensor), each tensor's after those of the
+ * one before, as a new 1-D tensor; parts[i] is a view of it in the shape of tensors[i]. Recorded if
+ * recording is on and one of them requires a gradient: then whole and parts have gradients. On
+ * failure nothing is owned. */
+MS_API ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
+                         ms_tensor **whole, ms_tensor **parts);
 
-/* Adds gradients of the roots' leaves to their grad, on the current stream. gradients[i] NULL: 1, for a root of one element. */
-MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients, uint32_t count, bool retain_graph);
+/* Adds gradients of the roots' leaves to their grad, on the current stream. gradients[i] NULL: 1,
+ * for a root of one element. */
+MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots,
+                             ms_tensor *const *gradients, uint32_t count, bool retain_graph);
 
-/* Called with the whole gradient of `tensor` in a backward, before it is used further; may put an owned replacement of the same shape and
- * dtype into *replacement. For a leaf: before it is added up. */
+/* Called with the whole gradient of `tensor` in a backward, before it is used further; may put an
+ * owned replacement of the same shape and dtype into *replacement. For a leaf: before it is added
+ * up. */
 typedef ms_status (*ms_gradient_function)(void *user, ms_tensor *gradient, ms_tensor **replacement);
 /* Called after the leaf's gradient was added up. */
 typedef ms_status (*ms_accumulated_function)(void *user, ms_tensor *leaf);
-/* free (may be NULL) is called with user when the hook is removed or its graph goes. ids are unique in an engine, from 1. */
-MS_API ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user, void (*free_user)(void *), uint64_t *id);
-MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user, void (*free_user)(void *), uint64_t *id);
+/* free (may be NULL) is called with user when the hook is removed or its graph goes. ids are unique
+ * in an engine, from 1. */
+MS_API ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user,
+                                       void (*free_user)(void *), uint64_t *id);
+MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user,
+                                          void (*free_user)(void *), uint64_t *id);
 /* Nothing happens if it is gone already. */
 MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
 
-/* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in order of registration, and not if it fails. What f returns is
- * what that backward returns. MS_ERROR_STATE if none runs. */
+/* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in
+ * order of registration, and not if it fails. What f returns is what that backward returns.
+ * MS_ERROR_STATE if none runs. */
 MS_API ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
-/* For hooks that write tensors: f is called once, on the host, when no node that a running backward still has to run reads the memory of these tensors: at
- * once if there is none such, else right after the last of them has run. Calls that wait are made in the order in which they were registered; the current stream
- * is that of backward. The error that f returns ends the backward. If the backward fails, f is not called. free_user (may be NULL) is called after f, or
- * instead of it. Takes over user, also when it fails. Outside of a backward f is called at once. */
-MS_API ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_status (*f)(void *user), void *user,
+/* For hooks that write tensors: f is called once, on the host, when no node that a running backward
+ * still has to run reads the memory of these tensors: at once if there is none such, else right
+ * after the last of them has run. Calls that wait are made in the order in which they were
+ * registered; the current stream is that of backward. The error that f returns ends the backward.
+ * If the backward fails, f is not called. free_user (may be NULL) is called after f, or instead of
+ * it. Takes over user, also when it fails. Outside of a backward f is called at once. */
+MS_API ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors,
+                                         uint32_t count, ms_status (*f)(void *user), void *user,
                                          void (*free_user)(void *user));
 /* Whether a node that a running backward still has to run reads the memory of this tensor. */
 MS_API bool ms_tensor_is_awaited(const ms_tensor *tensor);
-/* reached[i]: whether a backward from the roots may come to leaves[i]. Walks the whole graph, without recursion; enqueues nothing. */
-MS_API ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count, ms_tensor *const *leaves, uint32_t leaf_count, bool *reached);
+/* reached[i]: whether a backward from the roots may come to leaves[i]. Walks the whole graph,
+ * without recursion; enqueues nothing. */
+MS_API ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count,
+                                  ms_tensor *const *leaves, uint32_t leaf_count, bool *reached);
 
 /* For loss scalers. From now on, a backward that goes through this result of a recorded operator
  * marks the gradients of all leaves that its graph goes back to: they are multiplied by a number
@@ -93,26 +121,36 @@ MS_API ms_status ms_tensor_mark_gradients(ms_tensor *tensor);
 MS_API bool ms_tensor_grad_is_marked(const ms_tensor *leaf);
 MS_API void ms_tensor_grad_unmark(ms_tensor *leaf);
 
-/* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient) where needs[i]. */
+/* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient)
+ * where needs[i]. */
 typedef struct ms_function {
     const char *name;
-    ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor **results, const bool *needs);
+    ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor **results,
+                          const bool *needs);
     void (*free)(void *user);
-    /* May be NULL. The index-th tensor that backward reads (borrowed), and its version when it was kept; false past the last. The tape checks these versions. */
+    /* May be NULL. The index-th tensor that backward reads (borrowed), and its version when it was
+     * kept; false past the last. The tape checks these versions. */
     bool (*reads)(void *user, uint32_t index, ms_tensor **tensor, uint64_t *version);
 } ms_function;
-/* Makes `outputs` (tensors without history) depend on `inputs` through f; takes over user when it succeeds. Records nothing (and frees user)
- * if recording is off or no input requires a gradient. */
-MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs, uint32_t input_count,
+/* Makes `outputs` (tensors without history) depend on `inputs` through f; takes over user when it
+ * succeeds. Records nothing (and frees user) if recording is off or no input requires a
+ * gradient. */
+MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user,
+                           ms_tensor *const *inputs, uint32_t input_count,
                            ms_tensor *const *outputs, uint32_t output_count);
 
-/* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without a tape and again in backward, with the
- * same random numbers; nothing in between is kept. done (may be NULL) is called when what a run made on its way is not needed any more: behind
- * the first run, and behind backward through what a later one recorded. user is freed with the graph. */
+/* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without
+ * a tape and again in backward, with the same random numbers; nothing in between is kept. done (may
+ * be NULL) is called when what a run made on its way is not needed any more: behind the first run,
+ * and behind backward through what a later one recorded. user is freed with the graph. */
 #define MS_RECOMPUTE_OUTPUTS 8
-typedef ms_status (*ms_recompute_function)(void *user, ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *count);
-MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user, void (*done)(void *user), void (*free_user)(void *),
-                              ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs, uint32_t *output_count);
+typedef ms_status (*ms_recompute_function)(void *user, ms_tensor *const *inputs,
+                                           uint32_t input_count, ms_tensor **outputs,
+                                           uint32_t *count);
+MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
+                              void (*done)(void *user), void (*free_user)(void *),
+                              ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                              uint32_t *output_count);
 
 #ifdef __cplusplus
 }

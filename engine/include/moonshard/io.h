@@ -1,15 +1,17 @@
 /* moonshard/io.h: files, safetensors, data sets and their loaders, checkpoints.
  *
  * Invariants
- * - A file that is written appears as a whole or not at all: data go to a temporary name beside it, are synced, and are renamed. After a
- *   failed sync nothing is retried: the data may be lost although a second sync would succeed.
- * - What is read is hostile: sizes are checked before they are used, nothing is executed, names in files are never used as paths, and
- *   nothing is mapped into memory (a mapped file that shrinks would kill the process).
- * - Data sets hold their data in memory and never change. Which sample comes when is a function of (seed, epoch, position), so a loader's
- *   state is three numbers, at any world size.
- * - Functions take a context, not an engine, unless they touch tensors: they can run on threads of their own.
- * - Messages name the file and, where it applies, the tensor, the byte and the rule.
- */
+ * - A file that is written appears as a whole or not at all: data go to a temporary name beside it,
+ *   are synced, and are renamed. After a failed sync nothing is retried: the data may be lost
+ *   although a second sync would succeed.
+ * - What is read is hostile: sizes are checked before they are used, nothing is executed, names in
+ *   files are never used as paths, and nothing is mapped into memory (a mapped file that shrinks
+ *   would kill the process).
+ * - Data sets hold their data in memory and never change. Which sample comes when is a function of
+ *   (seed, epoch, position), so a loader's state is three numbers, at any world size.
+ * - Functions take a context, not an engine, unless they touch tensors: they can run on threads of
+ *   their own.
+ * - Messages name the file and, where it applies, the tensor, the byte and the rule. */
 #ifndef MOONSHARD_IO_H
 #define MOONSHARD_IO_H
 
@@ -21,28 +23,39 @@ extern "C" {
 
 /* -------------------------------------------------------------------- files */
 
-/* The whole file, followed by a zero byte that `bytes` does not count; release with ms_release. More than `limit` bytes: MS_ERROR_CORRUPT. */
-MS_API ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out, size_t *bytes);
+/* The whole file, followed by a zero byte that `bytes` does not count; release with ms_release.
+ * More than `limit` bytes: MS_ERROR_CORRUPT. */
+MS_API ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out,
+                                  size_t *bytes);
 /* Replaces path by these bytes, durably, or leaves it as it was. */
-MS_API ms_status ms_file_write_atomic(ms_context *context, const char *path, const void *data, size_t bytes);
+MS_API ms_status ms_file_write_atomic(ms_context *context, const char *path, const void *data,
+                                      size_t bytes);
 
-/* flags: MS_FILE_*. Read and write move all bytes or fail; fewer bytes in the file than asked for: MS_ERROR_CORRUPT. */
+/* flags: MS_FILE_*. Read and write move all bytes or fail; fewer bytes in the file than asked for:
+ * MS_ERROR_CORRUPT. */
 MS_API ms_status ms_file_open(ms_context *context, const char *path, int flags, ms_file **out);
-MS_API ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer, size_t bytes, uint64_t offset);
-MS_API ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes, uint64_t offset);
-/* Adds a record to a file opened with MS_FILE_APPEND, as a whole or not at all. One process at a time may append. Not synced. */
-MS_API ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data, size_t bytes);
-MS_API void ms_file_close(ms_context *context, ms_file *file);              /* NULL is allowed */
+MS_API ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer,
+                              size_t bytes, uint64_t offset);
+MS_API ms_status ms_file_write(ms_context *context, ms_file *file, const char *path,
+                               const void *data, size_t bytes, uint64_t offset);
+/* Adds a record to a file opened with MS_FILE_APPEND, as a whole or not at all. One process at a
+ * time may append. Not synced. */
+MS_API ms_status ms_file_append(ms_context *context, ms_file *file, const char *path,
+                                const void *data, size_t bytes);
+MS_API void ms_file_close(ms_context *context, ms_file *file); /* NULL is allowed */
 
-/* Makes the file if need be and locks it for as long as it stays open; its text then says who has it. MS_ERROR_DENIED names the other. */
+/* Makes the file if need be and locks it for as long as it stays open; its text then says who has
+ * it. MS_ERROR_DENIED names the other. */
 MS_API ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out);
 
-/* A file that appears as a whole: write in any order, then commit. Freed without a commit, it leaves nothing. */
+/* A file that appears as a whole: write in any order, then commit. Freed without a commit, it
+ * leaves nothing. */
 typedef struct ms_writer ms_writer;
 MS_API ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out);
-MS_API ms_status ms_writer_write(ms_writer *writer, const void *data, size_t bytes, uint64_t offset);
-MS_API ms_status ms_writer_commit(ms_writer *writer);                       /* once */
-MS_API void ms_writer_free(ms_writer *writer);                              /* NULL is allowed */
+MS_API ms_status ms_writer_write(ms_writer *writer, const void *data, size_t bytes,
+                                 uint64_t offset);
+MS_API ms_status ms_writer_commit(ms_writer *writer); /* once */
+MS_API void ms_writer_free(ms_writer *writer);        /* NULL is allowed */
 
 /* A list of strings that it owns. */
 typedef struct ms_names {
@@ -50,8 +63,8 @@ typedef struct ms_names {
     size_t count, capacity;
 } ms_names;
 MS_API ms_status ms_names_add(ms_context *context, ms_names *names, const char *name);
-MS_API void ms_names_sort(ms_names *names);                                 /* by bytes */
-MS_API void ms_names_free(ms_context *context, ms_names *names);            /* leaves it empty */
+MS_API void ms_names_sort(ms_names *names);                      /* by bytes */
+MS_API void ms_names_free(ms_context *context, ms_names *names); /* leaves it empty */
 
 /* With its parents; being there already is success. */
 MS_API ms_status ms_folder_make(ms_context *context, const char *path);
@@ -74,29 +87,36 @@ MS_API ms_status ms_folder_rename(ms_context *context, const char *from, const c
 /* A tensor of a file. Strings and shape live as long as the reader. */
 typedef struct ms_safetensors_entry {
     const char *name;
-    const char *dtype_name;          /* in our words: "f32", also of those that we cannot load ("f64") */
+    const char *dtype_name; /* in our words: "f32", also of those that we cannot load ("f64") */
     const int64_t *shape;
     uint32_t dims;
-    bool supported;                  /* dtype is one of ours and dims <= MS_DIMS_MAX */
+    bool supported; /* dtype is one of ours and dims <= MS_DIMS_MAX */
     ms_dtype dtype;
-    uint64_t offset, bytes;          /* in the file */
+    uint64_t offset, bytes; /* in the file */
 } ms_safetensors_entry;
 
 typedef struct ms_safetensors ms_safetensors;
-/* Reads and checks the header; tensors are read one by one. Anything that breaks a rule of the format, or a limit above: MS_ERROR_CORRUPT. */
+/* Reads and checks the header; tensors are read one by one. Anything that breaks a rule of the
+ * format, or a limit above: MS_ERROR_CORRUPT. */
 MS_API ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetensors **out);
-MS_API void ms_safetensors_close(ms_safetensors *file);                     /* NULL is allowed */
+MS_API void ms_safetensors_close(ms_safetensors *file); /* NULL is allowed */
 MS_API uint32_t ms_safetensors_count(const ms_safetensors *file);
 /* In order of names. */
 MS_API const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32_t index);
 /* NULL if there is none */
-MS_API const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, const char *name);
+MS_API const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file,
+                                                       const char *name);
 /* Metadata by index; false past the last. */
-MS_API bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const char **key, const char **value);
-/* All entry->bytes of one tensor, as they stand in the file. The error goes to `context`, which may be another thread's than open's. */
-MS_API ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file, const ms_safetensors_entry *entry, void *buffer);
+MS_API bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const char **key,
+                                    const char **value);
+/* All entry->bytes of one tensor, as they stand in the file. The error goes to `context`, which may
+ * be another thread's than open's. */
+MS_API ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,
+                                     const ms_safetensors_entry *entry, void *buffer);
 /* A new tensor with that content; hash (may be NULL) gets the ms_hash of its bytes with seed 0. */
-MS_API ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file, const ms_safetensors_entry *entry, uint64_t *hash, ms_tensor **out);
+MS_API ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
+                                     const ms_safetensors_entry *entry, uint64_t *hash,
+                                     ms_tensor **out);
 
 /* What is to be written. */
 typedef struct ms_safetensors_spec {
@@ -107,52 +127,64 @@ typedef struct ms_safetensors_spec {
 } ms_safetensors_spec;
 
 typedef struct ms_safetensors_writer ms_safetensors_writer;
-/* Fixes the header; the same specs in any order give the same file. Names must differ. metadata: `pairs` times key, value; strings in UTF-8. */
-MS_API ms_status ms_safetensors_create(ms_context *context, const char *path, const ms_safetensors_spec *specs, uint32_t count,
-                                       const char *const *metadata, uint32_t pairs, ms_safetensors_writer **out);
+/* Fixes the header; the same specs in any order give the same file. Names must differ. metadata:
+ * `pairs` times key, value; strings in UTF-8. */
+MS_API ms_status ms_safetensors_create(ms_context *context, const char *path,
+                                       const ms_safetensors_spec *specs, uint32_t count,
+                                       const char *const *metadata, uint32_t pairs,
+                                       ms_safetensors_writer **out);
 /* All bytes of specs[index], in any order of indices. */
-MS_API ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data, size_t bytes);
+MS_API ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index,
+                                      const void *data, size_t bytes);
 /* Every tensor must have been written. */
 MS_API ms_status ms_safetensors_commit(ms_safetensors_writer *writer);
 /* NULL is allowed; without a commit nothing is left */
 MS_API void ms_safetensors_free(ms_safetensors_writer *writer);
 /* The file of these tensors; blocks until each has its value. */
-MS_API ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names, ms_tensor *const *tensors, uint32_t count,
+MS_API ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
+                                     ms_tensor *const *tensors, uint32_t count,
                                      const char *const *metadata, uint32_t pairs);
 
 /* ------------------------------------------------------- data sets, loaders */
 
 /* Tokens in a row, or images with labels. Reference counted; retain and release from any thread. */
 typedef struct ms_dataset ms_dataset;
-/* The bytes of files, and of all files below folders in order of their paths; names that begin with a dot are passed over. */
-MS_API ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out);
-/* Token shards, one after the other: those of llm.c (a header of 1,024 bytes, then u16 or u32) or of nanoGPT (u16 and nothing else). */
-MS_API ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count, ms_dataset **out);
+/* The bytes of files, and of all files below folders in order of their paths; names that begin with
+ * a dot are passed over. */
+MS_API ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count,
+                                  ms_dataset **out);
+/* Token shards, one after the other: those of llm.c (a header of 1,024 bytes, then u16 or u32) or
+ * of nanoGPT (u16 and nothing else). */
+MS_API ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count,
+                                   ms_dataset **out);
 /* MNIST's idx files, plain or compressed by gzip: images u8 [n, rows, columns], labels u8 [n]. */
-MS_API ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels, ms_dataset **out);
+MS_API ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels,
+                                   ms_dataset **out);
 MS_API ms_dataset *ms_dataset_retain(ms_dataset *dataset);
-MS_API void ms_dataset_release(ms_dataset *dataset);                        /* NULL is allowed */
-MS_API uint64_t ms_dataset_size(const ms_dataset *dataset);                 /* tokens or images */
+MS_API void ms_dataset_release(ms_dataset *dataset);        /* NULL is allowed */
+MS_API uint64_t ms_dataset_size(const ms_dataset *dataset); /* tokens or images */
 MS_API bool ms_dataset_has_tokens(const ms_dataset *dataset);
-/* The first floor(fraction * size), and the rest; both share the data. fraction within 0 and 1; a decimal one counts as what was written:
- * 0.29 of 100 are 29. */
-MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction, ms_dataset **first, ms_dataset **rest);
+/* The first floor(fraction * size), and the rest; both share the data. fraction within 0 and 1; a
+ * decimal one counts as what was written: 0.29 of 100 are 29. */
+MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,
+                                  ms_dataset **first, ms_dataset **rest);
 
 typedef struct ms_loader_options {
-    uint32_t batch;                  /* samples of one pass over all ranks */
-    uint32_t length;                 /* tokens of a sample; 0 for images */
+    uint32_t batch;  /* samples of one pass over all ranks */
+    uint32_t length; /* tokens of a sample; 0 for images */
     bool shuffle;
     uint64_t seed;
-    uint32_t rank, ranks;            /* ranks 0: 1 */
+    uint32_t rank, ranks; /* ranks 0: 1 */
 } ms_loader_options;
 
-/* seed, and how many samples of the epoch all ranks together have been given; samples: of an epoch, to recognise other data. */
+/* seed, and how many samples of the epoch all ranks together have been given; samples: of an epoch,
+ * to recognise other data. */
 typedef struct ms_loader_state {
     uint64_t seed, epoch, position, samples;
 } ms_loader_state;
 
-/* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later. Images: x f32 [rows, height, width] in
- * 0 .. 1, y i64 [rows]. */
+/* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later.
+ * Images: x f32 [rows, height, width] in 0 .. 1, y i64 [rows]. */
 typedef struct ms_batch {
     void *x, *y;
     size_t x_bytes, y_bytes;
@@ -160,54 +192,70 @@ typedef struct ms_batch {
 } ms_batch;
 
 typedef struct ms_loader ms_loader;
-/* MS_ERROR_ARGUMENT: batch does not divide by the ranks, length does not fit the data. One thread at a time uses a loader. */
-MS_API ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loader_options *options, ms_loader **out);
-MS_API void ms_loader_free(ms_loader *loader);                              /* NULL is allowed */
-/* Shape and dtype of x (at most 3 dimensions) for that many rows; y is i64 [rows, length] or [rows]. */
-MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3]);
-MS_API uint32_t ms_loader_rows(const ms_loader *loader);                    /* of one rank in a full batch */
-/* The next batch, endlessly: after an epoch's last sample comes the next epoch's first. Valid until the next call on this loader. A thread
- * that starts with the first call has prepared it. */
+/* MS_ERROR_ARGUMENT: batch does not divide by the ranks, length does not fit the data. One thread
+ * at a time uses a loader. */
+MS_API ms_status ms_loader_new(ms_context *context, ms_dataset *dataset,
+                               const ms_loader_options *options, ms_loader **out);
+MS_API void ms_loader_free(ms_loader *loader); /* NULL is allowed */
+/* Shape and dtype of x (at most 3 dimensions) for that many rows; y is i64 [rows, length] or
+ * [rows]. */
+MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype,
+                                int64_t shape[3]);
+MS_API uint32_t ms_loader_rows(const ms_loader *loader); /* of one rank in a full batch */
+/* The next batch, endlessly: after an epoch's last sample comes the next epoch's first. Valid until
+ * the next call on this loader. A thread that starts with the first call has prepared it. */
 MS_API ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out);
-/* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would give every rank nothing. */
+/* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would give every rank
+ * nothing. */
 MS_API ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader);
-/* Batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes tell how much there is), whatever `next` has done. The last one
- * may be shorter; past it rows is 0. */
-MS_API ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index, ms_batch *out);
+/* Batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes tell how much there is),
+ * whatever `next` has done. The last one may be shorter; past it rows is 0. */
+MS_API ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index,
+                                 ms_batch *out);
 /* What has been handed out by ms_loader_next, not what has been read ahead. */
 MS_API ms_loader_state ms_loader_get_state(const ms_loader *loader);
-/* Goes on from there. MS_ERROR_MISMATCH, and no change, if it is the state of other data or of another length. */
+/* Goes on from there. MS_ERROR_MISMATCH, and no change, if it is the state of other data or of
+ * another length. */
 MS_API ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state);
 
 /* -------------------------------------------------------------- checkpoints */
 
-/* Values of tensors at one moment, in host memory, so that they can be written while training goes on. */
+/* Values of tensors at one moment, in host memory, so that they can be written while training goes
+ * on. */
 typedef struct ms_snapshot ms_snapshot;
 /* Blocks until each tensor has its value. */
-MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors, uint32_t count, ms_snapshot **out);
+MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names,
+                                 ms_tensor *const *tensors, uint32_t count, ms_snapshot **out);
 /* ms_hash of the tensor's bytes, seed 0 */
 MS_API uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index);
-MS_API void ms_snapshot_free(ms_snapshot *snapshot);                        /* NULL is allowed */
+MS_API void ms_snapshot_free(ms_snapshot *snapshot); /* NULL is allowed */
 
 #define MS_CHECKPOINT_TENSORS "tensors.safetensors"
 #define MS_CHECKPOINT_MANIFEST "manifest.json"
 
-/* Writes folder/name with the two files above. All is synced under a temporary name, then the folder is renamed: a crash leaves the whole
- * checkpoint or nothing. An older one of the same name is replaced. Temporary folders that crashed saves have left are removed first. */
-MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder, const char *name,
-                                     const void *manifest, size_t bytes);
-/* Puts back what a crash in the middle of a replacement has left under its other name, and removes temporary folders. */
+/* Writes folder/name with the two files above. All is synced under a temporary name, then the
+ * folder is renamed: a crash leaves the whole checkpoint or nothing. An older one of the same name
+ * is replaced. Temporary folders that crashed saves have left are removed first. */
+MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot,
+                                     const char *folder, const char *name, const void *manifest,
+                                     size_t bytes);
+/* Puts back what a crash in the middle of a replacement has left under its other name, and removes
+ * temporary folders. */
 MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);
 
-/* Takes away folder/name so that a crash leaves all of it or nothing that looks like a checkpoint. */
+/* Takes away folder/name so that a crash leaves all of it or nothing that looks like a
+ * checkpoint. */
 MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name);
 /* Renames folder/name to folder/to, durably. folder/to must not exist, or be an empty folder. */
-MS_API ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name, const char *to);
+MS_API ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name,
+                                      const char *to);
 
-/* ms_checkpoint_write on a thread of its own; the host may remove others from the folder meanwhile. Takes the snapshot over if it succeeds. */
+/* ms_checkpoint_write on a thread of its own; the host may remove others from the folder meanwhile.
+ * Takes the snapshot over if it succeeds. */
 typedef struct ms_checkpoint_job ms_checkpoint_job;
-MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder, const char *name, const void *manifest,
-                                     size_t bytes, ms_checkpoint_job **out);
+MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder,
+                                     const char *name, const void *manifest, size_t bytes,
+                                     ms_checkpoint_job **out);
 /* Whether the thread has ended its work, so that ms_checkpoint_wait does not block for long. */
 MS_API bool ms_checkpoint_is_done(const ms_checkpoint_job *job);
 /* Blocks until it is written, frees the job and returns how it went. */

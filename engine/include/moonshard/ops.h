@@ -1,9 +1,11 @@
-/* moonshard/ops.h: the operators, one line each: name, inputs -> outputs, attributes (the member of ms_attributes), and the rule.
+/* moonshard/ops.h: the operators, one line each: name, inputs -> outputs, attributes (the member of
+ * ms_attributes), and the rule.
  *
- * Everywhere: broadcasting goes from the last dimension; operands have one dtype unless said otherwise; f16 and bf16 compute in f32 and
- * round once; integers compute in 64 bits and wrap to their size; "index" is i64, i32 or u16 and counts from 0; an index outside is an
- * error of the stream that names the operator, the index and the limit. Sums add in a fixed order that depends on shapes only.
- */
+ * Everywhere: broadcasting goes from the last dimension; operands have one dtype unless said
+ * otherwise; f16 and bf16 compute in f32 and round once; integers compute in 64 bits and wrap to
+ * their size; "index" is i64, i32 or u16 and counts from 0; an index outside is an error of the
+ * stream that names the operator, the index and the limit. Sums add in a fixed order that depends
+ * on shapes only. */
 #ifndef MOONSHARD_OPS_H
 #define MOONSHARD_OPS_H
 

@@ -1,14 +1,16 @@
 /* moonshard/tensor.h: tensors, views, and operators without gradients.
  *
  * Invariants
- * - A tensor is a typed, strided window on a storage. Creating one enqueues nothing and its contents are undefined.
- * - All work on tensor memory is a task on the engine's current stream. The host never reads or writes tensor memory but through
- *   ms_tensor_read and ms_tensor_write.
- * - Dimensions and positions count from 0 in C (from 1 in Lua). Strides are in elements and may be 0 (broadcast); never negative.
- * - Operators are objects: one const ms_op each, with forward and backward. ms_op_apply runs a forward and records nothing;
- *   moonshard/grad.h has the same call with a tape.
- * - How work is cut into tiles depends on shapes only, so results never depend on the number of threads.
- */
+ * - A tensor is a typed, strided window on a storage. Creating one enqueues nothing and its
+ *   contents are undefined.
+ * - All work on tensor memory is a task on the engine's current stream. The host never reads or
+ *   writes tensor memory but through ms_tensor_read and ms_tensor_write.
+ * - Dimensions and positions count from 0 in C (from 1 in Lua). Strides are in elements and may be
+ *   0 (broadcast); never negative.
+ * - Operators are objects: one const ms_op each, with forward and backward. ms_op_apply runs a
+ *   forward and records nothing; moonshard/grad.h has the same call with a tape.
+ * - How work is cut into tiles depends on shapes only, so results never depend on the number of
+ *   threads. */
 #ifndef MOONSHARD_TENSOR_H
 #define MOONSHARD_TENSOR_H
 
@@ -23,34 +25,50 @@ extern "C" {
 typedef struct ms_tensor ms_tensor;
 typedef struct ms_op ms_op;
 
-typedef enum ms_dtype { MS_F32, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U16, MS_U8, MS_BOOL, MS_DTYPES } ms_dtype;
+typedef enum ms_dtype {
+    MS_F32,
+    MS_F16,
+    MS_BF16,
+    MS_I64,
+    MS_I32,
+    MS_U16,
+    MS_U8,
+    MS_BOOL,
+    MS_DTYPES
+} ms_dtype;
 MS_API size_t ms_dtype_bytes(ms_dtype dtype);
-MS_API const char *ms_dtype_name(ms_dtype dtype);                           /* "f32" ... */
+MS_API const char *ms_dtype_name(ms_dtype dtype); /* "f32" ... */
 MS_API bool ms_dtype_find(const char *name, ms_dtype *out);
 static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; }
 
 /* ------------------------------------------------------------------ tensors */
 
-/* A contiguous tensor on the current stream; MS_ERROR_ARGUMENT for more than MS_DIMS_MAX dimensions, negative sizes or overflow. */
-MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
-/* A contiguous tensor at the beginning of a storage, which it retains; MS_ERROR_ARGUMENT if it does not fit. */
-MS_API ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape, ms_tensor **out);
-/* A window on base's storage: strides in elements; offset in elements from base's first. Everything must lie inside the storage. */
-MS_API ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape, const int64_t *strides, int64_t offset, ms_tensor **out);
+/* A contiguous tensor on the current stream; MS_ERROR_ARGUMENT for more than MS_DIMS_MAX
+ * dimensions, negative sizes or overflow. */
+MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims,
+                               const int64_t *shape, ms_tensor **out);
+/* A contiguous tensor at the beginning of a storage, which it retains; MS_ERROR_ARGUMENT if it does
+ * not fit. */
+MS_API ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims,
+                              const int64_t *shape, ms_tensor **out);
+/* A window on base's storage: strides in elements; offset in elements from base's first. Everything
+ * must lie inside the storage. */
+MS_API ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
+                                  const int64_t *strides, int64_t offset, ms_tensor **out);
 /* The same window with no gradient history. */
 MS_API ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out);
 MS_API ms_tensor *ms_tensor_retain(ms_tensor *tensor);
-MS_API void ms_tensor_release(ms_tensor *tensor);                           /* NULL is allowed */
+MS_API void ms_tensor_release(ms_tensor *tensor); /* NULL is allowed */
 
 MS_API ms_engine *ms_tensor_engine(const ms_tensor *tensor);
 MS_API ms_dtype ms_tensor_dtype(const ms_tensor *tensor);
 MS_API uint32_t ms_tensor_dims(const ms_tensor *tensor);
-MS_API const int64_t *ms_tensor_shape(const ms_tensor *tensor);             /* borrowed, dims numbers */
+MS_API const int64_t *ms_tensor_shape(const ms_tensor *tensor); /* borrowed, dims numbers */
 MS_API const int64_t *ms_tensor_strides(const ms_tensor *tensor);
-MS_API int64_t ms_tensor_count(const ms_tensor *tensor);                    /* elements */
-MS_API size_t ms_tensor_bytes(const ms_tensor *tensor);                     /* elements times their size */
+MS_API int64_t ms_tensor_count(const ms_tensor *tensor); /* elements */
+MS_API size_t ms_tensor_bytes(const ms_tensor *tensor);  /* elements times their size */
 MS_API bool ms_tensor_is_contiguous(const ms_tensor *tensor);
-MS_API ms_storage *ms_tensor_storage(const ms_tensor *tensor);              /* borrowed */
+MS_API ms_storage *ms_tensor_storage(const ms_tensor *tensor); /* borrowed */
 /* Elements from the storage's beginning. */
 MS_API int64_t ms_tensor_offset(const ms_tensor *tensor);
 /* Address of the first element: for tasks only. */
@@ -62,9 +80,11 @@ MS_API uint64_t ms_tensor_version(const ms_tensor *tensor);
 /* "[2, 3] f32" into text; returns text. */
 MS_API const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes);
 
-/* Copies row-major host data in, on the current stream; host may be reused at once. bytes must be ms_tensor_bytes. */
+/* Copies row-major host data in, on the current stream; host may be reused at once. bytes must be
+ * ms_tensor_bytes. */
 MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes);
-/* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros, and host may be NULL. */
+/* Copies out row-major; blocks until the tensor's writers are done. On sim: zeros, and host may be
+ * NULL. */
 MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
 
 /* A copy of a tensor's first element on its way to the host: enqueued now, read later. */
@@ -77,40 +97,48 @@ MS_API void ms_readback_free(ms_readback *readback);
 
 /* ------------------------------------------------------------------- codecs */
 
-/* How a row of n floats becomes bytes: it is cut into blocks; first stand the blocks' scales (f32, as the machine stores them), then all codes, packed
- * from the lowest bit on. A number is its code's value times the scale.
- *   int8   -127 .. 127, scale max|x| / 127          int4  -7 .. 7, stored + 8, scale max|x| / 7
- *   fp8    1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity), scale max|x| / 448
- *   fp4    1, 2, 1 (bias 1: 0 .5 1 1.5 2 3 4 6), scale max|x| / 6
- *   sign   1 bit, set for x >= +0: +1 and -1, scale mean|x|; bare: without scales
- * A block with an infinity or a NaN decodes to NaN throughout (not bare ones); numbers count as 0 in a block whose greatest is below 1e-35.
- * The same bytes on every instruction set. */
-typedef enum ms_codec_kind { MS_CODEC_INT8, MS_CODEC_INT4, MS_CODEC_FP8, MS_CODEC_FP4, MS_CODEC_SIGN, MS_CODEC_KINDS } ms_codec_kind;
+/* How a row of n floats becomes bytes: it is cut into blocks; first stand the blocks' scales (f32,
+ * as the machine stores them), then all codes, packed from the lowest bit on. A number is its
+ * code's value times the scale. int8   -127 .. 127, scale max|x| / 127          int4  -7 .. 7,
+ * stored + 8, scale max|x| / 7 fp8    1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity),
+ * scale max|x| / 448 fp4    1, 2, 1 (bias 1: 0 .5 1 1.5 2 3 4 6), scale max|x| / 6 sign   1 bit,
+ * set for x >= +0: +1 and -1, scale mean|x|; bare: without scales A block with an infinity or a NaN
+ * decodes to NaN throughout (not bare ones); numbers count as 0 in a block whose greatest is below
+ * 1e-35. The same bytes on every instruction set. */
+typedef enum ms_codec_kind {
+    MS_CODEC_INT8,
+    MS_CODEC_INT4,
+    MS_CODEC_FP8,
+    MS_CODEC_FP4,
+    MS_CODEC_SIGN,
+    MS_CODEC_KINDS
+} ms_codec_kind;
 typedef struct ms_codec {
     ms_codec_kind kind;
-    int64_t block;                 /* numbers that share a scale: a multiple of 8 */
+    int64_t block; /* numbers that share a scale: a multiple of 8 */
     /* stochastic: to one of the two neighbours, so that the mean is right; bare: sign only */
     bool stochastic, bare;
 } ms_codec;
-MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n);            /* of a row of n numbers */
+MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n); /* of a row of n numbers */
 
-/* How rotary positions are stretched beyond the context that a model was trained with; zero-filled: not at all. With f the frequency
- * base^(-2j/width) of pair j in radians a position:
- *   linear  f / factor
- *   llama3  with turns = original_context * f / (2 pi), the turns of this pair over the original context: f / factor up to low turns, f
- *           from high turns on, and (1 - s) * f / factor + s * f between, s = (turns - low) / (high - low)
- * Both as in Hugging Face transformers, modeling_rope_utils.py: _compute_linear_scaling_rope_parameters, _compute_llama3_parameters. */
+/* How rotary positions are stretched beyond the context that a model was trained with; zero-filled:
+ * not at all. With f the frequency base^(-2j/width) of pair j in radians a position: linear  f /
+ * factor llama3  with turns = original_context * f / (2 pi), the turns of this pair over the
+ * original context: f / factor up to low turns, f from high turns on, and (1 - s) * f / factor + s
+ * * f between, s = (turns - low) / (high - low) Both as in Hugging Face transformers,
+ * modeling_rope_utils.py: _compute_linear_scaling_rope_parameters, _compute_llama3_parameters. */
 typedef enum ms_rotary_kind { MS_ROTARY_PLAIN, MS_ROTARY_LINEAR, MS_ROTARY_LLAMA3 } ms_rotary_kind;
 typedef struct ms_rotary_scaling {
     ms_rotary_kind kind;
-    double factor;                      /* above 0 */
+    double factor; /* above 0 */
     /* llama3: low_freq_factor < high_freq_factor, both 0 or more; positions, above 0 */
     double low, high, original_context;
 } ms_rotary_scaling;
 
 /* ---------------------------------------------------------------- operators */
 
-/* Parameters of an operator that are not tensors; zero-filled, then the members of its family are set. */
+/* Parameters of an operator that are not tensors; zero-filled, then the members of its family are
+ * set. */
 typedef union ms_attributes {
     /* scalar forms (value), clamp (value = low), pow, factors, eps */
     struct {
@@ -196,23 +224,27 @@ typedef enum ms_reduction { MS_REDUCE_MEAN, MS_REDUCE_SUM, MS_REDUCE_NONE } ms_r
 /* gelu: the tanh form */
 typedef enum ms_activation { MS_ACTIVATION_NONE, MS_ACTIVATION_GELU } ms_activation;
 
-/* Runs forward on the current stream: `inputs` (NULL where optional and absent) to `output_count` new tensors in `outputs`, which the
- * caller owns. in_place: the result is written into inputs[0], and outputs[0] is another reference to it. attributes may be NULL.
- * Errors name the operator and the shapes; nothing is changed then. */
-MS_API ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes, bool in_place, ms_tensor *const *inputs,
-                             uint32_t input_count, ms_tensor **outputs, uint32_t output_count);
+/* Runs forward on the current stream: `inputs` (NULL where optional and absent) to `output_count`
+ * new tensors in `outputs`, which the caller owns. in_place: the result is written into inputs[0],
+ * and outputs[0] is another reference to it. attributes may be NULL. Errors name the operator and
+ * the shapes; nothing is changed then. */
+MS_API ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                             bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                             ms_tensor **outputs, uint32_t output_count);
 MS_API const char *ms_op_name(const ms_op *op);
-MS_API const ms_op *ms_op_find(const char *name);                           /* NULL if there is none */
-MS_API const ms_op *ms_op_at(uint32_t index);                               /* all operators, from 0; NULL past the last */
+MS_API const ms_op *ms_op_find(const char *name); /* NULL if there is none */
+MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL past the last */
 
-/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and accumulated in f32; MS_F32: off. Attention does
- * so only for bf16 on processors with a bf16 dot product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, what
- * goes into the activation of a linear operator is rounded to bf16, too. */
+/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and
+ * accumulated in f32; MS_F32: off. Attention does so only for bf16 on processors with a bf16 dot
+ * product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, what goes
+ * into the activation of a linear operator is rounded to bf16, too. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
 /* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
 MS_API const char *ms_engine_blas(void);
-/* The best instruction set that it may use here, in its own words: "avx512_core_amx"; "" where it does not tell. Static. */
+/* The best instruction set that it may use here, in its own words: "avx512_core_amx"; "" where it
+ * does not tell. Static. */
 MS_API const char *ms_engine_blas_isa(ms_engine *engine);
 
 /* Drops casts of weights that were kept for this step. */

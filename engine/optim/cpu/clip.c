@@ -1,4 +1,5 @@
-/* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task, cut at fixed places. */
+/* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task,
+ * cut at fixed places. */
 #include "optim/tasks.h"
 
 #include <math.h>
@@ -21,7 +22,8 @@ typedef struct measure_job {
 
 static double measure_range(const measure_job *j, const char *data, ms_dtype dtype, size_t n)
 {
-    if (dtype == MS_F32) return j->kernels->sum_of_powers((const float *)(const void *)data, n, j->args->p);
+    if (dtype == MS_F32)
+        return j->kernels->sum_of_powers((const float *)(const void *)data, n, j->args->p);
     float chunk[MS_CHUNK];
     double sum = 0;
     for (size_t at = 0; at < n; at += MS_CHUNK) {
@@ -42,9 +44,12 @@ static void measure_tile(void *context, uint32_t tile, ms_thread *thread)
     for (uint32_t i = 0; i < j->args->count; i++) {
         int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
         if (at < tiles) {
-            int64_t first = at * MS_TILE, n = elements - first < MS_TILE ? elements - first : MS_TILE;
+            int64_t first = at * MS_TILE,
+                    n = elements - first < MS_TILE ? elements - first : MS_TILE;
             ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
-            j->sums[tile] = measure_range(j, (const char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype), dtype, (size_t)n);
+            j->sums[tile] = measure_range(
+                j, (const char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype),
+                dtype, (size_t)n);
             return;
         }
         at -= tiles;
@@ -56,9 +61,14 @@ static ms_task_result measure_run(ms_run *run, void *arguments)
     const ms_measure_args *args = arguments;
     int64_t tiles = 0;
     for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
-    measure_job j = { .args = args, .kernels = ms_optimizer_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    measure_job j = { .args = args,
+                      .kernels = ms_optimizer_kernels_for(ms_run_isa(run)),
+                      .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     j.sums = ms_thread_scratch(ms_run_thread(run), 0, (size_t)(tiles + 1) * sizeof *j.sums);
-    if (!j.sums) { ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the sums of a norm"); return MS_TASK_FAILED; }
+    if (!j.sums) {
+        ms_run_fail(run, MS_ERROR_MEMORY, "no memory for the sums of a norm");
+        return MS_TASK_FAILED;
+    }
     ms_run_tiles(run, (uint32_t)tiles, measure_tile, &j);
     int64_t at = 0;
     for (uint32_t i = 0; i < args->count; i++) {
@@ -72,7 +82,10 @@ static ms_task_result measure_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_measure = { .name = "gradient_norm", .function = measure_run, .args_bytes = sizeof(ms_measure_args), .kind = MS_KIND_OPTIMIZER };
+const ms_task ms_cpu_measure = { .name = "gradient_norm",
+                                 .function = measure_run,
+                                 .args_bytes = sizeof(ms_measure_args),
+                                 .kind = MS_KIND_OPTIMIZER };
 
 static ms_task_result combine_run(ms_run *run, void *arguments)
 {
@@ -93,7 +106,10 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_combine = { .name = "clip_factor", .function = combine_run, .args_bytes = sizeof(ms_combine_args), .kind = MS_KIND_OPTIMIZER };
+const ms_task ms_cpu_combine = { .name = "clip_factor",
+                                 .function = combine_run,
+                                 .args_bytes = sizeof(ms_combine_args),
+                                 .kind = MS_KIND_OPTIMIZER };
 
 /* ------------------------------------------------------------------ scaling */
 
@@ -127,9 +143,13 @@ static void scale_tile(void *context, uint32_t tile, ms_thread *thread)
     for (uint32_t i = 0; i < j->args->count; i++) {
         int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
         if (at < tiles) {
-            int64_t first = at * MS_TILE, n = elements - first < MS_TILE ? elements - first : MS_TILE;
+            int64_t first = at * MS_TILE,
+                    n = elements - first < MS_TILE ? elements - first : MS_TILE;
             ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
-            if (!scale_range(j, (char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype), dtype, (size_t)n)) j->bad = 1;
+            if (!scale_range(
+                    j, (char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype),
+                    dtype, (size_t)n))
+                j->bad = 1;
             return;
         }
         at -= tiles;
@@ -142,10 +162,15 @@ static ms_task_result scale_run(ms_run *run, void *arguments)
     if (*args->factor == 1 && !args->finite) return MS_TASK_DONE;
     int64_t tiles = 0;
     for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
-    scale_job j = { .args = args, .kernels = ms_optimizer_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    scale_job j = { .args = args,
+                    .kernels = ms_optimizer_kernels_for(ms_run_isa(run)),
+                    .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     ms_run_tiles(run, (uint32_t)tiles, scale_tile, &j);
     if (args->finite && j.bad) *args->finite = 0;
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_scale = { .name = "gradient_scale", .function = scale_run, .args_bytes = sizeof(ms_scale_args), .kind = MS_KIND_OPTIMIZER };
+const ms_task ms_cpu_scale = { .name = "gradient_scale",
+                               .function = scale_run,
+                               .args_bytes = sizeof(ms_scale_args),
+                               .kind = MS_KIND_OPTIMIZER };

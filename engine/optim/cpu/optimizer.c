@@ -1,12 +1,13 @@
-/* optimizer.c: the step of one parameter on the CPU: tiles of elements, 16-bit parameters and gradients through f32 chunks. */
+/* optimizer.c: the step of one parameter on the CPU: tiles of elements, 16-bit parameters and
+ * gradients through f32 chunks. */
 #include "optim/tasks.h"
 
 #include <math.h>
 
 #include "tensor/cpu/convert.h"
 
-#define MS_TILE 65536            /* elements of a tile: fixed, so that results do not depend on threads */
-#define MS_CHUNK 2048            /* elements that are converted at once */
+#define MS_TILE 65536 /* elements of a tile: fixed, so that results do not depend on threads */
+#define MS_CHUNK 2048 /* elements that are converted at once */
 
 typedef struct job {
     const ms_optimizer_args *args;
@@ -22,34 +23,53 @@ static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
     double first = args->kind == MS_RMSPROP ? h->alpha : h->beta1;
     if (args->kind == MS_ADADELTA) first = h->rho;
     float damped = t == 1 ? 1 : (float)(1 - h->dampening);
-    ms_optimizer_scalars s = { .lr = (float)lr, .weight_decay = (float)h->weight_decay, .sign = h->maximize ? -1 : 1, .beta1 = (float)first, .beta2 = (float)h->beta2,
-                               .rest1 = (float)(1 - first), .rest2 = (float)(1 - h->beta2),
-                               .eps = (float)h->eps, .momentum = (float)h->momentum, .damped = damped, .eta_minus = (float)h->eta_minus,
-                               .eta_plus = (float)h->eta_plus, .step_min = (float)h->step_min, .step_max = (float)h->step_max, .nesterov = h->nesterov,
-                               .has_max = h->amsgrad, .centered = h->centered, .has_momentum = h->momentum != 0, .first = t == 1 };
+    ms_optimizer_scalars s = { .lr = (float)lr,
+                               .weight_decay = (float)h->weight_decay,
+                               .sign = h->maximize ? -1 : 1,
+                               .beta1 = (float)first,
+                               .beta2 = (float)h->beta2,
+                               .rest1 = (float)(1 - first),
+                               .rest2 = (float)(1 - h->beta2),
+                               .eps = (float)h->eps,
+                               .momentum = (float)h->momentum,
+                               .damped = damped,
+                               .eta_minus = (float)h->eta_minus,
+                               .eta_plus = (float)h->eta_plus,
+                               .step_min = (float)h->step_min,
+                               .step_max = (float)h->step_max,
+                               .nesterov = h->nesterov,
+                               .has_max = h->amsgrad,
+                               .centered = h->centered,
+                               .has_momentum = h->momentum != 0,
+                               .first = t == 1 };
     if (args->kind == MS_ADAGRAD) s.step_size = (float)(lr / (1 + (double)(t - 1) * h->lr_decay));
     else s.step_size = (float)(lr / (1 - pow(h->beta1, (double)t)));
     s.root_correction = (float)(1 / sqrt(1 - pow(h->beta2, (double)t)));
     return s;
 }
 
-/* Rounds to one of the two neighbours with probability by distance, so that small changes of a 16-bit parameter are not lost on average. */
+/* Rounds to one of the two neighbours with probability by distance, so that small changes of a
+ * 16-bit parameter are not lost on average. */
 static void store_stochastic(const ms_optimizer_args *args, float *values, int64_t first, size_t n)
 {
     uint16_t *out = (uint16_t *)args->parameter + first;
     for (size_t i = 0; i < n; i++) {
         uint32_t draws[4], bits = ms_bits_from_float(values[i]);
         uint64_t position = (uint64_t)first + i;
-        ms_philox(args->random.seed, args->random.step << 32 | args->random.draw, position / 4, draws);
+        ms_philox(args->random.seed, args->random.step << 32 | args->random.draw, position / 4,
+                  draws);
         uint32_t draw = draws[position % 4];
         if (args->dtype == MS_BF16) {
             bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-            out[i] = finite ? (uint16_t)((bits + (draw & 0xffffu)) >> 16) : ms_bf16_from_float(values[i]);
+            out[i] = finite ? (uint16_t)((bits + (draw & 0xffffu)) >> 16)
+                            : ms_bf16_from_float(values[i]);
         } else {
             /* f16 keeps 10 of 23 bits: add a draw below the last kept one, then cut. */
             float moved = ms_float_from_bits(bits + (draw & 0x1fffu));
             bool small = fabsf(values[i]) < 6.2e-5f || !(fabsf(moved) < 65504.0f);
-            out[i] = small ? ms_f16_from_float(values[i]) : ms_f16_from_float(ms_float_from_bits((bits + (draw & 0x1fffu)) & ~0x1fffu));
+            out[i] =
+                small ? ms_f16_from_float(values[i])
+                      : ms_f16_from_float(ms_float_from_bits((bits + (draw & 0x1fffu)) & ~0x1fffu));
         }
     }
 }
@@ -65,9 +85,12 @@ static void step_chunk(const job *j, int64_t first, size_t n)
     else if (args->master) p = args->master + first;
     else j->convert->to_f32[args->dtype](p_chunk, stored, n);
     if (args->gradient_dtype == MS_F32) g = (const float *)args->gradient + first;
-    else j->convert->to_f32[args->gradient_dtype](g_chunk, (const char *)args->gradient + (size_t)first * 2, n);
+    else
+        j->convert->to_f32[args->gradient_dtype](
+            g_chunk, (const char *)args->gradient + (size_t)first * 2, n);
     float *states[MS_OPTIMIZER_STATES];
-    for (int i = 0; i < MS_OPTIMIZER_STATES; i++) states[i] = args->states[i] ? args->states[i] + first : NULL;
+    for (int i = 0; i < MS_OPTIMIZER_STATES; i++)
+        states[i] = args->states[i] ? args->states[i] + first : NULL;
     j->kernels->step[args->kind](&j->scalars, p, g, states[0], states[1], states[2], n);
     if (args->dtype == MS_F32) return;
     if (args->master) j->convert->from_f32[args->dtype](stored, p, n);
@@ -78,7 +101,8 @@ static void step_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
     const job *j = context;
-    int64_t first = (int64_t)tile * MS_TILE, end = first + MS_TILE < j->args->elements ? first + MS_TILE : j->args->elements;
+    int64_t first = (int64_t)tile * MS_TILE,
+            end = first + MS_TILE < j->args->elements ? first + MS_TILE : j->args->elements;
     bool whole = j->args->dtype == MS_F32 && j->args->gradient_dtype == MS_F32;
     for (int64_t at = first; at < end; at += whole ? MS_TILE : MS_CHUNK) {
         int64_t n = whole || end - at < MS_CHUNK ? end - at : MS_CHUNK;
@@ -91,9 +115,15 @@ static ms_task_result optimizer_run(ms_run *run, void *arguments)
     const ms_optimizer_args *args = arguments;
     if (args->only_if && !*args->only_if) return MS_TASK_DONE;
     int64_t t = ++*args->count;
-    job j = { .args = args, .scalars = scalars_of(args, t), .kernels = ms_optimizer_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    job j = { .args = args,
+              .scalars = scalars_of(args, t),
+              .kernels = ms_optimizer_kernels_for(ms_run_isa(run)),
+              .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     ms_run_tiles(run, (uint32_t)((args->elements + MS_TILE - 1) / MS_TILE), step_tile, &j);
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_optimizer = { .name = "optimizer", .function = optimizer_run, .args_bytes = sizeof(ms_optimizer_args), .kind = MS_KIND_OPTIMIZER };
+const ms_task ms_cpu_optimizer = { .name = "optimizer",
+                                   .function = optimizer_run,
+                                   .args_bytes = sizeof(ms_optimizer_args),
+                                   .kind = MS_KIND_OPTIMIZER };

@@ -1,10 +1,11 @@
 /* attention.c: attention on the CPU, block of scores by block of scores.
  *
- * A block is 64 queries (the lanes of vectors) by up to 64 keys: its scores (16 KiB) stay in the first cache. Where the diagonal of causal
- * attention crosses a block, it is cut into parts of 16 keys, which leave out the vectors of queries that see none of them. Operands are packed
- * first, as f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first to the last, sums over queries from
- * the first head's first block to the last head's last: who computes which tile never shows in the result.
- */
+ * A block is 64 queries (the lanes of vectors) by up to 64 keys: its scores (16 KiB) stay in the
+ * first cache. Where the diagonal of causal attention crosses a block, it is cut into parts of 16
+ * keys, which leave out the vectors of queries that see none of them. Operands are packed first, as
+ * f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first
+ * to the last, sums over queries from the first head's first block to the last head's last: who
+ * computes which tile never shows in the result. */
 #include "tensor/cpu/attention.h"
 
 #include <math.h>
@@ -18,9 +19,9 @@ enum { LANES = MS_QUERY_LANES, KEY_BLOCK = 64, KEY_PART = 16, TILE_BLOCKS = 4 };
 typedef struct job {
     const ms_attention_args *args;
     const ms_attention_kernels *kernels;
-    bool pairs;                          /* of bf16, else f32 */
-    int64_t wide, units;                 /* the width, and how many units of it, with what is padded */
-    int64_t chunks;                      /* tiles of a head, forward */
+    bool pairs;          /* of bf16, else f32 */
+    int64_t wide, units; /* the width, and how many units of it, with what is padded */
+    int64_t chunks;      /* tiles of a head, forward */
     atomic_bool no_memory;
 } job;
 
@@ -28,11 +29,16 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* Elements as units. */
-static int64_t in_units(const job *j, int64_t elements) { return j->pairs ? elements / 2 : elements; }
-
-static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+static int64_t in_units(const job *j, int64_t elements)
 {
-    return (char *)h->data + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
+    return j->pairs ? elements / 2 : elements;
+}
+
+static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_t head,
+                        int64_t time)
+{
+    return (char *)h->data
+           + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
 }
 
 static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
@@ -50,26 +56,35 @@ static float *take(float **room, int64_t floats)
     return taken;
 }
 
-static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, int64_t all, float *to)
+static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
+                      int64_t count, int64_t all, float *to)
 {
     const ms_attention_args *a = j->args;
-    j->kernels->pack_rows(j->pairs, (ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count, all, a->width, to);
+    j->kernels->pack_rows(j->pairs, (ms_dtype)a->dtype, address(j, h, batch, head, time), h->time,
+                          count, all, a->width, to);
 }
 
 /* As pairs of rows; f32 has no pairs. */
-static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time, int64_t count, int64_t all, float *to)
+static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
+                       int64_t count, int64_t all, float *to)
 {
     const ms_attention_args *a = j->args;
     if (!j->pairs) pack_rows(j, h, batch, head, time, count, all, to);
-    else j->kernels->pack_steps((ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count, all, a->width, to);
+    else
+        j->kernels->pack_steps((ms_dtype)a->dtype, address(j, h, batch, head, time), h->time, count,
+                               all, a->width, to);
 }
 
-static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t count, const float *factor, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t count,
+                      const float *factor, const ms_heads *h, int64_t batch, int64_t head,
+                      int64_t time)
 {
-    j->kernels->unpack(dtype, from, j->wide, count, j->args->width, factor, address_in(dtype, h, batch, head, time), h->time);
+    j->kernels->unpack(dtype, from, j->wide, count, j->args->width, factor,
+                       address_in(dtype, h, batch, head, time), h->time);
 }
 
-static void unpack(const job *j, const float *from, int64_t count, const float *factor, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
+static void unpack(const job *j, const float *from, int64_t count, const float *factor,
+                   const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
     unpack_as(j, (ms_dtype)j->args->dtype, from, count, factor, h, batch, head, time);
 }
@@ -82,11 +97,19 @@ typedef struct queries {
 } queries;
 
 /* How many keys the queries before `end` see. */
-static int64_t keys_for(const ms_attention_args *a, int64_t end) { return a->causal ? a->keys - a->queries + end : a->keys; }
-static int64_t keys_seen(const job *j, const queries *q) { return keys_for(j->args, q->first + q->count); }
+static int64_t keys_for(const ms_attention_args *a, int64_t end)
+{
+    return a->causal ? a->keys - a->queries + end : a->keys;
+}
+static int64_t keys_seen(const job *j, const queries *q)
+{
+    return keys_for(j->args, q->first + q->count);
+}
 
-/* The part of a block that begins `begin` keys behind key `key`; false where none is left. A block that all queries see has one part. */
-static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores, ms_score_block *part)
+/* The part of a block that begins `begin` keys behind key `key`; false where none is left. A block
+ * that all queries see has one part. */
+static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores,
+                    ms_score_block *part)
 {
     const ms_attention_args *a = j->args;
     int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key), seen = keys_for(a, q->first + 1) - key;
@@ -94,39 +117,76 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
     bool cut = a->causal && seen < rows;
     /* Queries before this one see nothing of the part. */
     int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;
-    *part = (ms_score_block){ .scores = scores + begin * LANES, .rows = padded(cut ? least(KEY_PART, rows - begin) : rows, 4), .begin = hidden / 16 * 16,
-                              .end = padded(q->count, 16), .seen = seen - begin, .step = a->causal, .scale = (float)a->scale };
+    *part = (ms_score_block){ .scores = scores + begin * LANES,
+                              .rows = padded(cut ? least(KEY_PART, rows - begin) : rows, 4),
+                              .begin = hidden / 16 * 16,
+                              .end = padded(q->count, 16),
+                              .seen = seen - begin,
+                              .step = a->causal,
+                              .scale = (float)a->scale };
     return true;
 }
 
 /* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). */
-static void score(const job *j, const ms_score_block *part, const float *keys, const float *columns, float *to)
+static void score(const job *j, const ms_score_block *part, const float *keys, const float *columns,
+                  float *to)
 {
-    ms_unit_product p = { .rows = part->rows, .columns = part->end - part->begin, .depth = j->units, .a = keys, .a_row = j->units, .a_step = 1,
-                          .b = columns + part->begin, .b_step = LANES, .c = to + part->begin, .c_row = LANES };
+    ms_unit_product p = { .rows = part->rows,
+                          .columns = part->end - part->begin,
+                          .depth = j->units,
+                          .a = keys,
+                          .a_row = j->units,
+                          .a_step = 1,
+                          .b = columns + part->begin,
+                          .b_step = LANES,
+                          .c = to + part->begin,
+                          .c_row = LANES };
     j->kernels->multiply(j->pairs, &p);
 }
 
-/* to[width, queries] += the transpose of packed steps of keys, times a right operand made of the part's scores. */
-static void add_to_columns(const job *j, const ms_score_block *part, const float *steps, const float *right, float *to)
+/* to[width, queries] += the transpose of packed steps of keys, times a right operand made of the
+ * part's scores. */
+static void add_to_columns(const job *j, const ms_score_block *part, const float *steps,
+                           const float *right, float *to)
 {
-    ms_unit_product p = { .rows = j->wide, .columns = part->end - part->begin, .depth = in_units(j, part->rows), .a = steps, .a_row = 1, .a_step = j->wide,
-                          .b = right + part->begin, .b_step = LANES, .c = to + part->begin, .c_row = LANES, .accumulate = true };
+    ms_unit_product p = { .rows = j->wide,
+                          .columns = part->end - part->begin,
+                          .depth = in_units(j, part->rows),
+                          .a = steps,
+                          .a_row = 1,
+                          .a_step = j->wide,
+                          .b = right + part->begin,
+                          .b_step = LANES,
+                          .c = to + part->begin,
+                          .c_row = LANES,
+                          .accumulate = true };
     j->kernels->multiply(j->pairs, &p);
 }
 
-/* to[keys of the part, width] += a left operand made of the part's scores, times packed steps of queries. */
-static void add_to_rows(const job *j, const ms_score_block *part, const float *left, const float *steps, float *to)
+/* to[keys of the part, width] += a left operand made of the part's scores, times packed steps of
+ * queries. */
+static void add_to_rows(const job *j, const ms_score_block *part, const float *left,
+                        const float *steps, float *to)
 {
     int64_t first = in_units(j, part->begin);
-    ms_unit_product p = { .rows = part->rows, .columns = j->wide, .depth = in_units(j, part->end) - first, .a = left + first, .a_row = in_units(j, LANES), .a_step = 1,
-                          .b = steps + first * j->wide, .b_step = j->wide, .c = to, .c_row = j->wide, .accumulate = true };
+    ms_unit_product p = { .rows = part->rows,
+                          .columns = j->wide,
+                          .depth = in_units(j, part->end) - first,
+                          .a = left + first,
+                          .a_row = in_units(j, LANES),
+                          .a_step = 1,
+                          .b = steps + first * j->wide,
+                          .b_step = j->wide,
+                          .c = to,
+                          .c_row = j->wide,
+                          .accumulate = true };
     j->kernels->multiply(j->pairs, &p);
 }
 
 /* ------------------------------------------------------------------ forward */
 
-/* A block of queries on its way: its columns packed, its result [width, queries], and per query the greatest score and the total. */
+/* A block of queries on its way: its columns packed, its result [width, queries], and per query the
+ * greatest score and the total. */
 typedef struct progress {
     queries q;
     float *columns, *out, *most, *total;
@@ -183,10 +243,14 @@ static void finish_queries(const job *j, const progress *p, float *rows)
     const queries *q = &p->q;
     float log_sum[LANES];
     j->kernels->finish(p->most, p->total, log_sum);
-    if (a->log_sum != NULL) memcpy(a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first, log_sum, (size_t)q->count * sizeof *log_sum);
+    if (a->log_sum != NULL)
+        memcpy(a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first, log_sum,
+               (size_t)q->count * sizeof *log_sum);
     j->kernels->transpose(p->out, LANES, j->wide, LANES, rows, j->wide);
     unpack(j, rows, q->count, p->total, &a->out, q->batch, q->head, q->first);
-    if (a->cast.data != NULL) unpack_as(j, (ms_dtype)a->cast_dtype, rows, q->count, p->total, &a->cast, q->batch, q->head, q->first);
+    if (a->cast.data != NULL)
+        unpack_as(j, (ms_dtype)a->cast_dtype, rows, q->count, p->total, &a->cast, q->batch, q->head,
+                  q->first);
 }
 
 /* Up to 256 queries of a head, so that each block of keys is packed for all of them at once. */
@@ -194,17 +258,22 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_attention_args *a = j->args;
-    int64_t chunk = index % j->chunks, head = index / j->chunks % a->heads, batch = index / j->chunks / a->heads, group = head / (a->heads / a->groups);
+    int64_t chunk = index % j->chunks, head = index / j->chunks % a->heads,
+            batch = index / j->chunks / a->heads, group = head / (a->heads / a->groups);
     float *room = ms_thread_scratch(thread, 0, (size_t)forward_floats(j) * sizeof *room);
     if (room == NULL) {
         atomic_store(&j->no_memory, true);
         return;
     }
-    forward_room r = { .keys = take(&room, KEY_BLOCK * j->units), .values = take(&room, KEY_BLOCK * j->units), .scores = take(&room, KEY_BLOCK * LANES),
-                       .steps = take(&room, KEY_BLOCK * LANES), .rows = take(&room, LANES * j->wide) };
+    forward_room r = { .keys = take(&room, KEY_BLOCK * j->units),
+                       .values = take(&room, KEY_BLOCK * j->units),
+                       .scores = take(&room, KEY_BLOCK * LANES),
+                       .steps = take(&room, KEY_BLOCK * LANES),
+                       .rows = take(&room, LANES * j->wide) };
     progress blocks[TILE_BLOCKS];
     int64_t count = 0, limit = 0;
-    for (int64_t first = chunk * TILE_BLOCKS * LANES; count < TILE_BLOCKS && first < a->queries; first += LANES) {
+    for (int64_t first = chunk * TILE_BLOCKS * LANES; count < TILE_BLOCKS && first < a->queries;
+         first += LANES) {
         progress *p = &blocks[count++];
         p->q = (queries){ batch, head, first, least(LANES, a->queries - first) };
         begin_queries(j, p, r.rows, &room);
@@ -226,33 +295,48 @@ typedef struct group_room {
     float *k_rows, *v_rows, *k_steps, *dk, *dv;
 } group_room;
 
-/* One block of queries: queries and incoming gradients as columns and steps, what is known of each query, and one block of scores. */
+/* One block of queries: queries and incoming gradients as columns and steps, what is known of each
+ * query, and one block of scores. */
 typedef struct query_room {
-    float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores, *change;
+    float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores,
+        *change;
     ms_score_units units;
 } query_room;
 
 static int64_t backward_floats(const job *j)
 {
     int64_t keys = padded(j->args->keys, 4);
-    return keys * (3 * j->units + 2 * j->wide) + 4 * LANES * j->units + 2 * LANES * j->wide + 2 * LANES + 2 * KEY_BLOCK * LANES + 3 * KEY_BLOCK * LANES / 2;
+    return keys * (3 * j->units + 2 * j->wide) + 4 * LANES * j->units + 2 * LANES * j->wide
+           + 2 * LANES + 2 * KEY_BLOCK * LANES + 3 * KEY_BLOCK * LANES / 2;
 }
 
 static void divide_room(const job *j, float *room, group_room *g, query_room *r)
 {
     int64_t keys = padded(j->args->keys, 4), half = KEY_BLOCK * LANES / 2;
-    *g = (group_room){ .k_rows = take(&room, keys * j->units), .v_rows = take(&room, keys * j->units), .dk = take(&room, keys * j->wide), .dv = take(&room, keys * j->wide) };
+    *g = (group_room){ .k_rows = take(&room, keys * j->units),
+                       .v_rows = take(&room, keys * j->units),
+                       .dk = take(&room, keys * j->wide),
+                       .dv = take(&room, keys * j->wide) };
     g->k_steps = j->pairs ? take(&room, keys * j->units) : g->k_rows;
-    *r = (query_room){ .q_columns = take(&room, LANES * j->units), .g_columns = take(&room, LANES * j->units), .q_steps = take(&room, LANES * j->units),
-                       .g_steps = take(&room, LANES * j->units), .dq = take(&room, LANES * j->wide), .rows = take(&room, LANES * j->wide), .log_sum = take(&room, LANES),
-                       .offset = take(&room, LANES), .scores = take(&room, KEY_BLOCK * LANES), .change = take(&room, KEY_BLOCK * LANES) };
+    *r = (query_room){ .q_columns = take(&room, LANES * j->units),
+                       .g_columns = take(&room, LANES * j->units),
+                       .q_steps = take(&room, LANES * j->units),
+                       .g_steps = take(&room, LANES * j->units),
+                       .dq = take(&room, LANES * j->wide),
+                       .rows = take(&room, LANES * j->wide),
+                       .log_sum = take(&room, LANES),
+                       .offset = take(&room, LANES),
+                       .scores = take(&room, KEY_BLOCK * LANES),
+                       .change = take(&room, KEY_BLOCK * LANES) };
     /* Without pairs the scores and their gradients are operands as they are. */
-    if (j->pairs) r->units = (ms_score_units){ take(&room, half), take(&room, half), take(&room, half) };
+    if (j->pairs)
+        r->units = (ms_score_units){ take(&room, half), take(&room, half), take(&room, half) };
     else r->units = (ms_score_units){ r->scores, r->change, r->change };
 }
 
 /* Columns and steps of 64 rows. */
-static void pack_queries(const job *j, const queries *q, const ms_heads *h, float *rows, float *columns, float *steps)
+static void pack_queries(const job *j, const queries *q, const ms_heads *h, float *rows,
+                         float *columns, float *steps)
 {
     if (!j->pairs) rows = steps;
     else pack_steps(j, h, q->batch, q->head, q->first, q->count, LANES, steps);
@@ -260,12 +344,15 @@ static void pack_queries(const job *j, const queries *q, const ms_heads *h, floa
     j->kernels->transpose(rows, j->units, LANES, j->units, columns, LANES);
 }
 
-/* One part: its scores again, and what they add to the gradients of queries, keys and values. `at` counts from key `key`. */
-static void backward_part(const job *j, const ms_score_block *part, const group_room *g, const query_room *r, int64_t key, int64_t at)
+/* One part: its scores again, and what they add to the gradients of queries, keys and values. `at`
+ * counts from key `key`. */
+static void backward_part(const job *j, const ms_score_block *part, const group_room *g,
+                          const query_room *r, int64_t key, int64_t at)
 {
     int64_t begin = key + at, lanes = in_units(j, LANES);
     float *change = r->change + at * LANES;
-    ms_score_units units = { r->units.p_rows + at * lanes, r->units.d_rows + at * lanes, r->units.d_steps + in_units(j, at) * LANES };
+    ms_score_units units = { r->units.p_rows + at * lanes, r->units.d_rows + at * lanes,
+                             r->units.d_steps + in_units(j, at) * LANES };
     score(j, part, g->k_rows + begin * j->units, r->q_columns, part->scores);
     score(j, part, g->v_rows + begin * j->units, r->g_columns, change);
     j->kernels->gradient(j->pairs, part, change, r->log_sum, r->offset, &units);
@@ -282,23 +369,27 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     memset(r->log_sum, 0, LANES * sizeof(float));
     memset(r->offset, 0, LANES * sizeof(float));
     memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
-    j->kernels->row_dots((ms_dtype)a->dtype, q->count, a->width, address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
+    j->kernels->row_dots((ms_dtype)a->dtype, q->count, a->width,
+                         address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
                          address(j, &a->out, q->batch, q->head, q->first), a->out.time, r->offset);
     pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
     pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
     memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);
     for (int64_t key = 0; key < keys_seen(j, q); key += KEY_BLOCK)
-        for (int64_t at = 0; part_at(j, q, key, at, r->scores, &part); at += part.rows) backward_part(j, &part, g, r, key, at);
+        for (int64_t at = 0; part_at(j, q, key, at, r->scores, &part); at += part.rows)
+            backward_part(j, &part, g, r, key, at);
     j->kernels->transpose(r->dq, LANES, j->wide, LANES, r->rows, j->wide);
     unpack(j, r->rows, q->count, NULL, &a->dq, q->batch, q->head, q->first);
 }
 
-/* One group of one batch: all query heads that share its keys and values, so that nobody else adds to their gradients. */
+/* One group of one batch: all query heads that share its keys and values, so that nobody else adds
+ * to their gradients. */
 static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_attention_args *a = j->args;
-    int64_t group = index % a->groups, batch = index / a->groups, shared = a->heads / a->groups, all = padded(a->keys, 4);
+    int64_t group = index % a->groups, batch = index / a->groups, shared = a->heads / a->groups,
+            all = padded(a->keys, 4);
     float *room = ms_thread_scratch(thread, 0, (size_t)backward_floats(j) * sizeof *room);
     if (room == NULL) {
         atomic_store(&j->no_memory, true);
@@ -328,16 +419,35 @@ static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, 
     const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));
     bool pairs = kernels->has_pairs && args->compute == MS_BF16;
     int64_t wide = padded(args->width, 16), tile = TILE_BLOCKS * LANES;
-    job j = { .args = args, .kernels = kernels, .pairs = pairs, .wide = wide, .units = pairs ? wide / 2 : wide, .chunks = (args->queries + tile - 1) / tile };
+    job j = { .args = args,
+              .kernels = kernels,
+              .pairs = pairs,
+              .wide = wide,
+              .units = pairs ? wide / 2 : wide,
+              .chunks = (args->queries + tile - 1) / tile };
     if (backward) ms_run_tiles(run, (uint32_t)(args->batches * args->groups), backward_tile, &j);
     else ms_run_tiles(run, (uint32_t)(args->batches * args->heads * j.chunks), forward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "attention: no memory for the scratch space of %lld keys of width %lld", (long long)args->keys, (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY,
+                "attention: no memory for the scratch space of %lld keys of width %lld",
+                (long long)args->keys, (long long)args->width);
     return MS_TASK_FAILED;
 }
 
-static ms_task_result forward_run(ms_run *run, void *arguments) { return attention_run(run, arguments, false); }
-static ms_task_result backward_run(ms_run *run, void *arguments) { return attention_run(run, arguments, true); }
+static ms_task_result forward_run(ms_run *run, void *arguments)
+{
+    return attention_run(run, arguments, false);
+}
+static ms_task_result backward_run(ms_run *run, void *arguments)
+{
+    return attention_run(run, arguments, true);
+}
 
-const ms_task ms_cpu_attention_forward = { .name = "attention", .function = forward_run, .args_bytes = sizeof(ms_attention_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_attention_backward = { .name = "attention gradient", .function = backward_run, .args_bytes = sizeof(ms_attention_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_attention_forward = { .name = "attention",
+                                           .function = forward_run,
+                                           .args_bytes = sizeof(ms_attention_args),
+                                           .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_attention_backward = { .name = "attention gradient",
+                                            .function = backward_run,
+                                            .args_bytes = sizeof(ms_attention_args),
+                                            .kind = MS_KIND_COMPUTE };

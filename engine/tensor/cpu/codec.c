@@ -10,7 +10,7 @@ typedef struct job {
     const ms_codec_args *args;
     const ms_codec_kernels *kernels;
     const ms_random_kernels *random;
-    int64_t blocks, units;              /* blocks of a row; of all rows that are cut into tiles */
+    int64_t blocks, units; /* blocks of a row; of all rows that are cut into tiles */
     uint32_t tiles;
     _Atomic bool no_memory;
 } job;
@@ -35,17 +35,27 @@ static place place_of(const job *j, int64_t row, int64_t block)
     const ms_codec_args *args = j->args;
     place p = { .first = block * args->codec.block };
     p.n = args->n - p.first < args->codec.block ? args->n - p.first : args->codec.block;
-    p.scale = (uint8_t *)args->payload + row * args->bytes + (args->codec.bare ? 0 : block * (int64_t)sizeof(float));
-    p.codes = (uint8_t *)args->payload + row * args->bytes + (args->codec.bare ? 0 : j->blocks * (int64_t)sizeof(float)) + p.first * ms_codec_bits(args->codec.kind) / 8;
+    p.scale = (uint8_t *)args->payload + row * args->bytes
+              + (args->codec.bare ? 0 : block * (int64_t)sizeof(float));
+    p.codes = (uint8_t *)args->payload + row * args->bytes
+              + (args->codec.bare ? 0 : j->blocks * (int64_t)sizeof(float))
+              + p.first * ms_codec_bits(args->codec.kind) / 8;
     return p;
 }
 
-/* A number from [0, 1) for each of a block's. Whole groups are drawn, so that a block's numbers depend on its place alone. */
+/* A number from [0, 1) for each of a block's. Whole groups are drawn, so that a block's numbers
+ * depend on its place alone. */
 static float *draw(const job *j, ms_thread *thread, int64_t unit)
 {
-    size_t group = (size_t)(j->args->codec.block + MS_RANDOM_GROUP - 1) / MS_RANDOM_GROUP * MS_RANDOM_GROUP;
+    size_t group =
+        (size_t)(j->args->codec.block + MS_RANDOM_GROUP - 1) / MS_RANDOM_GROUP * MS_RANDOM_GROUP;
     float *u = ms_thread_scratch(thread, 0, group * sizeof *u);
-    ms_random_args uniform = { .random = j->args->random, .a = 0, .b = 1, .least = 0, .greatest = 0x1.fffffep-1f, .kind = MS_RANDOM_UNIFORM };
+    ms_random_args uniform = { .random = j->args->random,
+                               .a = 0,
+                               .b = 1,
+                               .least = 0,
+                               .greatest = 0x1.fffffep-1f,
+                               .kind = MS_RANDOM_UNIFORM };
     if (u != NULL) j->random->uniform(u, group, (uint64_t)unit * group, &uniform);
     return u;
 }
@@ -55,7 +65,8 @@ static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
     job *j = context;
     const ms_codec_args *args = j->args;
     size_t item = ms_dtype_bytes((ms_dtype)args->dtype);
-    for (int64_t unit = j->units * tile / j->tiles; unit < j->units * (tile + 1) / j->tiles; unit++) {
+    for (int64_t unit = j->units * tile / j->tiles; unit < j->units * (tile + 1) / j->tiles;
+         unit++) {
         place p = place_of(j, unit / j->blocks, unit % j->blocks);
         size_t at = (size_t)(unit / j->blocks * args->n + p.first) * item;
         float scale = 0, *u = args->codec.stochastic ? draw(j, thread, unit) : NULL;
@@ -63,7 +74,9 @@ static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
             atomic_store(&j->no_memory, true);
             return;
         }
-        j->kernels->encode[args->codec.kind](&args->codec, (ms_dtype)args->dtype, (const char *)args->x + at, p.n, u, &scale, p.codes, args->error ? (char *)args->error + at : NULL);
+        j->kernels->encode[args->codec.kind](&args->codec, (ms_dtype)args->dtype,
+                                             (const char *)args->x + at, p.n, u, &scale, p.codes,
+                                             args->error ? (char *)args->error + at : NULL);
         if (!args->codec.bare) memcpy(p.scale, &scale, sizeof scale);
     }
 }
@@ -81,25 +94,36 @@ static void decode_tile(void *context, uint32_t tile, ms_thread *thread)
     (void)thread;
     const job *j = context;
     float *out = j->args->x;
-    for (int64_t unit = j->units * tile / j->tiles; unit < j->units * (tile + 1) / j->tiles; unit++) {
-        if (!j->args->sum) decode_one(j, unit / j->blocks, unit % j->blocks, false, out + unit / j->blocks * j->args->n);
+    for (int64_t unit = j->units * tile / j->tiles; unit < j->units * (tile + 1) / j->tiles;
+         unit++) {
+        if (!j->args->sum)
+            decode_one(j, unit / j->blocks, unit % j->blocks, false,
+                       out + unit / j->blocks * j->args->n);
         else
-            for (int64_t row = 0; row < j->args->rows; row++) decode_one(j, row, unit, row > 0, out);
+            for (int64_t row = 0; row < j->args->rows; row++)
+                decode_one(j, row, unit, row > 0, out);
     }
 }
 
 static ms_task_result run_tiles(ms_run *run, const ms_codec_args *args, ms_tile_function tile)
 {
-    job j = { .args = args, .kernels = ms_codec_kernels_for(ms_run_isa(run)), .random = ms_random_kernels_for(ms_run_isa(run)), .blocks = ms_codec_blocks(&args->codec, args->n) };
+    job j = { .args = args,
+              .kernels = ms_codec_kernels_for(ms_run_isa(run)),
+              .random = ms_random_kernels_for(ms_run_isa(run)),
+              .blocks = ms_codec_blocks(&args->codec, args->n) };
     j.units = args->sum ? j.blocks : j.blocks * args->rows;
     j.tiles = tiles_for(j.units, args->rows * args->n);
     ms_run_tiles(run, j.tiles, tile, &j);
     if (!j.no_memory) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "codec: no memory for the random numbers of a block of %lld", (long long)args->codec.block);
+    ms_run_fail(run, MS_ERROR_MEMORY, "codec: no memory for the random numbers of a block of %lld",
+                (long long)args->codec.block);
     return MS_TASK_FAILED;
 }
 
-static ms_task_result encode_run(ms_run *run, void *arguments) { return run_tiles(run, arguments, encode_tile); }
+static ms_task_result encode_run(ms_run *run, void *arguments)
+{
+    return run_tiles(run, arguments, encode_tile);
+}
 
 /* No rows: their sum is 0. */
 static ms_task_result decode_run(ms_run *run, void *arguments)
@@ -110,5 +134,7 @@ static ms_task_result decode_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_codec_encode = { "codec_encode", encode_run, sizeof(ms_codec_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_codec_decode = { "codec_decode", decode_run, sizeof(ms_codec_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_codec_encode = { "codec_encode", encode_run, sizeof(ms_codec_args),
+                                      MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_codec_decode = { "codec_decode", decode_run, sizeof(ms_codec_args),
+                                      MS_KIND_COMPUTE, 0 };

@@ -1,10 +1,11 @@
-/* copy.c: tasks that copy and fill strided memory, element by element, row by row or in transposed blocks. */
+/* copy.c: tasks that copy and fill strided memory, element by element, row by row or in transposed
+ * blocks. */
 #include "tensor/copy.h"
 
 #include "tensor/backend.h"
 #include "tensor/cpu/strided.h"
 
-#define BLOCK 16        /* side of a transposed block: 16 rows of one cache line of f32 */
+#define BLOCK 16 /* side of a transposed block: 16 rows of one cache line of f32 */
 
 typedef struct copy_work {
     const ms_copy_args *args;
@@ -23,14 +24,16 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
     const ms_copy_args *args = work->args;
     const ms_loop *loop = &args->loop;
     uint32_t inner = loop->dims - 1;
-    int64_t at = ms_tile_begin(work->count, work->tiles, index), end = ms_tile_begin(work->count, work->tiles, index + 1), size = args->size;
+    int64_t at = ms_tile_begin(work->count, work->tiles, index),
+            end = ms_tile_begin(work->count, work->tiles, index + 1), size = args->size;
     ms_cursor cursor;
     ms_cursor_set(loop, at, &cursor);
     while (at < end) {
         int64_t n = ms_cursor_row(loop, &cursor);
         if (n > end - at) n = end - at;
-        ms_copy_strided((char *)args->to + cursor.offset[0] * size, loop->strides[0][inner], (const char *)args->from + cursor.offset[1] * size,
-                        loop->strides[1][inner], n, args->size);
+        ms_copy_strided((char *)args->to + cursor.offset[0] * size, loop->strides[0][inner],
+                        (const char *)args->from + cursor.offset[1] * size, loop->strides[1][inner],
+                        n, args->size);
         ms_cursor_advance(loop, &cursor, n);
         at += n;
     }
@@ -38,24 +41,28 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* --------------------------------------------------------------- transposed */
 
-/* to[r * to_row + c] = from[r + c * from_column]: through a block in the first-level cache, so that both sides are walked along lines. */
-#define TRANSPOSE(type, name) \
-    static void name(type *to, int64_t to_row, const type *from, int64_t from_column, int64_t rows, int64_t columns) \
-    { \
-        type block[BLOCK][BLOCK]; \
-        for (int64_t c = 0; c < columns; c += BLOCK) { \
-            int64_t width = columns - c < BLOCK ? columns - c : BLOCK; \
-            for (int64_t i = 0; i < width; i++) memcpy(block[i], from + (c + i) * from_column, (size_t)rows * sizeof(type)); \
-            for (int64_t r = 0; r < rows; r++) \
-                for (int64_t i = 0; i < width; i++) to[r * to_row + c + i] = block[i][r]; \
-        } \
+/* to[r * to_row + c] = from[r + c * from_column]: through a block in the first-level cache, so that
+ * both sides are walked along lines. */
+#define TRANSPOSE(type, name)                                                                \
+    static void name(type *to, int64_t to_row, const type *from, int64_t from_column,        \
+                     int64_t rows, int64_t columns)                                          \
+    {                                                                                        \
+        type block[BLOCK][BLOCK];                                                            \
+        for (int64_t c = 0; c < columns; c += BLOCK) {                                       \
+            int64_t width = columns - c < BLOCK ? columns - c : BLOCK;                       \
+            for (int64_t i = 0; i < width; i++)                                              \
+                memcpy(block[i], from + (c + i) * from_column, (size_t)rows * sizeof(type)); \
+            for (int64_t r = 0; r < rows; r++)                                               \
+                for (int64_t i = 0; i < width; i++) to[r * to_row + c + i] = block[i][r];    \
+        }                                                                                    \
     }
 TRANSPOSE(uint8_t, transpose_1)
 TRANSPOSE(uint16_t, transpose_2)
 TRANSPOSE(uint32_t, transpose_4)
 TRANSPOSE(uint64_t, transpose_8)
 
-/* A strip: BLOCK rows at one position of the outer dimensions, which are all but `down` and the innermost. */
+/* A strip: BLOCK rows at one position of the outer dimensions, which are all but `down` and the
+ * innermost. */
 static void strip(const copy_work *work, int64_t index)
 {
     const ms_copy_args *args = work->args;
@@ -74,7 +81,8 @@ static void strip(const copy_work *work, int64_t index)
     int64_t rows = loop->shape[down] - row < BLOCK ? loop->shape[down] - row : BLOCK;
     void *to = (char *)args->to + to_offset * size;
     const void *from = (const char *)args->from + from_offset * size;
-    int64_t to_row = loop->strides[0][down], column = loop->strides[1][inner], columns = loop->shape[inner];
+    int64_t to_row = loop->strides[0][down], column = loop->strides[1][inner],
+            columns = loop->shape[inner];
     if (size == 4) transpose_4(to, to_row, from, column, rows, columns);
     else if (size == 2) transpose_2(to, to_row, from, column, rows, columns);
     else if (size == 8) transpose_8(to, to_row, from, column, rows, columns);
@@ -92,15 +100,18 @@ static void transpose_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
     const copy_work *work = context;
-    int64_t strips = strips_of(work), begin = strips * index / work->tiles, end = strips * (index + 1) / work->tiles;
+    int64_t strips = strips_of(work), begin = strips * index / work->tiles,
+            end = strips * (index + 1) / work->tiles;
     for (int64_t i = begin; i < end; i++) strip(work, i);
 }
 
-/* Blocks pay where the target is contiguous along the innermost dimension and the source along another one. */
+/* Blocks pay where the target is contiguous along the innermost dimension and the source along
+ * another one. */
 static int32_t transposed_dimension(const ms_loop *loop)
 {
     uint32_t inner = loop->dims - 1;
-    if (loop->strides[0][inner] != 1 || loop->strides[1][inner] <= 1 || loop->shape[inner] < 4) return -1;
+    if (loop->strides[0][inner] != 1 || loop->strides[1][inner] <= 1 || loop->shape[inner] < 4)
+        return -1;
     for (uint32_t d = 0; d < inner; d++)
         if (loop->strides[1][d] == 1 && loop->shape[d] >= 4) return (int32_t)d;
     return -1;
@@ -109,7 +120,9 @@ static int32_t transposed_dimension(const ms_loop *loop)
 static ms_task_result copy_run(ms_run *run, void *arguments)
 {
     const ms_copy_args *args = arguments;
-    copy_work work = { .args = args, .count = ms_loop_count(&args->loop), .down = transposed_dimension(&args->loop) };
+    copy_work work = { .args = args,
+                       .count = ms_loop_count(&args->loop),
+                       .down = transposed_dimension(&args->loop) };
     work.tiles = ms_tiles(work.count, (uint64_t)work.count * args->size * 2);
     if (work.down >= 0) {
         int64_t strips = strips_of(&work);
@@ -138,7 +151,8 @@ static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_
     }
     if (bits == 0 && step == 1) memset(to, 0, (size_t)n * size);
     else if (step == 1) ms_copy_strided(to, 1, one, 0, n, size);
-    else for (int64_t i = 0; i < n; i++) memcpy((char *)to + i * step * size, one, size);
+    else
+        for (int64_t i = 0; i < n; i++) memcpy((char *)to + i * step * size, one, size);
 }
 
 static void fill_tile(void *context, uint32_t index, ms_thread *thread)
@@ -147,13 +161,15 @@ static void fill_tile(void *context, uint32_t index, ms_thread *thread)
     const fill_work *work = context;
     const ms_fill_args *args = work->args;
     const ms_loop *loop = &args->loop;
-    int64_t at = ms_tile_begin(work->count, work->tiles, index), end = ms_tile_begin(work->count, work->tiles, index + 1);
+    int64_t at = ms_tile_begin(work->count, work->tiles, index),
+            end = ms_tile_begin(work->count, work->tiles, index + 1);
     ms_cursor cursor;
     ms_cursor_set(loop, at, &cursor);
     while (at < end) {
         int64_t n = ms_cursor_row(loop, &cursor);
         if (n > end - at) n = end - at;
-        fill_row((char *)args->to + cursor.offset[0] * args->size, loop->strides[0][loop->dims - 1], args->bits, args->size, n);
+        fill_row((char *)args->to + cursor.offset[0] * args->size, loop->strides[0][loop->dims - 1],
+                 args->bits, args->size, n);
         ms_cursor_advance(loop, &cursor, n);
         at += n;
     }

@@ -1,4 +1,5 @@
-/* elementwise.c: the tasks of the elementwise kernels: tiles, chunks, and staging of operands that are not contiguous f32 or i64. */
+/* elementwise.c: the tasks of the elementwise kernels: tiles, chunks, and staging of operands that
+ * are not contiguous f32 or i64. */
 #include "tensor/cpu/elementwise.h"
 
 #include "tensor/cpu/convert.h"
@@ -17,7 +18,7 @@ typedef struct work {
     ms_elementwise_scalars scalars;
     int64_t count;
     uint32_t tiles;
-    bool direct[3], direct_out;         /* of the computing type, contiguous in the innermost dimension */
+    bool direct[3], direct_out; /* of the computing type, contiguous in the innermost dimension */
 } work;
 
 /* To i64 as the conversions do it: what it cannot hold becomes its bound. */
@@ -30,32 +31,38 @@ static int64_t whole_number(double value)
 }
 
 /* Copies n elements of operand k, from the cursor on, one behind the other. */
-static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void *from, size_t size, void *to, int64_t n)
+static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void *from, size_t size,
+                   void *to, int64_t n)
 {
     uint32_t inner = loop->dims - 1;
     for (int64_t done = 0; done < n;) {
         int64_t run = ms_cursor_row(loop, &cursor);
         if (run > n - done) run = n - done;
-        ms_copy_strided((char *)to + (size_t)done * size, 1, (const char *)from + cursor.offset[k] * (int64_t)size, loop->strides[k][inner], run, size);
+        ms_copy_strided((char *)to + (size_t)done * size, 1,
+                        (const char *)from + cursor.offset[k] * (int64_t)size,
+                        loop->strides[k][inner], run, size);
         ms_cursor_advance(loop, &cursor, run);
         done += run;
     }
 }
 
 /* The reverse, for the result. */
-static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size, const void *from, int64_t n)
+static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size, const void *from,
+                    int64_t n)
 {
     uint32_t inner = loop->dims - 1;
     for (int64_t done = 0; done < n;) {
         int64_t run = ms_cursor_row(loop, &cursor);
         if (run > n - done) run = n - done;
-        ms_copy_strided((char *)to + cursor.offset[0] * (int64_t)size, loop->strides[0][inner], (const char *)from + (size_t)done * size, 1, run, size);
+        ms_copy_strided((char *)to + cursor.offset[0] * (int64_t)size, loop->strides[0][inner],
+                        (const char *)from + (size_t)done * size, 1, run, size);
         ms_cursor_advance(loop, &cursor, run);
         done += run;
     }
 }
 
-/* n elements of operand k (1 .. 3) in the computing type: where they lie if that will do, else in `to`. */
+/* n elements of operand k (1 .. 3) in the computing type: where they lie if that will do, else in
+ * `to`. */
 static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, int64_t n, stage *to)
 {
     const ms_elementwise_args *args = w->args;
@@ -63,8 +70,10 @@ static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, i
     ms_dtype dtype = (ms_dtype)args->in_dtype[k - 1];
     const void *base = args->in[k - 1];
     size_t size = ms_dtype_bytes(dtype), computing = args->integers ? 8 : 4;
-    bool in_row = n <= ms_cursor_row(loop, cursor), plain = dtype == (args->integers ? MS_I64 : MS_F32);
-    if (w->direct[k - 1] && in_row) return (const char *)base + cursor->offset[k] * (int64_t)computing;
+    bool in_row = n <= ms_cursor_row(loop, cursor),
+         plain = dtype == (args->integers ? MS_I64 : MS_F32);
+    if (w->direct[k - 1] && in_row)
+        return (const char *)base + cursor->offset[k] * (int64_t)computing;
     if (plain) {
         gather(loop, *cursor, k, base, size, to, n);
         return to;
@@ -98,7 +107,8 @@ static void result(const work *w, const ms_cursor *cursor, const void *from, int
 static void compute(const work *w, void *out, const void *const in[3], int64_t n)
 {
     const ms_elementwise_args *args = w->args;
-    if (args->integers) w->kernels->i64[args->kernel](out, in[0], in[1], in[2], (size_t)n, &w->scalars);
+    if (args->integers)
+        w->kernels->i64[args->kernel](out, in[0], in[1], in[2], (size_t)n, &w->scalars);
     else w->kernels->f32[args->kernel](out, in[0], in[1], in[2], (size_t)n, &w->scalars);
 }
 
@@ -112,7 +122,8 @@ static void chunk(const work *w, const ms_cursor *cursor, const void *const spla
     if (out_direct) out = (char *)args->out + cursor->offset[0] * (args->integers ? 8 : 4);
     /* A cast needs no kernel between its two conversions. */
     bool bare = args->kernel == MS_KERNEL_cast && splat[0] == NULL && !out_direct;
-    for (uint32_t k = 0; k < args->operands; k++) in[k] = splat[k] != NULL ? splat[k] : operand(w, cursor, k + 1, n, &stages[k]);
+    for (uint32_t k = 0; k < args->operands; k++)
+        in[k] = splat[k] != NULL ? splat[k] : operand(w, cursor, k + 1, n, &stages[k]);
     if (!bare) compute(w, out, in, n);
     if (!out_direct) result(w, cursor, bare ? in[0] : out, n);
 }
@@ -146,7 +157,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     (void)thread;
     const work *w = context;
     const ms_loop *loop = &w->args->loop;
-    int64_t at = ms_tile_begin(w->count, w->tiles, index), end = ms_tile_begin(w->count, w->tiles, index + 1);
+    int64_t at = ms_tile_begin(w->count, w->tiles, index),
+            end = ms_tile_begin(w->count, w->tiles, index + 1);
     stage spreads[3];
     const void *splat[3] = { NULL, NULL, NULL };
     bool staged = !w->direct_out;
@@ -159,7 +171,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     }
     ms_cursor cursor;
     ms_cursor_set(loop, at, &cursor);
-    /* Long rows are cut into chunks that end with the row; short ones are packed together into full chunks. */
+    /* Long rows are cut into chunks that end with the row; short ones are packed together into full
+     * chunks. */
     bool by_row = loop->dims == 1 || loop->shape[loop->dims - 1] >= 128;
     while (at < end) {
         int64_t n = end - at, row = ms_cursor_row(loop, &cursor);
@@ -168,7 +181,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
         chunk(w, &cursor, splat, n);
         at += n;
         for (int64_t left = n; left > 0;) {
-            int64_t step = ms_cursor_row(loop, &cursor) < left ? ms_cursor_row(loop, &cursor) : left;
+            int64_t step =
+                ms_cursor_row(loop, &cursor) < left ? ms_cursor_row(loop, &cursor) : left;
             ms_cursor_advance(loop, &cursor, step);
             left -= step;
         }
@@ -178,8 +192,11 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
 static ms_task_result elementwise_run(ms_run *run, void *arguments)
 {
     const ms_elementwise_args *args = arguments;
-    work w = { .args = args, .kernels = ms_elementwise_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)),
-               .scalars = { (float)args->value, (float)args->high, whole_number(args->value), whole_number(args->high) },
+    work w = { .args = args,
+               .kernels = ms_elementwise_kernels_for(ms_run_isa(run)),
+               .convert = ms_convert_kernels_for(ms_run_isa(run)),
+               .scalars = { (float)args->value, (float)args->high, whole_number(args->value),
+                            whole_number(args->high) },
                .count = ms_loop_count(&args->loop) };
     uint32_t inner = args->loop.dims - 1;
     uint8_t computing = args->integers ? MS_I64 : MS_F32;
@@ -194,5 +211,7 @@ static ms_task_result elementwise_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-#define TASK(name) const ms_task ms_cpu_##name = { #name, elementwise_run, sizeof(ms_elementwise_args), MS_KIND_COMPUTE, 0 };
+#define TASK(name)                                                                       \
+    const ms_task ms_cpu_##name = { #name, elementwise_run, sizeof(ms_elementwise_args), \
+                                    MS_KIND_COMPUTE, 0 };
 MS_ELEMENTWISE_KERNELS(TASK)

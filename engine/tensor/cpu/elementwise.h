@@ -11,12 +11,15 @@ typedef struct ms_elementwise_scalars {
 } ms_elementwise_scalars;
 
 /* Operands beyond the kernel's own number are not read. out may be one of them. */
-typedef void (*ms_elementwise_f32)(float *out, const float *a, const float *b, const float *c, size_t n, const ms_elementwise_scalars *scalars);
-typedef void (*ms_elementwise_i64)(int64_t *out, const int64_t *a, const int64_t *b, const int64_t *c, size_t n, const ms_elementwise_scalars *scalars);
+typedef void (*ms_elementwise_f32)(float *out, const float *a, const float *b, const float *c,
+                                   size_t n, const ms_elementwise_scalars *scalars);
+typedef void (*ms_elementwise_i64)(int64_t *out, const int64_t *a, const int64_t *b,
+                                   const int64_t *c, size_t n,
+                                   const ms_elementwise_scalars *scalars);
 
 typedef struct ms_elementwise_kernels {
     ms_elementwise_f32 f32[MS_ELEMENTWISE_COUNT];
-    ms_elementwise_i64 i64[MS_ELEMENTWISE_COUNT];      /* NULL where integers make no sense */
+    ms_elementwise_i64 i64[MS_ELEMENTWISE_COUNT]; /* NULL where integers make no sense */
 } ms_elementwise_kernels;
 
 MS_ISA_TABLE(ms_elementwise_kernels, ms_elementwise_kernels)

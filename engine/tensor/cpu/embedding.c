@@ -1,4 +1,5 @@
-/* embedding.c: rows of a table on the CPU: copies forward; backward sums of the rows of one id in order of position. */
+/* embedding.c: rows of a table on the CPU: copies forward; backward sums of the rows of one id in
+ * order of position. */
 #include "tensor/cpu/embedding.h"
 
 #include <stdatomic.h>
@@ -15,7 +16,7 @@ typedef struct job {
     const ms_embedding_kernels *kernels;
     const ms_convert_kernels *convert;
     uint32_t tiles;
-    _Atomic int64_t bad;                 /* the first position whose id is no row; INT64_MAX: none */
+    _Atomic int64_t bad; /* the first position whose id is no row; INT64_MAX: none */
     atomic_bool no_memory;
 } job;
 
@@ -30,7 +31,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 static int64_t id_at(const ms_embedding_args *args, int64_t position)
 {
     if (args->ids_dtype == MS_I64) return ((const int64_t *)args->ids)[position];
-    return args->ids_dtype == MS_I32 ? ((const int32_t *)args->ids)[position] : ((const uint16_t *)args->ids)[position];
+    return args->ids_dtype == MS_I32 ? ((const int32_t *)args->ids)[position]
+                                     : ((const uint16_t *)args->ids)[position];
 }
 
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
@@ -39,10 +41,12 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     job *j = context;
     const ms_embedding_args *args = j->args;
     size_t bytes = (size_t)args->width * ms_dtype_bytes((ms_dtype)args->dtype);
-    for (int64_t at = args->count * tile / j->tiles; at < args->count * (tile + 1) / j->tiles; at++) {
+    for (int64_t at = args->count * tile / j->tiles; at < args->count * (tile + 1) / j->tiles;
+         at++) {
         int64_t id = id_at(args, at);
         if (id >= 0 && id < args->rows) {
-            memcpy((char *)args->values + (size_t)at * bytes, (const char *)args->table + (size_t)id * bytes, bytes);
+            memcpy((char *)args->values + (size_t)at * bytes,
+                   (const char *)args->table + (size_t)id * bytes, bytes);
             continue;
         }
         int64_t first = atomic_load(&j->bad);
@@ -57,12 +61,15 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
     ms_run_tiles(run, j.tiles, forward_tile, &j);
     int64_t bad = atomic_load(&j.bad);
     if (bad == INT64_MAX) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_ARGUMENT, "embedding: the id at position %lld is %lld, but the weight has %lld rows, counted from 0", (long long)bad,
-                (long long)id_at(args, bad), (long long)args->rows);
+    ms_run_fail(
+        run, MS_ERROR_ARGUMENT,
+        "embedding: the id at position %lld is %lld, but the weight has %lld rows, counted from 0",
+        (long long)bad, (long long)id_at(args, bad), (long long)args->rows);
     return MS_TASK_FAILED;
 }
 
-/* Rows begin .. end - 1 of the table, in f32: each tile looks at all ids and adds those that are its own, in their order. */
+/* Rows begin .. end - 1 of the table, in f32: each tile looks at all ids and adds those that are
+ * its own, in their order. */
 static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 {
     const ms_embedding_args *args = j->args;
@@ -71,7 +78,8 @@ static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
     for (int64_t at = 0; at < args->count; at++) {
         int64_t id = id_at(args, at);
         if (id >= begin && id < end)
-            j->kernels->add(sums + (id - begin) * args->width, (ms_dtype)args->dtype, (const char *)args->values + (size_t)at * bytes, args->width);
+            j->kernels->add(sums + (id - begin) * args->width, (ms_dtype)args->dtype,
+                            (const char *)args->values + (size_t)at * bytes, args->width);
     }
 }
 
@@ -93,20 +101,30 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     for (; begin < end; begin += piece) {
         int64_t stop = begin + piece < end ? begin + piece : end;
         sum_rows(j, begin, stop, sums);
-        j->convert->from_f32[args->dtype]((char *)args->table + (size_t)(begin * args->width) * 2, sums, (size_t)((stop - begin) * args->width));
+        j->convert->from_f32[args->dtype]((char *)args->table + (size_t)(begin * args->width) * 2,
+                                          sums, (size_t)((stop - begin) * args->width));
     }
 }
 
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_embedding_args *args = arguments;
-    job j = { .args = args, .kernels = ms_embedding_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)),
+    job j = { .args = args,
+              .kernels = ms_embedding_kernels_for(ms_run_isa(run)),
+              .convert = ms_convert_kernels_for(ms_run_isa(run)),
               .tiles = tiles_for(args->rows, args->width) };
     ms_run_tiles(run, j.tiles, backward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "embedding: no memory for sums of rows of %lld numbers", (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY, "embedding: no memory for sums of rows of %lld numbers",
+                (long long)args->width);
     return MS_TASK_FAILED;
 }
 
-const ms_task ms_cpu_embedding = { .name = "embedding", .function = forward_run, .args_bytes = sizeof(ms_embedding_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_embedding_backward = { .name = "embedding gradient", .function = backward_run, .args_bytes = sizeof(ms_embedding_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_embedding = { .name = "embedding",
+                                   .function = forward_run,
+                                   .args_bytes = sizeof(ms_embedding_args),
+                                   .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_embedding_backward = { .name = "embedding gradient",
+                                            .function = backward_run,
+                                            .args_bytes = sizeof(ms_embedding_args),
+                                            .kind = MS_KIND_COMPUTE };

@@ -1,12 +1,14 @@
-/* gemm.h: products of two matrices by a library (oneDNN, else a CBLAS), single-threaded, for tiles of our own tasks.
+/* gemm.h: products of two matrices by a library (oneDNN, else a CBLAS), single-threaded, for tiles
+ * of our own tasks.
  *
  * Invariants
- * - Plans are made on the host thread, when an operator is enqueued, and live as long as the engine. Any number of threads may run a
- *   plan at once.
- * - What computes a product (and so its bits) depends on its shape only: not on threads, nor on which plans exist.
- * - Matrices are row-major with a distance between rows; a transposed operand is stored as its transpose. Inner distance is 1.
- * - The libraries use slot MS_GEMM_SCRATCH of a thread's scratch; callers keep to the others.
- */
+ * - Plans are made on the host thread, when an operator is enqueued, and live as long as the
+ *   engine. Any number of threads may run a plan at once.
+ * - What computes a product (and so its bits) depends on its shape only: not on threads, nor on
+ *   which plans exist.
+ * - Matrices are row-major with a distance between rows; a transposed operand is stored as its
+ *   transpose. Inner distance is 1.
+ * - The libraries use slot MS_GEMM_SCRATCH of a thread's scratch; callers keep to the others. */
 #ifndef MOONSHARD_TENSOR_CPU_GEMM_H
 #define MOONSHARD_TENSOR_CPU_GEMM_H
 
@@ -17,28 +19,33 @@ enum { MS_GEMM_SCRATCH = 3 };
 /* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. */
 typedef struct ms_gemm_shape {
     int64_t m, n, k;
-    int64_t a_row, b_row, c_row;         /* elements from one stored row to the next */
+    int64_t a_row, b_row, c_row; /* elements from one stored row to the next */
     bool a_transposed, b_transposed;
     bool accumulate, bias;
-    uint8_t in, out;                     /* ms_dtype of a and b, and of c */
+    uint8_t in, out; /* ms_dtype of a and b, and of c */
 } ms_gemm_shape;
 
-typedef struct ms_gemm ms_gemm;          /* the library's state of an engine */
+typedef struct ms_gemm ms_gemm; /* the library's state of an engine */
 typedef struct ms_gemm_plan ms_gemm_plan;
 
 /* The engine's state, made at first use. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out);
 /* Freed with the engine. */
 void ms_gemm_state_free(ms_engine *engine, void *state);
-/* Whether the library computes these dtypes on this processor; f32 to f32 always. Others are converted by who calls. */
+/* Whether the library computes these dtypes on this processor; f32 to f32 always. Others are
+ * converted by who calls. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out);
 /* A plan for a shape that is supported, m, n and k above 0. Borrowed. */
-ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out);
-/* Any thread; shape is the one that the plan was made for. false when there is no memory. bias is NULL unless the shape has one. */
-bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
-                 const float *bias, void *c);
-/* f32 without a plan of its own, for blocks of a few hundred rows and columns and for long sums; k above 0, and the shape has no bias. */
-void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *shape, const float *a, const float *b, float *c);
+ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
+                          const ms_gemm_plan **out);
+/* Any thread; shape is the one that the plan was made for. false when there is no memory. bias is
+ * NULL unless the shape has one. */
+bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
+                 const void *a, const void *b, const float *bias, void *c);
+/* f32 without a plan of its own, for blocks of a few hundred rows and columns and for long sums; k
+ * above 0, and the shape has no bias. */
+void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *shape, const float *a, const float *b,
+                 float *c);
 
 /* "oneDNN 2.6.3" or "CBLAS", for messages to the user. */
 const char *ms_gemm_library(void);

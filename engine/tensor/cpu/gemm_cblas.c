@@ -9,13 +9,18 @@
 
 #include "tensor/state.h"
 
-struct ms_gemm { int unused; };
-struct ms_gemm_plan { int unused; };
+struct ms_gemm {
+    int unused;
+};
+struct ms_gemm_plan {
+    int unused;
+};
 
 const char *ms_gemm_library(void) { return "CBLAS"; }
 
-/* OpenBLAS starts threads of its own unless told not to; other libraries follow their environment. The setting belongs to the whole
- * process: there is no other, and two pools of threads on the same cores would be worse for the host too. */
+/* OpenBLAS starts threads of its own unless told not to; other libraries follow their environment.
+ * The setting belongs to the whole process: there is no other, and two pools of threads on the same
+ * cores would be worse for the host too. */
 static void run_alone(void)
 {
     void (*set_threads)(int);
@@ -28,7 +33,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
 {
     void **slot = ms_engine_gemm_slot(engine);
     if (*slot == NULL) {
-        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", slot);
+        ms_status status =
+            ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", slot);
         if (status != MS_OK) return status;
         run_alone();
     }
@@ -36,7 +42,10 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
-void ms_gemm_state_free(ms_engine *engine, void *state) { ms_release(ms_engine_context(engine), state); }
+void ms_gemm_state_free(ms_engine *engine, void *state)
+{
+    ms_release(ms_engine_context(engine), state);
+}
 
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
@@ -44,29 +53,33 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
     return in == MS_F32 && out == MS_F32;
 }
 
-ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out)
+ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
+                          const ms_gemm_plan **out)
 {
-    static const ms_gemm_plan plan = { 0 };   /* there is nothing to prepare */
+    static const ms_gemm_plan plan = { 0 }; /* there is nothing to prepare */
     (void)gemm;
-    if (shape->m > INT32_MAX || shape->n > INT32_MAX || shape->k > INT32_MAX || shape->a_row > INT32_MAX || shape->b_row > INT32_MAX
-        || shape->c_row > INT32_MAX)
-        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED, "CBLAS counts rows and columns in 32 bits: build with oneDNN for larger ones");
+    if (shape->m > INT32_MAX || shape->n > INT32_MAX || shape->k > INT32_MAX
+        || shape->a_row > INT32_MAX || shape->b_row > INT32_MAX || shape->c_row > INT32_MAX)
+        return ms_engine_fail(
+            engine, MS_ERROR_UNSUPPORTED,
+            "CBLAS counts rows and columns in 32 bits: build with oneDNN for larger ones");
     *out = &plan;
     return MS_OK;
 }
 
-void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
+void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b,
+                 float *c)
 {
     (void)gemm;
     int a_order = s->a_transposed ? CblasTrans : CblasNoTrans;
     int b_order = s->b_transposed ? CblasTrans : CblasNoTrans;
     float keep = s->accumulate ? 1.0f : 0.0f;
-    cblas_sgemm(CblasRowMajor, a_order, b_order, (int)s->m, (int)s->n, (int)s->k, 1.0f, a, (int)s->a_row, b, (int)s->b_row, keep, c,
-                (int)s->c_row);
+    cblas_sgemm(CblasRowMajor, a_order, b_order, (int)s->m, (int)s->n, (int)s->k, 1.0f, a,
+                (int)s->a_row, b, (int)s->b_row, keep, c, (int)s->c_row);
 }
 
-bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
-                 const float *bias, void *c)
+bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
+                 const void *a, const void *b, const float *bias, void *c)
 {
     (void)plan;
     (void)thread;
@@ -75,7 +88,8 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
         /* The bias is what the product adds itself to. */
         for (int64_t i = 0; i < shape->m; i++) {
             float *row = (float *)c + i * shape->c_row;
-            for (int64_t j = 0; j < shape->n; j++) row[j] = (shape->accumulate ? row[j] : 0.0f) + bias[j];
+            for (int64_t j = 0; j < shape->n; j++)
+                row[j] = (shape->accumulate ? row[j] : 0.0f) + bias[j];
         }
         product.accumulate = true;
     }
@@ -84,8 +98,12 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
 }
 
 const char *ms_engine_blas(void) { return "CBLAS"; }
-const char *ms_engine_blas_isa(ms_engine *engine) { (void)engine; return ""; }
+const char *ms_engine_blas_isa(ms_engine *engine)
+{
+    (void)engine;
+    return "";
+}
 
 #else
-typedef int ms_gemm_cblas_is_not_built;   /* C has no empty files */
+typedef int ms_gemm_cblas_is_not_built; /* C has no empty files */
 #endif

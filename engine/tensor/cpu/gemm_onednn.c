@@ -1,4 +1,5 @@
-/* gemm_onednn.c: matrix products by oneDNN. The only file that knows it, and the difference between its versions 2 and 3. */
+/* gemm_onednn.c: matrix products by oneDNN. The only file that knows it, and the difference between
+ * its versions 2 and 3. */
 #include "tensor/cpu/gemm.h"
 
 #if defined(MS_WITH_ONEDNN)
@@ -20,33 +21,56 @@ typedef struct description {
 #if DNNL_VERSION_MAJOR >= 3
 #define DESCRIPTION(d) ((d)->value)
 static void description_free(description *d) { dnnl_memory_desc_destroy(d->value); }
-static bool description_make(description *d, int dims, const dnnl_dims_t sizes, dnnl_data_type_t type, const dnnl_dims_t strides)
+static bool description_make(description *d, int dims, const dnnl_dims_t sizes,
+                             dnnl_data_type_t type, const dnnl_dims_t strides)
 {
-    return dnnl_memory_desc_create_with_strides(&d->value, dims, sizes, type, strides) == dnnl_success;
+    return dnnl_memory_desc_create_with_strides(&d->value, dims, sizes, type, strides)
+           == dnnl_success;
 }
-static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine, const description *a, const description *b,
-                                 const description *bias, const description *c, const_dnnl_primitive_attr_t attributes)
+static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                 const description *a, const description *b,
+                                 const description *bias, const description *c,
+                                 const_dnnl_primitive_attr_t attributes)
 {
-    return dnnl_matmul_primitive_desc_create(out, engine, a->value, b->value, bias != NULL ? bias->value : NULL, c->value, attributes);
+    return dnnl_matmul_primitive_desc_create(
+        out, engine, a->value, b->value, bias != NULL ? bias->value : NULL, c->value, attributes);
 }
-static bool append_sum(dnnl_post_ops_t list) { return dnnl_post_ops_append_sum(list, 1.0f, 0, dnnl_data_type_undef) == dnnl_success; }
-static size_t description_bytes(const_dnnl_memory_desc_t d) { return d != NULL ? dnnl_memory_desc_get_size(d) : 0; }
+static bool append_sum(dnnl_post_ops_t list)
+{
+    return dnnl_post_ops_append_sum(list, 1.0f, 0, dnnl_data_type_undef) == dnnl_success;
+}
+static size_t description_bytes(const_dnnl_memory_desc_t d)
+{
+    return d != NULL ? dnnl_memory_desc_get_size(d) : 0;
+}
 #else
 #define DESCRIPTION(d) (&(d)->value)
 static void description_free(description *d) { (void)d; }
-static bool description_make(description *d, int dims, const dnnl_dims_t sizes, dnnl_data_type_t type, const dnnl_dims_t strides)
+static bool description_make(description *d, int dims, const dnnl_dims_t sizes,
+                             dnnl_data_type_t type, const dnnl_dims_t strides)
 {
     return dnnl_memory_desc_init_by_strides(&d->value, dims, sizes, type, strides) == dnnl_success;
 }
-static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine, const description *a, const description *b,
-                                 const description *bias, const description *c, const_dnnl_primitive_attr_t attributes)
+static dnnl_status_t matmul_make(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                 const description *a, const description *b,
+                                 const description *bias, const description *c,
+                                 const_dnnl_primitive_attr_t attributes)
 {
     dnnl_matmul_desc_t matmul;
-    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &a->value, &b->value, bias != NULL ? &bias->value : NULL, &c->value);
-    return status != dnnl_success ? status : dnnl_primitive_desc_create(out, &matmul, attributes, engine, NULL);
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &a->value, &b->value,
+                                                 bias != NULL ? &bias->value : NULL, &c->value);
+    return status != dnnl_success
+               ? status
+               : dnnl_primitive_desc_create(out, &matmul, attributes, engine, NULL);
 }
-static bool append_sum(dnnl_post_ops_t list) { return dnnl_post_ops_append_sum(list, 1.0f) == dnnl_success; }
-static size_t description_bytes(const dnnl_memory_desc_t *d) { return d != NULL ? dnnl_memory_desc_get_size(d) : 0; }
+static bool append_sum(dnnl_post_ops_t list)
+{
+    return dnnl_post_ops_append_sum(list, 1.0f) == dnnl_success;
+}
+static size_t description_bytes(const dnnl_memory_desc_t *d)
+{
+    return d != NULL ? dnnl_memory_desc_get_size(d) : 0;
+}
 #endif
 
 /* -------------------------------------------------------------------- state */
@@ -54,20 +78,21 @@ static size_t description_bytes(const dnnl_memory_desc_t *d) { return d != NULL 
 struct ms_gemm_plan {
     ms_gemm_shape key;
     const ms_gemm *gemm;
-    dnnl_primitive_t primitive;          /* NULL: dnnl_sgemm does it */
+    dnnl_primitive_t primitive; /* NULL: dnnl_sgemm does it */
     size_t scratch_bytes;
 };
 
 struct ms_gemm {
     dnnl_engine_t engine;
-    /* OpenMP's settings of the calling thread, where oneDNN brings an OpenMP along: it must not start threads of its own. */
+    /* OpenMP's settings of the calling thread, where oneDNN brings an OpenMP along: it must not
+     * start threads of its own. */
     void (*set_threads)(int);
     int (*get_threads)(void);
     bool bf16;
-    bool wide;                           /* the library has AVX-512 */
+    bool wide; /* the library has AVX-512 */
     ms_gemm_plan **plans;
     size_t count, capacity;
-    uint32_t *slots;                     /* open addressing by shape; index into plans + 1, or 0 */
+    uint32_t *slots; /* open addressing by shape; index into plans + 1, or 0 */
     size_t slot_count;
 };
 
@@ -75,14 +100,18 @@ const char *ms_gemm_library(void)
 {
 #define MS_TEXT2(x) #x
 #define MS_TEXT(x) MS_TEXT2(x)
-    return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(DNNL_VERSION_PATCH);
+    return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(
+        DNNL_VERSION_PATCH);
 }
 
-/* The user's cap on instruction sets holds for oneDNN too. Its setting belongs to the whole process and can only be made before first
- * use; so it is touched only when there is a cap, and an engine made later in the same process may find it already decided. */
+/* The user's cap on instruction sets holds for oneDNN too. Its setting belongs to the whole process
+ * and can only be made before first use; so it is touched only when there is a cap, and an engine
+ * made later in the same process may find it already decided. */
 static void cap_isa(const ms_engine *engine)
 {
-    static const dnnl_cpu_isa_t caps[] = { dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core, dnnl_cpu_isa_avx512_core_bf16 };
+    static const dnnl_cpu_isa_t caps[] = { dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2,
+                                           dnnl_cpu_isa_avx512_core,
+                                           dnnl_cpu_isa_avx512_core_bf16 };
     if (ms_engine_isa_is_capped(engine)) dnnl_set_max_cpu_isa(caps[ms_engine_isa(engine)]);
 }
 
@@ -108,13 +137,15 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     void **slot = ms_engine_gemm_slot(engine);
     if (*slot == NULL) {
         void *made;
-        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
+        ms_status status =
+            ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
         if (status != MS_OK) return status;
         ms_gemm *gemm = made;
         cap_isa(engine);
         if (dnnl_engine_create(&gemm->engine, dnnl_cpu, 0) != dnnl_success) {
             ms_release(ms_engine_context(engine), gemm);
-            return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine", ms_gemm_library());
+            return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine",
+                                  ms_gemm_library());
         }
         /* POSIX lets a data pointer from dlsym become a function's; C does not, hence the copy. */
         void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
@@ -145,7 +176,8 @@ void ms_gemm_state_free(ms_engine *engine, void *state)
     ms_release(context, gemm);
 }
 
-/* Without AVX-512 oneDNN has no bf16 at all; with it but without the dot product it converts as it goes, as we would. */
+/* Without AVX-512 oneDNN has no bf16 at all; with it but without the dot product it converts as it
+ * goes, as we would. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     if (in == MS_F32) return out == MS_F32;
@@ -154,27 +186,36 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 
 /* -------------------------------------------------------------------- plans */
 
-/* Sizes made at run time cost a few percent of speed, and save a plan for each length of a text that grows token by token: so only
- * shapes of the kind that training repeats get plans of their own. Small f32 products go through dnnl_sgemm, which costs least. */
+/* Sizes made at run time cost a few percent of speed, and save a plan for each length of a text
+ * that grows token by token: so only shapes of the kind that training repeats get plans of their
+ * own. Small f32 products go through dnnl_sgemm, which costs least. */
 typedef enum plan_kind { PLAN_SGEMM, PLAN_EXACT, PLAN_GENERAL } plan_kind;
 
-/* A weight's gradient, the sum over tokens of a's row times b's. The library packs blocks of both operands from all their rows, and rows 4 KiB
- * apart, or a multiple of it, share a few sets of the caches (rows of 1104 numbers do not, and lose nothing). Summed up in stretches of k:
- * - With AVX-512, where a's rows are longer than b's, stretches that fit there take 0.7 to 0.87 of the time with rows of 1024 to 3072 numbers,
- *   and as long with others (2 cores of a Xeon). With many columns of b packing is little of the work, and sums that go back and forth cost more.
- * - Without it packing loses more than half of the speed from rows of 2 KiB on (33 instead of 78 of 91 GFLOP/s at 1024 numbers, a core of an
- *   EPYC), and some percent with others. Copied side by side first, which takes a few percent, rows of any length are as good. */
+/* A weight's gradient, the sum over tokens of a's row times b's. The library packs blocks of both
+ * operands from all their rows, and rows 4 KiB apart, or a multiple of it, share a few sets of the
+ * caches (rows of 1104 numbers do not, and lose nothing). Summed up in stretches of k:
+ * - With AVX-512, where a's rows are longer than b's, stretches that fit there take 0.7 to 0.87 of
+ *   the time with rows of 1024 to 3072 numbers, and as long with others (2 cores of a Xeon). With
+ *   many columns of b packing is little of the work, and sums that go back and forth cost more.
+ * - Without it packing loses more than half of the speed from rows of 2 KiB on (33 instead of 78 of
+ *   91 GFLOP/s at 1024 numbers, a core of an EPYC), and some percent with others. Copied side by
+ *   side first, which takes a few percent, rows of any length are as good. */
 typedef enum stretches { STRETCHES_NONE, STRETCHES_IN_PLACE, STRETCHES_COPIED } stretches;
-/* Rows of a stretch, in place and copied; columns of b up to which the first pays; sizes between which copies pay and stay small. */
+/* Rows of a stretch, in place and copied; columns of b up to which the first pays; sizes between
+ * which copies pay and stay small. */
 enum { STRETCH = 128, COPIED = 256, STRETCH_COLUMNS = 1024, COPIED_LEAST = 64, COPIED_MOST = 4096 };
 
 static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
     if (s->in != MS_F32 || s->bias || !s->a_transposed || s->b_transposed) return STRETCHES_NONE;
-    if (gemm->wide) return s->a_row > s->b_row && s->n <= STRETCH_COLUMNS && s->k >= 2 * STRETCH ? STRETCHES_IN_PLACE : STRETCHES_NONE;
+    if (gemm->wide)
+        return s->a_row > s->b_row && s->n <= STRETCH_COLUMNS && s->k >= 2 * STRETCH
+                   ? STRETCHES_IN_PLACE
+                   : STRETCHES_NONE;
     int64_t few = s->m < s->n ? s->m : s->n;
     int64_t many = s->m < s->n ? s->n : s->m;
-    return few >= COPIED_LEAST && many <= COPIED_MOST && s->k >= COPIED_LEAST ? STRETCHES_COPIED : STRETCHES_NONE;
+    return few >= COPIED_LEAST && many <= COPIED_MOST && s->k >= COPIED_LEAST ? STRETCHES_COPIED
+                                                                              : STRETCHES_NONE;
 }
 
 static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
@@ -189,7 +230,8 @@ static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 static dnnl_data_type_t type_of(uint8_t dtype) { return dtype == MS_BF16 ? dnnl_bf16 : dnnl_f32; }
 
 /* rows x columns, stored transposed or not. */
-static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row, bool transposed, dnnl_data_type_t type)
+static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row,
+                            bool transposed, dnnl_data_type_t type)
 {
     dnnl_dims_t sizes = { rows, columns }, strides = { row, 1 };
     if (transposed) {
@@ -207,9 +249,9 @@ typedef struct descriptions {
 static bool describe(descriptions *d, const ms_gemm_shape *s)
 {
     return describe_matrix(&d->a, s->m, s->k, s->a_row, s->a_transposed, type_of(s->in))
-        && describe_matrix(&d->b, s->k, s->n, s->b_row, s->b_transposed, type_of(s->in))
-        && describe_matrix(&d->c, s->m, s->n, s->c_row, false, type_of(s->out))
-        && describe_matrix(&d->bias, 1, s->n, s->n, false, dnnl_f32);
+           && describe_matrix(&d->b, s->k, s->n, s->b_row, s->b_transposed, type_of(s->in))
+           && describe_matrix(&d->c, s->m, s->n, s->c_row, false, type_of(s->out))
+           && describe_matrix(&d->bias, 1, s->n, s->n, false, dnnl_f32);
 }
 
 static void descriptions_free(descriptions *d)
@@ -229,15 +271,23 @@ static dnnl_status_t make_primitive(ms_gemm *gemm, const ms_gemm_shape *s, ms_ge
     dnnl_status_t status = dnnl_invalid_arguments;
     if (!describe(&d, s)) goto done;
     if ((status = dnnl_primitive_attr_create(&attributes)) != dnnl_success) goto done;
-    /* Scratch by thread: with the library's own, one primitive in several threads gives wrong results without a word. */
-    if ((status = dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user)) != dnnl_success) goto done;
+    /* Scratch by thread: with the library's own, one primitive in several threads gives wrong
+     * results without a word. */
+    if ((status = dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user))
+        != dnnl_success)
+        goto done;
     if (s->accumulate) {
         if ((status = dnnl_post_ops_create(&after)) != dnnl_success) goto done;
-        status = append_sum(after) ? dnnl_primitive_attr_set_post_ops(attributes, after) : dnnl_invalid_arguments;
+        status = append_sum(after) ? dnnl_primitive_attr_set_post_ops(attributes, after)
+                                   : dnnl_invalid_arguments;
         if (status != dnnl_success) goto done;
     }
-    if ((status = matmul_make(&made, gemm->engine, &d.a, &d.b, s->bias ? &d.bias : NULL, &d.c, attributes)) != dnnl_success) goto done;
-    plan->scratch_bytes = description_bytes(dnnl_primitive_desc_query_md(made, dnnl_query_scratchpad_md, 0));
+    if ((status = matmul_make(&made, gemm->engine, &d.a, &d.b, s->bias ? &d.bias : NULL, &d.c,
+                              attributes))
+        != dnnl_success)
+        goto done;
+    plan->scratch_bytes =
+        description_bytes(dnnl_primitive_desc_query_md(made, dnnl_query_scratchpad_md, 0));
     status = dnnl_primitive_create(&plan->primitive, made);
 done:
     if (made != NULL) dnnl_primitive_desc_destroy(made);
@@ -248,7 +298,8 @@ done:
 }
 
 /* The host thread may use OpenMP for itself: its setting comes back. */
-static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *shape, ms_gemm_plan *plan)
+static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *shape,
+                                          ms_gemm_plan *plan)
 {
     int threads = gemm->get_threads != NULL ? gemm->get_threads() : 1;
     if (gemm->set_threads != NULL) gemm->set_threads(1);
@@ -257,7 +308,8 @@ static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *sh
     return status;
 }
 
-/* What plans are told apart by: the sizes only if the plan is for these alone. Zeroed first, so that padding compares equal. */
+/* What plans are told apart by: the sizes only if the plan is for these alone. Zeroed first, so
+ * that padding compares equal. */
 static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
 {
     ms_gemm_shape key;
@@ -283,7 +335,9 @@ static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
 static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
 {
     size_t mask = gemm->slot_count - 1, at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
-    while (gemm->slots[at] != 0 && memcmp(&gemm->plans[gemm->slots[at] - 1]->key, key, sizeof *key) != 0) at = (at + 1) & mask;
+    while (gemm->slots[at] != 0
+           && memcmp(&gemm->plans[gemm->slots[at] - 1]->key, key, sizeof *key) != 0)
+        at = (at + 1) & mask;
     return at;
 }
 
@@ -293,16 +347,19 @@ static ms_status widen(ms_context *context, ms_gemm *gemm)
     if (gemm->slot_count != 0 && (gemm->count + 1) * 2 <= gemm->slot_count) return MS_OK;
     size_t slot_count = gemm->slot_count != 0 ? gemm->slot_count * 2 : 128;
     void *made;
-    ms_status status = ms_allocate(context, slot_count * sizeof *gemm->slots, "matrix products", &made);
+    ms_status status =
+        ms_allocate(context, slot_count * sizeof *gemm->slots, "matrix products", &made);
     if (status != MS_OK) return status;
     ms_release(context, gemm->slots);
     gemm->slots = made;
     gemm->slot_count = slot_count;
-    for (size_t i = 0; i < gemm->count; i++) gemm->slots[find_slot(gemm, &gemm->plans[i]->key)] = (uint32_t)i + 1;
+    for (size_t i = 0; i < gemm->count; i++)
+        gemm->slots[find_slot(gemm, &gemm->plans[i]->key)] = (uint32_t)i + 1;
     return MS_OK;
 }
 
-ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape, const ms_gemm_plan **out)
+ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
+                          const ms_gemm_plan **out)
 {
     ms_context *context = ms_engine_context(engine);
     plan_kind kind = kind_of(gemm, shape);
@@ -314,17 +371,20 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
     if (gemm->slots[at] == 0) {
         status = ms_grow(context, &plans, &gemm->capacity, gemm->count + 1, sizeof *gemm->plans);
         gemm->plans = plans;
-        if (status == MS_OK) status = ms_allocate(context, sizeof(ms_gemm_plan), "matrix product", &made);
+        if (status == MS_OK)
+            status = ms_allocate(context, sizeof(ms_gemm_plan), "matrix product", &made);
         if (status != MS_OK) return status;
         ms_gemm_plan *plan = made;
         plan->key = key;
         plan->gemm = gemm;
-        dnnl_status_t result = kind == PLAN_SGEMM ? dnnl_success : make_primitive_alone(gemm, &key, plan);
+        dnnl_status_t result =
+            kind == PLAN_SGEMM ? dnnl_success : make_primitive_alone(gemm, &key, plan);
         if (result != dnnl_success) {
             ms_release(context, plan);
-            return ms_engine_fail(engine, result == dnnl_out_of_memory ? MS_ERROR_MEMORY : MS_ERROR_UNSUPPORTED,
-                                  "%s cannot make a product of %lld x %lld x %lld (its status %d)", ms_gemm_library(),
-                                  (long long)shape->m, (long long)shape->n, (long long)shape->k, (int)result);
+            return ms_engine_fail(
+                engine, result == dnnl_out_of_memory ? MS_ERROR_MEMORY : MS_ERROR_UNSUPPORTED,
+                "%s cannot make a product of %lld x %lld x %lld (its status %d)", ms_gemm_library(),
+                (long long)shape->m, (long long)shape->n, (long long)shape->k, (int)result);
         }
         gemm->plans[gemm->count++] = plan;
         gemm->slots[at] = (uint32_t)gemm->count;
@@ -335,23 +395,28 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 
 /* --------------------------------------------------------------------- runs */
 
-/* One call of the library, over k of the products of a sum. Fails only for sizes that an operator has refused before. */
-static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add, float *c)
+/* One call of the library, over k of the products of a sum. Fails only for sizes that an operator
+ * has refused before. */
+static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add,
+                     float *c)
 {
     char a_order = s->a_transposed ? 'T' : 'N';
     char b_order = s->b_transposed ? 'T' : 'N';
     float keep = add ? 1.0f : 0.0f;
-    (void)dnnl_sgemm(a_order, b_order, s->m, s->n, k, 1.0f, a, s->a_row, b, s->b_row, keep, c, s->c_row);
+    (void)dnnl_sgemm(a_order, b_order, s->m, s->n, k, 1.0f, a, s->a_row, b, s->b_row, keep, c,
+                     s->c_row);
 }
 
-void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b, float *c)
+void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b,
+                 float *c)
 {
     if (gemm->set_threads != NULL) gemm->set_threads(1);
     int64_t stretch = stretches_of(gemm, s) == STRETCHES_IN_PLACE ? STRETCH : s->k;
     int64_t a_step = s->a_transposed ? s->a_row : 1;
     int64_t b_step = s->b_transposed ? 1 : s->b_row;
     for (int64_t k = 0; k < s->k; k += stretch)
-        multiply(s, s->k - k < stretch ? s->k - k : stretch, a + k * a_step, b + k * b_step, s->accumulate || k > 0, c);
+        multiply(s, s->k - k < stretch ? s->k - k : stretch, a + k * a_step, b + k * b_step,
+                 s->accumulate || k > 0, c);
 }
 
 /* A distance between rows that keeps them in different sets of the caches. */
@@ -359,16 +424,19 @@ static int64_t copied_row(int64_t n) { return (n + 31) / 32 * 32 + 16; }
 
 static void copy_rows(const float *from, int64_t row, int64_t rows, int64_t columns, float *to)
 {
-    for (int64_t i = 0; i < rows; i++) memcpy(to + i * copied_row(columns), from + i * row, (size_t)columns * sizeof *to);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(to + i * copied_row(columns), from + i * row, (size_t)columns * sizeof *to);
 }
 
 /* In stretches of k, of which both operands are copied first. false when there is no memory. */
-static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thread *thread, const float *a, const float *b, float *c)
+static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thread *thread,
+                            const float *a, const float *b, float *c)
 {
     ms_gemm_shape inner = *s;
     inner.a_row = copied_row(s->m);
     inner.b_row = copied_row(s->n);
-    float *a_copy = ms_thread_scratch(thread, MS_GEMM_SCRATCH, (size_t)((inner.a_row + inner.b_row) * COPIED) * sizeof(float));
+    float *a_copy = ms_thread_scratch(
+        thread, MS_GEMM_SCRATCH, (size_t)((inner.a_row + inner.b_row) * COPIED) * sizeof(float));
     if (a_copy == NULL) return false;
     float *b_copy = a_copy + inner.a_row * COPIED;
     if (gemm->set_threads != NULL) gemm->set_threads(1);
@@ -382,18 +450,23 @@ static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thre
 }
 
 /* A memory object; counts in *made, so that what exists can be destroyed. */
-static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl_engine_t engine, const void *data, int *made)
+static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl_engine_t engine,
+                 const void *data, int *made)
 {
-    union { const void *read; void *data; } address = { .read = data };
-    if (dnnl_memory_create(&argument->memory, DESCRIPTION(d), engine, address.data) != dnnl_success) return false;
+    union {
+        const void *read;
+        void *data;
+    } address = { .read = data };
+    if (dnnl_memory_create(&argument->memory, DESCRIPTION(d), engine, address.data) != dnnl_success)
+        return false;
     argument->arg = name;
     (*made)++;
     return true;
 }
 
 /* Objects are made at each call (about 150 ns each): they cannot be shared between threads. */
-static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
-                    const float *bias, void *c)
+static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
+                    const void *a, const void *b, const float *bias, void *c)
 {
     dnnl_engine_t engine = plan->gemm->engine;
     descriptions d = { 0 };
@@ -403,18 +476,22 @@ static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thr
     dnnl_dims_t bytes = { (dnnl_dim_t)plan->scratch_bytes }, one = { 1 };
     int made = 0;
     bool done = false;
-    void *scratch = plan->scratch_bytes != 0 ? ms_thread_scratch(thread, MS_GEMM_SCRATCH, plan->scratch_bytes) : NULL;
+    void *scratch = plan->scratch_bytes != 0
+                        ? ms_thread_scratch(thread, MS_GEMM_SCRATCH, plan->scratch_bytes)
+                        : NULL;
     if ((plan->scratch_bytes != 0 && scratch == NULL) || !describe(&d, shape)) goto done;
     if (!bind(&arguments[made], DNNL_ARG_SRC, &d.a, engine, a, &made)) goto done;
     if (!bind(&arguments[made], DNNL_ARG_WEIGHTS, &d.b, engine, b, &made)) goto done;
     if (!bind(&arguments[made], DNNL_ARG_DST, &d.c, engine, c, &made)) goto done;
-    if (bias != NULL && !bind(&arguments[made], DNNL_ARG_BIAS, &d.bias, engine, bias, &made)) goto done;
+    if (bias != NULL && !bind(&arguments[made], DNNL_ARG_BIAS, &d.bias, engine, bias, &made))
+        goto done;
     if (scratch != NULL) {
         if (!description_make(&flat, 1, bytes, dnnl_u8, one)) goto done;
         if (!bind(&arguments[made], DNNL_ARG_SCRATCHPAD, &flat, engine, scratch, &made)) goto done;
     }
     if (dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) != dnnl_success) goto done;
-    done = dnnl_primitive_execute(plan->primitive, stream, made, arguments) == dnnl_success && dnnl_stream_wait(stream) == dnnl_success;
+    done = dnnl_primitive_execute(plan->primitive, stream, made, arguments) == dnnl_success
+           && dnnl_stream_wait(stream) == dnnl_success;
 done:
     if (stream != NULL) dnnl_stream_destroy(stream);
     for (int i = 0; i < made; i++) dnnl_memory_destroy(arguments[i].memory);
@@ -423,11 +500,12 @@ done:
     return done;
 }
 
-bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread, const void *a, const void *b,
-                 const float *bias, void *c)
+bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
+                 const void *a, const void *b, const float *bias, void *c)
 {
     if (plan->primitive == NULL) {
-        if (stretches_of(plan->gemm, shape) == STRETCHES_COPIED) return multiply_copied(plan->gemm, shape, thread, a, b, c);
+        if (stretches_of(plan->gemm, shape) == STRETCHES_COPIED)
+            return multiply_copied(plan->gemm, shape, thread, a, b, c);
         ms_gemm_f32(plan->gemm, shape, a, b, c);
         return true;
     }
@@ -438,8 +516,12 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
 #define MS_TEXT2(x) #x
 #define MS_TEXT(x) MS_TEXT2(x)
 
-const char *ms_engine_blas(void) { return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(DNNL_VERSION_PATCH); }
+const char *ms_engine_blas(void)
+{
+    return "oneDNN " MS_TEXT(DNNL_VERSION_MAJOR) "." MS_TEXT(DNNL_VERSION_MINOR) "." MS_TEXT(
+        DNNL_VERSION_PATCH);
+}
 
 #else
-typedef int ms_gemm_onednn_is_not_built;   /* C has no empty files */
+typedef int ms_gemm_onednn_is_not_built; /* C has no empty files */
 #endif

@@ -1,12 +1,14 @@
 /* isa.h: how one source of inner kernels serves several instruction sets.
  *
- * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, avx512bf16. It defines one const table of function
- * pointers named MS_ISA_NAME(table), for example ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)).
- * Use the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps wider ones in memory as soon as a
- * loop carries them, which takes 2 to 10 times as long. So a file whose sums must have the same bits on every instruction set adds in an
- * order that does not depend on MS_LANES (ms_v_sum64), or asks for 16 lanes by defining MS_LANES before its first #include.
- * Nothing static or inline in a header that isa/ files include may be shared by the linker between variants: mark such functions `static`.
- */
+ * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, avx512bf16. It
+ * defines one const table of function pointers named MS_ISA_NAME(table), for example
+ * ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)). Use
+ * the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps
+ * wider ones in memory as soon as a loop carries them, which takes 2 to 10 times as long. So a file
+ * whose sums must have the same bits on every instruction set adds in an order that does not depend
+ * on MS_LANES (ms_v_sum64), or asks for 16 lanes by defining MS_LANES before its first #include.
+ * Nothing static or inline in a header that isa/ files include may be shared by the linker between
+ * variants: mark such functions `static`. */
 #ifndef MOONSHARD_TENSOR_CPU_ISA_H
 #define MOONSHARD_TENSOR_CPU_ISA_H
 
@@ -17,18 +19,22 @@
 #define MS_ISA_NAME(name) MS_ISA_JOIN(name, MS_ISA)
 
 #if defined(__x86_64__)
-#define MS_ISA_TABLE(type, name) \
+#define MS_ISA_TABLE(type, name)                                                      \
     extern const type name##_portable, name##_avx2, name##_avx512, name##_avx512bf16; \
-    static inline const type *name##_for(ms_isa isa) \
-    { \
-        if (isa == MS_ISA_AVX512BF16) return &name##_avx512bf16; \
-        if (isa == MS_ISA_AVX512) return &name##_avx512; \
-        return isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable; \
+    static inline const type *name##_for(ms_isa isa)                                  \
+    {                                                                                 \
+        if (isa == MS_ISA_AVX512BF16) return &name##_avx512bf16;                      \
+        if (isa == MS_ISA_AVX512) return &name##_avx512;                              \
+        return isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable;                  \
     }
 #else
-#define MS_ISA_TABLE(type, name) \
-    extern const type name##_portable; \
-    static inline const type *name##_for(ms_isa isa) { (void)isa; return &name##_portable; }
+#define MS_ISA_TABLE(type, name)                     \
+    extern const type name##_portable;               \
+    static inline const type *name##_for(ms_isa isa) \
+    {                                                \
+        (void)isa;                                   \
+        return &name##_portable;                     \
+    }
 #endif
 
 #if defined(__AVX512F__)

@@ -1,4 +1,5 @@
-/* linear.c: tasks around the product of a linear layer: its activation, and one pass over its gradient. */
+/* linear.c: tasks around the product of a linear layer: its activation, and one pass over its
+ * gradient. */
 #include "tensor/cpu/linear.h"
 
 #include <string.h>
@@ -21,13 +22,16 @@ static void activation_tile(void *context, uint32_t tile, ms_thread *thread)
     (void)thread;
     const activation_job *j = context;
     int64_t count = j->args->count;
-    j->kernels->activate(j->args, ms_tile_begin(count, j->tiles, tile), ms_tile_begin(count, j->tiles, tile + 1));
+    j->kernels->activate(j->args, ms_tile_begin(count, j->tiles, tile),
+                         ms_tile_begin(count, j->tiles, tile + 1));
 }
 
 static ms_task_result activation_run(ms_run *run, void *arguments)
 {
     const ms_activation_args *args = arguments;
-    activation_job j = { .args = args, .kernels = ms_linear_kernels_for(ms_run_isa(run)), .tiles = ms_tiles(args->count, (uint64_t)args->count * 8) };
+    activation_job j = { .args = args,
+                         .kernels = ms_linear_kernels_for(ms_run_isa(run)),
+                         .tiles = ms_tiles(args->count, (uint64_t)args->count * 8) };
     ms_run_tiles(run, j.tiles, activation_tile, &j);
     return MS_TASK_DONE;
 }
@@ -38,8 +42,8 @@ typedef struct gradient_job {
     const ms_linear_gradient_args *args;
     const ms_linear_kernels *kernels;
     uint32_t tiles;
-    double *totals;                     /* [tiles][width] */
-    float *sums;                        /* [tiles][width]: of one block of rows */
+    double *totals; /* [tiles][width] */
+    float *sums;    /* [tiles][width]: of one block of rows */
 } gradient_job;
 
 /* Tiles by shape: 64 KiB of f32 at least are worth another thread's attention. */
@@ -56,7 +60,8 @@ static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)
     (void)thread;
     const gradient_job *j = context;
     const ms_linear_gradient_args *args = j->args;
-    int64_t begin = args->rows * tile / j->tiles, end = args->rows * (tile + 1) / j->tiles, width = args->width;
+    int64_t begin = args->rows * tile / j->tiles, end = args->rows * (tile + 1) / j->tiles,
+            width = args->width;
     if (args->bias == NULL) {
         j->kernels->gradient(args, begin, end, NULL);
         return;
@@ -84,12 +89,17 @@ static void put_bias(const gradient_job *j, const ms_convert_kernels *convert)
 static ms_task_result gradient_run(ms_run *run, void *arguments)
 {
     const ms_linear_gradient_args *args = arguments;
-    gradient_job j = { .args = args, .kernels = ms_linear_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->width) };
+    gradient_job j = { .args = args,
+                       .kernels = ms_linear_kernels_for(ms_run_isa(run)),
+                       .tiles = tiles_for(args->rows, args->width) };
     if (args->bias != NULL) {
         size_t numbers = (size_t)j.tiles * (size_t)args->width;
-        j.totals = ms_thread_scratch(ms_run_thread(run), 0, numbers * (sizeof(double) + sizeof(float)));
+        j.totals =
+            ms_thread_scratch(ms_run_thread(run), 0, numbers * (sizeof(double) + sizeof(float)));
         if (j.totals == NULL) {
-            ms_run_fail(run, MS_ERROR_MEMORY, "linear: no memory for the sums of %u tiles of %lld numbers", j.tiles, (long long)args->width);
+            ms_run_fail(run, MS_ERROR_MEMORY,
+                        "linear: no memory for the sums of %u tiles of %lld numbers", j.tiles,
+                        (long long)args->width);
             return MS_TASK_FAILED;
         }
         void *behind = j.totals + numbers;
@@ -100,5 +110,11 @@ static ms_task_result gradient_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_activation = { .name = "gelu", .function = activation_run, .args_bytes = sizeof(ms_activation_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_linear_backward = { .name = "linear gradient", .function = gradient_run, .args_bytes = sizeof(ms_linear_gradient_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_activation = { .name = "gelu",
+                                    .function = activation_run,
+                                    .args_bytes = sizeof(ms_activation_args),
+                                    .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_linear_backward = { .name = "linear gradient",
+                                         .function = gradient_run,
+                                         .args_bytes = sizeof(ms_linear_gradient_args),
+                                         .kind = MS_KIND_COMPUTE };

@@ -5,7 +5,8 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/linear.h"
 
-/* activate: elements begin .. end - 1. gradient: rows begin .. end - 1, their sums added to `sums` (f32, NULL: not wanted). */
+/* activate: elements begin .. end - 1. gradient: rows begin .. end - 1, their sums added to `sums`
+ * (f32, NULL: not wanted). */
 typedef struct ms_linear_kernels {
     void (*activate)(const ms_activation_args *args, int64_t begin, int64_t end);
     void (*gradient)(const ms_linear_gradient_args *args, int64_t begin, int64_t end, float *sums);

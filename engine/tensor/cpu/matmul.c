@@ -1,4 +1,5 @@
-/* matmul.c: products of matrices on the CPU: parts of the work as library calls, and dtypes that the library does not know. */
+/* matmul.c: products of matrices on the CPU: parts of the work as library calls, and dtypes that
+ * the library does not know. */
 #include "tensor/matmul.h"
 
 #include <stdatomic.h>
@@ -18,15 +19,18 @@ typedef struct job {
 enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 256, BLOCK_DEPTH = 512 };
 
 /* rows x columns of a stored matrix, packed in f32. */
-static void widen(const job *j, ms_dtype dtype, const void *from, int64_t row, int64_t rows, int64_t columns, float *to)
+static void widen(const job *j, ms_dtype dtype, const void *from, int64_t row, int64_t rows,
+                  int64_t columns, float *to)
 {
     size_t item = ms_dtype_bytes(dtype);
-    for (int64_t i = 0; i < rows; i++) j->convert->to_f32[dtype](to + i * columns, (const char *)from + (size_t)(i * row) * item, (size_t)columns);
+    for (int64_t i = 0; i < rows; i++)
+        j->convert->to_f32[dtype](to + i * columns, (const char *)from + (size_t)(i * row) * item,
+                                  (size_t)columns);
 }
 
 /* A block of a or b, as it is stored: [row, column] counts in the operand, rows x columns of it. */
-static void widen_block(const job *j, const void *from, int64_t row_distance, bool transposed, int64_t row, int64_t column, int64_t rows,
-                        int64_t columns, float *to)
+static void widen_block(const job *j, const void *from, int64_t row_distance, bool transposed,
+                        int64_t row, int64_t column, int64_t rows, int64_t columns, float *to)
 {
     ms_dtype dtype = (ms_dtype)j->args->shape.in;
     int64_t at = transposed ? column * row_distance + row : row * row_distance + column;
@@ -38,43 +42,61 @@ static void widen_block(const job *j, const void *from, int64_t row_distance, bo
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* One block of the result; block is its f32 sum, then it is rounded once. */
-static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, const void *b, const float *bias, char *c, int64_t row,
-                          int64_t column, float *block, float *a_wide, float *b_wide)
+static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, const void *b,
+                          const float *bias, char *c, int64_t row, int64_t column, float *block,
+                          float *a_wide, float *b_wide)
 {
     int64_t rows = least(BLOCK_ROWS, s->m - row), columns = least(BLOCK_COLUMNS, s->n - column);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t k = 0; k < columns; k++) block[i * columns + k] = bias != NULL ? bias[column + k] : 0.0f;
+        for (int64_t k = 0; k < columns; k++)
+            block[i * columns + k] = bias != NULL ? bias[column + k] : 0.0f;
     for (int64_t depth = 0; depth < s->k; depth += BLOCK_DEPTH) {
         int64_t deep = least(BLOCK_DEPTH, s->k - depth);
         widen_block(j, a, s->a_row, s->a_transposed, row, depth, rows, deep, a_wide);
         widen_block(j, b, s->b_row, s->b_transposed, depth, column, deep, columns, b_wide);
         int64_t a_row = s->a_transposed ? rows : deep;
         int64_t b_row = s->b_transposed ? deep : columns;
-        ms_gemm_shape inner = { .m = rows, .n = columns, .k = deep, .a_transposed = s->a_transposed, .b_transposed = s->b_transposed,
-                                .a_row = a_row, .b_row = b_row, .c_row = columns,
-                                .accumulate = true, .in = MS_F32, .out = MS_F32 };
+        ms_gemm_shape inner = { .m = rows,
+                                .n = columns,
+                                .k = deep,
+                                .a_transposed = s->a_transposed,
+                                .b_transposed = s->b_transposed,
+                                .a_row = a_row,
+                                .b_row = b_row,
+                                .c_row = columns,
+                                .accumulate = true,
+                                .in = MS_F32,
+                                .out = MS_F32 };
         ms_gemm_f32(j->args->gemm, &inner, a_wide, b_wide, block);
     }
     ms_dtype out = (ms_dtype)s->out;
     for (int64_t i = 0; i < rows; i++)
-        j->convert->from_f32[out](c + (size_t)((row + i) * s->c_row + column) * ms_dtype_bytes(out), block + i * columns, (size_t)columns);
+        j->convert->from_f32[out](c + (size_t)((row + i) * s->c_row + column) * ms_dtype_bytes(out),
+                                  block + i * columns, (size_t)columns);
 }
 
-static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread, const void *a, const void *b, const float *bias, char *c)
+static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread, const void *a,
+                         const void *b, const float *bias, char *c)
 {
-    enum { RESULT = BLOCK_ROWS * BLOCK_COLUMNS, LEFT = BLOCK_ROWS * BLOCK_DEPTH, RIGHT = BLOCK_DEPTH * BLOCK_COLUMNS };
+    enum {
+        RESULT = BLOCK_ROWS * BLOCK_COLUMNS,
+        LEFT = BLOCK_ROWS * BLOCK_DEPTH,
+        RIGHT = BLOCK_DEPTH * BLOCK_COLUMNS
+    };
     float *block = ms_thread_scratch(thread, 0, (RESULT + LEFT + RIGHT) * sizeof(float));
     if (block == NULL) return false;
     for (int64_t row = 0; row < s->m; row += BLOCK_ROWS)
         for (int64_t column = 0; column < s->n; column += BLOCK_COLUMNS)
-            convert_block(j, s, a, b, bias, c, row, column, block, block + RESULT, block + RESULT + LEFT);
+            convert_block(j, s, a, b, bias, c, row, column, block, block + RESULT,
+                          block + RESULT + LEFT);
     return true;
 }
 
 /* -------------------------------------------------------------------- tiles */
 
 /* Part `part` of one batch. */
-static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char *a, const char *b, char *c)
+static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char *a, const char *b,
+                     char *c)
 {
     const ms_matmul_args *args = j->args;
     ms_gemm_shape s = args->shape;
@@ -102,8 +124,10 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     job *j = context;
     const ms_matmul_args *args = j->args;
     uint32_t group = index / args->parts, part = index % args->parts;
-    int64_t begin = args->batches * group / args->groups, end = args->batches * (group + 1) / args->groups;
-    size_t in = ms_dtype_bytes((ms_dtype)args->shape.in), out = ms_dtype_bytes((ms_dtype)args->shape.out);
+    int64_t begin = args->batches * group / args->groups,
+            end = args->batches * (group + 1) / args->groups;
+    size_t in = ms_dtype_bytes((ms_dtype)args->shape.in),
+           out = ms_dtype_bytes((ms_dtype)args->shape.out);
     for (int64_t batch = begin; batch < end; batch++) {
         int64_t a = 0, b = 0, c = 0, rest = batch;
         for (uint32_t d = args->batch_dims; d-- > 0;) {
@@ -113,8 +137,10 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
             b += at * args->b_batch[d];
             c += at * args->c_batch[d];
         }
-        const char *a_data = (const char *)args->a + (size_t)a * in, *b_data = (const char *)args->b + (size_t)b * in;
-        if (!run_part(j, part, thread, a_data, b_data, (char *)args->c + (size_t)c * out)) atomic_store(&j->failed, true);
+        const char *a_data = (const char *)args->a + (size_t)a * in,
+                   *b_data = (const char *)args->b + (size_t)b * in;
+        if (!run_part(j, part, thread, a_data, b_data, (char *)args->c + (size_t)c * out))
+            atomic_store(&j->failed, true);
     }
 }
 
@@ -124,9 +150,14 @@ static ms_task_result matmul_run(ms_run *run, void *arguments)
     job j = { .args = args, .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     ms_run_tiles(run, args->groups * args->parts, tile, &j);
     if (!atomic_load(&j.failed)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "matmul: no memory for the scratch space of a product [%lld, %lld] x [%lld, %lld]", (long long)args->shape.m,
-                (long long)args->shape.k, (long long)args->shape.k, (long long)args->shape.n);
+    ms_run_fail(run, MS_ERROR_MEMORY,
+                "matmul: no memory for the scratch space of a product [%lld, %lld] x [%lld, %lld]",
+                (long long)args->shape.m, (long long)args->shape.k, (long long)args->shape.k,
+                (long long)args->shape.n);
     return MS_TASK_FAILED;
 }
 
-const ms_task ms_cpu_matmul = { .name = "matmul", .function = matmul_run, .args_bytes = sizeof(ms_matmul_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_matmul = { .name = "matmul",
+                                .function = matmul_run,
+                                .args_bytes = sizeof(ms_matmul_args),
+                                .kind = MS_KIND_COMPUTE };

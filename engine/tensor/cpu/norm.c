@@ -1,4 +1,5 @@
-/* norm.c: the norms on the CPU: rows in tiles, and the gradients of weight and bias as sums of the tiles' sums. */
+/* norm.c: the norms on the CPU: rows in tiles, and the gradients of weight and bias as sums of the
+ * tiles' sums. */
 #include "tensor/cpu/norm.h"
 
 #include <string.h>
@@ -18,7 +19,7 @@ typedef struct job {
     const void *args;
     const ms_norm_kernels *kernels;
     uint32_t tiles;
-    float *partial;                     /* [tiles][2][width] */
+    float *partial; /* [tiles][2][width] */
 } job;
 
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
@@ -32,7 +33,9 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 static ms_task_result forward_run(ms_run *run, void *arguments)
 {
     const ms_norm_args *args = arguments;
-    job j = { .args = args, .kernels = ms_norm_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->width) };
+    job j = { .args = args,
+              .kernels = ms_norm_kernels_for(ms_run_isa(run)),
+              .tiles = tiles_for(args->rows, args->width) };
     ms_run_tiles(run, j.tiles, forward_tile, &j);
     return MS_TASK_DONE;
 }
@@ -42,15 +45,18 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     (void)thread;
     const job *j = context;
     const ms_norm_backward_args *args = j->args;
-    float *dweight = j->partial + (size_t)tile * 2 * (size_t)args->width, *dbias = dweight + args->width;
+    float *dweight = j->partial + (size_t)tile * 2 * (size_t)args->width,
+          *dbias = dweight + args->width;
     memset(dweight, 0, 2 * (size_t)args->width * sizeof *dweight);
     if (args->dweight == NULL) dweight = NULL;
     if (args->dbias == NULL) dbias = NULL;
-    j->kernels->backward(args, args->rows * tile / j->tiles, args->rows * (tile + 1) / j->tiles, dweight, dbias);
+    j->kernels->backward(args, args->rows * tile / j->tiles, args->rows * (tile + 1) / j->tiles,
+                         dweight, dbias);
 }
 
 /* The tiles' sums added up in their order, into the first one. */
-static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype, void *out, const ms_convert_kernels *convert)
+static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype, void *out,
+                    const ms_convert_kernels *convert)
 {
     if (out == NULL) return;
     float *total = j->partial + which * width;
@@ -64,10 +70,15 @@ static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype,
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_norm_backward_args *args = arguments;
-    job j = { .args = args, .kernels = ms_norm_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->width) };
-    j.partial = ms_thread_scratch(ms_run_thread(run), 0, (size_t)j.tiles * 2 * (size_t)args->width * sizeof(float));
+    job j = { .args = args,
+              .kernels = ms_norm_kernels_for(ms_run_isa(run)),
+              .tiles = tiles_for(args->rows, args->width) };
+    j.partial = ms_thread_scratch(ms_run_thread(run), 0,
+                                  (size_t)j.tiles * 2 * (size_t)args->width * sizeof(float));
     if (j.partial == NULL) {
-        ms_run_fail(run, MS_ERROR_MEMORY, "norm: no memory for the sums of %u tiles of %lld numbers", j.tiles, (long long)args->width);
+        ms_run_fail(run, MS_ERROR_MEMORY,
+                    "norm: no memory for the sums of %u tiles of %lld numbers", j.tiles,
+                    (long long)args->width);
         return MS_TASK_FAILED;
     }
     ms_run_tiles(run, j.tiles, backward_tile, &j);
@@ -77,5 +88,11 @@ static ms_task_result backward_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_norm_forward = { .name = "norm", .function = forward_run, .args_bytes = sizeof(ms_norm_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_norm_backward = { .name = "norm gradient", .function = backward_run, .args_bytes = sizeof(ms_norm_backward_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_norm_forward = { .name = "norm",
+                                      .function = forward_run,
+                                      .args_bytes = sizeof(ms_norm_args),
+                                      .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_norm_backward = { .name = "norm gradient",
+                                       .function = backward_run,
+                                       .args_bytes = sizeof(ms_norm_backward_args),
+                                       .kind = MS_KIND_COMPUTE };

@@ -5,10 +5,12 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/norm.h"
 
-/* Rows begin .. end - 1. backward adds the gradients of weight and bias of these rows to f32 vectors, where those are not NULL. */
+/* Rows begin .. end - 1. backward adds the gradients of weight and bias of these rows to f32
+ * vectors, where those are not NULL. */
 typedef struct ms_norm_kernels {
     void (*forward)(const ms_norm_args *args, int64_t begin, int64_t end);
-    void (*backward)(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight, float *dbias);
+    void (*backward)(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight,
+                     float *dbias);
 } ms_norm_kernels;
 
 MS_ISA_TABLE(ms_norm_kernels, ms_norm_kernels)

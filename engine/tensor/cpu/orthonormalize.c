@@ -1,4 +1,5 @@
-/* orthonormalize.c: columns of matrices made orthonormal on the CPU: a tile for each matrix, so that results do not depend on threads. */
+/* orthonormalize.c: columns of matrices made orthonormal on the CPU: a tile for each matrix, so
+ * that results do not depend on threads. */
 #include "tensor/cpu/orthonormalize.h"
 
 #include <stdatomic.h>
@@ -12,7 +13,7 @@ typedef struct job {
     _Atomic bool no_memory;
 } job;
 
-#define ROWS 64                         /* turned at once: their lines stay in the nearest cache */
+#define ROWS 64 /* turned at once: their lines stay in the nearest cache */
 
 /* Rows to columns, or back. */
 static void turn(const job *j, char *matrix, float *columns, float *rows, bool back)
@@ -36,8 +37,10 @@ static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
     int64_t n = j->args->n, r = j->args->r;
-    char *matrix = (char *)j->args->x + (size_t)(tile * n * r) * ms_dtype_bytes((ms_dtype)j->args->dtype);
-    float *columns = ms_thread_scratch(thread, 0, (size_t)(n * r) * sizeof *columns), *rows = ms_thread_scratch(thread, 1, (size_t)(ROWS * r) * sizeof *rows);
+    char *matrix =
+        (char *)j->args->x + (size_t)(tile * n * r) * ms_dtype_bytes((ms_dtype)j->args->dtype);
+    float *columns = ms_thread_scratch(thread, 0, (size_t)(n * r) * sizeof *columns),
+          *rows = ms_thread_scratch(thread, 1, (size_t)(ROWS * r) * sizeof *rows);
     if (columns == NULL || rows == NULL) {
         atomic_store(&j->no_memory, true);
         return;
@@ -50,11 +53,15 @@ static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
 static ms_task_result orthonormalize_run(ms_run *run, void *arguments)
 {
     const ms_orthonormalize_args *args = arguments;
-    job j = { .args = args, .kernels = ms_orthonormalize_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)) };
+    job j = { .args = args,
+              .kernels = ms_orthonormalize_kernels_for(ms_run_isa(run)),
+              .convert = ms_convert_kernels_for(ms_run_isa(run)) };
     ms_run_tiles(run, (uint32_t)args->matrices, orthonormalize_tile, &j);
     if (!j.no_memory) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "orthonormalize: no memory for a matrix of %lld x %lld", (long long)args->n, (long long)args->r);
+    ms_run_fail(run, MS_ERROR_MEMORY, "orthonormalize: no memory for a matrix of %lld x %lld",
+                (long long)args->n, (long long)args->r);
     return MS_TASK_FAILED;
 }
 
-const ms_task ms_cpu_orthonormalize = { "orthonormalize", orthonormalize_run, sizeof(ms_orthonormalize_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_orthonormalize = { "orthonormalize", orthonormalize_run,
+                                        sizeof(ms_orthonormalize_args), MS_KIND_COMPUTE, 0 };

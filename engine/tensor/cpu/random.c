@@ -12,7 +12,8 @@ typedef struct random_work {
     uint32_t tiles;
 } random_work;
 
-/* Range / 2^64 of a 64-bit draw; its two halves are the same lane of two draws that differ in the counter's highest bit. */
+/* Range / 2^64 of a 64-bit draw; its two halves are the same lane of two draws that differ in the
+ * counter's highest bit. */
 static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, int64_t *out)
 {
     uint64_t high = ms_random_high(args->random);
@@ -25,7 +26,8 @@ static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, 
         }
         uint64_t bits = (uint64_t)second[at % 4] << 32 | first[at % 4];
         /* The upper half of the 128-bit product, from its four partial products. */
-        uint64_t ah = bits >> 32, al = bits & 0xffffffffu, bh = args->range >> 32, bl = args->range & 0xffffffffu;
+        uint64_t ah = bits >> 32, al = bits & 0xffffffffu, bh = args->range >> 32,
+                 bl = args->range & 0xffffffffu;
         uint64_t middle = ah * bl + (al * bl >> 32), cross = (middle & 0xffffffffu) + al * bh;
         out[i] = (int64_t)((uint64_t)args->first + ah * bh + (middle >> 32) + (cross >> 32));
     }
@@ -51,7 +53,8 @@ static void random_tile(void *context, uint32_t index, ms_thread *thread)
             work->convert->from_i64[dtype](to, drawn.whole, (size_t)n);
             continue;
         }
-        (args->kind == MS_RANDOM_UNIFORM ? work->kernels->uniform : work->kernels->normal)(real, (size_t)n, (uint64_t)at, args);
+        (args->kind == MS_RANDOM_UNIFORM ? work->kernels->uniform : work->kernels->normal)(
+            real, (size_t)n, (uint64_t)at, args);
         if (dtype != MS_F32) work->convert->from_f32[dtype](to, real, (size_t)n);
     }
 }
@@ -59,7 +62,8 @@ static void random_tile(void *context, uint32_t index, ms_thread *thread)
 static ms_task_result random_run(ms_run *run, void *arguments)
 {
     const ms_random_args *args = arguments;
-    random_work work = { args, ms_random_kernels_for(ms_run_isa(run)), ms_convert_kernels_for(ms_run_isa(run)), 0 };
+    random_work work = { args, ms_random_kernels_for(ms_run_isa(run)),
+                         ms_convert_kernels_for(ms_run_isa(run)), 0 };
     /* A draw costs several times what writing it does: work on small tensors is shared earlier. */
     work.tiles = ms_tiles(args->count, (uint64_t)args->count * 16);
     ms_run_tiles(run, work.tiles, random_tile, &work);
@@ -79,14 +83,16 @@ static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
     const dropout_work *work = context;
     const ms_dropout_args *args = work->args;
     ms_dtype dtype = (ms_dtype)args->dtype;
-    int64_t end = ms_tile_begin(args->count, work->tiles, index + 1), size = (int64_t)ms_dtype_bytes(dtype);
+    int64_t end = ms_tile_begin(args->count, work->tiles, index + 1),
+            size = (int64_t)ms_dtype_bytes(dtype);
     for (int64_t at = ms_tile_begin(args->count, work->tiles, index), n; at < end; at += n) {
         float stage[MS_CHUNK];
         const char *from = (const char *)args->in + at * size;
         char *to = (char *)args->out + at * size;
         n = end - at < MS_CHUNK ? end - at : MS_CHUNK;
         if (dtype == MS_F32) {
-            work->kernels->dropout((float *)(void *)to, (const float *)(const void *)from, (size_t)n, (uint64_t)at, args);
+            work->kernels->dropout((float *)(void *)to, (const float *)(const void *)from,
+                                   (size_t)n, (uint64_t)at, args);
             continue;
         }
         work->convert->to_f32[dtype](stage, from, (size_t)n);
@@ -98,11 +104,13 @@ static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
 static ms_task_result dropout_run(ms_run *run, void *arguments)
 {
     const ms_dropout_args *args = arguments;
-    dropout_work work = { args, ms_random_kernels_for(ms_run_isa(run)), ms_convert_kernels_for(ms_run_isa(run)), 0 };
+    dropout_work work = { args, ms_random_kernels_for(ms_run_isa(run)),
+                          ms_convert_kernels_for(ms_run_isa(run)), 0 };
     work.tiles = ms_tiles(args->count, (uint64_t)args->count * 16);
     ms_run_tiles(run, work.tiles, dropout_tile, &work);
     return MS_TASK_DONE;
 }
 
 const ms_task ms_cpu_random = { "random", random_run, sizeof(ms_random_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_dropout = { "dropout", dropout_run, sizeof(ms_dropout_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_dropout = { "dropout", dropout_run, sizeof(ms_dropout_args), MS_KIND_COMPUTE,
+                                 0 };

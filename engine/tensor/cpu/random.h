@@ -14,7 +14,8 @@ static inline uint64_t ms_random_high(ms_random random) { return random.step << 
 typedef struct ms_random_kernels {
     void (*uniform)(float *out, size_t n, uint64_t position, const ms_random_args *args);
     void (*normal)(float *out, size_t n, uint64_t position, const ms_random_args *args);
-    void (*dropout)(float *out, const float *in, size_t n, uint64_t position, const ms_dropout_args *args);
+    void (*dropout)(float *out, const float *in, size_t n, uint64_t position,
+                    const ms_dropout_args *args);
 } ms_random_kernels;
 
 MS_ISA_TABLE(ms_random_kernels, ms_random_kernels)

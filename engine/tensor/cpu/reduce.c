@@ -1,8 +1,8 @@
 /* reduce.c: tasks that reduce, find positions, sum up as they go, and count.
  *
- * What is added to what depends on shapes only: blocks of a row in f32 (64 partial sums), blocks in f64 in order, and parts of a
- * very long row, which different threads may take, in f64 in order of position.
- */
+ * What is added to what depends on shapes only: blocks of a row in f32 (64 partial sums), blocks in
+ * f64 in order, and parts of a very long row, which different threads may take, in f64 in order of
+ * position. */
 #include "tensor/cpu/reduce.h"
 
 #include <math.h>
@@ -11,14 +11,14 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
-#define PART (64 * 1024)       /* elements of a row that one thread takes */
-#define WIDTH 512              /* columns that are reduced together */
+#define PART (64 * 1024) /* elements of a row that one thread takes */
+#define WIDTH 512        /* columns that are reduced together */
 
 typedef struct reduce_work {
     const ms_reduce_args *args;
     const ms_reduce_kernels *kernels;
     const ms_convert_kernels *convert;
-    double *partial;           /* [unit]; NULL where a unit is a whole result */
+    double *partial; /* [unit]; NULL where a unit is a whole result */
     int64_t units, parts, part_rows;
     uint32_t tiles;
     bool integers;
@@ -29,8 +29,10 @@ typedef union block {
     int64_t whole[MS_REDUCE_BLOCK];
 } block;
 
-/* n elements of a dtype, `stride` apart, as contiguous f32: where they are if that will do, else in `to`. */
-static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from, int64_t stride, int64_t n, float *to)
+/* n elements of a dtype, `stride` apart, as contiguous f32: where they are if that will do, else in
+ * `to`. */
+static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from,
+                               int64_t stride, int64_t n, float *to)
 {
     if (stride == 1 && dtype == MS_F32) return from;
     if (stride == 1) {
@@ -43,7 +45,8 @@ static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype
     return to;
 }
 
-static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from, int64_t stride, int64_t n, int64_t *to)
+static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dtype,
+                                  const void *from, int64_t stride, int64_t n, int64_t *to)
 {
     if (stride == 1 && dtype == MS_I64) return from;
     uint64_t raw[MS_REDUCE_BLOCK];
@@ -85,7 +88,9 @@ static void put(const reduce_work *work, int64_t index, double value)
     if (args->root == 2) value = sqrt(value);
     else if (args->root != 1) value = pow(value, 1 / args->root);
     float rounded = (float)value;
-    work->convert->from_f32[args->out_dtype]((char *)args->out + index * (int64_t)ms_dtype_bytes((ms_dtype)args->out_dtype), &rounded, 1);
+    work->convert->from_f32[args->out_dtype](
+        (char *)args->out + index * (int64_t)ms_dtype_bytes((ms_dtype)args->out_dtype), &rounded,
+        1);
 }
 
 /* Elements begin .. end-1 of a row. */
@@ -98,10 +103,15 @@ static double reduce_row(const reduce_work *work, int64_t row, int64_t begin, in
     for (int64_t at = begin; at < end; at += MS_REDUCE_BLOCK) {
         float stage[MS_REDUCE_BLOCK], second_stage[MS_REDUCE_BLOCK];
         int64_t n = end - at < MS_REDUCE_BLOCK ? end - at : MS_REDUCE_BLOCK;
-        const float *x = real_block(work->convert, dtype, step(from, at * args->rows.stride, dtype), args->rows.stride, n, stage), *y = NULL;
+        const float *x = real_block(work->convert, dtype, step(from, at * args->rows.stride, dtype),
+                                    args->rows.stride, n, stage),
+                    *y = NULL;
         if (args->second != NULL)
-            y = real_block(work->convert, dtype, step(args->second, at * args->second_stride, dtype), args->second_stride, n, second_stage);
-        total = joined(args->kind, total, work->kernels->row[args->kind](x, y, (size_t)n, (float)args->power));
+            y = real_block(work->convert, dtype,
+                           step(args->second, at * args->second_stride, dtype), args->second_stride,
+                           n, second_stage);
+        total = joined(args->kind, total,
+                       work->kernels->row[args->kind](x, y, (size_t)n, (float)args->power));
     }
     return total;
 }
@@ -111,9 +121,11 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
     const reduce_work *work = context;
-    int64_t begin = work->units * index / work->tiles, end = work->units * (index + 1) / work->tiles, n = work->args->rows.n;
+    int64_t begin = work->units * index / work->tiles,
+            end = work->units * (index + 1) / work->tiles, n = work->args->rows.n;
     for (int64_t unit = begin; unit < end; unit++) {
-        int64_t first = unit % work->parts * PART, last = work->partial == NULL || first + PART > n ? n : first + PART;
+        int64_t first = unit % work->parts * PART,
+                last = work->partial == NULL || first + PART > n ? n : first + PART;
         double value = reduce_row(work, unit / work->parts, first, last);
         if (work->partial != NULL) work->partial[unit] = value;
         else put(work, unit, value);
@@ -121,11 +133,13 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
 }
 
 /* Rows begin .. end-1 of `width` neighbouring columns, into totals. */
-static void reduce_columns(const reduce_work *work, const void *from, int64_t begin, int64_t end, int64_t width, double *totals)
+static void reduce_columns(const reduce_work *work, const void *from, int64_t begin, int64_t end,
+                           int64_t width, double *totals)
 {
     const ms_reduce_args *args = work->args;
     ms_dtype dtype = (ms_dtype)args->dtype;
-    void (*column)(float *, const float *, int64_t, size_t, size_t, float) = work->kernels->column[args->kind];
+    void (*column)(float *, const float *, int64_t, size_t, size_t, float) =
+        work->kernels->column[args->kind];
     for (int64_t i = 0; i < width; i++) totals[i] = identity(args->kind);
     for (int64_t at = begin; at < end; at += MS_REDUCE_ROWS) {
         float sums[WIDTH];
@@ -135,15 +149,20 @@ static void reduce_columns(const reduce_work *work, const void *from, int64_t be
         if (dtype == MS_F32) {
             column(sums, x, args->rows.stride, (size_t)rows, (size_t)width, (float)args->power);
         } else {
-            float stage[4 * WIDTH];        /* four rows: what the kernel adds at once */
+            float stage[4 * WIDTH]; /* four rows: what the kernel adds at once */
             for (int64_t r = 0; r < rows; r += 4) {
                 int64_t some = rows - r < 4 ? rows - r : 4;
-                for (int64_t k = 0; k < some; k++) work->convert->to_f32[dtype](stage + k * width, step(x, (r + k) * args->rows.stride, dtype), (size_t)width);
+                for (int64_t k = 0; k < some; k++)
+                    work->convert->to_f32[dtype](stage + k * width,
+                                                 step(x, (r + k) * args->rows.stride, dtype),
+                                                 (size_t)width);
                 column(sums, stage, width, (size_t)some, (size_t)width, (float)args->power);
             }
         }
-        if (args->kind < MS_REDUCE_GREATEST) for (int64_t i = 0; i < width; i++) totals[i] += sums[i];
-        else for (int64_t i = 0; i < width; i++) totals[i] = joined(args->kind, totals[i], sums[i]);
+        if (args->kind < MS_REDUCE_GREATEST)
+            for (int64_t i = 0; i < width; i++) totals[i] += sums[i];
+        else
+            for (int64_t i = 0; i < width; i++) totals[i] = joined(args->kind, totals[i], sums[i]);
     }
 }
 
@@ -153,17 +172,23 @@ static void column_tile(void *context, uint32_t index, ms_thread *thread)
     (void)thread;
     const reduce_work *work = context;
     const ms_rows *rows = &work->args->rows;
-    int64_t begin = work->units * index / work->tiles, end = work->units * (index + 1) / work->tiles, strips = (rows->inner + WIDTH - 1) / WIDTH;
+    int64_t begin = work->units * index / work->tiles,
+            end = work->units * (index + 1) / work->tiles,
+            strips = (rows->inner + WIDTH - 1) / WIDTH;
     for (int64_t unit = begin; unit < end; unit++) {
         double totals[WIDTH];
-        int64_t part = unit % work->parts, strip = unit / work->parts % strips, outer = unit / work->parts / strips, column = strip * WIDTH;
+        int64_t part = unit % work->parts, strip = unit / work->parts % strips,
+                outer = unit / work->parts / strips, column = strip * WIDTH;
         int64_t width = rows->inner - column < WIDTH ? rows->inner - column : WIDTH;
-        int64_t first = part * work->part_rows, last = first + work->part_rows < rows->n ? first + work->part_rows : rows->n;
-        const void *from = step(work->args->in, outer * rows->outer_stride + column, (ms_dtype)work->args->dtype);
+        int64_t first = part * work->part_rows,
+                last = first + work->part_rows < rows->n ? first + work->part_rows : rows->n;
+        const void *from =
+            step(work->args->in, outer * rows->outer_stride + column, (ms_dtype)work->args->dtype);
         reduce_columns(work, from, first, last, width, totals);
         int64_t result = outer * rows->inner + column;
         for (int64_t i = 0; i < width; i++) {
-            if (work->partial != NULL) work->partial[part * rows->outer * rows->inner + result + i] = totals[i];
+            if (work->partial != NULL)
+                work->partial[part * rows->outer * rows->inner + result + i] = totals[i];
             else put(work, result + i, totals[i]);
         }
     }
@@ -175,7 +200,8 @@ static void finish(const reduce_work *work, int64_t near, int64_t far)
     int64_t results = work->args->rows.outer * work->args->rows.inner;
     for (int64_t i = 0; i < results; i++) {
         double value = identity(work->args->kind);
-        for (int64_t part = 0; part < work->parts; part++) value = joined(work->args->kind, value, work->partial[i * near + part * far]);
+        for (int64_t part = 0; part < work->parts; part++)
+            value = joined(work->args->kind, value, work->partial[i * near + part * far]);
         put(work, i, value);
     }
 }
@@ -190,8 +216,11 @@ static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
     uint64_t sum = 0;
     int64_t greatest = INT64_MIN, least = INT64_MAX;
     for (int64_t at = 0; at < args->rows.n; at += MS_REDUCE_BLOCK) {
-        int64_t stage[MS_REDUCE_BLOCK], n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK;
-        const int64_t *x = whole_block(work->convert, dtype, step(from, at * args->rows.stride, dtype), args->rows.stride, n, stage);
+        int64_t stage[MS_REDUCE_BLOCK],
+            n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK;
+        const int64_t *x =
+            whole_block(work->convert, dtype, step(from, at * args->rows.stride, dtype),
+                        args->rows.stride, n, stage);
         for (int64_t i = 0; i < n; i++) {
             sum += (uint64_t)x[i];
             greatest = x[i] > greatest ? x[i] : greatest;
@@ -209,9 +238,11 @@ static void whole_tile(void *context, uint32_t index, ms_thread *thread)
     (void)thread;
     const reduce_work *work = context;
     ms_dtype dtype = (ms_dtype)work->args->out_dtype;
-    for (int64_t row = work->units * index / work->tiles; row < work->units * (index + 1) / work->tiles; row++) {
+    for (int64_t row = work->units * index / work->tiles;
+         row < work->units * (index + 1) / work->tiles; row++) {
         int64_t value = reduce_row_whole(work, row);
-        work->convert->from_i64[dtype]((char *)work->args->out + row * (int64_t)ms_dtype_bytes(dtype), &value, 1);
+        work->convert->from_i64[dtype](
+            (char *)work->args->out + row * (int64_t)ms_dtype_bytes(dtype), &value, 1);
     }
 }
 
@@ -224,19 +255,22 @@ static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
     return units < tiles ? (uint32_t)units : tiles;
 }
 
-/* How the work is cut. Few columns of many rows are split by rows too, so that several threads have something to do. */
+/* How the work is cut. Few columns of many rows are split by rows too, so that several threads have
+ * something to do. */
 static bool cut(reduce_work *work)
 {
     const ms_rows *rows = &work->args->rows;
     int64_t results = rows->outer * rows->inner, elements = results * rows->n;
     uint64_t bytes = (uint64_t)elements * ms_dtype_bytes((ms_dtype)work->args->dtype);
-    bool columns = !work->integers && rows->inner > 1 && rows->stride != 1 && rows->inner_stride == 1;
+    bool columns =
+        !work->integers && rows->inner > 1 && rows->stride != 1 && rows->inner_stride == 1;
     work->parts = 1;
     work->part_rows = rows->n;
     if (columns) {
         int64_t strips = rows->outer * ((rows->inner + WIDTH - 1) / WIDTH);
         if (bytes >= MS_TILES_MIN_BYTES && strips < 8 && rows->n >= 16 * MS_REDUCE_ROWS) {
-            work->part_rows = (rows->n * strips / 8 + MS_REDUCE_ROWS - 1) / MS_REDUCE_ROWS * MS_REDUCE_ROWS;
+            work->part_rows =
+                (rows->n * strips / 8 + MS_REDUCE_ROWS - 1) / MS_REDUCE_ROWS * MS_REDUCE_ROWS;
             work->parts = (rows->n + work->part_rows - 1) / work->part_rows;
         }
         work->units = strips * work->parts;
@@ -251,14 +285,18 @@ static bool cut(reduce_work *work)
 static ms_task_result reduce_run(ms_run *run, void *arguments)
 {
     const ms_reduce_args *args = arguments;
-    reduce_work work = { .args = args, .kernels = ms_reduce_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)),
+    reduce_work work = { .args = args,
+                         .kernels = ms_reduce_kernels_for(ms_run_isa(run)),
+                         .convert = ms_convert_kernels_for(ms_run_isa(run)),
                          .integers = !ms_dtype_is_float((ms_dtype)args->dtype) };
     bool columns = cut(&work);
     int64_t results = args->rows.outer * args->rows.inner;
     if (work.parts > 1) {
-        work.partial = ms_thread_scratch(ms_run_thread(run), 0, (size_t)(results * work.parts) * sizeof *work.partial);
+        work.partial = ms_thread_scratch(ms_run_thread(run), 0,
+                                         (size_t)(results * work.parts) * sizeof *work.partial);
         if (work.partial == NULL) {
-            ms_run_fail(run, MS_ERROR_MEMORY, "no memory for %lld partial sums", (long long)(results * work.parts));
+            ms_run_fail(run, MS_ERROR_MEMORY, "no memory for %lld partial sums",
+                        (long long)(results * work.parts));
             return MS_TASK_FAILED;
         }
     }
@@ -279,7 +317,8 @@ typedef struct arg_work {
     uint32_t tiles;
 } arg_work;
 
-/* Whole blocks are compared first; only a block that holds a new best is looked through. The lowest position wins, NaN over all. */
+/* Whole blocks are compared first; only a block that holds a new best is looked through. The lowest
+ * position wins, NaN over all. */
 static int64_t find_real(const arg_work *work, const void *from)
 {
     const ms_reduce_arg_args *args = work->args;
@@ -289,8 +328,10 @@ static int64_t find_real(const arg_work *work, const void *from)
     int64_t found = -1;
     for (int64_t at = 0; at < args->rows.n && (found < 0 || best == best); at += MS_REDUCE_BLOCK) {
         float stage[MS_REDUCE_BLOCK];
-        int64_t n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK, i = 0;
-        const float *x = real_block(work->convert, dtype, step(from, at * args->rows.stride, dtype), args->rows.stride, n, stage);
+        int64_t n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK,
+                i = 0;
+        const float *x = real_block(work->convert, dtype, step(from, at * args->rows.stride, dtype),
+                                    args->rows.stride, n, stage);
         float here = work->kernels->row[kind](x, NULL, (size_t)n, 0);
         if (found >= 0 && here == here && !(args->least ? here < best : here > best)) continue;
         while (i < n - 1 && !(here == here ? x[i] == here : x[i] != x[i])) i++;
@@ -306,8 +347,11 @@ static int64_t find_whole(const arg_work *work, const void *from)
     ms_dtype dtype = (ms_dtype)args->dtype;
     int64_t best = 0, found = -1;
     for (int64_t at = 0; at < args->rows.n; at += MS_REDUCE_BLOCK) {
-        int64_t stage[MS_REDUCE_BLOCK], n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK;
-        const int64_t *x = whole_block(work->convert, dtype, step(from, at * args->rows.stride, dtype), args->rows.stride, n, stage);
+        int64_t stage[MS_REDUCE_BLOCK],
+            n = args->rows.n - at < MS_REDUCE_BLOCK ? args->rows.n - at : MS_REDUCE_BLOCK;
+        const int64_t *x =
+            whole_block(work->convert, dtype, step(from, at * args->rows.stride, dtype),
+                        args->rows.stride, n, stage);
         for (int64_t i = 0; i < n; i++) {
             if (found >= 0 && !(args->least ? x[i] < best : x[i] > best)) continue;
             best = x[i];
@@ -322,17 +366,23 @@ static void arg_tile(void *context, uint32_t index, ms_thread *thread)
     (void)thread;
     const arg_work *work = context;
     ms_dtype dtype = (ms_dtype)work->args->dtype;
-    for (int64_t row = work->rows * index / work->tiles; row < work->rows * (index + 1) / work->tiles; row++) {
+    for (int64_t row = work->rows * index / work->tiles;
+         row < work->rows * (index + 1) / work->tiles; row++) {
         const void *from = row_start(&work->args->rows, work->args->in, dtype, row);
-        work->args->out[row] = ms_dtype_is_float(dtype) ? find_real(work, from) : find_whole(work, from);
+        work->args->out[row] =
+            ms_dtype_is_float(dtype) ? find_real(work, from) : find_whole(work, from);
     }
 }
 
 static ms_task_result reduce_arg_run(ms_run *run, void *arguments)
 {
     const ms_reduce_arg_args *args = arguments;
-    arg_work work = { args, ms_reduce_kernels_for(ms_run_isa(run)), ms_convert_kernels_for(ms_run_isa(run)), args->rows.outer * args->rows.inner, 0 };
-    work.tiles = unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * ms_dtype_bytes((ms_dtype)args->dtype));
+    arg_work work = { args, ms_reduce_kernels_for(ms_run_isa(run)),
+                      ms_convert_kernels_for(ms_run_isa(run)), args->rows.outer * args->rows.inner,
+                      0 };
+    work.tiles =
+        unit_tiles(work.rows, work.rows * args->rows.n,
+                   (uint64_t)(work.rows * args->rows.n) * ms_dtype_bytes((ms_dtype)args->dtype));
     ms_run_tiles(run, work.tiles, arg_tile, &work);
     return MS_TASK_DONE;
 }
@@ -355,7 +405,8 @@ static void cumsum_row(const cumsum_work *work, int64_t row)
     bool real = ms_dtype_is_float(dtype);
     size_t size = ms_dtype_bytes(out_dtype);
     const void *from = row_start(rows, args->in, dtype, row);
-    char *to = (char *)args->out + (row / rows->inner * rows->n * rows->inner + row % rows->inner) * (int64_t)size;
+    char *to = (char *)args->out
+               + (row / rows->inner * rows->n * rows->inner + row % rows->inner) * (int64_t)size;
     double real_sum = 0;
     uint64_t whole_sum = 0;
     for (int64_t done = 0; done < rows->n; done += MS_REDUCE_BLOCK) {
@@ -364,8 +415,12 @@ static void cumsum_row(const cumsum_work *work, int64_t row)
         block sums;
         uint64_t raw[MS_REDUCE_BLOCK];
         const void *x = step(from, at * rows->stride, dtype);
-        if (real) memmove(sums.real, real_block(work->convert, dtype, x, rows->stride, n, sums.real), (size_t)n * sizeof(float));
-        else memmove(sums.whole, whole_block(work->convert, dtype, x, rows->stride, n, sums.whole), (size_t)n * sizeof(int64_t));
+        if (real)
+            memmove(sums.real, real_block(work->convert, dtype, x, rows->stride, n, sums.real),
+                    (size_t)n * sizeof(float));
+        else
+            memmove(sums.whole, whole_block(work->convert, dtype, x, rows->stride, n, sums.whole),
+                    (size_t)n * sizeof(int64_t));
         for (int64_t k = 0; k < n; k++) {
             int64_t i = args->reverse ? n - 1 - k : k;
             if (real) sums.real[i] = (float)(real_sum += sums.real[i]);
@@ -381,14 +436,18 @@ static void cumsum_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
     const cumsum_work *work = context;
-    for (int64_t row = work->rows * index / work->tiles; row < work->rows * (index + 1) / work->tiles; row++) cumsum_row(work, row);
+    for (int64_t row = work->rows * index / work->tiles;
+         row < work->rows * (index + 1) / work->tiles; row++)
+        cumsum_row(work, row);
 }
 
 static ms_task_result cumsum_run(ms_run *run, void *arguments)
 {
     const ms_cumsum_args *args = arguments;
-    cumsum_work work = { args, ms_convert_kernels_for(ms_run_isa(run)), args->rows.outer * args->rows.inner, 0 };
-    work.tiles = unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * 8);
+    cumsum_work work = { args, ms_convert_kernels_for(ms_run_isa(run)),
+                         args->rows.outer * args->rows.inner, 0 };
+    work.tiles =
+        unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * 8);
     ms_run_tiles(run, work.tiles, cumsum_tile, &work);
     return MS_TASK_DONE;
 }
@@ -408,13 +467,16 @@ static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
     const histogram_work *work = context;
     const ms_histogram_args *args = work->args;
     int64_t *counts = work->counts + (int64_t)index * args->bins;
-    int64_t begin = ms_tile_begin(args->count, work->tiles, index), end = ms_tile_begin(args->count, work->tiles, index + 1);
+    int64_t begin = ms_tile_begin(args->count, work->tiles, index),
+            end = ms_tile_begin(args->count, work->tiles, index + 1);
     double scale = (double)args->bins / (args->high - args->low);
     memset(counts, 0, (size_t)args->bins * sizeof *counts);
     for (int64_t at = begin; at < end; at += MS_REDUCE_BLOCK) {
         float stage[MS_REDUCE_BLOCK];
         int64_t n = end - at < MS_REDUCE_BLOCK ? end - at : MS_REDUCE_BLOCK;
-        const float *x = real_block(work->convert, (ms_dtype)args->dtype, step(args->in, at * args->stride, (ms_dtype)args->dtype), args->stride, n, stage);
+        const float *x = real_block(work->convert, (ms_dtype)args->dtype,
+                                    step(args->in, at * args->stride, (ms_dtype)args->dtype),
+                                    args->stride, n, stage);
         for (int64_t i = 0; i < n; i++) {
             if (!(x[i] >= args->low && x[i] <= args->high)) continue;
             int64_t bin = (int64_t)((x[i] - args->low) * scale);
@@ -426,10 +488,12 @@ static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
 static ms_task_result histogram_run(ms_run *run, void *arguments)
 {
     const ms_histogram_args *args = arguments;
-    histogram_work work = { args, ms_convert_kernels_for(ms_run_isa(run)), NULL, ms_tiles(args->count, (uint64_t)args->count * 4) };
+    histogram_work work = { args, ms_convert_kernels_for(ms_run_isa(run)), NULL,
+                            ms_tiles(args->count, (uint64_t)args->count * 4) };
     if (work.tiles > 8) work.tiles = 8;
     if (work.tiles == 0) work.tiles = 1;
-    work.counts = ms_thread_scratch(ms_run_thread(run), 0, work.tiles * (size_t)args->bins * sizeof *work.counts);
+    work.counts = ms_thread_scratch(ms_run_thread(run), 0,
+                                    work.tiles * (size_t)args->bins * sizeof *work.counts);
     if (work.counts == NULL) {
         ms_run_fail(run, MS_ERROR_MEMORY, "no memory for %lld bins", (long long)args->bins);
         return MS_TASK_FAILED;
@@ -437,12 +501,15 @@ static ms_task_result histogram_run(ms_run *run, void *arguments)
     ms_run_tiles(run, work.tiles, histogram_tile, &work);
     for (int64_t bin = 0; bin < args->bins; bin++) {
         args->out[bin] = 0;
-        for (uint32_t tile = 0; tile < work.tiles; tile++) args->out[bin] += work.counts[tile * args->bins + bin];
+        for (uint32_t tile = 0; tile < work.tiles; tile++)
+            args->out[bin] += work.counts[tile * args->bins + bin];
     }
     return MS_TASK_DONE;
 }
 
 const ms_task ms_cpu_reduce = { "reduce", reduce_run, sizeof(ms_reduce_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_reduce_arg = { "argmax", reduce_arg_run, sizeof(ms_reduce_arg_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_reduce_arg = { "argmax", reduce_arg_run, sizeof(ms_reduce_arg_args),
+                                    MS_KIND_COMPUTE, 0 };
 const ms_task ms_cpu_cumsum = { "cumsum", cumsum_run, sizeof(ms_cumsum_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_histogram = { "histogram", histogram_run, sizeof(ms_histogram_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_histogram = { "histogram", histogram_run, sizeof(ms_histogram_args),
+                                   MS_KIND_COMPUTE, 0 };

@@ -1,4 +1,5 @@
-/* rotary.c: rotary position embedding on the CPU: the angles of a moment are made once for all batches and heads. */
+/* rotary.c: rotary position embedding on the CPU: the angles of a moment are made once for all
+ * batches and heads. */
 #include "tensor/cpu/attention.h"
 
 #include <math.h>
@@ -13,14 +14,15 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
-/* Cosines and sines of one moment in f64, and of one step; each moment follows from the one before by a rotation, whose error grows by
- * 1e-16 a step, far below what f32 shows. */
+/* Cosines and sines of one moment in f64, and of one step; each moment follows from the one before
+ * by a rotation, whose error grows by 1e-16 a step, far below what f32 shows. */
 typedef struct angles {
     double *cosine, *sine, *step_cosine, *step_sine;
     float *cosine_f32, *sine_f32;
 } angles;
 
-/* The angle of pair k from one position to the next; formulas and their source: ms_rotary_scaling in moonshard/tensor.h. */
+/* The angle of pair k from one position to the next; formulas and their source: ms_rotary_scaling
+ * in moonshard/tensor.h. */
 static double frequency(const ms_rotary_args *args, int64_t k)
 {
     const ms_rotary_scaling *scaling = &args->scaling;
@@ -57,20 +59,25 @@ static void advance(const angles *a, int64_t half)
     }
 }
 
-static const void *element(const ms_heads *h, int64_t at, uint8_t dtype) { return (const char *)h->data + (size_t)at * ms_dtype_bytes((ms_dtype)dtype); }
+static const void *element(const ms_heads *h, int64_t at, uint8_t dtype)
+{
+    return (const char *)h->data + (size_t)at * ms_dtype_bytes((ms_dtype)dtype);
+}
 
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_rotary_args *args = j->args;
-    int64_t half = args->width / 2, begin = args->times * index / j->tiles, end = args->times * (index + 1) / j->tiles;
+    int64_t half = args->width / 2, begin = args->times * index / j->tiles,
+            end = args->times * (index + 1) / j->tiles;
     double *scratch = ms_thread_scratch(thread, 0, (size_t)half * 4 * sizeof(double));
     float *narrow = ms_thread_scratch(thread, 1, (size_t)half * 2 * sizeof(float));
     if (scratch == NULL || narrow == NULL) {
         atomic_store(&j->no_memory, true);
         return;
     }
-    angles a = { scratch, scratch + half, scratch + 2 * half, scratch + 3 * half, narrow, narrow + half };
+    angles a = { scratch, scratch + half, scratch + 2 * half, scratch + 3 * half,
+                 narrow,  narrow + half };
     start(args, &a, begin);
     for (int64_t time = begin; time < end; time++) {
         advance(&a, half);
@@ -79,7 +86,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
                 int64_t from = batch * args->x.batch + head * args->x.head + time * args->x.time;
                 int64_t to = batch * args->y.batch + head * args->y.head + time * args->y.time;
                 char *y = (char *)args->y.data + (size_t)to * ms_dtype_bytes((ms_dtype)args->dtype);
-                j->kernels->rotate((ms_dtype)args->dtype, element(&args->x, from, args->dtype), y, a.cosine_f32, a.sine_f32, args->width, args->back);
+                j->kernels->rotate((ms_dtype)args->dtype, element(&args->x, from, args->dtype), y,
+                                   a.cosine_f32, a.sine_f32, args->width, args->back);
             }
     }
 }
@@ -87,14 +95,21 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
 static ms_task_result rotary_run(ms_run *run, void *arguments)
 {
     const ms_rotary_args *args = arguments;
-    int64_t tiles = args->batches * args->heads * args->times * args->width / 32768, most = args->times < 8 ? args->times : 8;
+    int64_t tiles = args->batches * args->heads * args->times * args->width / 32768,
+            most = args->times < 8 ? args->times : 8;
     if (tiles > most) tiles = most;
     else if (tiles < 1) tiles = 1;
-    job j = { .args = args, .kernels = ms_attention_kernels_for(ms_run_isa(run)), .tiles = (uint32_t)tiles };
+    job j = { .args = args,
+              .kernels = ms_attention_kernels_for(ms_run_isa(run)),
+              .tiles = (uint32_t)tiles };
     ms_run_tiles(run, j.tiles, tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_MEMORY, "rotary: no memory for the angles of width %lld", (long long)args->width);
+    ms_run_fail(run, MS_ERROR_MEMORY, "rotary: no memory for the angles of width %lld",
+                (long long)args->width);
     return MS_TASK_FAILED;
 }
 
-const ms_task ms_cpu_rotary = { .name = "rotary", .function = rotary_run, .args_bytes = sizeof(ms_rotary_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_rotary = { .name = "rotary",
+                                .function = rotary_run,
+                                .args_bytes = sizeof(ms_rotary_args),
+                                .kind = MS_KIND_COMPUTE };

@@ -1,8 +1,8 @@
 /* row.h: elements of any float dtype as f32 lanes, and back, for the files of isa/.
  *
- * A kernel that reads and writes rows works in f32 only and names the dtype at its edges. Conversions give the same bits on every
- * instruction set: bf16 by integer arithmetic, f16 by the hardware's exact instruction or the same rounding in software.
- */
+ * A kernel that reads and writes rows works in f32 only and names the dtype at its edges.
+ * Conversions give the same bits on every instruction set: bf16 by integer arithmetic, f16 by the
+ * hardware's exact instruction or the same rounding in software. */
 #ifndef MOONSHARD_TENSOR_CPU_ROW_H
 #define MOONSHARD_TENSOR_CPU_ROW_H
 
@@ -17,10 +17,14 @@ typedef uint16_t ms_vh_any __attribute__((vector_size(2 * MS_LANES), aligned(2),
 
 #if defined(__AVX512F__)
 /* gcc 12 makes two halves of these conversions. */
-MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h) { return (ms_vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16); }
+MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h)
+{
+    return (ms_vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+}
 MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
 {
-    __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i bits = (__m512i)v,
+            odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
@@ -43,7 +47,10 @@ MS_VECTOR ms_vf ms_v_from_f16(ms_vh h)
 #if defined(__AVX512F__)
     v = (ms_vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
-    union { ms_vh h; __m128i part[MS_PARTS]; } x = { .h = h };
+    union {
+        ms_vh h;
+        __m128i part[MS_PARTS];
+    } x = { .h = h };
     union {
         ms_vf v;
         __m256 part[MS_PARTS];
@@ -61,12 +68,16 @@ MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
 #if defined(__AVX512F__)
     h = (ms_vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
-    union { ms_vf v; __m256 part[MS_PARTS]; } x = { .v = v };
+    union {
+        ms_vf v;
+        __m256 part[MS_PARTS];
+    } x = { .v = v };
     union {
         ms_vh h;
         __m128i part[MS_PARTS];
     } y;
-    for (int k = 0; k < MS_PARTS; k++) y.part[k] = _mm256_cvtps_ph(x.part[k], _MM_FROUND_TO_NEAREST_INT);
+    for (int k = 0; k < MS_PARTS; k++)
+        y.part[k] = _mm256_cvtps_ph(x.part[k], _MM_FROUND_TO_NEAREST_INT);
     h = y.h;
 #else
     for (int i = 0; i < MS_LANES; i++) h[i] = ms_f16_from_float(v[i]);
@@ -107,12 +118,20 @@ MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms
     }
 }
 
-/* A function body for each dtype, so that the dtype is a constant inside: `call` uses the constant D. */
-#define MS_ROW_SWITCH(dtype, call) \
-    do { \
-        if ((dtype) == MS_F32) { const ms_dtype D = MS_F32; call; } \
-        else if ((dtype) == MS_BF16) { const ms_dtype D = MS_BF16; call; } \
-        else { const ms_dtype D = MS_F16; call; } \
+/* A function body for each dtype, so that the dtype is a constant inside: `call` uses the constant
+ * D. */
+#define MS_ROW_SWITCH(dtype, call)       \
+    do {                                 \
+        if ((dtype) == MS_F32) {         \
+            const ms_dtype D = MS_F32;   \
+            call;                        \
+        } else if ((dtype) == MS_BF16) { \
+            const ms_dtype D = MS_BF16;  \
+            call;                        \
+        } else {                         \
+            const ms_dtype D = MS_F16;   \
+            call;                        \
+        }                                \
     } while (0)
 
 #endif

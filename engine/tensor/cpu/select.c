@@ -1,4 +1,5 @@
-/* select.c: tasks that gather, scatter and choose. What one position gets is always done by one thread, in order of position. */
+/* select.c: tasks that gather, scatter and choose. What one position gets is always done by one
+ * thread, in order of position. */
 #include "tensor/select.h"
 
 #include <math.h>
@@ -24,12 +25,13 @@ typedef struct select_work {
     int64_t units, width;
     uint32_t tiles;
     bool add;
-    int outside;               /* set by any tile that meets an index outside */
+    int outside; /* set by any tile that meets an index outside */
 } select_work;
 
 static int64_t index_at(const ms_select_args *args, int64_t outer, int64_t k, int64_t inner)
 {
-    int64_t at = outer * args->index_strides[0] + k * args->index_strides[1] + inner * args->index_strides[2];
+    int64_t at = outer * args->index_strides[0] + k * args->index_strides[1]
+                 + inner * args->index_strides[2];
     if (args->index_dtype == MS_I64) return ((const int64_t *)args->index)[at];
     if (args->index_dtype == MS_I32) return ((const int32_t *)args->index)[at];
     return ((const uint16_t *)args->index)[at];
@@ -52,7 +54,8 @@ static ms_task_result select_result(ms_run *run, const select_work *work)
             for (int64_t i = 0; i < args->rows.inner; i++) {
                 int64_t index = index_at(args, o, k, i);
                 if (index >= 0 && index < args->rows.n) continue;
-                ms_run_fail(run, MS_ERROR_ARGUMENT, "%s: index %lld outside 0..%lld", args->name, (long long)index, (long long)args->rows.n - 1);
+                ms_run_fail(run, MS_ERROR_ARGUMENT, "%s: index %lld outside 0..%lld", args->name,
+                            (long long)index, (long long)args->rows.n - 1);
                 return MS_TASK_FAILED;
             }
     return MS_TASK_DONE;
@@ -76,18 +79,24 @@ static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
     size_t size = ms_dtype_bytes((ms_dtype)args->dtype);
     int64_t bytes = (int64_t)size;
     bool row_index = args->index_strides[2] == 0 || rows->inner == 1;
-    for (int64_t unit = work->units * tile / work->tiles; unit < work->units * (tile + 1) / work->tiles; unit++) {
+    for (int64_t unit = work->units * tile / work->tiles;
+         unit < work->units * (tile + 1) / work->tiles; unit++) {
         int64_t outer = unit / args->k, k = unit % args->k;
-        char *to = (char *)args->small + (outer * args->small_strides[0] + k * args->small_strides[1]) * bytes;
+        char *to = (char *)args->small
+                   + (outer * args->small_strides[0] + k * args->small_strides[1]) * bytes;
         const char *from = (const char *)args->whole + outer * rows->outer_stride * bytes;
         if (row_index) {
             int64_t index = index_at(args, outer, k, 0);
-            if (usable(work, index)) ms_copy_strided(to, args->small_strides[2], from + index * rows->stride * bytes, rows->inner_stride, rows->inner, size);
+            if (usable(work, index))
+                ms_copy_strided(to, args->small_strides[2], from + index * rows->stride * bytes,
+                                rows->inner_stride, rows->inner, size);
             continue;
         }
         for (int64_t i = 0; i < rows->inner; i++) {
             int64_t index = index_at(args, outer, k, i);
-            if (usable(work, index)) copy_one(to + i * args->small_strides[2] * bytes, from + (index * rows->stride + i * rows->inner_stride) * bytes, size);
+            if (usable(work, index))
+                copy_one(to + i * args->small_strides[2] * bytes,
+                         from + (index * rows->stride + i * rows->inner_stride) * bytes, size);
         }
     }
 }
@@ -111,15 +120,24 @@ static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
     const ms_select_args *args = work->args;
     const ms_rows *rows = &args->rows;
     ms_dtype dtype = (ms_dtype)args->dtype;
-    int64_t size = (int64_t)ms_dtype_bytes(dtype), strips = (rows->inner + work->width - 1) / work->width;
-    for (int64_t unit = work->units * tile / work->tiles; unit < work->units * (tile + 1) / work->tiles; unit++) {
-        int64_t outer = unit / strips, begin = unit % strips * work->width, end = begin + work->width < rows->inner ? begin + work->width : rows->inner;
+    int64_t size = (int64_t)ms_dtype_bytes(dtype),
+            strips = (rows->inner + work->width - 1) / work->width;
+    for (int64_t unit = work->units * tile / work->tiles;
+         unit < work->units * (tile + 1) / work->tiles; unit++) {
+        int64_t outer = unit / strips, begin = unit % strips * work->width,
+                end = begin + work->width < rows->inner ? begin + work->width : rows->inner;
         for (int64_t k = 0; k < args->k; k++)
             for (int64_t i = begin; i < end; i++) {
                 int64_t index = index_at(args, outer, k, i);
                 if (!usable(work, index)) continue;
-                char *to = (char *)args->whole + (outer * rows->outer_stride + index * rows->stride + i * rows->inner_stride) * size;
-                const char *from = (const char *)args->small + (outer * args->small_strides[0] + k * args->small_strides[1] + i * args->small_strides[2]) * size;
+                char *to =
+                    (char *)args->whole
+                    + (outer * rows->outer_stride + index * rows->stride + i * rows->inner_stride)
+                          * size;
+                const char *from = (const char *)args->small
+                                   + (outer * args->small_strides[0] + k * args->small_strides[1]
+                                      + i * args->small_strides[2])
+                                         * size;
                 if (work->add) add_one(dtype, to, from);
                 else copy_one(to, from, (size_t)size);
             }
@@ -131,15 +149,26 @@ static ms_task_result select_run(ms_run *run, const ms_select_args *args, bool s
     const ms_rows *rows = &args->rows;
     int64_t elements = rows->outer * args->k * rows->inner;
     select_work work = { .args = args, .add = add, .width = 256 };
-    work.units = scatter ? rows->outer * ((rows->inner + work.width - 1) / work.width) : rows->outer * args->k;
-    work.tiles = unit_tiles(work.units, elements, (uint64_t)elements * (ms_dtype_bytes((ms_dtype)args->dtype) + 8));
+    work.units = scatter ? rows->outer * ((rows->inner + work.width - 1) / work.width)
+                         : rows->outer * args->k;
+    work.tiles = unit_tiles(work.units, elements,
+                            (uint64_t)elements * (ms_dtype_bytes((ms_dtype)args->dtype) + 8));
     ms_run_tiles(run, work.tiles, scatter ? scatter_tile : gather_tile, &work);
     return select_result(run, &work);
 }
 
-static ms_task_result gather_run(ms_run *run, void *arguments) { return select_run(run, arguments, false, false); }
-static ms_task_result scatter_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, false); }
-static ms_task_result scatter_add_run(ms_run *run, void *arguments) { return select_run(run, arguments, true, true); }
+static ms_task_result gather_run(ms_run *run, void *arguments)
+{
+    return select_run(run, arguments, false, false);
+}
+static ms_task_result scatter_run(ms_run *run, void *arguments)
+{
+    return select_run(run, arguments, true, false);
+}
+static ms_task_result scatter_add_run(ms_run *run, void *arguments)
+{
+    return select_run(run, arguments, true, true);
+}
 
 /* --------------------------------------------------------------------- topk */
 
@@ -165,7 +194,10 @@ static int64_t order_of(float x)
 }
 
 /* Whether a comes after b in the result: lower key, or the same and further back. */
-static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
+static bool worse(candidate a, candidate b)
+{
+    return a.key < b.key || (a.key == b.key && a.index > b.index);
+}
 
 /* The worst of the heap is at its root; puts it right from `at` on. */
 static void sift(candidate *heap, int64_t count, int64_t at)
@@ -183,7 +215,8 @@ static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
 {
     if (*count < k) {
         heap[(*count)++] = one;
-        if (*count == k) for (int64_t i = k / 2; i-- > 0;) sift(heap, k, i);
+        if (*count == k)
+            for (int64_t i = k / 2; i-- > 0;) sift(heap, k, i);
     } else if (worse(heap[0], one)) {
         heap[0] = one;
         sift(heap, k, 0);
@@ -198,7 +231,8 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
     size_t size = ms_dtype_bytes(dtype);
     bool real = ms_dtype_is_float(dtype);
     int64_t outer = row / rows->inner, inner = row % rows->inner, count = 0;
-    const char *from = (const char *)args->in + (outer * rows->outer_stride + inner * rows->inner_stride) * (int64_t)size;
+    const char *from = (const char *)args->in
+                       + (outer * rows->outer_stride + inner * rows->inner_stride) * (int64_t)size;
     for (int64_t at = 0; at < rows->n; at += BLOCK) {
         uint64_t raw[BLOCK];
         union {
@@ -225,7 +259,8 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
     for (int64_t i = 0; i < args->k; i++) {
         int64_t to = (outer * args->k + i) * rows->inner + inner;
         args->indices[to] = heap[i].index;
-        copy_one((char *)args->values + to * (int64_t)size, from + heap[i].index * rows->stride * (int64_t)size, size);
+        copy_one((char *)args->values + to * (int64_t)size,
+                 from + heap[i].index * rows->stride * (int64_t)size, size);
     }
 }
 
@@ -237,14 +272,18 @@ static void topk_tile(void *context, uint32_t tile, ms_thread *thread)
         __atomic_store_n(&work->no_memory, 1, __ATOMIC_RELAXED);
         return;
     }
-    for (int64_t row = work->rows * tile / work->tiles; row < work->rows * (tile + 1) / work->tiles; row++) topk_row(work, row, heap);
+    for (int64_t row = work->rows * tile / work->tiles; row < work->rows * (tile + 1) / work->tiles;
+         row++)
+        topk_row(work, row, heap);
 }
 
 static ms_task_result topk_run(ms_run *run, void *arguments)
 {
     const ms_topk_args *args = arguments;
-    topk_work work = { args, ms_convert_kernels_for(ms_run_isa(run)), args->rows.outer * args->rows.inner, 0, 0 };
-    work.tiles = unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * 8);
+    topk_work work = { args, ms_convert_kernels_for(ms_run_isa(run)),
+                       args->rows.outer * args->rows.inner, 0, 0 };
+    work.tiles =
+        unit_tiles(work.rows, work.rows * args->rows.n, (uint64_t)(work.rows * args->rows.n) * 8);
     ms_run_tiles(run, work.tiles, topk_tile, &work);
     if (!work.no_memory) return MS_TASK_DONE;
     ms_run_fail(run, MS_ERROR_MEMORY, "topk: no memory for %lld candidates", (long long)args->k);
@@ -270,18 +309,21 @@ static void above_tile(void *context, uint32_t tile, ms_thread *thread)
     const ms_above_args *args = work->args;
     ms_dtype dtype = (ms_dtype)args->dtype;
     size_t size = ms_dtype_bytes(dtype);
-    int64_t end = ms_tile_begin(args->count, work->tiles, tile + 1), to = work->write ? work->counts[tile] : 0;
+    int64_t end = ms_tile_begin(args->count, work->tiles, tile + 1),
+            to = work->write ? work->counts[tile] : 0;
     for (int64_t at = ms_tile_begin(args->count, work->tiles, tile); at < end; at += BLOCK) {
         uint64_t raw[BLOCK];
         float x[BLOCK];
         int64_t n = end - at < BLOCK ? end - at : BLOCK;
-        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size, args->stride, n, size);
+        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size,
+                        args->stride, n, size);
         work->convert->to_f32[dtype](x, raw, (size_t)n);
         for (int64_t i = 0; i < n; i++) {
             if (!(fabsf(x[i]) > work->threshold)) continue;
             if (work->write && to < args->capacity) {
                 args->indices[to] = at + i;
-                copy_one((char *)args->values + to * (int64_t)size, (const char *)raw + i * (int64_t)size, size);
+                copy_one((char *)args->values + to * (int64_t)size,
+                         (const char *)raw + i * (int64_t)size, size);
             }
             to++;
         }
@@ -292,7 +334,9 @@ static void above_tile(void *context, uint32_t tile, ms_thread *thread)
 static ms_task_result above_run(ms_run *run, void *arguments)
 {
     const ms_above_args *args = arguments;
-    above_work work = { .args = args, .convert = ms_convert_kernels_for(ms_run_isa(run)), .tiles = ms_tiles(args->count, (uint64_t)args->count * 4) };
+    above_work work = { .args = args,
+                        .convert = ms_convert_kernels_for(ms_run_isa(run)),
+                        .tiles = ms_tiles(args->count, (uint64_t)args->count * 4) };
     size_t size = ms_dtype_bytes((ms_dtype)args->dtype);
     int64_t total = 0;
     if (work.tiles == 0) work.tiles = 1;
@@ -356,16 +400,19 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
     const ms_convert_kernels *convert = ms_convert_kernels_for(ms_run_isa(run));
     ms_dtype dtype = (ms_dtype)args->dtype;
     size_t size = ms_dtype_bytes(dtype);
-    float *x = ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->count * sizeof *x), result = NAN;
+    float *x = ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->count * sizeof *x),
+          result = NAN;
     bool nan = false;
     if (x == NULL) {
-        ms_run_fail(run, MS_ERROR_MEMORY, "quantile: no memory for %lld numbers", (long long)args->count);
+        ms_run_fail(run, MS_ERROR_MEMORY, "quantile: no memory for %lld numbers",
+                    (long long)args->count);
         return MS_TASK_FAILED;
     }
     for (int64_t at = 0; at < args->count; at += BLOCK) {
         uint64_t raw[BLOCK];
         int64_t n = args->count - at < BLOCK ? args->count - at : BLOCK;
-        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size, args->stride, n, size);
+        ms_copy_strided(raw, 1, (const char *)args->in + at * args->stride * (int64_t)size,
+                        args->stride, n, size);
         convert->to_f32[dtype](x + at, raw, (size_t)n);
         for (int64_t i = at; i < at + n; i++) nan = nan || x[i] != x[i];
     }
@@ -374,7 +421,7 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
         int64_t k = (int64_t)position;
         double low = select_kth(x, args->count, k), high = low;
         if (k + 1 < args->count) {
-            high = x[k + 1];       /* the least of those behind */
+            high = x[k + 1]; /* the least of those behind */
             for (int64_t i = k + 2; i < args->count; i++) high = x[i] < high ? x[i] : high;
         }
         double share = position - (double)k;
@@ -385,8 +432,11 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
 }
 
 const ms_task ms_cpu_gather = { "gather", gather_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_scatter = { "scatter", scatter_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_scatter_add = { "scatter_add", scatter_add_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_scatter = { "scatter", scatter_run, sizeof(ms_select_args), MS_KIND_COMPUTE,
+                                 0 };
+const ms_task ms_cpu_scatter_add = { "scatter_add", scatter_add_run, sizeof(ms_select_args),
+                                     MS_KIND_COMPUTE, 0 };
 const ms_task ms_cpu_topk = { "topk", topk_run, sizeof(ms_topk_args), MS_KIND_COMPUTE, 0 };
 const ms_task ms_cpu_above = { "above", above_run, sizeof(ms_above_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_quantile = { "quantile", quantile_run, sizeof(ms_quantile_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_quantile = { "quantile", quantile_run, sizeof(ms_quantile_args),
+                                  MS_KIND_COMPUTE, 0 };

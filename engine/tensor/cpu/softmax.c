@@ -1,4 +1,5 @@
-/* softmax.c: softmax, cross entropy and squared error on the CPU: rows in tiles, sums of rows in their order. */
+/* softmax.c: softmax, cross entropy and squared error on the CPU: rows in tiles, sums of rows in
+ * their order. */
 #include "tensor/cpu/softmax.h"
 
 #include <math.h>
@@ -21,8 +22,8 @@ typedef struct job {
     const ms_softmax_kernels *kernels;
     const ms_convert_kernels *convert;
     uint32_t tiles;
-    float *losses;                      /* [rows] */
-    _Atomic int64_t bad_row;            /* the first whose target is no class; INT64_MAX: none */
+    float *losses;           /* [rows] */
+    _Atomic int64_t bad_row; /* the first whose target is no class; INT64_MAX: none */
     void (*body)(const struct job *job, int64_t begin, int64_t end);
     int64_t rows;
 } job;
@@ -36,26 +37,43 @@ static void softmax_tile(void *context, uint32_t tile, ms_thread *thread)
     j->body(j, j->rows * tile / j->tiles, j->rows * (tile + 1) / j->tiles);
 }
 
-static void softmax_forward_rows(const job *j, int64_t begin, int64_t end) { j->kernels->forward(j->args, begin, end); }
-static void softmax_backward_rows(const job *j, int64_t begin, int64_t end) { j->kernels->backward(j->args, begin, end); }
-
-static ms_task_result softmax_run(ms_run *run, const ms_softmax_args *args, void (*body)(const job *, int64_t, int64_t))
+static void softmax_forward_rows(const job *j, int64_t begin, int64_t end)
 {
-    job j = { .args = args, .kernels = ms_softmax_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->outer, args->n * args->inner),
-              .body = body, .rows = args->outer };
+    j->kernels->forward(j->args, begin, end);
+}
+static void softmax_backward_rows(const job *j, int64_t begin, int64_t end)
+{
+    j->kernels->backward(j->args, begin, end);
+}
+
+static ms_task_result softmax_run(ms_run *run, const ms_softmax_args *args,
+                                  void (*body)(const job *, int64_t, int64_t))
+{
+    job j = { .args = args,
+              .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
+              .tiles = tiles_for(args->outer, args->n * args->inner),
+              .body = body,
+              .rows = args->outer };
     ms_run_tiles(run, j.tiles, softmax_tile, &j);
     return MS_TASK_DONE;
 }
 
-static ms_task_result forward_run(ms_run *run, void *arguments) { return softmax_run(run, arguments, softmax_forward_rows); }
-static ms_task_result backward_run(ms_run *run, void *arguments) { return softmax_run(run, arguments, softmax_backward_rows); }
+static ms_task_result forward_run(ms_run *run, void *arguments)
+{
+    return softmax_run(run, arguments, softmax_forward_rows);
+}
+static ms_task_result backward_run(ms_run *run, void *arguments)
+{
+    return softmax_run(run, arguments, softmax_backward_rows);
+}
 
 /* ------------------------------------------------------------ cross entropy */
 
 static int64_t target_at(const ms_cross_entropy_args *args, int64_t row)
 {
     if (args->target_dtype == MS_I64) return ((const int64_t *)args->target)[row];
-    return args->target_dtype == MS_I32 ? ((const int32_t *)args->target)[row] : ((const uint16_t *)args->target)[row];
+    return args->target_dtype == MS_I32 ? ((const int32_t *)args->target)[row]
+                                        : ((const uint16_t *)args->target)[row];
 }
 
 static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_t at)
@@ -71,7 +89,8 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     job *j = context;
     const ms_cross_entropy_args *args = j->args;
     size_t bytes = (size_t)args->classes * ms_dtype_bytes((ms_dtype)args->dtype);
-    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles; row++) {
+    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
+         row++) {
         int64_t target = target_at(args, row);
         const char *logits = (const char *)args->logits + (size_t)row * bytes;
         j->losses[row] = 0.0f;
@@ -105,24 +124,35 @@ static void reduce_losses(const ms_cross_entropy_args *args, const float *losses
 static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
 {
     const ms_cross_entropy_args *args = arguments;
-    job j = { .args = args, .kernels = ms_softmax_kernels_for(ms_run_isa(run)), .tiles = tiles_for(args->rows, args->classes), .bad_row = INT64_MAX };
-    j.losses = args->reduction == MS_REDUCE_NONE ? args->loss : ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->rows * sizeof(float) + 1);
+    job j = { .args = args,
+              .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
+              .tiles = tiles_for(args->rows, args->classes),
+              .bad_row = INT64_MAX };
+    j.losses =
+        args->reduction == MS_REDUCE_NONE
+            ? args->loss
+            : ms_thread_scratch(ms_run_thread(run), 0, (size_t)args->rows * sizeof(float) + 1);
     if (j.losses == NULL) {
-        ms_run_fail(run, MS_ERROR_MEMORY, "cross_entropy: no memory for %lld losses", (long long)args->rows);
+        ms_run_fail(run, MS_ERROR_MEMORY, "cross_entropy: no memory for %lld losses",
+                    (long long)args->rows);
         return MS_TASK_FAILED;
     }
     ms_run_tiles(run, j.tiles, forward_tile, &j);
     int64_t bad = atomic_load(&j.bad_row);
     if (bad != INT64_MAX) {
-        ms_run_fail(run, MS_ERROR_ARGUMENT, "cross_entropy: the target of row %lld is %lld, but there are %lld classes, counted from 0 (and ignore_index is %lld)",
-                    (long long)bad, (long long)target_at(args, bad), (long long)args->classes, (long long)args->ignore_index);
+        ms_run_fail(run, MS_ERROR_ARGUMENT,
+                    "cross_entropy: the target of row %lld is %lld, but there are %lld classes, "
+                    "counted from 0 (and ignore_index is %lld)",
+                    (long long)bad, (long long)target_at(args, bad), (long long)args->classes,
+                    (long long)args->ignore_index);
         return MS_TASK_FAILED;
     }
     reduce_losses(args, j.losses);
     return MS_TASK_DONE;
 }
 
-/* (softmax - one at the target) * factor, read and written row by row: the logits may be the place of the gradient. */
+/* (softmax - one at the target) * factor, read and written row by row: the logits may be the place
+ * of the gradient. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -130,7 +160,8 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     const ms_cross_entropy_args *args = j->args;
     ms_dtype dtype = (ms_dtype)args->dtype;
     size_t item = ms_dtype_bytes(dtype), bytes = (size_t)args->classes * item;
-    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles; row++) {
+    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
+         row++) {
         int64_t target = target_at(args, row);
         char *out = (char *)args->dlogits + (size_t)row * bytes;
         if (target == args->ignore_index) {
@@ -139,8 +170,10 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
         }
         const char *logits = (const char *)args->logits + (size_t)row * bytes;
         float factor = args->gradient[args->reduction == MS_REDUCE_NONE ? row : 0] * *args->share;
-        /* In f32 up to the end, also at the target: there the two terms nearly cancel when the model is sure. */
-        float at_target = (expf(logit_at(args, logits, target) - args->log_sum[row]) - 1.0f) * factor;
+        /* In f32 up to the end, also at the target: there the two terms nearly cancel when the
+         * model is sure. */
+        float at_target =
+            (expf(logit_at(args, logits, target) - args->log_sum[row]) - 1.0f) * factor;
         j->kernels->spread(dtype, logits, args->classes, args->log_sum[row], factor, out);
         j->convert->from_f32[dtype](out + (size_t)target * item, &at_target, 1);
     }
@@ -149,7 +182,9 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
 {
     const ms_cross_entropy_args *args = arguments;
-    job j = { .args = args, .kernels = ms_softmax_kernels_for(ms_run_isa(run)), .convert = ms_convert_kernels_for(ms_run_isa(run)),
+    job j = { .args = args,
+              .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
+              .convert = ms_convert_kernels_for(ms_run_isa(run)),
               .tiles = tiles_for(args->rows, args->classes) };
     ms_run_tiles(run, j.tiles, backward_tile, &j);
     return MS_TASK_DONE;
@@ -157,7 +192,7 @@ static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
 
 /* ------------------------------------------------------------ squared error */
 
-enum { MSE_BLOCK = 4096 };               /* elements whose sum is made in f32 before it joins the f64 total */
+enum { MSE_BLOCK = 4096 }; /* elements whose sum is made in f32 before it joins the f64 total */
 
 static ms_task_result mse_run(ms_run *run, void *arguments)
 {
@@ -168,7 +203,8 @@ static ms_task_result mse_run(ms_run *run, void *arguments)
     double sum = 0.0;
     for (int64_t at = 0; at < args->count; at += MSE_BLOCK) {
         int64_t n = args->count - at < MSE_BLOCK ? args->count - at : MSE_BLOCK;
-        sum += kernels->squares(dtype, (const char *)args->a + (size_t)at * item, (const char *)args->b + (size_t)at * item, n);
+        sum += kernels->squares(dtype, (const char *)args->a + (size_t)at * item,
+                                (const char *)args->b + (size_t)at * item, n);
     }
     float loss = (float)(sum / (double)args->count);
     ms_convert_kernels_for(ms_run_isa(run))->from_f32[dtype](args->loss, &loss, 1);
@@ -182,13 +218,32 @@ static ms_task_result mse_backward_run(ms_run *run, void *arguments)
     float gradient;
     ms_convert_kernels_for(ms_run_isa(run))->to_f32[dtype](&gradient, args->gradient, 1);
     float factor = (float)(2.0 * gradient / (double)args->count);
-    ms_softmax_kernels_for(ms_run_isa(run))->difference(dtype, args->a, args->b, args->count, factor, args->da, args->db);
+    ms_softmax_kernels_for(ms_run_isa(run))
+        ->difference(dtype, args->a, args->b, args->count, factor, args->da, args->db);
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_softmax_forward = { .name = "softmax", .function = forward_run, .args_bytes = sizeof(ms_softmax_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_softmax_backward = { .name = "softmax gradient", .function = backward_run, .args_bytes = sizeof(ms_softmax_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_cross_entropy = { .name = "cross_entropy", .function = cross_entropy_run, .args_bytes = sizeof(ms_cross_entropy_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_cross_entropy_backward = { .name = "cross_entropy gradient", .function = cross_entropy_backward_run, .args_bytes = sizeof(ms_cross_entropy_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_mse = { .name = "mse_loss", .function = mse_run, .args_bytes = sizeof(ms_mse_args), .kind = MS_KIND_COMPUTE };
-const ms_task ms_cpu_mse_backward = { .name = "mse_loss gradient", .function = mse_backward_run, .args_bytes = sizeof(ms_mse_args), .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_softmax_forward = { .name = "softmax",
+                                         .function = forward_run,
+                                         .args_bytes = sizeof(ms_softmax_args),
+                                         .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_softmax_backward = { .name = "softmax gradient",
+                                          .function = backward_run,
+                                          .args_bytes = sizeof(ms_softmax_args),
+                                          .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_cross_entropy = { .name = "cross_entropy",
+                                       .function = cross_entropy_run,
+                                       .args_bytes = sizeof(ms_cross_entropy_args),
+                                       .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_cross_entropy_backward = { .name = "cross_entropy gradient",
+                                                .function = cross_entropy_backward_run,
+                                                .args_bytes = sizeof(ms_cross_entropy_args),
+                                                .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_mse = { .name = "mse_loss",
+                             .function = mse_run,
+                             .args_bytes = sizeof(ms_mse_args),
+                             .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_mse_backward = { .name = "mse_loss gradient",
+                                      .function = mse_backward_run,
+                                      .args_bytes = sizeof(ms_mse_args),
+                                      .kind = MS_KIND_COMPUTE };

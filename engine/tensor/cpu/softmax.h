@@ -12,10 +12,12 @@ typedef struct ms_softmax_kernels {
     /* log(sum(exp(x))) of a row of n. */
     float (*log_sum)(ms_dtype dtype, const void *row, int64_t n);
     /* out = exp(row - log_sum) * factor; out may be row. */
-    void (*spread)(ms_dtype dtype, const void *row, int64_t n, float log_sum, float factor, void *out);
+    void (*spread)(ms_dtype dtype, const void *row, int64_t n, float log_sum, float factor,
+                   void *out);
     /* Sum of squared differences; and factor * (a - b), and its negative, where not NULL. */
     float (*squares)(ms_dtype dtype, const void *a, const void *b, int64_t n);
-    void (*difference)(ms_dtype dtype, const void *a, const void *b, int64_t n, float factor, void *da, void *db);
+    void (*difference)(ms_dtype dtype, const void *a, const void *b, int64_t n, float factor,
+                       void *da, void *db);
 } ms_softmax_kernels;
 
 MS_ISA_TABLE(ms_softmax_kernels, ms_softmax_kernels)

@@ -1,4 +1,5 @@
-/* strided.h: walking a strided loop in chunks, and how work is cut into tiles. For the task files of cpu/. */
+/* strided.h: walking a strided loop in chunks, and how work is cut into tiles. For the task files
+ * of cpu/. */
 #ifndef MOONSHARD_TENSOR_CPU_STRIDED_H
 #define MOONSHARD_TENSOR_CPU_STRIDED_H
 
@@ -21,7 +22,8 @@ static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
     return tiles > 65536 ? 65536 : (uint32_t)tiles;
 }
 
-/* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line of f32. */
+/* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line
+ * of f32. */
 static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t index)
 {
     if (index >= tiles) return elements;
@@ -40,7 +42,8 @@ static inline void ms_cursor_set(const ms_loop *loop, int64_t position, ms_curso
     for (uint32_t d = loop->dims; d-- > 0;) {
         cursor->at[d] = position % loop->shape[d];
         position /= loop->shape[d];
-        for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) cursor->offset[k] += cursor->at[d] * loop->strides[k][d];
+        for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++)
+            cursor->offset[k] += cursor->at[d] * loop->strides[k][d];
     }
 }
 
@@ -55,7 +58,8 @@ static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int
 {
     uint32_t d = loop->dims - 1;
     cursor->at[d] += count;
-    for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) cursor->offset[k] += count * loop->strides[k][d];
+    for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++)
+        cursor->offset[k] += count * loop->strides[k][d];
     while (cursor->at[d] == loop->shape[d] && d > 0) {
         for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++)
             cursor->offset[k] += loop->strides[k][d - 1] - loop->shape[d] * loop->strides[k][d];
@@ -64,7 +68,8 @@ static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int
     }
 }
 
-/* n elements of `size` bytes, all equal to the first, which is there already: by copying what is done, up to blocks of 4 KiB. */
+/* n elements of `size` bytes, all equal to the first, which is there already: by copying what is
+ * done, up to blocks of 4 KiB. */
 static inline void ms_repeat(void *to, int64_t n, size_t size)
 {
     size_t bytes = (size_t)n * size, done = size;
@@ -77,12 +82,13 @@ static inline void ms_repeat(void *to, int64_t n, size_t size)
 }
 
 /* n elements of `size` bytes (1, 2, 4 or 8), steps in elements. */
-static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t n, size_t size)
+static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, int64_t from_step,
+                                   int64_t n, size_t size)
 {
-#define MS_COPY_AS(type) \
-    { \
-        type *out = to; \
-        const type *in = from; \
+#define MS_COPY_AS(type)                                                      \
+    {                                                                         \
+        type *out = to;                                                       \
+        const type *in = from;                                                \
         for (int64_t i = 0; i < n; i++) out[i * to_step] = in[i * from_step]; \
     }
     if (n <= 0) return;

@@ -1,11 +1,12 @@
 /* vector_math.h: exp, log, tanh, erf and friends on MS_LANES lanes of f32, for the files of isa/.
  *
- * Every function is a polynomial on a reduced range (minimax coefficients, fitted for this file in 40 digits and rounded to f32) and gives
- * the same bits on every instruction set unless the compiler contracts multiply and add: a file that needs equal bits turns this off for
- * itself (see isa/random.c). Errors are against f64, with and without contraction; tests/unit/vector_math.c holds them to what is stated.
- * Threads may flush subnormal numbers to 0; what is said about them holds where they do not.
- * NaN gives NaN everywhere. C has no vector `?:` before gcc 13, hence ms_v_select.
- */
+ * Every function is a polynomial on a reduced range (minimax coefficients, fitted for this file in
+ * 40 digits and rounded to f32) and gives the same bits on every instruction set unless the
+ * compiler contracts multiply and add: a file that needs equal bits turns this off for itself (see
+ * isa/random.c). Errors are against f64, with and without contraction; tests/unit/vector_math.c
+ * holds them to what is stated. Threads may flush subnormal numbers to 0; what is said about them
+ * holds where they do not. NaN gives NaN everywhere. C has no vector `?:` before gcc 13, hence
+ * ms_v_select. */
 #ifndef MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
 #define MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
 
@@ -14,17 +15,27 @@
 #include <immintrin.h>
 #endif
 
-/* All functions here are inlined, so how vectors would be passed in registers (-Wpsabi) does not matter. */
+/* All functions here are inlined, so how vectors would be passed in registers (-Wpsabi) does not
+ * matter. */
 #define MS_VECTOR static inline __attribute__((always_inline, unused))
 
 MS_VECTOR ms_vf ms_v_load(const float *p) { return *(const ms_vf_any *)p; }
 MS_VECTOR void ms_v_store(float *p, ms_vf v) { *(ms_vf_any *)p = v; }
 #if MS_LANES == 16
-#define MS_EACH(x) { x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x }
+#define MS_EACH(x)                                     \
+    {                                                  \
+        x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x \
+    }
 #elif MS_LANES == 8
-#define MS_EACH(x) { x, x, x, x, x, x, x, x }
+#define MS_EACH(x)             \
+    {                          \
+        x, x, x, x, x, x, x, x \
+    }
 #else
-#define MS_EACH(x) { x, x, x, x }
+#define MS_EACH(x) \
+    {              \
+        x, x, x, x \
+    }
 #endif
 /* Bit for bit, whatever they are the bits of. */
 MS_VECTOR ms_vf ms_v_splat(float x) { return (ms_vf)MS_EACH(x); }
@@ -48,8 +59,9 @@ MS_VECTOR void ms_v_store_part(float *p, ms_vf v, size_t n)
     for (size_t i = 0; i < n; i++) p[i] = v[i];
 }
 
-/* gcc 12 takes comparisons and conversions of vectors wider than the registers apart lane by lane (20 times slower), though not
- * arithmetic. So these run on parts that fit a register. Write ms_v_less(a, b), not a < b. */
+/* gcc 12 takes comparisons and conversions of vectors wider than the registers apart lane by lane
+ * (20 times slower), though not arithmetic. So these run on parts that fit a register. Write
+ * ms_v_less(a, b), not a < b. */
 #define MS_PARTS (MS_LANES / MS_PART_LANES)
 typedef float ms_part_f __attribute__((vector_size(4 * MS_PART_LANES)));
 typedef int32_t ms_part_i __attribute__((vector_size(4 * MS_PART_LANES)));
@@ -63,13 +75,13 @@ typedef union ms_parts_i {
     ms_part_i part[MS_PARTS];
 } ms_parts_i;
 
-#define MS_VECTOR_COMPARE(name, operator) \
-    MS_VECTOR ms_vi name(ms_vf a, ms_vf b) \
-    { \
-        ms_parts_f x = { .whole = a }, y = { .whole = b }; \
-        ms_parts_i mask; \
+#define MS_VECTOR_COMPARE(name, operator)                                               \
+    MS_VECTOR ms_vi name(ms_vf a, ms_vf b)                                              \
+    {                                                                                   \
+        ms_parts_f x = { .whole = a }, y = { .whole = b };                              \
+        ms_parts_i mask;                                                                \
         for (int k = 0; k < MS_PARTS; k++) mask.part[k] = x.part[k] operator y.part[k]; \
-        return mask.whole; \
+        return mask.whole;                                                              \
     }
 /* All ones where it is true, else 0. Comparisons with NaN are false, but for differ. */
 MS_VECTOR_COMPARE(ms_v_less, <)
@@ -99,13 +111,22 @@ MS_VECTOR ms_vf ms_v_copysign(ms_vf size, ms_vf sign)
     return (ms_vf)(((ms_vi)size & 0x7fffffff) | ((ms_vi)sign & INT32_MIN));
 }
 /* The greater; NaN if either is NaN. */
-MS_VECTOR ms_vf ms_v_max(ms_vf a, ms_vf b) { return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(a), a, b); }
-MS_VECTOR ms_vf ms_v_min(ms_vf a, ms_vf b) { return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(a), a, b); }
+MS_VECTOR ms_vf ms_v_max(ms_vf a, ms_vf b)
+{
+    return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(a), a, b);
+}
+MS_VECTOR ms_vf ms_v_min(ms_vf a, ms_vf b)
+{
+    return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(a), a, b);
+}
 
 /* The greater, the less; b where either is NaN. */
 #if defined(__AVX512F__)
 /* gcc 12 makes a comparison and logical operations of the other forms. */
-MS_VECTOR ms_vf ms_v_greater(ms_vf a, ms_vf b) { return (ms_vf)_mm512_max_ps((__m512)a, (__m512)b); }
+MS_VECTOR ms_vf ms_v_greater(ms_vf a, ms_vf b)
+{
+    return (ms_vf)_mm512_max_ps((__m512)a, (__m512)b);
+}
 MS_VECTOR ms_vf ms_v_lesser(ms_vf a, ms_vf b) { return (ms_vf)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
 MS_VECTOR ms_vf ms_v_greater(ms_vf a, ms_vf b) { return ms_v_select(ms_v_less(b, a), a, b); }
@@ -129,8 +150,9 @@ MS_VECTOR float ms_v_sum(ms_vf v)
     return (x.four[0][0] + x.four[0][2]) + (x.four[0][1] + x.four[0][3]);
 }
 
-/* 64 sums side by side: element i of a row goes to sum i % 64, so that the order of additions, and with it the bits, is the same for any number
- * of lanes; and so that one addition need not wait for the one before. */
+/* 64 sums side by side: element i of a row goes to sum i % 64, so that the order of additions, and
+ * with it the bits, is the same for any number of lanes; and so that one addition need not wait for
+ * the one before. */
 enum { MS_SUM_LANES = 64, MS_SUMS = MS_SUM_LANES / MS_LANES };
 typedef struct ms_sum64 {
     ms_vf of[MS_SUMS];
@@ -139,7 +161,9 @@ typedef struct ms_sum64 {
 MS_VECTOR float ms_v_sum64(ms_sum64 sums)
 {
     enum { QUARTER = MS_SUMS / 4 };
-    for (int i = 0; i < QUARTER; i++) sums.of[i] = (sums.of[i] + sums.of[i + QUARTER]) + (sums.of[i + 2 * QUARTER] + sums.of[i + 3 * QUARTER]);
+    for (int i = 0; i < QUARTER; i++)
+        sums.of[i] = (sums.of[i] + sums.of[i + QUARTER])
+                     + (sums.of[i + 2 * QUARTER] + sums.of[i + 3 * QUARTER]);
     for (int n = QUARTER / 2; n > 0; n /= 2)
         for (int i = 0; i < n; i++) sums.of[i] += sums.of[i + n];
     return ms_v_sum(sums.of[0]);
@@ -171,7 +195,8 @@ MS_VECTOR ms_vf ms_v_sqrt(ms_vf x)
 /* 2^n for n in -126 .. 127. */
 MS_VECTOR ms_vf ms_v_power_of_two(ms_vi n) { return (ms_vf)(((ms_vu)n + 127) << 23); }
 
-/* p 2^n for p in 0.5 .. 2, n in -160 .. 145 as `shifted` - shift: rounded once, so these forms agree in every bit. */
+/* p 2^n for p in 0.5 .. 2, n in -160 .. 145 as `shifted` - shift: rounded once, so these forms
+ * agree in every bit. */
 MS_VECTOR ms_vf ms_v_scaled(ms_vf p, ms_vf shifted, float shift)
 {
 #if defined(__AVX512F__)
@@ -188,7 +213,7 @@ MS_VECTOR ms_vf ms_v_exp(ms_vf x)
 {
     /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
     const float shift = 12582912.0f;
-    x = ms_v_greater(ms_v_splat(-110.0f), ms_v_lesser(ms_v_splat(100.0f), x));      /* NaN passes */
+    x = ms_v_greater(ms_v_splat(-110.0f), ms_v_lesser(ms_v_splat(100.0f), x)); /* NaN passes */
     ms_vf shifted = x * 1.442695041f + shift;
     ms_vf whole = shifted - shift;
     /* ln 2 in two parts, the first so short that the product is exact. */
@@ -202,7 +227,8 @@ MS_VECTOR ms_vf ms_v_exp(ms_vf x)
     return ms_v_scaled(p, shifted, shift);
 }
 
-/* e^x for x up to 88, at most 1.1 ulp; 0 below -87, where the true value is no normal number. Half the price of ms_v_exp: for softmax. */
+/* e^x for x up to 88, at most 1.1 ulp; 0 below -87, where the true value is no normal number. Half
+ * the price of ms_v_exp: for softmax. */
 MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 {
     const float shift = 12582912.0f;
@@ -223,7 +249,7 @@ MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
 MS_VECTOR ms_vf ms_v_log(ms_vf x)
 {
-    ms_vi tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f));        /* subnormals are scaled up first */
+    ms_vi tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f)); /* subnormals are scaled up first */
     ms_vf scaled = ms_v_select(tiny, x * 33554432.0f, x);
     ms_vu bits = (ms_vu)scaled;
     /* m in [sqrt(1/2), sqrt 2), x = m * 2^e */
@@ -260,7 +286,9 @@ MS_VECTOR ms_vf ms_v_tanh(ms_vf x)
     ms_vf small = x + x * (s * p);
     ms_vf large = 1.0f - 2.0f / (ms_v_exp(a + a) + 1.0f);
     large = ms_v_select(ms_v_less(ms_v_splat(10.0f), a), ms_v_splat(1.0f), large);
-    return ms_v_select(ms_v_is_nan(x), x, ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.625f)), small, large), x));
+    return ms_v_select(
+        ms_v_is_nan(x), x,
+        ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.625f)), small, large), x));
 }
 
 /* At most 1.5 ulp; keeps the sign of 0. */
@@ -282,10 +310,13 @@ MS_VECTOR ms_vf ms_v_erf(ms_vf x)
     q = q * t + 6.351280808e-01f;
     q = q * t + 1.128654242e+00f;
     ms_vf large = 1.0f - ms_v_exp(-(q * t));
-    return ms_v_select(ms_v_is_nan(x), x, ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.9375f)), small, large), x));
+    return ms_v_select(
+        ms_v_is_nan(x), x,
+        ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.9375f)), small, large), x));
 }
 
-/* 1 / (1 + e^-x), at most 2.5 ulp down to x = -87; 0 below -88.73, where the true value is subnormal. */
+/* 1 / (1 + e^-x), at most 2.5 ulp down to x = -87; 0 below -88.73, where the true value is
+ * subnormal. */
 MS_VECTOR ms_vf ms_v_sigmoid(ms_vf x) { return 1.0f / (1.0f + ms_v_exp(-x)); }
 
 /* x^y for x >= 0 as exp(y log x): for norms. Relative error about |y log x| * 6e-8. */
@@ -295,7 +326,7 @@ MS_VECTOR ms_vf ms_v_pow_positive(ms_vf x, float y) { return ms_v_exp(ms_v_log(x
 MS_VECTOR void ms_v_cos_sin_turns(ms_vf u, ms_vf *cosine, ms_vf *sine)
 {
     const float shift = 12582912.0f;
-    ms_vf shifted = u * 4.0f + shift;        /* nearest quarter turn */
+    ms_vf shifted = u * 4.0f + shift; /* nearest quarter turn */
     ms_vi quarter = (ms_vi)shifted & 3;
     ms_vf r = u - (shifted - shift) * 0.25f; /* exact, within an eighth of a turn */
     ms_vf s = r * r;

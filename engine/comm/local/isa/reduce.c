@@ -1,4 +1,5 @@
-/* reduce.c: reductions over ranks: each element is read from every input in rank order and written to every output.
+/* reduce.c: reductions over ranks: each element is read from every input in rank order and written
+ * to every output.
  *
  * Multiply and add are not contracted, so every instruction set gives the same bits. */
 #if defined(__clang__)
@@ -26,19 +27,23 @@ MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
 }
 
 #define UNROLL 4
-#define AHEAD (8 * UNROLL)         /* vectors */
+#define AHEAD (8 * UNROLL) /* vectors */
 
-/* Two neighbours in bf16 are the halves of a word, so shifts and masks take two vectors of them apart and put them together: elements of even place in one
- * vector, of odd place in the next. In a sum of equal places the order does not matter. */
+/* Two neighbours in bf16 are the halves of a word, so shifts and masks take two vectors of them
+ * apart and put them together: elements of even place in one vector, of odd place in the next. In a
+ * sum of equal places the order does not matter. */
 typedef uint32_t words __attribute__((vector_size(4 * MS_LANES), aligned(2), may_alias));
 
-/* Rounded, in the upper halves. From bf16 numbers (from_bf16) comes no NaN but with a lower half of 0, and rounding leaves that as it is. */
+/* Rounded, in the upper halves. From bf16 numbers (from_bf16) comes no NaN but with a lower half of
+ * 0, and rounding leaves that as it is. */
 MS_VECTOR ms_vu bf16_rounded(bool from_bf16, ms_vf v)
 {
     ms_vu bits = (ms_vu)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     if (from_bf16) return rounded;
 #if defined(__AVX512F__)
-    return (ms_vu)_mm512_mask_or_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), (__m512i)bits, _mm512_set1_epi32(0x400000));
+    return (ms_vu)_mm512_mask_or_epi32((__m512i)rounded,
+                                       _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q),
+                                       (__m512i)bits, _mm512_set1_epi32(0x400000));
 #else
     ms_vu nan = (ms_vu)ms_v_is_nan(v);
     return (nan & (bits | 0x400000u)) | (~nan & rounded);
@@ -53,11 +58,14 @@ MS_VECTOR ms_vf rounded_to(ms_dtype dtype, ms_vf v)
 }
 
 /* What an input contributes from element i on. */
-MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *inputs, uint32_t input, size_t i, ms_vf block[UNROLL])
+MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
+                         const ms_reduce_task *task, const char *const *inputs, uint32_t input,
+                         size_t i, ms_vf block[UNROLL])
 {
     const char *from = inputs[input];
     /* Rounding keeps the processor from running ahead as far as it would for a mere sum. */
-    for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) __builtin_prefetch((const float *)(const void *)from + i + (u + AHEAD) * MS_LANES, 1);
+    for (uint32_t u = 0; memory != dtype && u < UNROLL; u++)
+        __builtin_prefetch((const float *)(const void *)from + i + (u + AHEAD) * MS_LANES, 1);
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         if (memory == MS_BF16) {
             ms_vu both = *(const words *)((const uint16_t *)(const void *)from + i + u * MS_LANES);
@@ -69,15 +77,19 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const
         }
     }
     for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) block[u] = rounded_to(dtype, block[u]);
-    for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++) block[u] = block[u] * ms_v_splat(task->factors[input]);
+    for (uint32_t u = 0; op == MS_REDUCE_OP_PREMUL_SUM && u < UNROLL; u++)
+        block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs, size_t i, const ms_vf block[UNROLL])
+MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs,
+                         size_t i, const ms_vf block[UNROLL])
 {
-    bool from_bf16 = op != MS_REDUCE_OP_PREMUL_SUM;      /* a factor may be any NaN */
+    bool from_bf16 = op != MS_REDUCE_OP_PREMUL_SUM; /* a factor may be any NaN */
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         ms_vu both = { 0 };
-        if (memory == MS_BF16) both = bf16_rounded(from_bf16, block[u]) >> 16 | (bf16_rounded(from_bf16, block[u + 1]) & 0xffff0000u);
+        if (memory == MS_BF16)
+            both = bf16_rounded(from_bf16, block[u]) >> 16
+                   | (bf16_rounded(from_bf16, block[u + 1]) & 0xffff0000u);
         for (uint32_t w = 0; w < outputs; w++) {
             if (memory == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
             else {
@@ -88,10 +100,11 @@ MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint
     }
 }
 
-/* inputs and outputs are constants in the common case of two ranks, so that the loops over them vanish. from and to: the addresses in task, or copies
- * that no store can change. */
-MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task, const char *const *from, uint32_t inputs, char *const *to,
-                             uint32_t outputs)
+/* inputs and outputs are constants in the common case of two ranks, so that the loops over them
+ * vanish. from and to: the addresses in task, or copies that no store can change. */
+MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
+                             const ms_reduce_task *task, const char *const *from, uint32_t inputs,
+                             char *const *to, uint32_t outputs)
 {
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
     bool halves = (inputs & (inputs - 1)) == 0;
@@ -104,7 +117,8 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, c
             get_block(memory, dtype, op, task, from, r, i, v);
             for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], v[u]);
         }
-        for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++) sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
+        for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++)
+            sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
         for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
         put_block(memory, op, to, outputs, i, sum);
     }
@@ -123,7 +137,10 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, c
     }
 }
 
-#define MANY(op) reduce_floats(memory, dtype, op, task, task->inputs, task->input_count, task->outputs, task->output_count); break
+#define MANY(op)                                                                           \
+    reduce_floats(memory, dtype, op, task, task->inputs, task->input_count, task->outputs, \
+                  task->output_count);                                                     \
+    break
 
 MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *task)
 {
@@ -138,21 +155,23 @@ MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *
 }
 
 /* Two ranks in place, the most frequent case, with loops of known length. */
-MS_VECTOR void reduce_two(ms_dtype memory, ms_dtype dtype, ms_reduce_op op, const ms_reduce_task *task)
+MS_VECTOR void reduce_two(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
+                          const ms_reduce_task *task)
 {
     const char *from[2] = { task->inputs[0], task->inputs[1] };
     char *to[2] = { task->outputs[0], task->outputs[1] };
     reduce_floats(memory, dtype, op, task, from, 2, to, 2);
 }
 
-#define REDUCE_FLOATS(name, memory, dtype) \
-    static void name(const ms_reduce_task *task) \
-    { \
-        if (task->input_count != 2 || task->output_count != 2) reduce_op(memory, dtype, task); \
+#define REDUCE_FLOATS(name, memory, dtype)                                                        \
+    static void name(const ms_reduce_task *task)                                                  \
+    {                                                                                             \
+        if (task->input_count != 2 || task->output_count != 2) reduce_op(memory, dtype, task);    \
         else if (task->op == MS_REDUCE_OP_SUM) reduce_two(memory, dtype, MS_REDUCE_OP_SUM, task); \
         else if (task->op == MS_REDUCE_OP_AVG) reduce_two(memory, dtype, MS_REDUCE_OP_AVG, task); \
-        else if (task->op == MS_REDUCE_OP_PREMUL_SUM) reduce_two(memory, dtype, MS_REDUCE_OP_PREMUL_SUM, task); \
-        else reduce_op(memory, dtype, task); \
+        else if (task->op == MS_REDUCE_OP_PREMUL_SUM)                                             \
+            reduce_two(memory, dtype, MS_REDUCE_OP_PREMUL_SUM, task);                             \
+        else reduce_op(memory, dtype, task);                                                      \
     }
 REDUCE_FLOATS(reduce_f32, MS_F32, MS_F32)
 REDUCE_FLOATS(reduce_f16, MS_F16, MS_F16)
@@ -164,26 +183,39 @@ REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
 
 #define BLOCK 1024
 
-/* Blocks that stay in the first cache. The wide type is unsigned and at least as wide as int, so that sums and products wrap; min and max compare the
- * element's own type. */
-#define REDUCE_INTEGERS(name, type, wide, sum, product) \
-    static void name(const ms_reduce_task *task) \
-    { \
-        type block[BLOCK]; \
-        for (size_t begin = 0; begin < task->count; begin += BLOCK) { \
-            size_t n = task->count - begin < BLOCK ? task->count - begin : BLOCK; \
-            memcpy(block, task->inputs[0] + begin * sizeof(type), n * sizeof(type)); \
-            for (uint32_t r = 1; r < task->input_count; r++) { \
-                const type *from = (const type *)(const void *)task->inputs[r] + begin; \
-                switch (task->op) { \
-                case MS_REDUCE_OP_MIN: for (size_t i = 0; i < n; i++) block[i] = from[i] < block[i] ? from[i] : block[i]; break; \
-                case MS_REDUCE_OP_MAX: for (size_t i = 0; i < n; i++) block[i] = from[i] > block[i] ? from[i] : block[i]; break; \
-                case MS_REDUCE_OP_PROD: for (size_t i = 0; i < n; i++) block[i] = (type)((wide)block[i] product (wide)from[i]); break; \
-                default: for (size_t i = 0; i < n; i++) block[i] = (type)((wide)block[i] sum (wide)from[i]); break; \
-                } \
-            } \
-            for (uint32_t w = 0; w < task->output_count; w++) memcpy(task->outputs[w] + begin * sizeof(type), block, n * sizeof(type)); \
-        } \
+/* Blocks that stay in the first cache. The wide type is unsigned and at least as wide as int, so
+ * that sums and products wrap; min and max compare the element's own type. */
+#define REDUCE_INTEGERS(name, type, wide, sum, product)                                   \
+    static void name(const ms_reduce_task *task)                                          \
+    {                                                                                     \
+        type block[BLOCK];                                                                \
+        for (size_t begin = 0; begin < task->count; begin += BLOCK) {                     \
+            size_t n = task->count - begin < BLOCK ? task->count - begin : BLOCK;         \
+            memcpy(block, task->inputs[0] + begin * sizeof(type), n * sizeof(type));      \
+            for (uint32_t r = 1; r < task->input_count; r++) {                            \
+                const type *from = (const type *)(const void *)task->inputs[r] + begin;   \
+                switch (task->op) {                                                       \
+                case MS_REDUCE_OP_MIN:                                                    \
+                    for (size_t i = 0; i < n; i++)                                        \
+                        block[i] = from[i] < block[i] ? from[i] : block[i];               \
+                    break;                                                                \
+                case MS_REDUCE_OP_MAX:                                                    \
+                    for (size_t i = 0; i < n; i++)                                        \
+                        block[i] = from[i] > block[i] ? from[i] : block[i];               \
+                    break;                                                                \
+                case MS_REDUCE_OP_PROD:                                                   \
+                    for (size_t i = 0; i < n; i++)                                        \
+                        block[i] = (type)((wide)block[i] product(wide) from[i]);          \
+                    break;                                                                \
+                default:                                                                  \
+                    for (size_t i = 0; i < n; i++)                                        \
+                        block[i] = (type)((wide)block[i] sum(wide) from[i]);              \
+                    break;                                                                \
+                }                                                                         \
+            }                                                                             \
+            for (uint32_t w = 0; w < task->output_count; w++)                             \
+                memcpy(task->outputs[w] + begin * sizeof(type), block, n * sizeof(type)); \
+        }                                                                                 \
     }
 REDUCE_INTEGERS(reduce_i64, int64_t, uint64_t, +, *)
 REDUCE_INTEGERS(reduce_i32, int32_t, uint32_t, +, *)

@@ -1,12 +1,14 @@
-/* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into vectors. */
+/* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into
+ * vectors. */
 #include "optim/kernels.h"
 
 #include <math.h>
 
 #include "tensor/cpu/vector_math.h"
 
-#define MS_STEP(name) \
-    static void name(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, float *restrict a, float *restrict b, float *restrict c, size_t n)
+#define MS_STEP(name)                                                                           \
+    static void name(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, \
+                     float *restrict a, float *restrict b, float *restrict c, size_t n)
 
 MS_STEP(sgd)
 {
@@ -24,8 +26,9 @@ MS_STEP(sgd)
 }
 
 /* decay: 1 - lr wd for adamw, 1 for adam; coupled: weight decay that is added to the gradient. */
-static inline __attribute__((always_inline)) void adam_step(const ms_optimizer_scalars *s, float decay, float coupled, bool amsgrad, float *restrict p,
-                                                            const float *restrict g, float *restrict m, float *restrict v, float *restrict most, size_t n)
+static inline __attribute__((always_inline)) void adam_step(
+    const ms_optimizer_scalars *s, float decay, float coupled, bool amsgrad, float *restrict p,
+    const float *restrict g, float *restrict m, float *restrict v, float *restrict most, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + coupled * p[i];
@@ -174,8 +177,14 @@ static bool all_finite(const float *g, size_t n)
 }
 
 const ms_optimizer_kernels MS_ISA_NAME(ms_optimizer_kernels) = {
-    .step = { [MS_SGD] = sgd, [MS_ADAM] = adam, [MS_ADAMW] = adamw, [MS_ADAGRAD] = adagrad, [MS_ADADELTA] = adadelta, [MS_RMSPROP] = rmsprop,
-              [MS_RPROP] = rprop, [MS_ADAMAX] = adamax },
+    .step = { [MS_SGD] = sgd,
+              [MS_ADAM] = adam,
+              [MS_ADAMW] = adamw,
+              [MS_ADAGRAD] = adagrad,
+              [MS_ADADELTA] = adadelta,
+              [MS_RMSPROP] = rmsprop,
+              [MS_RPROP] = rprop,
+              [MS_ADAMAX] = adamax },
     .sum_of_powers = sum_of_powers,
     .scale = scale,
     .all_finite = all_finite,

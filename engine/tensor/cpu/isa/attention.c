@@ -27,26 +27,29 @@ MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 }
 
 /* rows x vectors sums stay in registers. */
-MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const ms_unit_product *p, int64_t row, int64_t column)
+MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const ms_unit_product *p,
+                    int64_t row, int64_t column)
 {
     const float *a = p->a + row * p->a_row, *b = p->b + column;
     float *c = p->c + row * p->c_row + column;
     const int64_t a_row = p->a_row, a_step = p->a_step, b_step = p->b_step, c_row = p->c_row;
     ms_vf sum[8][TILE_VECTORS];
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : (ms_vf){ 0 };
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] =
+        p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : (ms_vf){ 0 };
     for (int64_t u = 0; u < p->depth; u++, a += a_step, b += b_step) {
         ms_vf right[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) right[v] = ms_v_load(b + v * MS_LANES);
-        UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = add_product(pairs, sum[i][v], a[i * a_row], right[v]);
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] =
+            add_product(pairs, sum[i][v], a[i * a_row], right[v]);
     }
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int v = 0; v < vectors; v++) ms_v_store(c + i * c_row + v * MS_LANES, sum[i][v]);
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++)
+        ms_v_store(c + i * c_row + v * MS_LANES, sum[i][v]);
 }
 
-/* All rows of some columns. Few columns take more rows at a time: as many sums as it takes to hide how long an addition takes. */
-MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors, const ms_unit_product *p, int64_t column)
+/* All rows of some columns. Few columns take more rows at a time: as many sums as it takes to hide
+ * how long an addition takes. */
+MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
+                          const ms_unit_product *p, int64_t column)
 {
     int64_t row = 0;
     for (; row + rows <= p->rows; row += rows) tile(pairs, rows, vectors, p, row, column);
@@ -59,11 +62,18 @@ MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
     int64_t column = 0;
 #if defined(__AVX512F__)
     for (; column + 64 <= p->columns; column += 64) columns_of(pairs, 4, 4, p, column);
-    if (column + 48 <= p->columns) { columns_of(pairs, 4, 3, p, column); column += 48; }
-    if (column + 32 <= p->columns) { columns_of(pairs, 8, 2, p, column); column += 32; }
+    if (column + 48 <= p->columns) {
+        columns_of(pairs, 4, 3, p, column);
+        column += 48;
+    }
+    if (column + 32 <= p->columns) {
+        columns_of(pairs, 8, 2, p, column);
+        column += 32;
+    }
     if (column + 16 <= p->columns) columns_of(pairs, 8, 1, p, column);
 #else
-    for (; column < p->columns; column += TILE_VECTORS * MS_LANES) columns_of(pairs, 6, TILE_VECTORS, p, column);
+    for (; column < p->columns; column += TILE_VECTORS * MS_LANES)
+        columns_of(pairs, 6, TILE_VECTORS, p, column);
 #endif
 }
 
@@ -77,12 +87,18 @@ static void multiply(bool pairs, const ms_unit_product *p)
 
 #if defined(__AVX512BF16__)
 /* 16 numbers as 8 units. */
-MS_VECTOR void store_pairs(float *to, ms_vf v) { _mm256_storeu_si256((__m256i_u *)(void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+MS_VECTOR void store_pairs(float *to, ms_vf v)
+{
+    _mm256_storeu_si256((__m256i_u *)(void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+}
 /* 16 units: lane i holds (first[i], second[i]). */
 MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return (ms_vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (ms_vf)_mm512_permutexvar_epi16(
+        order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 #else
 MS_VECTOR void store_pairs(float *to, ms_vf v) { ms_v_store(to, v); }
@@ -91,17 +107,20 @@ MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second) { return first + second; }
 
 MS_VECTOR ms_vf row_part(const ms_dtype D, const void *row, int64_t i, int64_t n)
 {
-    return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i) : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
+    return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i)
+                             : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
 }
 
-/* Rows of a head lie far apart (all heads of a moment, and often queries, keys and values, lie between them), and no processor guesses which
- * comes next. What is asked for behind the last row is never read. */
+/* Rows of a head lie far apart (all heads of a moment, and often queries, keys and values, lie
+ * between them), and no processor guesses which comes next. What is asked for behind the last row
+ * is never read. */
 MS_VECTOR void fetch(const char *row, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row,
+                            int64_t count, int64_t all, int64_t width, float *to)
 {
     const int64_t item = D == MS_F32 ? 4 : 2, bytes = row * item;
     int64_t units = pairs ? padded(width) / 2 : padded(width);
@@ -116,13 +135,15 @@ MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from
     if (count < all) __builtin_memset(to, 0, (size_t)((all - count) * units) * sizeof *to);
 }
 
-static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row, int64_t count,
+                      int64_t all, int64_t width, float *to)
 {
     if (pairs) MS_ROW_SWITCH(dtype, pack_rows_as(true, D, from, row, count, all, width, to));
     else MS_ROW_SWITCH(dtype, pack_rows_as(false, D, from, row, count, all, width, to));
 }
 
-MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, int64_t count,
+                             int64_t all, int64_t width, float *to)
 {
     int64_t bytes = row * (D == MS_F32 ? 4 : 2), wide = padded(width);
     for (int64_t i = 0; i < all; i += 2, from += 2 * bytes, to += wide) {
@@ -136,38 +157,49 @@ MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, in
     }
 }
 
-static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all, int64_t width, float *to)
+static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all,
+                       int64_t width, float *to)
 {
     MS_ROW_SWITCH(dtype, pack_steps_as(D, from, row, count, all, width, to));
 }
 
-MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, char *to, int64_t row)
+MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count,
+                         int64_t width, const float *factor, char *to, int64_t row)
 {
     const int64_t item = D == MS_F32 ? 4 : 2;
     for (int64_t i = 0; i < count; i++, from += from_row, to += row * item) {
-        for (int64_t k = 0; k < width; k += 64 / item) __builtin_prefetch(to + FETCH_ROWS * row * item + k * item, 1);
+        for (int64_t k = 0; k < width; k += 64 / item)
+            __builtin_prefetch(to + FETCH_ROWS * row * item + k * item, 1);
         ms_vf times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
         int64_t k = 0;
-        for (; k + MS_LANES <= width; k += MS_LANES) ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
-        if (k < width) ms_row_put_part(D, to, (size_t)k, (size_t)width, ms_v_load_part(from + k, (size_t)(width - k)) * times);
+        for (; k + MS_LANES <= width; k += MS_LANES)
+            ms_row_put(D, to, (size_t)k, ms_v_load(from + k) * times);
+        if (k < width)
+            ms_row_put_part(D, to, (size_t)k, (size_t)width,
+                            ms_v_load_part(from + k, (size_t)(width - k)) * times);
     }
 }
 
-static void unpack(ms_dtype dtype, const float *from, int64_t from_row, int64_t count, int64_t width, const float *factor, void *to, int64_t row)
+static void unpack(ms_dtype dtype, const float *from, int64_t from_row, int64_t count,
+                   int64_t width, const float *factor, void *to, int64_t row)
 {
     MS_ROW_SWITCH(dtype, unpack_as(D, from, from_row, count, width, factor, to, row));
 }
 
 typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
 
-static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to, int64_t to_row)
+static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
+                      int64_t to_row)
 {
-    const ms_v4i low = { 0, 4, 1, 5 }, high = { 2, 6, 3, 7 }, front = { 0, 1, 4, 5 }, back = { 2, 3, 6, 7 };
+    const ms_v4i low = { 0, 4, 1, 5 }, high = { 2, 6, 3, 7 }, front = { 0, 1, 4, 5 },
+                 back = { 2, 3, 6, 7 };
     for (int64_t i = 0; i < rows; i += 4)
         for (int64_t k = 0; k < columns; k += 4) {
             const float *x = from + i * from_row + k;
             float *y = to + k * to_row + i;
-            ms_v4f a = *(const v4f_any *)x, b = *(const v4f_any *)(x + from_row), c = *(const v4f_any *)(x + 2 * from_row), d = *(const v4f_any *)(x + 3 * from_row);
+            ms_v4f a = *(const v4f_any *)x, b = *(const v4f_any *)(x + from_row),
+                   c = *(const v4f_any *)(x + 2 * from_row),
+                   d = *(const v4f_any *)(x + 3 * from_row);
             ms_v4f ab_low = __builtin_shuffle(a, b, low), ab_high = __builtin_shuffle(a, b, high);
             ms_v4f cd_low = __builtin_shuffle(c, d, low), cd_high = __builtin_shuffle(c, d, high);
             *(v4f_any *)y = __builtin_shuffle(ab_low, cd_low, front);
@@ -179,7 +211,10 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
 
 /* ------------------------------------------------------------------ softmax */
 
-MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row) { return b->scores + row * MS_QUERY_LANES; }
+MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row)
+{
+    return b->scores + row * MS_QUERY_LANES;
+}
 
 /* Lanes from q on that do not see this key: all ones. */
 MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
@@ -225,17 +260,21 @@ static void shrink(const float *before, const float *now, float *total, float *o
         if (!differ) continue;
         ms_vf factor = ms_v_exp_normal(old - new);
         ms_v_store(total + q, ms_v_load(total + q) * factor);
-        for (int64_t i = 0; i < width; i++) ms_v_store(out + i * MS_QUERY_LANES + q, ms_v_load(out + i * MS_QUERY_LANES + q) * factor);
+        for (int64_t i = 0; i < width; i++)
+            ms_v_store(out + i * MS_QUERY_LANES + q,
+                       ms_v_load(out + i * MS_QUERY_LANES + q) * factor);
     }
 }
 
-MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most, float *total, float *steps)
+MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most,
+                               float *total, float *steps)
 {
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
         ms_vf shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
         float *x = b->scores + q, *to = steps + q;
         for (int64_t row = 0; row < b->rows; row += 2, x += 2 * MS_QUERY_LANES) {
-            ms_vf first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift), second = ms_v_exp_normal(ms_v_load(x + MS_QUERY_LANES) * b->scale - shift);
+            ms_vf first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift),
+                  second = ms_v_exp_normal(ms_v_load(x + MS_QUERY_LANES) * b->scale - shift);
             sum += first;
             other += second;
             if (pairs) {
@@ -250,7 +289,8 @@ MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const 
     }
 }
 
-static void exponentials(bool pairs, const ms_score_block *b, const float *most, float *total, float *steps)
+static void exponentials(bool pairs, const ms_score_block *b, const float *most, float *total,
+                         float *steps)
 {
     if (pairs) exponentials_as(true, b, most, total, steps);
     else exponentials_as(false, b, most, total, steps);
@@ -268,7 +308,8 @@ static void finish(const float *most, float *total, float *log_sum)
 /* ----------------------------------------------------------------- backward */
 
 /* Two keys at a time, because their gradients are a pair as right operand. */
-MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change, const float *log_sum, const float *offset, const ms_score_units *units)
+MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change,
+                           const float *log_sum, const float *offset, const ms_score_units *units)
 {
     const int64_t lanes = pairs ? MS_QUERY_LANES / 2 : MS_QUERY_LANES;
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
@@ -276,11 +317,15 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
         int64_t clear = clear_rows(b, q), lane = pairs ? q / 2 : q;
         for (int64_t row = 0; row < b->rows; row += 2) {
             ms_vf p[2], d[2];
-            UNROLL for (int i = 0; i < 2; i++) {
+            UNROLL for (int i = 0; i < 2; i++)
+            {
                 p[i] = ms_v_exp_normal(ms_v_load(row_at(b, row + i) + q) * b->scale - shift);
-                if (row + i >= clear) p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
-                d[i] = p[i] * (ms_v_load(change + (row + i) * MS_QUERY_LANES + q) - less) * b->scale;
-                float *p_row = units->p_rows + (row + i) * lanes + lane, *d_row = units->d_rows + (row + i) * lanes + lane;
+                if (row + i >= clear)
+                    p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
+                d[i] =
+                    p[i] * (ms_v_load(change + (row + i) * MS_QUERY_LANES + q) - less) * b->scale;
+                float *p_row = units->p_rows + (row + i) * lanes + lane,
+                      *d_row = units->d_rows + (row + i) * lanes + lane;
                 if (pairs) {
                     store_pairs(p_row, p[i]);
                     store_pairs(d_row, d[i]);
@@ -289,47 +334,55 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
                     ms_v_store(d_row, d[i]);
                 }
             }
-            if (pairs) ms_v_store(units->d_steps + row / 2 * MS_QUERY_LANES + q, join_pairs(d[0], d[1]));
+            if (pairs)
+                ms_v_store(units->d_steps + row / 2 * MS_QUERY_LANES + q, join_pairs(d[0], d[1]));
         }
     }
 }
 
-static void gradient(bool pairs, const ms_score_block *b, float *change, const float *log_sum, const float *offset, const ms_score_units *units)
+static void gradient(bool pairs, const ms_score_block *b, float *change, const float *log_sum,
+                     const float *offset, const ms_score_units *units)
 {
     if (pairs) gradient_as(true, b, change, log_sum, offset, units);
     else gradient_as(false, b, change, log_sum, offset, units);
 }
 
-MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a, int64_t a_row, const char *b, int64_t b_row, float *offset)
+MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a,
+                           int64_t a_row, const char *b, int64_t b_row, float *offset)
 {
     const int64_t item = D == MS_F32 ? 4 : 2;
     for (int64_t row = 0; row < rows; row++, a += a_row * item, b += b_row * item) {
         ms_vf total = ms_v_splat(0.0f);
-        for (int64_t k = 0; k < width; k += MS_LANES) total += row_part(D, a, k, width) * row_part(D, b, k, width);
+        for (int64_t k = 0; k < width; k += MS_LANES)
+            total += row_part(D, a, k, width) * row_part(D, b, k, width);
         offset[row] = ms_v_sum(total);
     }
 }
 
-static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row, const void *b, int64_t b_row, float *offset)
+static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
+                     const void *b, int64_t b_row, float *offset)
 {
     MS_ROW_SWITCH(dtype, row_dots_as(D, rows, width, a, a_row, b, b_row, offset));
 }
 
 /* ------------------------------------------------------------------- rotary */
 
-MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float *cosine, const float *sine, size_t half, bool back)
+MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float *cosine,
+                          const float *sine, size_t half, bool back)
 {
     size_t i = 0, item = D == MS_F32 ? 4 : 2;
     const char *x_high = x + half * item;
     char *y_high = y + half * item;
     for (; i + MS_LANES <= half; i += MS_LANES) {
-        ms_vf a = ms_row_get(D, x, i), b = ms_row_get(D, x_high, i), c = ms_v_load(cosine + i), s = ms_v_load(sine + i);
+        ms_vf a = ms_row_get(D, x, i), b = ms_row_get(D, x_high, i), c = ms_v_load(cosine + i),
+              s = ms_v_load(sine + i);
         if (back) s = -s;
         ms_row_put(D, y, i, a * c - b * s);
         ms_row_put(D, y_high, i, b * c + a * s);
     }
     if (i < half) {
-        ms_vf a = ms_row_get_part(D, x, i, half, 0.0f), b = ms_row_get_part(D, x_high, i, half, 0.0f);
+        ms_vf a = ms_row_get_part(D, x, i, half, 0.0f),
+              b = ms_row_get_part(D, x_high, i, half, 0.0f);
         ms_vf c = ms_v_load_part(cosine + i, half - i), s = ms_v_load_part(sine + i, half - i);
         if (back) s = -s;
         ms_row_put_part(D, y, i, half, a * c - b * s);
@@ -337,7 +390,8 @@ MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float 
     }
 }
 
-static void rotate(ms_dtype dtype, const void *x, void *y, const float *cosine, const float *sine, int64_t width, bool back)
+static void rotate(ms_dtype dtype, const void *x, void *y, const float *cosine, const float *sine,
+                   int64_t width, bool back)
 {
     MS_ROW_SWITCH(dtype, rotate_row(D, x, y, cosine, sine, (size_t)width / 2, back));
 }
@@ -346,6 +400,16 @@ const ms_attention_kernels MS_ISA_NAME(ms_attention_kernels) = {
 #if defined(__AVX512BF16__)
     .has_pairs = true,
 #endif
-    .multiply = multiply, .pack_rows = pack_rows, .pack_steps = pack_steps, .unpack = unpack, .transpose = transpose,
-    .mask = mask, .shrink = shrink, .exponentials = exponentials, .finish = finish, .gradient = gradient, .row_dots = row_dots, .rotate = rotate,
+    .multiply = multiply,
+    .pack_rows = pack_rows,
+    .pack_steps = pack_steps,
+    .unpack = unpack,
+    .transpose = transpose,
+    .mask = mask,
+    .shrink = shrink,
+    .exponentials = exponentials,
+    .finish = finish,
+    .gradient = gradient,
+    .row_dots = row_dots,
+    .rotate = rotate,
 };

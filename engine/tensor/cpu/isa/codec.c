@@ -1,4 +1,5 @@
-/* codec.c: floats to codes of 8, 4 or 1 bit and back, 16 at a time. Compiled without contraction, so that all instruction sets write the same bytes. */
+/* codec.c: floats to codes of 8, 4 or 1 bit and back, 16 at a time. Compiled without contraction,
+ * so that all instruction sets write the same bytes. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -16,9 +17,10 @@
 
 /* Greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float. */
 #define LEAST 1e-35f
-#define MOST 0x1.fffffcp127f             /* a scale of it times its greatest code is a float */
+#define MOST 0x1.fffffcp127f /* a scale of it times its greatest code is a float */
 
-/* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as f32 has it, the greatest number. */
+/* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as
+ * f32 has it, the greatest number. */
 typedef struct small_float {
     int mantissa, least, greatest;
 } small_float;
@@ -33,17 +35,21 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
 
 /* ---------------------------------------------------------- sixteen numbers */
 
-/* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that number. For |x| < 2^22. */
+/* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that
+ * number. For |x| < 2^22. */
 #define WHOLE 12582912.0f
 
 MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
 {
     if (u == NULL) return (x + WHOLE) - WHOLE;
     ms_vf up = x + ms_v_load(u), whole = (up + WHOLE) - WHOLE;
-    return whole - (ms_vf)(ms_v_less(up, whole) & (ms_vi)ms_v_splat(1.0f));          /* floor */
+    return whole - (ms_vf)(ms_v_less(up, whole) & (ms_vi)ms_v_splat(1.0f)); /* floor */
 }
 
-MS_VECTOR ms_vf keep_within(ms_vf x, float most) { return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most)); }
+MS_VECTOR ms_vf keep_within(ms_vf x, float most)
+{
+    return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most));
+}
 MS_VECTOR ms_vu whole_bits(ms_vf whole) { return (ms_vu)(whole + WHOLE); }
 
 /* Codes of numbers that were divided by their scale. */
@@ -52,14 +58,18 @@ MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
     ms_vu sign = (ms_vu)x >> 31;
     ms_vf size = ms_v_lesser(ms_v_abs(x), ms_v_splat((float)f.greatest));
     ms_vi exponent = (ms_vi)((ms_vu)size >> 23), least = ms_v_splat_int(f.least);
-    exponent = (ms_vi)ms_v_select((ms_vi)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)), (ms_vf)least, (ms_vf)exponent);
-    ms_vf step = (ms_vf)((ms_vu)(exponent - f.mantissa) << 23), inverse = (ms_vf)((ms_vu)(254 - (exponent - f.mantissa)) << 23);
+    exponent = (ms_vi)ms_v_select((ms_vi)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)),
+                                  (ms_vf)least, (ms_vf)exponent);
+    ms_vf step = (ms_vf)((ms_vu)(exponent - f.mantissa) << 23),
+          inverse = (ms_vf)((ms_vu)(254 - (exponent - f.mantissa)) << 23);
     ms_vf value = round_lanes(size * inverse, u) * step;
     value = ms_v_lesser(value, ms_v_splat((float)f.greatest));
-    ms_vu normal = ((ms_vu)value >> (23 - f.mantissa)) - (((ms_vu)ms_v_splat_int(f.least) - 1) << f.mantissa);
+    ms_vu normal =
+        ((ms_vu)value >> (23 - f.mantissa)) - (((ms_vu)ms_v_splat_int(f.least) - 1) << f.mantissa);
     ms_vf smallest = (ms_vf)((ms_vu)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
     ms_vu subnormal = whole_bits(value * smallest) & 0xffu;
-    ms_vu code = (ms_vu)ms_v_select(ms_v_less(value, (ms_vf)((ms_vu)least << 23)), (ms_vf)subnormal, (ms_vf)normal);
+    ms_vu code = (ms_vu)ms_v_select(ms_v_less(value, (ms_vf)((ms_vu)least << 23)), (ms_vf)subnormal,
+                                    (ms_vf)normal);
     return code | sign << (f.mantissa == 3 ? 7 : 3);
 }
 
@@ -70,7 +80,9 @@ MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
     ms_vu normal = (size << (23 - f.mantissa)) + (((ms_vu)ms_v_splat_int(f.least) - 1) << 23);
     ms_vf quantum = (ms_vf)((ms_vu)ms_v_splat_int(f.least - f.mantissa) << 23);
     ms_vf subnormal = ms_v_from_int((ms_vi)size) * quantum;
-    ms_vf value = ms_v_select(ms_v_less(ms_v_from_int((ms_vi)size), ms_v_splat((float)(1 << f.mantissa))), subnormal, (ms_vf)normal);
+    ms_vf value =
+        ms_v_select(ms_v_less(ms_v_from_int((ms_vi)size), ms_v_splat((float)(1 << f.mantissa))),
+                    subnormal, (ms_vf)normal);
     return (ms_vf)((ms_vu)value | sign);
 }
 
@@ -97,7 +109,10 @@ typedef uint8_t v16b __attribute__((vector_size(16)));
 /* count codes, 16 or the last few, from the lowest bit on; bits past them are 0. */
 MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to)
 {
-    union { v16b whole; uint8_t lane[MS_LANES]; } c = { .whole = __builtin_convertvector(code, v16b) };
+    union {
+        v16b whole;
+        uint8_t lane[MS_LANES];
+    } c = { .whole = __builtin_convertvector(code, v16b) };
     for (size_t i = count; i < MS_LANES; i++) c.lane[i] = 0;
     if (K == MS_CODEC_INT8 || K == MS_CODEC_FP8) {
         memcpy(to, c.lane, count);
@@ -107,14 +122,18 @@ MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to
         to[0] = (uint8_t)bits;
         if (count > 8) to[1] = (uint8_t)(bits >> 8);
     } else {
-        for (size_t i = 0; i < MS_LANES / 2; i++) c.lane[i] = (uint8_t)(c.lane[2 * i] | c.lane[2 * i + 1] << 4);
+        for (size_t i = 0; i < MS_LANES / 2; i++)
+            c.lane[i] = (uint8_t)(c.lane[2 * i] | c.lane[2 * i + 1] << 4);
         memcpy(to, c.lane, (count + 1) / 2);
     }
 }
 
 MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
 {
-    union { v16b whole; uint8_t lane[MS_LANES]; } c = { .lane = { 0 } };
+    union {
+        v16b whole;
+        uint8_t lane[MS_LANES];
+    } c = { .lane = { 0 } };
     if (K == MS_CODEC_INT8 || K == MS_CODEC_FP8) {
         memcpy(c.lane, from, count);
     } else if (K == MS_CODEC_SIGN) {
@@ -139,8 +158,9 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
     ms_vi bad = ms_v_splat_int(0);
     size_t i = 0;
     for (; i < n; i += MS_LANES) {
-        ms_vf size = ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
-        bad |= (ms_vi)(size - size);           /* 0, or NaN */
+        ms_vf size =
+            ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f));
+        bad |= (ms_vi)(size - size); /* 0, or NaN */
         most = ms_v_greater(size, most);
     }
     for (int l = 0; l < MS_LANES; l++)
@@ -151,11 +171,15 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
 MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
 {
     ms_vf total = ms_v_splat(0.0f);
-    for (size_t i = 0; i < n; i += MS_LANES) total += ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f)) * factor;
+    for (size_t i = 0; i < n; i += MS_LANES)
+        total +=
+            ms_v_abs(i + MS_LANES <= n ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f))
+            * factor;
     return ms_v_sum(total) / (float)n;
 }
 
-/* The mean |x| of a block, or NaN if one is not finite. Sums that are too great for a float are made of smaller numbers. */
+/* The mean |x| of a block, or NaN if one is not finite. Sums that are too great for a float are
+ * made of smaller numbers. */
 MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
 {
     float mean = mean_of(D, x, n, 1.0f);
@@ -165,7 +189,9 @@ MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
     return (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f;
 }
 
-MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec, const void *x, size_t n, const float *u, float *scale, uint8_t *codes, void *error)
+MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec,
+                            const void *x, size_t n, const float *u, float *scale, uint8_t *codes,
+                            void *error)
 {
     float size = 1.0f, inverse = 1.0f;
     if (K == MS_CODEC_SIGN) {
@@ -174,7 +200,7 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
         float most = greatest(D, x, n);
         size = (most > MOST ? MOST : most) / greatest_code(K);
         inverse = greatest_code(K) / most;
-        if (!(most >= LEAST)) {                  /* zeros, or not finite: all codes are that of 0 */
+        if (!(most >= LEAST)) { /* zeros, or not finite: all codes are that of 0 */
             inverse = 0.0f;
             size = most == most ? 0.0f : most;
         }
@@ -194,23 +220,29 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     }
 }
 
-MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t n, float scale, bool add, float *out)
+MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t n, float scale,
+                            bool add, float *out)
 {
     for (size_t i = 0; i < n; i += MS_LANES) {
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
-        ms_vf v = decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
+        ms_vf v =
+            decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
         if (add) v += count == MS_LANES ? ms_v_load(out + i) : ms_v_load_part(out + i, count);
         if (count == MS_LANES) ms_v_store(out + i, v);
         else ms_v_store_part(out + i, v, count);
     }
 }
 
-#define KIND(name, K) \
-    static void encode_##name(const ms_codec *codec, ms_dtype dtype, const void *x, int64_t n, const float *u, float *scale, uint8_t *codes, void *error) \
-    { \
-        MS_ROW_SWITCH(dtype, encode_block(K, D, codec, x, (size_t)n, u, scale, codes, error)); \
-    } \
-    static void decode_##name(const uint8_t *codes, int64_t n, float scale, bool add, float *out) { decode_block(K, codes, (size_t)n, scale, add, out); }
+#define KIND(name, K)                                                                             \
+    static void encode_##name(const ms_codec *codec, ms_dtype dtype, const void *x, int64_t n,    \
+                              const float *u, float *scale, uint8_t *codes, void *error)          \
+    {                                                                                             \
+        MS_ROW_SWITCH(dtype, encode_block(K, D, codec, x, (size_t)n, u, scale, codes, error));    \
+    }                                                                                             \
+    static void decode_##name(const uint8_t *codes, int64_t n, float scale, bool add, float *out) \
+    {                                                                                             \
+        decode_block(K, codes, (size_t)n, scale, add, out);                                       \
+    }
 KIND(int8, MS_CODEC_INT8)
 KIND(int4, MS_CODEC_INT4)
 KIND(fp8, MS_CODEC_FP8)

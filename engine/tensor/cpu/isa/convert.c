@@ -1,4 +1,5 @@
-/* convert.c: conversions between dtypes, compiled once for each instruction set; all give the same bits. */
+/* convert.c: conversions between dtypes, compiled once for each instruction set; all give the same
+ * bits. */
 #include "tensor/cpu/convert.h"
 
 #include <string.h>
@@ -6,30 +7,37 @@
 #include <immintrin.h>
 #endif
 
-/* The bodies are plain loops of which the compiler makes vector code; only f16 needs instructions of its own. */
-#define TO(name, type, target, expression) \
+/* The bodies are plain loops of which the compiler makes vector code; only f16 needs instructions
+ * of its own. */
+#define TO(name, type, target, expression)                    \
     static void name(target *out, const void *from, size_t n) \
-    { \
-        const type *in = from; \
-        for (size_t i = 0; i < n; i++) { \
-            type x = in[i]; \
-            out[i] = expression; \
-        } \
+    {                                                         \
+        const type *in = from;                                \
+        for (size_t i = 0; i < n; i++) {                      \
+            type x = in[i];                                   \
+            out[i] = expression;                              \
+        }                                                     \
     }
-#define FROM(name, type, source, expression) \
+#define FROM(name, type, source, expression)               \
     static void name(void *to, const source *in, size_t n) \
-    { \
-        type *out = to; \
-        for (size_t i = 0; i < n; i++) { \
-            source x = in[i]; \
-            out[i] = expression; \
-        } \
+    {                                                      \
+        type *out = to;                                    \
+        for (size_t i = 0; i < n; i++) {                   \
+            source x = in[i];                              \
+            out[i] = expression;                           \
+        }                                                  \
     }
 
 static void f32_copy(float *out, const void *in, size_t n) { memmove(out, in, n * sizeof *out); }
-static void f32_copy_back(void *out, const float *in, size_t n) { memmove(out, in, n * sizeof *in); }
+static void f32_copy_back(void *out, const float *in, size_t n)
+{
+    memmove(out, in, n * sizeof *in);
+}
 static void i64_copy(int64_t *out, const void *in, size_t n) { memmove(out, in, n * sizeof *out); }
-static void i64_copy_back(void *out, const int64_t *in, size_t n) { memmove(out, in, n * sizeof *in); }
+static void i64_copy_back(void *out, const int64_t *in, size_t n)
+{
+    memmove(out, in, n * sizeof *in);
+}
 
 /* Without the branch of ms_bf16_from_float, so that it becomes vector code. */
 static inline uint16_t bf16_bits(float value)
@@ -43,17 +51,26 @@ FROM(bf16_from_f32, uint16_t, float, bf16_bits(x))
 
 #if defined(__AVX512F__)
 #define F16_LANES 16
-static inline void f16_load(float *out, const uint16_t *in) { _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)in))); }
+static inline void f16_load(float *out, const uint16_t *in)
+{
+    _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)in)));
+}
 static inline void f16_store(uint16_t *out, const float *in)
 {
-    _mm256_storeu_si256((__m256i_u *)out, _mm512_cvtps_ph(_mm512_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(
+        (__m256i_u *)out,
+        _mm512_cvtps_ph(_mm512_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #elif defined(__F16C__)
 #define F16_LANES 8
-static inline void f16_load(float *out, const uint16_t *in) { _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)in))); }
+static inline void f16_load(float *out, const uint16_t *in)
+{
+    _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)in)));
+}
 static inline void f16_store(uint16_t *out, const float *in)
 {
-    _mm_storeu_si128((__m128i_u *)out, _mm256_cvtps_ph(_mm256_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i_u *)out,
+                     _mm256_cvtps_ph(_mm256_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT));
 }
 #else
 #define F16_LANES 1
@@ -61,7 +78,8 @@ static inline void f16_load(float *out, const uint16_t *in) { *out = ms_float_fr
 static inline void f16_store(uint16_t *out, const float *in) { *out = ms_f16_from_float(*in); }
 #endif
 
-/* The rest of fewer than F16_LANES elements goes through the portable functions, which round the same way. */
+/* The rest of fewer than F16_LANES elements goes through the portable functions, which round the
+ * same way. */
 static void f16_to_f32(float *out, const void *from, size_t n)
 {
     const uint16_t *in = from;
@@ -107,10 +125,30 @@ FROM(u8_from_i64, uint8_t, int64_t, (uint8_t)x)
 FROM(bool_from_i64, uint8_t, int64_t, x != 0)
 
 const ms_convert_kernels MS_ISA_NAME(ms_convert_kernels) = {
-    .to_f32 = { [MS_F32] = f32_copy, [MS_F16] = f16_to_f32, [MS_BF16] = bf16_to_f32, [MS_I64] = i64_to_f32, [MS_I32] = i32_to_f32,
-                [MS_U16] = u16_to_f32, [MS_U8] = u8_to_f32, [MS_BOOL] = bool_to_f32 },
-    .from_f32 = { [MS_F32] = f32_copy_back, [MS_F16] = f16_from_f32, [MS_BF16] = bf16_from_f32, [MS_I64] = i64_from_f32, [MS_I32] = i32_from_f32,
-                  [MS_U16] = u16_from_f32, [MS_U8] = u8_from_f32, [MS_BOOL] = bool_from_f32 },
-    .to_i64 = { [MS_I64] = i64_copy, [MS_I32] = i32_to_i64, [MS_U16] = u16_to_i64, [MS_U8] = u8_to_i64, [MS_BOOL] = bool_to_i64 },
-    .from_i64 = { [MS_I64] = i64_copy_back, [MS_I32] = i32_from_i64, [MS_U16] = u16_from_i64, [MS_U8] = u8_from_i64, [MS_BOOL] = bool_from_i64 },
+    .to_f32 = { [MS_F32] = f32_copy,
+                [MS_F16] = f16_to_f32,
+                [MS_BF16] = bf16_to_f32,
+                [MS_I64] = i64_to_f32,
+                [MS_I32] = i32_to_f32,
+                [MS_U16] = u16_to_f32,
+                [MS_U8] = u8_to_f32,
+                [MS_BOOL] = bool_to_f32 },
+    .from_f32 = { [MS_F32] = f32_copy_back,
+                  [MS_F16] = f16_from_f32,
+                  [MS_BF16] = bf16_from_f32,
+                  [MS_I64] = i64_from_f32,
+                  [MS_I32] = i32_from_f32,
+                  [MS_U16] = u16_from_f32,
+                  [MS_U8] = u8_from_f32,
+                  [MS_BOOL] = bool_from_f32 },
+    .to_i64 = { [MS_I64] = i64_copy,
+                [MS_I32] = i32_to_i64,
+                [MS_U16] = u16_to_i64,
+                [MS_U8] = u8_to_i64,
+                [MS_BOOL] = bool_to_i64 },
+    .from_i64 = { [MS_I64] = i64_copy_back,
+                  [MS_I32] = i32_from_i64,
+                  [MS_U16] = u16_from_i64,
+                  [MS_U8] = u8_from_i64,
+                  [MS_BOOL] = bool_from_i64 },
 };

@@ -5,29 +5,32 @@
 
 #include "tensor/cpu/gelu.h"
 
-/* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer elements runs through
- * the same formula, so that a result does not depend on where its element lies. */
-#define LOOP(load_b, load_c, formula) \
-    const ms_vf v = ms_v_splat(s->value), h = ms_v_splat(s->high); \
-    (void)v, (void)h, (void)pb, (void)pc; \
-    size_t i = 0; \
-    for (; i + MS_LANES <= n; i += MS_LANES) { \
+/* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer
+ * elements runs through the same formula, so that a result does not depend on where its element
+ * lies. */
+#define LOOP(load_b, load_c, formula)                                                          \
+    const ms_vf v = ms_v_splat(s->value), h = ms_v_splat(s->high);                             \
+    (void)v, (void)h, (void)pb, (void)pc;                                                      \
+    size_t i = 0;                                                                              \
+    for (; i + MS_LANES <= n; i += MS_LANES) {                                                 \
         ms_vf a = ms_v_load(pa + i), b = load_b(pb, i, MS_LANES), c = load_c(pc, i, MS_LANES); \
-        (void)b, (void)c; \
-        ms_v_store(out + i, formula); \
-    } \
-    if (i < n) { \
-        ms_vf a = ms_v_load_part(pa + i, n - i), b = load_b(pb, i, n - i), c = load_c(pc, i, n - i); \
-        (void)b, (void)c; \
-        ms_v_store_part(out + i, formula, n - i); \
+        (void)b, (void)c;                                                                      \
+        ms_v_store(out + i, formula);                                                          \
+    }                                                                                          \
+    if (i < n) {                                                                               \
+        ms_vf a = ms_v_load_part(pa + i, n - i), b = load_b(pb, i, n - i),                     \
+              c = load_c(pc, i, n - i);                                                        \
+        (void)b, (void)c;                                                                      \
+        ms_v_store_part(out + i, formula, n - i);                                              \
     }
 #define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
 #define NOTHING(p, i, n) ms_v_splat(0.0f)
 
-#define KERNEL(name, load_b, load_c, formula) \
-    static void f32_##name(float *out, const float *pa, const float *pb, const float *pc, size_t n, const ms_elementwise_scalars *s) \
-    { \
-        LOOP(load_b, load_c, formula) \
+#define KERNEL(name, load_b, load_c, formula)                                             \
+    static void f32_##name(float *out, const float *pa, const float *pb, const float *pc, \
+                           size_t n, const ms_elementwise_scalars *s)                     \
+    {                                                                                     \
+        LOOP(load_b, load_c, formula)                                                     \
     }
 #define ONE(name, formula) KERNEL(name, NOTHING, NOTHING, formula)
 #define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
@@ -52,7 +55,8 @@ MS_VECTOR ms_vf silu_slope(ms_vf x)
     ms_vf gate = ms_v_sigmoid(x);
     return gate * (1.0f + x * (1.0f - gate));
 }
-/* Lane by lane through the C library: powers of any base and exponent are rare, and hard to get right. */
+/* Lane by lane through the C library: powers of any base and exponent are rare, and hard to get
+ * right. */
 MS_VECTOR ms_vf power(ms_vf x, float y)
 {
     ms_vf z;
@@ -72,13 +76,13 @@ ONE(exp, ms_v_exp(a))
 ONE(log, ms_v_log(a))
 ONE(sqrt, ms_v_sqrt(a))
 ONE(rsqrt, 1.0f / ms_v_sqrt(a))
-ONE(square, a * a)
+ONE(square, a *a)
 ONE(abs, ms_v_abs(a))
 ONE(sign, sign(a))
 ONE(relu, keep(~ms_v_less(a, ms_v_splat(0.0f)), a))
-ONE(gelu, a * ms_v_gelu_gate(a))
-ONE(gelu_erf, a * gelu_erf_gate(a))
-ONE(silu, a * ms_v_sigmoid(a))
+ONE(gelu, a *ms_v_gelu_gate(a))
+ONE(gelu_erf, a *gelu_erf_gate(a))
+ONE(silu, a *ms_v_sigmoid(a))
 ONE(tanh, ms_v_tanh(a))
 ONE(sigmoid, ms_v_sigmoid(a))
 ONE(pow, power(a, s->value))
@@ -86,13 +90,13 @@ ONE(clamp, ms_v_min(ms_v_max(a, v), h))
 ONE(is_finite, truth(ms_v_less(ms_v_abs(a), ms_v_splat(__builtin_inff()))))
 TWO(add, a + v * b)
 TWO(sub, a - v * b)
-TWO(mul, a * b)
+TWO(mul, a *b)
 TWO(div, a / b)
-TWO(scaled_mul, v * (a * b))
-TWO(scaled_div, v * (a / b))
+TWO(scaled_mul, v *(a *b))
+TWO(scaled_div, v *(a / b))
 TWO(maximum, ms_v_max(a, b))
 TWO(minimum, ms_v_min(a, b))
-TWO(swiglu, a * (b * ms_v_sigmoid(b)))
+TWO(swiglu, a *(b *ms_v_sigmoid(b)))
 TWO(eq, truth(ms_v_equal(a, b)))
 TWO(ne, truth(ms_v_differ(a, b)))
 TWO(lt, truth(ms_v_less(a, b)))
@@ -106,30 +110,31 @@ THREE(where, ms_v_select(ms_v_differ(a, ms_v_splat(0.0f)), b, c))
 TWO(sqrt_backward, 0.5f * b / a)
 TWO(rsqrt_backward, -0.5f * b * (a * a * a))
 TWO(relu_backward, keep(ms_v_less(ms_v_splat(0.0f), a), b))
-TWO(tanh_backward, b * (1.0f - a * a))
-TWO(sigmoid_backward, b * (a * (1.0f - a)))
+TWO(tanh_backward, b *(1.0f - a * a))
+TWO(sigmoid_backward, b *(a *(1.0f - a)))
 TWO(square_backward, 2.0f * a * b)
 TWO(abs_backward, sign(a) * b)
-TWO(gelu_backward, b * ms_v_gelu_slope(a))
-TWO(gelu_erf_backward, b * gelu_erf_slope(a))
-TWO(silu_backward, b * silu_slope(a))
-TWO(pow_backward, b * (v * power(a, s->value - 1.0f)))
+TWO(gelu_backward, b *ms_v_gelu_slope(a))
+TWO(gelu_erf_backward, b *gelu_erf_slope(a))
+TWO(silu_backward, b *silu_slope(a))
+TWO(pow_backward, b *(v *power(a, s->value - 1.0f)))
 TWO(clamp_backward, keep(ms_v_less_equal(v, a) & ms_v_less_equal(a, h), b))
-THREE(div_backward, -v * a * (b / c) / c)
+THREE(div_backward, -v *a *(b / c) / c)
 THREE(maximum_backward, keep(ms_v_less(b, a), c) + keep(ms_v_equal(a, b), 0.5f * c))
 THREE(minimum_backward, keep(ms_v_less(a, b), c) + keep(ms_v_equal(a, b), 0.5f * c))
-THREE(swiglu_backward, c * a * silu_slope(b))
+THREE(swiglu_backward, c *a *silu_slope(b))
 TWO(lerp_backward, a - a * b)
-THREE(difference_mul, c * (b - a))
-THREE(p_norm_backward, c * p_norm_slope(a, b, s->value))
+THREE(difference_mul, c *(b - a))
+THREE(p_norm_backward, c *p_norm_slope(a, b, s->value))
 
 /* Integers: sums and products wrap, which unsigned arithmetic does in C. */
-#define WHOLE(name, formula) \
-    static void i64_##name(int64_t *out, const int64_t *pa, const int64_t *pb, const int64_t *pc, size_t n, const ms_elementwise_scalars *s) \
-    { \
-        const int64_t v = s->whole_value, h = s->whole_high; \
-        (void)v, (void)h, (void)pb, (void)pc; \
-        for (size_t i = 0; i < n; i++) out[i] = (int64_t)(formula); \
+#define WHOLE(name, formula)                                                                      \
+    static void i64_##name(int64_t *out, const int64_t *pa, const int64_t *pb, const int64_t *pc, \
+                           size_t n, const ms_elementwise_scalars *s)                             \
+    {                                                                                             \
+        const int64_t v = s->whole_value, h = s->whole_high;                                      \
+        (void)v, (void)h, (void)pb, (void)pc;                                                     \
+        for (size_t i = 0; i < n; i++) out[i] = (int64_t)(formula);                               \
     }
 #define A pa[i]
 #define B pb[i]
@@ -179,7 +184,9 @@ WHOLE(where, A != 0 ? B : C)
 
 const ms_elementwise_kernels MS_ISA_NAME(ms_elementwise_kernels) = {
     .f32 = { MS_ELEMENTWISE_KERNELS(F32_ENTRY) },
-    .i64 = { I64_ENTRY(cast) I64_ENTRY(neg) I64_ENTRY(square) I64_ENTRY(abs) I64_ENTRY(sign) I64_ENTRY(relu) I64_ENTRY(pow) I64_ENTRY(clamp)
-             I64_ENTRY(is_finite) I64_ENTRY(add) I64_ENTRY(sub) I64_ENTRY(mul) I64_ENTRY(maximum) I64_ENTRY(minimum) I64_ENTRY(eq) I64_ENTRY(ne)
-             I64_ENTRY(lt) I64_ENTRY(le) I64_ENTRY(gt) I64_ENTRY(ge) I64_ENTRY(addcmul) I64_ENTRY(where) },
+    .i64 = { I64_ENTRY(cast) I64_ENTRY(neg) I64_ENTRY(square) I64_ENTRY(abs) I64_ENTRY(sign)
+                 I64_ENTRY(relu) I64_ENTRY(pow) I64_ENTRY(clamp) I64_ENTRY(is_finite) I64_ENTRY(add)
+                     I64_ENTRY(sub) I64_ENTRY(mul) I64_ENTRY(maximum) I64_ENTRY(minimum)
+                         I64_ENTRY(eq) I64_ENTRY(ne) I64_ENTRY(lt) I64_ENTRY(le) I64_ENTRY(gt)
+                             I64_ENTRY(ge) I64_ENTRY(addcmul) I64_ENTRY(where) },
 };

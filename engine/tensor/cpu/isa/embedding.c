@@ -6,8 +6,11 @@
 MS_VECTOR void add_row(const ms_dtype D, float *to, const void *from, size_t n)
 {
     size_t i = 0;
-    for (; i + MS_LANES <= n; i += MS_LANES) ms_v_store(to + i, ms_v_load(to + i) + ms_row_get(D, from, i));
-    if (i < n) ms_v_store_part(to + i, ms_v_load_part(to + i, n - i) + ms_row_get_part(D, from, i, n, 0.0f), n - i);
+    for (; i + MS_LANES <= n; i += MS_LANES)
+        ms_v_store(to + i, ms_v_load(to + i) + ms_row_get(D, from, i));
+    if (i < n)
+        ms_v_store_part(
+            to + i, ms_v_load_part(to + i, n - i) + ms_row_get_part(D, from, i, n, 0.0f), n - i);
 }
 
 static void add(float *to, ms_dtype dtype, const void *from, int64_t n)

@@ -4,17 +4,23 @@
 #include "tensor/cpu/gelu.h"
 #include "tensor/cpu/row.h"
 
-#define NO_TENSOR MS_DTYPES          /* in place of a dtype: there is no such operand */
+#define NO_TENSOR MS_DTYPES /* in place of a dtype: there is no such operand */
 
-/* The combinations that training meets get loops of their own, in which all dtypes are constants; the others share one. */
-#define SPECIAL(one, two, three, call) \
-    if (d1 == (one) && d2 == (two) && d3 == (three)) { const ms_dtype D1 = (one), D2 = (two), D3 = (three); call; return; }
+/* The combinations that training meets get loops of their own, in which all dtypes are constants;
+ * the others share one. */
+#define SPECIAL(one, two, three, call)                       \
+    if (d1 == (one) && d2 == (two) && d3 == (three)) {       \
+        const ms_dtype D1 = (one), D2 = (two), D3 = (three); \
+        call;                                                \
+        return;                                              \
+    }
 
 static size_t bytes_of(ms_dtype dtype) { return dtype == MS_F32 ? 4 : 2; }
 
 /* --------------------------------------------------------------- activation */
 
-MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C, const void *x, void *y, void *cast, size_t n)
+MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C, const void *x,
+                            void *y, void *cast, size_t n)
 {
     size_t i = 0;
     for (; i + MS_LANES <= n; i += MS_LANES) {
@@ -33,9 +39,11 @@ MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C
 
 static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
 {
-    ms_dtype d1 = (ms_dtype)a->before_dtype, d2 = (ms_dtype)a->y_dtype, d3 = a->cast != NULL ? (ms_dtype)a->cast_dtype : NO_TENSOR;
+    ms_dtype d1 = (ms_dtype)a->before_dtype, d2 = (ms_dtype)a->y_dtype,
+             d3 = a->cast != NULL ? (ms_dtype)a->cast_dtype : NO_TENSOR;
     const void *x = (const char *)a->before + (size_t)begin * bytes_of(d1);
-    void *y = (char *)a->y + (size_t)begin * bytes_of(d2), *cast = a->cast != NULL ? (char *)a->cast + (size_t)begin * bytes_of(d3) : NULL;
+    void *y = (char *)a->y + (size_t)begin * bytes_of(d2),
+         *cast = a->cast != NULL ? (char *)a->cast + (size_t)begin * bytes_of(d3) : NULL;
     size_t n = (size_t)(end - begin);
     SPECIAL(MS_F32, MS_F32, NO_TENSOR, activate_run(D1, D2, D3, x, y, cast, n))
     SPECIAL(MS_BF16, MS_F32, MS_BF16, activate_run(D1, D2, D3, x, y, cast, n))
@@ -45,7 +53,8 @@ static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
 
 /* ----------------------------------------------------------------- gradient */
 
-/* Up to four rows at once, so that the sums are fetched and put back less often; they are added in their order all the same. */
+/* Up to four rows at once, so that the sums are fetched and put back less often; they are added in
+ * their order all the same. */
 typedef struct band {
     const char *g, *before;
     char *out;
@@ -53,14 +62,16 @@ typedef struct band {
     float *sums;
 } band;
 
-MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dtype O, const band *b, size_t width)
+MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dtype O, const band *b,
+                                size_t width)
 {
     size_t i = 0;
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_vf sum = b->sums != NULL ? ms_v_load(b->sums + i) : ms_v_splat(0.0f);
         for (size_t r = 0; r < b->rows; r++) {
             ms_vf v = ms_row_get(G, b->g + r * b->g_step, i);
-            if (B != NO_TENSOR) v *= ms_v_gelu_slope(ms_row_get(B, b->before + r * b->before_step, i));
+            if (B != NO_TENSOR)
+                v *= ms_v_gelu_slope(ms_row_get(B, b->before + r * b->before_step, i));
             if (O != NO_TENSOR) ms_row_put(O, b->out + r * b->out_step, i, v);
             sum += v;
         }
@@ -68,16 +79,24 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
     }
     for (size_t r = 0; r < b->rows && i < width; r++) {
         ms_vf v = ms_row_get_part(G, b->g + r * b->g_step, i, width, 0.0f);
-        if (B != NO_TENSOR) v *= ms_v_gelu_slope(ms_row_get_part(B, b->before + r * b->before_step, i, width, 0.0f));
+        if (B != NO_TENSOR)
+            v *=
+                ms_v_gelu_slope(ms_row_get_part(B, b->before + r * b->before_step, i, width, 0.0f));
         if (O != NO_TENSOR) ms_row_put_part(O, b->out + r * b->out_step, i, width, v);
-        if (b->sums != NULL) ms_v_store_part(b->sums + i, ms_v_load_part(b->sums + i, width - i) + v, width - i);
+        if (b->sums != NULL)
+            ms_v_store_part(b->sums + i, ms_v_load_part(b->sums + i, width - i) + v, width - i);
     }
 }
 
-MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype O, const ms_linear_gradient_args *a, int64_t begin, int64_t end, float *sums)
+MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype O,
+                             const ms_linear_gradient_args *a, int64_t begin, int64_t end,
+                             float *sums)
 {
     size_t width = (size_t)a->width;
-    band b = { .g_step = (size_t)a->g_row * bytes_of(G), .before_step = width * bytes_of(B), .out_step = width * bytes_of(O), .sums = sums };
+    band b = { .g_step = (size_t)a->g_row * bytes_of(G),
+               .before_step = width * bytes_of(B),
+               .out_step = width * bytes_of(O),
+               .sums = sums };
     for (int64_t row = begin; row < end; row += 4) {
         b.rows = (size_t)(end - row < 4 ? end - row : 4);
         b.g = (const char *)a->g + (size_t)row * b.g_step;
@@ -99,4 +118,5 @@ static void gradient(const ms_linear_gradient_args *a, int64_t begin, int64_t en
     gradient_rows(d1, d2, d3, a, begin, end, sums);
 }
 
-const ms_linear_kernels MS_ISA_NAME(ms_linear_kernels) = { .activate = activate, .gradient = gradient };
+const ms_linear_kernels MS_ISA_NAME(ms_linear_kernels) = { .activate = activate,
+                                                           .gradient = gradient };

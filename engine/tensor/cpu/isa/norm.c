@@ -1,4 +1,5 @@
-/* norm.c: rows through layer norm and RMS norm, forward and backward. A row is read three times, but from memory only once. */
+/* norm.c: rows through layer norm and RMS norm, forward and backward. A row is read three times,
+ * but from memory only once. */
 #include "tensor/cpu/norm.h"
 
 #include "tensor/cpu/row.h"
@@ -12,8 +13,10 @@ MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 
 /* ------------------------------------------------------------------ forward */
 
-/* s = x + residual, rounded to its dtype as it is stored, because that is what the norm and its gradient see. Returns the sum of s. */
-MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x, const char *residual, char *sum)
+/* s = x + residual, rounded to its dtype as it is stored, because that is what the norm and its
+ * gradient see. Returns the sum of s. */
+MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
+                        const char *residual, char *sum)
 {
     size_t width = (size_t)a->width, i = 0;
     ms_vf total = ms_v_splat(0.0f);
@@ -51,7 +54,8 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
     return ms_v_sum(total);
 }
 
-MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y, void *cast, float mean, float scale)
+MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y,
+                         void *cast, float mean, float scale)
 {
     size_t width = (size_t)a->width, i = 0;
     ms_dtype C = (ms_dtype)a->cast_dtype;
@@ -100,8 +104,8 @@ static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
 
 /* ----------------------------------------------------------------- backward */
 
-/* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row, and what the row adds to the
- * gradients of weight and bias. */
+/* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row,
+ * and what the row adds to the gradients of weight and bias. */
 typedef struct row_sums {
     ms_vf g, gh;
 } row_sums;
@@ -113,8 +117,9 @@ MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
     sums->gh += g * h;
 }
 
-MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s, const void *gradient, float mean, float scale,
-                           float *dweight, float *dbias)
+MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
+                           const void *gradient, float mean, float scale, float *dweight,
+                           float *dbias)
 {
     size_t width = (size_t)a->width, i = 0;
     row_sums sums = { ms_v_splat(0.0f), ms_v_splat(0.0f) };
@@ -125,17 +130,24 @@ MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, con
         add_sums(&sums, d, h, a->weight != NULL ? ms_row_get(D, a->weight, i) : ms_v_splat(1.0f));
     }
     if (i < width) {
-        ms_vf d = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
-        if (dweight != NULL) ms_v_store_part(dweight + i, ms_v_load_part(dweight + i, width - i) + d * h, width - i);
-        if (dbias != NULL) ms_v_store_part(dbias + i, ms_v_load_part(dbias + i, width - i) + d, width - i);
-        add_sums(&sums, d, h, a->weight != NULL ? ms_row_get_part(D, a->weight, i, width, 0.0f) : ms_v_splat(1.0f));
+        ms_vf d = ms_row_get_part(D, gradient, i, width, 0.0f),
+              h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        if (dweight != NULL)
+            ms_v_store_part(dweight + i, ms_v_load_part(dweight + i, width - i) + d * h, width - i);
+        if (dbias != NULL)
+            ms_v_store_part(dbias + i, ms_v_load_part(dbias + i, width - i) + d, width - i);
+        add_sums(&sums, d, h,
+                 a->weight != NULL ? ms_row_get_part(D, a->weight, i, width, 0.0f)
+                                   : ms_v_splat(1.0f));
     }
     return sums;
 }
 
-/* dx = scale * (g - mean of g - h * mean of g h); without centering the mean of g does not come in. */
-MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s, const void *gradient, const void *add, void *dx,
-                         float mean, float scale, float g_mean, float gh_mean)
+/* dx = scale * (g - mean of g - h * mean of g h); without centering the mean of g does not come
+ * in. */
+MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
+                         const void *gradient, const void *add, void *dx, float mean, float scale,
+                         float g_mean, float gh_mean)
 {
     size_t width = (size_t)a->width, i = 0;
     for (; i + MS_LANES <= width; i += MS_LANES) {
@@ -146,7 +158,8 @@ MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const
         ms_row_put(D, dx, i, v);
     }
     if (i < width) {
-        ms_vf g = ms_row_get_part(D, gradient, i, width, 0.0f), h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
+        ms_vf g = ms_row_get_part(D, gradient, i, width, 0.0f),
+              h = (ms_row_get_part(D, s, i, width, 0.0f) - mean) * scale;
         if (a->weight != NULL) g *= ms_row_get_part(D, a->weight, i, width, 0.0f);
         ms_vf v = (g - g_mean - h * gh_mean) * scale;
         if (add != NULL) v += ms_row_get_part(D, add, i, width, 0.0f);
@@ -154,7 +167,8 @@ MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const
     }
 }
 
-MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, int64_t begin, int64_t end, float *dweight, float *dbias)
+MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, int64_t begin,
+                             int64_t end, float *dweight, float *dbias)
 {
     size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
     for (int64_t row = begin; row < end; row++) {
@@ -163,13 +177,15 @@ MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, i
         float mean = a->centered ? a->mean[row] : 0.0f, scale = a->scale[row];
         row_sums sums = sum_row(D, a, s, gradient, mean, scale, dweight, dbias);
         if (a->dx == NULL) continue;
-        float g_mean = a->centered ? ms_v_sum(sums.g) / (float)a->width : 0.0f, gh_mean = ms_v_sum(sums.gh) / (float)a->width;
+        float g_mean = a->centered ? ms_v_sum(sums.g) / (float)a->width : 0.0f,
+              gh_mean = ms_v_sum(sums.gh) / (float)a->width;
         const char *add = a->sum_gradient != NULL ? (const char *)a->sum_gradient + at : NULL;
         write_row(D, a, s, gradient, add, (char *)a->dx + at, mean, scale, g_mean, gh_mean);
     }
 }
 
-static void backward(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight, float *dbias)
+static void backward(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight,
+                     float *dbias)
 {
     MS_ROW_SWITCH(args->dtype, backward_rows(D, args, begin, end, dweight, dbias));
 }

@@ -1,4 +1,5 @@
-/* orthonormalize.c: the modified Gram-Schmidt process: each column is divided by its norm, then its share is taken out of the columns behind it. */
+/* orthonormalize.c: the modified Gram-Schmidt process: each column is divided by its norm, then its
+ * share is taken out of the columns behind it. */
 #include "tensor/cpu/orthonormalize.h"
 
 #include "tensor/cpu/vector_math.h"
@@ -8,8 +9,9 @@ MS_VECTOR float dot(const float *a, const float *b, size_t n)
     ms_sum64 total = { { { 0 } } };
     size_t i = 0;
     for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES)
-        for (size_t k = 0; k < MS_SUMS; k++) total.of[k] += ms_v_load(a + i + k * MS_LANES) * ms_v_load(b + i + k * MS_LANES);
-    ms_sum64 all = total;      /* of a copy, so that `total` stays in registers */
+        for (size_t k = 0; k < MS_SUMS; k++)
+            total.of[k] += ms_v_load(a + i + k * MS_LANES) * ms_v_load(b + i + k * MS_LANES);
+    ms_sum64 all = total; /* of a copy, so that `total` stays in registers */
     size_t k = 0;
     for (; i + MS_LANES <= n; i += MS_LANES, k++) all.of[k] += ms_v_load(a + i) * ms_v_load(b + i);
     if (i < n) all.of[k] += ms_v_load_part(a + i, n - i) * ms_v_load_part(b + i, n - i);
@@ -20,7 +22,8 @@ static void columns(float *columns, int64_t n, int64_t r, float eps)
 {
     size_t length = (size_t)n;
     for (int64_t c = 0; c < r; c++) {
-        float *column = columns + c * n, size = __builtin_sqrtf(dot(column, column, length)) + eps, factor = size == 0.0f ? 0.0f : 1.0f / size;
+        float *column = columns + c * n, size = __builtin_sqrtf(dot(column, column, length)) + eps,
+              factor = size == 0.0f ? 0.0f : 1.0f / size;
         for (size_t i = 0; i < length; i++) column[i] *= factor;
         for (int64_t other = c + 1; other < r; other++) {
             float *behind = columns + other * n, share = dot(column, behind, length);

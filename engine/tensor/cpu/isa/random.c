@@ -1,8 +1,8 @@
 /* random.c: inner loops that draw numbers, compiled once for each instruction set.
  *
- * A fused multiply-add rounds once where two instructions round twice, so this file is compiled without contraction: then every
- * operation is correctly rounded on all instruction sets, and a model starts from the same weights on all of them.
- */
+ * A fused multiply-add rounds once where two instructions round twice, so this file is compiled
+ * without contraction: then every operation is correctly rounded on all instruction sets, and a
+ * model starts from the same weights on all of them. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -20,16 +20,16 @@
 #include <immintrin.h>
 #endif
 
-/* Products of 32-bit lanes, as upper and lower halves. The instruction multiplies every other lane, so it runs twice; the compiler does not
- * find it by itself. */
+/* Products of 32-bit lanes, as upper and lower halves. The instruction multiplies every other lane,
+ * so it runs twice; the compiler does not find it by itself. */
 #if defined(__AVX512F__)
-#define PRODUCT(a, b) (ms_part_l)_mm512_mul_epu32((__m512i)(a), (__m512i)(b))
+#define PRODUCT(a, b) (ms_part_l) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #elif defined(__AVX2__)
-#define PRODUCT(a, b) (ms_part_l)_mm256_mul_epu32((__m256i)(a), (__m256i)(b))
+#define PRODUCT(a, b) (ms_part_l) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #elif defined(__SSE2__)
-#define PRODUCT(a, b) (ms_part_l)_mm_mul_epu32((__m128i)(a), (__m128i)(b))
+#define PRODUCT(a, b) (ms_part_l) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
 #else
-#define PRODUCT(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
+#define PRODUCT(a, b) (((a)&0xffffffffu) * ((b)&0xffffffffu))
 #endif
 typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
 typedef union words16 {
@@ -48,8 +48,9 @@ MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
     }
 }
 
-/* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has block 4 p + g, so that deal() below only
- * moves numbers within four lanes, for which every instruction set has an instruction. */
+/* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has
+ * block 4 p + g, so that deal() below only moves numbers within four lanes, for which every
+ * instruction set has an instruction. */
 MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
@@ -80,25 +81,32 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 }
 
 #if defined(__AVX512F__)
-#define PAIR(a, b, half) (ms_part_f)_mm512_unpack##half##_ps((__m512)(a), (__m512)(b))
-#define PAIRS(a, b, half) (ms_part_f)_mm512_unpack##half##_pd((__m512d)(a), (__m512d)(b))
+#define PAIR(a, b, half) (ms_part_f) _mm512_unpack##half##_ps((__m512)(a), (__m512)(b))
+#define PAIRS(a, b, half) (ms_part_f) _mm512_unpack##half##_pd((__m512d)(a), (__m512d)(b))
 #elif defined(__AVX2__)
-#define PAIR(a, b, half) (ms_part_f)_mm256_unpack##half##_ps((__m256)(a), (__m256)(b))
-#define PAIRS(a, b, half) (ms_part_f)_mm256_unpack##half##_pd((__m256d)(a), (__m256d)(b))
+#define PAIR(a, b, half) (ms_part_f) _mm256_unpack##half##_ps((__m256)(a), (__m256)(b))
+#define PAIRS(a, b, half) (ms_part_f) _mm256_unpack##half##_pd((__m256d)(a), (__m256d)(b))
 #elif defined(__SSE2__)
-#define PAIR(a, b, half) (ms_part_f)_mm_unpack##half##_ps((__m128)(a), (__m128)(b))
-#define PAIRS(a, b, half) (ms_part_f)_mm_unpack##half##_pd((__m128d)(a), (__m128d)(b))
+#define PAIR(a, b, half) (ms_part_f) _mm_unpack##half##_ps((__m128)(a), (__m128)(b))
+#define PAIRS(a, b, half) (ms_part_f) _mm_unpack##half##_pd((__m128d)(a), (__m128d)(b))
 #endif
 
-/* Words 0 .. 3 of 16 blocks, in the order of the blocks: 64 elements, of which the first n are wanted. */
+/* Words 0 .. 3 of 16 blocks, in the order of the blocks: 64 elements, of which the first n are
+ * wanted. */
 MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
 {
     float all[MS_RANDOM_GROUP], *to = n >= MS_RANDOM_GROUP ? out : all;
-    ms_parts_f in[4] = { { .whole = v[0] }, { .whole = v[1] }, { .whole = v[2] }, { .whole = v[3] } }, turned[4];
+    ms_parts_f in[4] = { { .whole = v[0] },
+                         { .whole = v[1] },
+                         { .whole = v[2] },
+                         { .whole = v[3] } },
+               turned[4];
     for (int k = 0; k < MS_PARTS; k++) {
 #if defined(PAIR)
-        ms_part_f a = PAIR(in[0].part[k], in[1].part[k], lo), b = PAIR(in[0].part[k], in[1].part[k], hi);
-        ms_part_f c = PAIR(in[2].part[k], in[3].part[k], lo), d = PAIR(in[2].part[k], in[3].part[k], hi);
+        ms_part_f a = PAIR(in[0].part[k], in[1].part[k], lo),
+                  b = PAIR(in[0].part[k], in[1].part[k], hi);
+        ms_part_f c = PAIR(in[2].part[k], in[3].part[k], lo),
+                  d = PAIR(in[2].part[k], in[3].part[k], hi);
         turned[0].part[k] = PAIRS(a, c, lo);
         turned[1].part[k] = PAIRS(a, c, hi);
         turned[2].part[k] = PAIRS(b, d, lo);
@@ -113,8 +121,12 @@ MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
 }
 
 /* In [0, 1), with 24 bits. */
-MS_VECTOR ms_vf unit(ms_vu bits) { return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f; }
-/* In (0, 1], down to 2^-33: the upper and the lower half are exact, so their sum is rounded once. */
+MS_VECTOR ms_vf unit(ms_vu bits)
+{
+    return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f;
+}
+/* In (0, 1], down to 2^-33: the upper and the lower half are exact, so their sum is rounded
+ * once. */
 MS_VECTOR ms_vf positive_unit(ms_vu bits)
 {
     ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)) * 1.52587890625e-05f;
@@ -130,12 +142,14 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
         ms_vu words[4];
         ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
-        for (int w = 0; w < 4; w++) v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
+        for (int w = 0; w < 4; w++)
+            v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
         deal(out + i, n - i, v);
     }
 }
 
-/* Box and Muller 1958: two normal numbers from two uniform ones; words 0 and 1 make elements 0 and 1 of a block, 2 and 3 the others. */
+/* Box and Muller 1958: two normal numbers from two uniform ones; words 0 and 1 make elements 0 and
+ * 1 of a block, 2 and 3 the others. */
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
@@ -152,7 +166,8 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
     }
 }
 
-static void dropout(float *out, const float *in, size_t n, uint64_t position, const ms_dropout_args *args)
+static void dropout(float *out, const float *in, size_t n, uint64_t position,
+                    const ms_dropout_args *args)
 {
     const ms_vf threshold = ms_v_splat((float)args->threshold), scale = ms_v_splat(args->scale);
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
@@ -161,11 +176,14 @@ static void dropout(float *out, const float *in, size_t n, uint64_t position, co
         float factor[MS_RANDOM_GROUP];
         draw(args->random, (position + i) / 4, words);
         /* Below 2^24 both sides are exact as f32. */
-        for (int w = 0; w < 4; w++) v[w] = (ms_vf)(ms_v_less_equal(threshold, ms_v_from_int((ms_vi)(words[w] >> 8))) & (ms_vi)scale);
+        for (int w = 0; w < 4; w++)
+            v[w] = (ms_vf)(ms_v_less_equal(threshold, ms_v_from_int((ms_vi)(words[w] >> 8)))
+                           & (ms_vi)scale);
         deal(factor, MS_RANDOM_GROUP, v);
         size_t m = n - i < MS_RANDOM_GROUP ? n - i : MS_RANDOM_GROUP;
         /* Not a product: infinity times 0 would be NaN. */
-        for (size_t k = 0; k < m; k++) out[i + k] = factor[k] != 0.0f ? in[i + k] * factor[k] : 0.0f;
+        for (size_t k = 0; k < m; k++)
+            out[i + k] = factor[k] != 0.0f ? in[i + k] * factor[k] : 0.0f;
     }
 }
 

@@ -1,20 +1,22 @@
-/* reduce.c: inner loops of the reductions, compiled once for each instruction set. 64 partial sums in fixed order on all of them. */
+/* reduce.c: inner loops of the reductions, compiled once for each instruction set. 64 partial sums
+ * in fixed order on all of them. */
 #include "tensor/cpu/reduce.h"
 
 #include "tensor/cpu/vector_math.h"
 
-/* What a lane takes in, from x and y (MS_LANES each) and the power p. Terms of sums are 0 for 0, so a last part may be padded. */
-#define TERM(name, formula) \
+/* What a lane takes in, from x and y (MS_LANES each) and the power p. Terms of sums are 0 for 0, so
+ * a last part may be padded. */
+#define TERM(name, formula)                                \
     MS_VECTOR ms_vf term_##name(ms_vf x, ms_vf y, float p) \
-    { \
-        (void)y, (void)p; \
-        return formula; \
+    {                                                      \
+        (void)y, (void)p;                                  \
+        return formula;                                    \
     }
 TERM(add, x)
 TERM(abs, ms_v_abs(x))
-TERM(squares, x * x)
+TERM(squares, x *x)
 TERM(powers, ms_v_pow_positive(ms_v_abs(x), p))
-TERM(products, x * y)
+TERM(products, x *y)
 TERM(greatest, x)
 TERM(least, x)
 TERM(greatest_abs, ms_v_abs(x))
@@ -24,21 +26,22 @@ MS_VECTOR ms_vf plus(ms_vf a, ms_vf b) { return a + b; }
 #define NOTHING(p, i, n) ms_v_splat(0)
 #define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
 
-#define ROW_SUM(name, load_y) \
-    static float row_##name(const float *px, const float *py, size_t n, float p) \
-    { \
-        ms_sum64 total = { { { 0 } } }; \
-        size_t i = 0; \
-        (void)py; \
-        for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES) \
-            for (size_t k = 0; k < MS_SUMS; k++) \
-                total.of[k] += term_##name(ms_v_load(px + i + k * MS_LANES), load_y(py, i + k * MS_LANES, MS_LANES), p); \
-        ms_sum64 all = total;      /* of a copy, so that `total` stays in registers */ \
-        for (size_t k = 0; i < n; i += MS_LANES, k++) { \
-            size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-            all.of[k] += term_##name(ms_v_load_part(px + i, m), load_y(py, i, m), p); \
-        } \
-        return ms_v_sum64(all); \
+#define ROW_SUM(name, load_y)                                                          \
+    static float row_##name(const float *px, const float *py, size_t n, float p)       \
+    {                                                                                  \
+        ms_sum64 total = { { { 0 } } };                                                \
+        size_t i = 0;                                                                  \
+        (void)py;                                                                      \
+        for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES)                               \
+            for (size_t k = 0; k < MS_SUMS; k++)                                       \
+                total.of[k] += term_##name(ms_v_load(px + i + k * MS_LANES),           \
+                                           load_y(py, i + k * MS_LANES, MS_LANES), p); \
+        ms_sum64 all = total; /* of a copy, so that `total` stays in registers */      \
+        for (size_t k = 0; i < n; i += MS_LANES, k++) {                                \
+            size_t m = n - i < MS_LANES ? n - i : MS_LANES;                            \
+            all.of[k] += term_##name(ms_v_load_part(px + i, m), load_y(py, i, m), p);  \
+        }                                                                              \
+        return ms_v_sum64(all);                                                        \
     }
 ROW_SUM(add, NOTHING)
 ROW_SUM(abs, NOTHING)
@@ -47,49 +50,55 @@ ROW_SUM(powers, NOTHING)
 ROW_SUM(products, FETCH)
 
 /* The order does not matter here, but that NaN wins. */
-#define ROW_EXTREME(name, pick) \
-    static float row_##name(const float *px, const float *py, size_t n, float p) \
-    { \
-        ms_vf first = term_##name(ms_v_splat(px[0]), ms_v_splat(0), p), best[4] = { first, first, first, first }; \
-        size_t i = 0; \
-        (void)py; \
-        for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES) \
-            for (size_t k = 0; k < 4; k++) best[k] = pick(best[k], term_##name(ms_v_load(px + i + k * MS_LANES), first, p)); \
-        for (; i + MS_LANES <= n; i += MS_LANES) best[0] = pick(best[0], term_##name(ms_v_load(px + i), first, p)); \
-        for (; i < n; i++) best[0] = pick(best[0], term_##name(ms_v_splat(px[i]), first, p)); \
-        ms_vf all = pick(pick(best[0], best[1]), pick(best[2], best[3])); \
-        for (int half = MS_LANES / 2; half > 0; half /= 2) { \
-            ms_vf other = all; \
-            for (int k = 0; k < half; k++) other[k] = all[k + half]; \
-            all = pick(all, other); \
-        } \
-        return all[0]; \
+#define ROW_EXTREME(name, pick)                                                                   \
+    static float row_##name(const float *px, const float *py, size_t n, float p)                  \
+    {                                                                                             \
+        ms_vf first = term_##name(ms_v_splat(px[0]), ms_v_splat(0), p),                           \
+              best[4] = { first, first, first, first };                                           \
+        size_t i = 0;                                                                             \
+        (void)py;                                                                                 \
+        for (; i + 4 * MS_LANES <= n; i += 4 * MS_LANES)                                          \
+            for (size_t k = 0; k < 4; k++)                                                        \
+                best[k] = pick(best[k], term_##name(ms_v_load(px + i + k * MS_LANES), first, p)); \
+        for (; i + MS_LANES <= n; i += MS_LANES)                                                  \
+            best[0] = pick(best[0], term_##name(ms_v_load(px + i), first, p));                    \
+        for (; i < n; i++) best[0] = pick(best[0], term_##name(ms_v_splat(px[i]), first, p));     \
+        ms_vf all = pick(pick(best[0], best[1]), pick(best[2], best[3]));                         \
+        for (int half = MS_LANES / 2; half > 0; half /= 2) {                                      \
+            ms_vf other = all;                                                                    \
+            for (int k = 0; k < half; k++) other[k] = all[k + half];                              \
+            all = pick(all, other);                                                               \
+        }                                                                                         \
+        return all[0];                                                                            \
     }
 ROW_EXTREME(greatest, ms_v_max)
 ROW_EXTREME(least, ms_v_min)
 ROW_EXTREME(greatest_abs, ms_v_max)
 
 /* Four rows at a time, so that the totals are read and written once for four. */
-#define COLUMNS(name, join) \
-    static void column_##name(float *totals, const float *px, int64_t stride, size_t rows, size_t n, float p) \
-    { \
-        const ms_vf none = ms_v_splat(0); \
-        for (; rows >= 4; rows -= 4, px += 4 * stride) \
-            for (size_t i = 0; i < n; i += MS_LANES) { \
-                size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
-                ms_vf a = term_##name(FETCH(px, i, m), none, p), b = term_##name(FETCH(px + stride, i, m), none, p); \
-                ms_vf c = term_##name(FETCH(px + 2 * stride, i, m), none, p), d = term_##name(FETCH(px + 3 * stride, i, m), none, p); \
-                ms_vf total = join(FETCH(totals, i, m), join(join(a, b), join(c, d))); \
-                if (m == MS_LANES) ms_v_store(totals + i, total); \
-                else ms_v_store_part(totals + i, total, m); \
-            } \
-        for (; rows > 0; rows--, px += stride) \
-            for (size_t i = 0; i < n; i += MS_LANES) { \
-                size_t m = n - i < MS_LANES ? n - i : MS_LANES; \
+#define COLUMNS(name, join)                                                                     \
+    static void column_##name(float *totals, const float *px, int64_t stride, size_t rows,      \
+                              size_t n, float p)                                                \
+    {                                                                                           \
+        const ms_vf none = ms_v_splat(0);                                                       \
+        for (; rows >= 4; rows -= 4, px += 4 * stride)                                          \
+            for (size_t i = 0; i < n; i += MS_LANES) {                                          \
+                size_t m = n - i < MS_LANES ? n - i : MS_LANES;                                 \
+                ms_vf a = term_##name(FETCH(px, i, m), none, p),                                \
+                      b = term_##name(FETCH(px + stride, i, m), none, p);                       \
+                ms_vf c = term_##name(FETCH(px + 2 * stride, i, m), none, p),                   \
+                      d = term_##name(FETCH(px + 3 * stride, i, m), none, p);                   \
+                ms_vf total = join(FETCH(totals, i, m), join(join(a, b), join(c, d)));          \
+                if (m == MS_LANES) ms_v_store(totals + i, total);                               \
+                else ms_v_store_part(totals + i, total, m);                                     \
+            }                                                                                   \
+        for (; rows > 0; rows--, px += stride)                                                  \
+            for (size_t i = 0; i < n; i += MS_LANES) {                                          \
+                size_t m = n - i < MS_LANES ? n - i : MS_LANES;                                 \
                 ms_vf total = join(FETCH(totals, i, m), term_##name(FETCH(px, i, m), none, p)); \
-                if (m == MS_LANES) ms_v_store(totals + i, total); \
-                else ms_v_store_part(totals + i, total, m); \
-            } \
+                if (m == MS_LANES) ms_v_store(totals + i, total);                               \
+                else ms_v_store_part(totals + i, total, m);                                     \
+            }                                                                                   \
     }
 COLUMNS(add, plus)
 COLUMNS(abs, plus)
@@ -100,10 +109,19 @@ COLUMNS(least, ms_v_min)
 COLUMNS(greatest_abs, ms_v_max)
 
 const ms_reduce_kernels MS_ISA_NAME(ms_reduce_kernels) = {
-    .row = { [MS_REDUCE_ADD] = row_add, [MS_REDUCE_ADD_ABS] = row_abs, [MS_REDUCE_ADD_SQUARES] = row_squares, [MS_REDUCE_ADD_POWERS] = row_powers,
-             [MS_REDUCE_ADD_PRODUCTS] = row_products, [MS_REDUCE_GREATEST] = row_greatest, [MS_REDUCE_LEAST] = row_least,
+    .row = { [MS_REDUCE_ADD] = row_add,
+             [MS_REDUCE_ADD_ABS] = row_abs,
+             [MS_REDUCE_ADD_SQUARES] = row_squares,
+             [MS_REDUCE_ADD_POWERS] = row_powers,
+             [MS_REDUCE_ADD_PRODUCTS] = row_products,
+             [MS_REDUCE_GREATEST] = row_greatest,
+             [MS_REDUCE_LEAST] = row_least,
              [MS_REDUCE_GREATEST_ABS] = row_greatest_abs },
-    .column = { [MS_REDUCE_ADD] = column_add, [MS_REDUCE_ADD_ABS] = column_abs, [MS_REDUCE_ADD_SQUARES] = column_squares,
-                [MS_REDUCE_ADD_POWERS] = column_powers, [MS_REDUCE_GREATEST] = column_greatest, [MS_REDUCE_LEAST] = column_least,
+    .column = { [MS_REDUCE_ADD] = column_add,
+                [MS_REDUCE_ADD_ABS] = column_abs,
+                [MS_REDUCE_ADD_SQUARES] = column_squares,
+                [MS_REDUCE_ADD_POWERS] = column_powers,
+                [MS_REDUCE_GREATEST] = column_greatest,
+                [MS_REDUCE_LEAST] = column_least,
                 [MS_REDUCE_GREATEST_ABS] = column_greatest_abs },
 };

@@ -17,14 +17,17 @@ MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
     return ms_v_reduce_max(most);
 }
 
-/* The end of a row goes to the first two sums, so that all stay in registers; bits may differ between instruction sets. */
+/* The end of a row goes to the first two sums, so that all stay in registers; bits may differ
+ * between instruction sets. */
 MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
 {
     size_t i = 0;
     ms_sum64 total = { { { 0 } } };
     for (; i + MS_SUM_LANES <= n; i += MS_SUM_LANES)
-        for (size_t k = 0; k < MS_SUMS; k++) total.of[k] += ms_v_exp_normal(ms_row_get(D, row, i + k * MS_LANES) - most);
-    for (; i + MS_LANES <= n; i += MS_LANES) total.of[0] += ms_v_exp_normal(ms_row_get(D, row, i) - most);
+        for (size_t k = 0; k < MS_SUMS; k++)
+            total.of[k] += ms_v_exp_normal(ms_row_get(D, row, i + k * MS_LANES) - most);
+    for (; i + MS_LANES <= n; i += MS_LANES)
+        total.of[0] += ms_v_exp_normal(ms_row_get(D, row, i) - most);
     if (i < n) total.of[1] += ms_v_exp_normal(ms_row_get_part(D, row, i, n, LEAST) - most);
     return ms_v_sum64(total);
 }
@@ -37,11 +40,16 @@ MS_VECTOR ms_vf spread_lanes(ms_vf v, float shift, float factor, bool logarithm)
     return logarithm ? v - shift : ms_v_exp_normal(v - shift) * factor;
 }
 
-MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor, bool logarithm, void *out)
+MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor,
+                          bool logarithm, void *out)
 {
     size_t i = 0;
-    for (; i + MS_LANES <= n; i += MS_LANES) ms_row_put(D, out, i, spread_lanes(ms_row_get(D, row, i), shift, factor, logarithm));
-    if (i < n) ms_row_put_part(D, out, i, n, spread_lanes(ms_row_get_part(D, row, i, n, LEAST), shift, factor, logarithm));
+    for (; i + MS_LANES <= n; i += MS_LANES)
+        ms_row_put(D, out, i, spread_lanes(ms_row_get(D, row, i), shift, factor, logarithm));
+    if (i < n)
+        ms_row_put_part(
+            D, out, i, n,
+            spread_lanes(ms_row_get_part(D, row, i, n, LEAST), shift, factor, logarithm));
 }
 
 /* -------------------------------------------------- softmax, last dimension */
@@ -56,11 +64,13 @@ MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const voi
 }
 
 /* Sum over the row of gradient (log-softmax) or gradient * y (softmax). */
-MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n, bool logarithm)
+MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n,
+                             bool logarithm)
 {
     size_t i = 0;
     ms_vf total = ms_v_splat(0.0f);
-    for (; i + MS_LANES <= n; i += MS_LANES) total += logarithm ? ms_row_get(D, g, i) : ms_row_get(D, g, i) * ms_row_get(D, y, i);
+    for (; i + MS_LANES <= n; i += MS_LANES)
+        total += logarithm ? ms_row_get(D, g, i) : ms_row_get(D, g, i) * ms_row_get(D, y, i);
     if (i < n) {
         ms_vf v = ms_row_get_part(D, g, i, n, 0.0f);
         total += logarithm ? v : v * ms_row_get_part(D, y, i, n, 0.0f);
@@ -74,12 +84,18 @@ MS_VECTOR ms_vf backward_lanes(ms_vf y, ms_vf g, ms_vf total, bool logarithm)
     return logarithm ? g - ms_v_exp_normal(y) * total : y * (g - total);
 }
 
-MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx)
+MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y,
+                            const void *g, void *dx)
 {
     size_t n = (size_t)a->n, i = 0;
     ms_vf total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
-    for (; i + MS_LANES <= n; i += MS_LANES) ms_row_put(D, dx, i, backward_lanes(ms_row_get(D, y, i), ms_row_get(D, g, i), total, a->logarithm));
-    if (i < n) ms_row_put_part(D, dx, i, n, backward_lanes(ms_row_get_part(D, y, i, n, 0.0f), ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
+    for (; i + MS_LANES <= n; i += MS_LANES)
+        ms_row_put(D, dx, i,
+                   backward_lanes(ms_row_get(D, y, i), ms_row_get(D, g, i), total, a->logarithm));
+    if (i < n)
+        ms_row_put_part(D, dx, i, n,
+                        backward_lanes(ms_row_get_part(D, y, i, n, 0.0f),
+                                       ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
 }
 
 /* ------------------------------------------------ softmax, other dimensions */
@@ -88,21 +104,25 @@ MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const vo
 MS_VECTOR ms_vf column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
 {
     size_t i = row * inner + lane;
-    return lane + MS_LANES <= inner ? ms_row_get(D, at, i) : ms_row_get_part(D, at, i, row * inner + inner, 0.0f);
+    return lane + MS_LANES <= inner ? ms_row_get(D, at, i)
+                                    : ms_row_get_part(D, at, i, row * inner + inner, 0.0f);
 }
-MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, size_t inner, ms_vf v)
+MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, size_t inner,
+                          ms_vf v)
 {
     size_t i = row * inner + lane;
     if (lane + MS_LANES <= inner) ms_row_put(D, at, i, v);
     else ms_row_put_part(D, at, i, row * inner + inner, v);
 }
 
-MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y, size_t lane)
+MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y,
+                               size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
     ms_vf most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
     for (size_t i = 0; i < n; i++) most = ms_v_greater(column_get(D, x, i, lane, inner), most);
-    for (size_t i = 0; i < n; i++) total += ms_v_exp_normal(column_get(D, x, i, lane, inner) - most);
+    for (size_t i = 0; i < n; i++)
+        total += ms_v_exp_normal(column_get(D, x, i, lane, inner) - most);
     ms_vf shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
     for (size_t i = 0; i < n; i++) {
         ms_vf v = column_get(D, x, i, lane, inner) - shift;
@@ -110,7 +130,8 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
     }
 }
 
-MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y, const void *g, void *dx, size_t lane)
+MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y,
+                                const void *g, void *dx, size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
     ms_vf total = ms_v_splat(0.0f);
@@ -119,7 +140,9 @@ MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, cons
         total += a->logarithm ? v : v * column_get(D, y, i, lane, inner);
     }
     for (size_t i = 0; i < n; i++)
-        column_put(D, dx, i, lane, inner, backward_lanes(column_get(D, y, i, lane, inner), column_get(D, g, i, lane, inner), total, a->logarithm));
+        column_put(D, dx, i, lane, inner,
+                   backward_lanes(column_get(D, y, i, lane, inner),
+                                  column_get(D, g, i, lane, inner), total, a->logarithm));
 }
 
 MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
@@ -129,7 +152,9 @@ MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t b
         const char *x = (const char *)a->x + (size_t)outer * bytes;
         char *y = (char *)a->y + (size_t)outer * bytes;
         if (a->inner == 1) forward_row(D, a, x, y);
-        else for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES) forward_columns(D, a, x, y, lane);
+        else
+            for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES)
+                forward_columns(D, a, x, y, lane);
     }
 }
 
@@ -141,7 +166,9 @@ MS_VECTOR void backward_all(const ms_dtype D, const ms_softmax_args *a, int64_t 
         const char *y = (const char *)a->x + at, *g = (const char *)a->gradient + at;
         char *dx = (char *)a->y + at;
         if (a->inner == 1) backward_row(D, a, y, g, dx);
-        else for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES) backward_columns(D, a, y, g, dx, lane);
+        else
+            for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES)
+                backward_columns(D, a, y, g, dx, lane);
     }
 }
 
@@ -199,7 +226,8 @@ static float squares(ms_dtype dtype, const void *a, const void *b, int64_t n)
     return result;
 }
 
-MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, size_t n, float factor, void *da, void *db)
+MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, size_t n,
+                              float factor, void *da, void *db)
 {
     size_t i = 0;
     for (; i + MS_LANES <= n; i += MS_LANES) {
@@ -214,11 +242,17 @@ MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, si
     }
 }
 
-static void difference(ms_dtype dtype, const void *a, const void *b, int64_t n, float factor, void *da, void *db)
+static void difference(ms_dtype dtype, const void *a, const void *b, int64_t n, float factor,
+                       void *da, void *db)
 {
     MS_ROW_SWITCH(dtype, difference_row(D, a, b, (size_t)n, factor, da, db));
 }
 
 const ms_softmax_kernels MS_ISA_NAME(ms_softmax_kernels) = {
-    .forward = forward, .backward = backward, .log_sum = log_sum, .spread = spread, .squares = squares, .difference = difference,
+    .forward = forward,
+    .backward = backward,
+    .log_sum = log_sum,
+    .spread = spread,
+    .squares = squares,
+    .difference = difference,
 };
