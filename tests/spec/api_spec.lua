@@ -21,12 +21,18 @@ local function declared()
   return classes
 end
 
--- What meta.lua says beside each kind of optimizer: its hyper-parameters.
+-- What meta.lua says of each kind of optimizer, beside its line or above it: its hyper-parameters.
 local function hyper_parameters()
-  local kinds = {}
+  local kinds, above = {}, ""
   for line in io.lines((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua") do
-    local kind, comment = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, options%?: ms.OptimizerOptions%): ms.Optimizer%s+(.*)$"
-    if kind then kinds[kind] = comment:match "^as (%w+);" and kinds[comment:match "^as (%w+);"] .. " " .. comment or comment end
+    local kind, options, beside = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, options%?: ms.(%w+)%): ms.Optimizer%s*(.*)$"
+    if kind and options == "OptimizerOptions" then
+      local comment = above .. beside
+      local other = comment:match "^as (%w+);"
+      kinds[kind] = other and kinds[other] .. " " .. comment or comment
+    end
+    local text = line:match "^%-%-%- (.*)$"
+    above = text and above .. text .. " " or ""
   end
   return kinds
 end
