@@ -5,7 +5,8 @@ cache = false
 -- "not (x >= 0)" is how a NaN is refused as well.
 ignore = { "581" }
 exclude_files = { "build" }
--- A method that has no use for `self`, or a callback for one of its arguments, is written out all the same.
+-- A method that has no use for `self`, or a callback for one of its arguments, is written out all
+-- the same.
 self = false
 unused_args = false
 files["tests/**/*_spec.lua"] = { std = "+busted" }

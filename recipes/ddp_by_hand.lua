@@ -1,4 +1,5 @@
--- Data parallelism without ms.train: forward, backward, clipping, step, metrics, validation, on any number of ranks.
+-- Data parallelism without ms.train: forward, backward, clipping, step, metrics, validation, on any
+-- number of ranks.
 --     ./moonshard run recipes/ddp_by_hand.lua -n 2 data=FILE_OR_FOLDER
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
@@ -14,10 +15,13 @@ local cfg = ms.config(ms.scripts.options {
 })
 
 local train, valid = assert(data.bytes(cfg.data)):split(0.9)
-local batches  = train:loader { batch = cfg.batch // cfg.accumulate, length = cfg.length, shuffle = true }
+local batches = train:loader {
+  batch = cfg.batch // cfg.accumulate, length = cfg.length, shuffle = true,
+}
 local held_out = valid:loader { batch = cfg.batch, length = cfg.length }
 
--- What is written on the way sees each bucket of gradients, on every rank: this link measures, and leaves the rest to those behind it.
+-- What is written on the way sees each bucket of gradients, on every rank: this link measures, and
+-- leaves the rest to those behind it.
 local buckets, bytes = ms.metric("buckets", "sum"), ms.metric("bucket_bytes", "sum")
 local function count(bucket, next)
   buckets:push(1)

@@ -9,8 +9,14 @@ local cfg = ms.config(ms.scripts.options {
   valid      = { "", help = "held-out shards; the last part of data unless given" },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
   size       = { "124M", choices = { "124M", "350M", "774M", "1558M" }, help = "of the model" },
-  weights    = { "", help = "start from these .safetensors (a file or a folder, with config.json); they decide the size" },
-  vocab      = { 50304, help = "rows of the embedding: 50257 tokens, filled up to a multiple of 128" },
+  weights    = {
+    "",
+    help = "start from these .safetensors (a file or a folder, with config.json); \z
+      they decide the size",
+  },
+  vocab      = {
+    50304, help = "rows of the embedding: 50257 tokens, filled up to a multiple of 128",
+  },
   steps      = { 20000, help = "optimizer steps" },
   batch      = { 4, help = "sequences of a pass" },
   accumulate = { 8, help = "passes of a step" },
@@ -20,17 +26,24 @@ local cfg = ms.config(ms.scripts.options {
   decay      = { 0.1, help = "weight decay of matrices" },
   clip       = { 1.0, help = "global norm of gradients" },
   dropout    = 0.0,
-  recompute  = { false, help = "run blocks again in backward instead of keeping their activations" },
+  recompute  = {
+    false, help = "run blocks again in backward instead of keeping their activations",
+  },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
   every      = { eval = 250, save = 1000, sample = 1000 },
-  model      = { layers = { 0, help = "instead of what the size says; also width and heads" }, width = 0, heads = 0 },
+  model      = {
+    layers = { 0, help = "instead of what the size says; also width and heads" },
+    width = 0, heads = 0,
+  },
 })
 
 local sizes = {
-  ["124M"] = { layers = 12, width = 768, heads = 12 }, ["350M"] = { layers = 24, width = 1024, heads = 16 },
-  ["774M"] = { layers = 36, width = 1280, heads = 20 }, ["1558M"] = { layers = 48, width = 1600, heads = 25 },
+  ["124M"] = { layers = 12, width = 768, heads = 12 },
+  ["350M"] = { layers = 24, width = 1024, heads = 16 },
+  ["774M"] = { layers = 36, width = 1280, heads = 20 },
+  ["1558M"] = { layers = 48, width = 1600, heads = 25 },
 }
 
 local read = cfg.bytes and data.bytes or data.tokens
@@ -45,7 +58,8 @@ else
   local size = sizes[cfg.size]
   for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
   model = nn.gpt2 {
-    vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width, heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
+    vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width,
+    heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
   }
 end
 
@@ -69,7 +83,8 @@ local result = ms.train {
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },
-  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,      -- shards do not say which text their tokens are
+  -- Shards do not say which text their tokens are.
+  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }

@@ -1,4 +1,5 @@
--- A GPT that reads and writes bytes: trains on any text, by default on this repository's own files, and prints what it has learned to write.
+-- A GPT that reads and writes bytes: trains on any text, by default on this repository's own files,
+-- and prints what it has learned to write.
 --     ./moonshard run recipes/gpt_bytes.lua data=FILE_OR_FOLDER
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
@@ -22,12 +23,16 @@ local cfg = ms.config(ms.scripts.options {
 local function own_texts()
   local root = debug.getinfo(1, "S").source:match "^@(.*)/?recipes/[^/]*$" or "."
   if root == "" then root = "." end
-  return { root .. "/README.md", root .. "/engine", root .. "/lua", root .. "/bindings", root .. "/recipes" }
+  return {
+    root .. "/README.md", root .. "/engine", root .. "/lua", root .. "/bindings",
+    root .. "/recipes",
+  }
 end
 
 local train, valid = assert(data.bytes(cfg.data ~= "" and cfg.data or own_texts())):split(0.9)
 local model = nn.gpt2 {
-  vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width, heads = cfg.model.heads, dropout = cfg.model.dropout,
+  vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width,
+  heads = cfg.model.heads, dropout = cfg.model.dropout,
 }
 local optimizer, clip
 model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)

@@ -1,4 +1,5 @@
--- Llama, small enough for a laptop unless told otherwise, on token shards or bytes; from scratch or from given weights.
+-- Llama, small enough for a laptop unless told otherwise, on token shards or bytes; from scratch or
+-- from given weights.
 --     ./moonshard run recipes/llama.lua data=shards
 --     ./moonshard run recipes/llama.lua data=FILE_OR_FOLDER bytes=true vocab=256
 --     ./moonshard run recipes/llama.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=1e-5
@@ -9,7 +10,11 @@ local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
   valid      = { "", help = "held-out shards; the last part of data unless given" },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
-  weights    = { "", help = "start from these .safetensors (a file or a folder, with config.json); they decide the model" },
+  weights    = {
+    "",
+    help = "start from these .safetensors (a file or a folder, with config.json); \z
+      they decide the model",
+  },
   vocab      = { 32000, help = "tokens that there are" },
   steps      = { 2000, help = "optimizer steps" },
   batch      = { 8, help = "sequences of a pass" },
@@ -19,12 +24,18 @@ local cfg = ms.config(ms.scripts.options {
   warmup     = { 100, help = "steps until the peak" },
   decay      = { 0.1, help = "weight decay of matrices" },
   clip       = { 1.0, help = "global norm of gradients" },
-  recompute  = { false, help = "run blocks again in backward instead of keeping their activations" },
+  recompute  = {
+    false, help = "run blocks again in backward instead of keeping their activations",
+  },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
   every      = { eval = 200, save = 500, sample = 500 },
-  model      = { layers = 6, width = 256, heads = 8, kv_heads = { 4, help = "heads of keys and values, shared by groups of query heads" }, rotary_base = 10000.0 },
+  model      = {
+    layers = 6, width = 256, heads = 8,
+    kv_heads = { 4, help = "heads of keys and values, shared by groups of query heads" },
+    rotary_base = 10000.0,
+  },
 })
 
 local read = cfg.bytes and data.bytes or data.tokens
@@ -33,10 +44,13 @@ local valid
 if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
 
 local m = cfg.model
-local model = cfg.weights ~= "" and assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute })) or nn.llama {
-  vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads, kv_heads = m.kv_heads, rotary_base = m.rotary_base,
-  recompute = cfg.recompute,
-}
+local model = cfg.weights ~= ""
+  and assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute }))
+  or nn.llama {
+    vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads,
+    kv_heads = m.kv_heads, rotary_base = m.rotary_base,
+    recompute = cfg.recompute,
+  }
 -- Weight decay is for matrices; norms go without.
 local optimizer, clip
 model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
@@ -57,7 +71,8 @@ local result = ms.train {
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },
-  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,      -- shards do not say which text their tokens are
+  -- Shards do not say which text their tokens are.
+  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }

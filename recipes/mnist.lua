@@ -17,7 +17,8 @@ local cfg = ms.config(ms.scripts.options {
 local Net = nn.class "DigitNet"
 
 function Net:init(inputs, hidden, dropout)
-  self.first, self.second, self.out = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
+  self.first, self.second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
+  self.out = nn.Linear(hidden, 10)
   self.drop_input, self.drop = nn.Dropout(dropout / 2), nn.Dropout(dropout)
 end
 
@@ -42,7 +43,9 @@ local result = ms.train {
   valid = valid:loader { batch = cfg.batch },
   eval = {
     every = 500,
-    measure = function(logits, labels) return { accuracy = logits:argmax(-1):eq(labels):to "f32":mean() } end,
+    measure = function(logits, labels)
+      return { accuracy = logits:argmax(-1):eq(labels):to "f32":mean() }
+    end,
   },
   run = cfg.run ~= "" and cfg.run or nil, clip = clip, log_every = 100,
 }

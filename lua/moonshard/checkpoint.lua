@@ -1,7 +1,9 @@
--- Checkpoints: what api.lua calls `ms.checkpoint`. A folder step-00000050 with manifest.json and tensors.safetensors.
+-- Checkpoints: what api.lua calls `ms.checkpoint`. A folder step-00000050 with manifest.json and
+-- tensors.safetensors.
 --
--- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the other file, with type and hash of each
--- tensor, behind a hash of its own: a bit that flips anywhere is found. Nothing in a checkpoint is ever run.
+-- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the
+-- other file, with type and hash of each tensor, behind a hash of its own: a bit that flips
+-- anywhere is found. Nothing in a checkpoint is ever run.
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
 local log = require "moonshard.log"
@@ -15,11 +17,13 @@ local store = require "moonshard.checkpoint.store"
 local checkpoint = {}
 
 local DEEPEST = 30               -- of nested tables; JSON needs up to three levels for each
-local late                       -- { message, code }: why a checkpoint in the background was not written, until somebody was told
+-- { message, code }: why a checkpoint in the background was not written, until somebody was told
+local late
 
----------------------------------------------------------------------------------------------------------------------- values as JSON
+------------------------------------------------------------------------------------- values as JSON
 
--- A part of a tensor's name. Different keys give different parts: integers get #, and what has a meaning here or is not plain is escaped.
+-- A part of a tensor's name. Different keys give different parts: integers get #, and what has a
+-- meaning here or is not plain is escaped.
 local function name_part(key)
   if math.type(key) == "integer" then return "#" .. key end
   return (key:gsub("[%c/%%#\127-\255]", function(c) return ("%%%02x"):format(c:byte()) end))
@@ -32,13 +36,15 @@ local encode
 -- JSON objects have text as keys; tables with other keys become lists of pairs.
 local function encode_table(value, path, depth, out)
   if depth > DEEPEST then
-    core.raise(("checkpoint: %s: tables are nested more than %d deep, or refer to themselves"):format(path, DEEPEST))
+    core.raise(("checkpoint: %s: tables are nested more than %d deep, or refer to themselves")
+      :format(path, DEEPEST))
   end
   local keys, plain, count = {}, true, 0
   for key in pairs(value) do
     local kind = math.type(key) or type(key)
     if kind ~= "string" and kind ~= "integer" then
-      core.raise(("checkpoint: %s: a key is a %s; keys are strings and integers"):format(path, kind))
+      core.raise(("checkpoint: %s: a key is a %s; keys are strings and integers")
+        :format(path, kind))
     end
     count = count + 1
     keys[count] = key
@@ -79,7 +85,9 @@ function encode(value, path, depth, out)
     out.tensors[#out.tensors + 1] = value
     return { ["$tensor"] = path }
   end
-  return core.raise(("checkpoint: %s is a %s; what can be saved: tensors, numbers, strings, booleans, tables"):format(path, kind))
+  return core.raise(
+    ("checkpoint: %s is a %s; what can be saved: tensors, numbers, strings, booleans, tables")
+      :format(path, kind))
 end
 
 local FLOATS = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
@@ -94,7 +102,9 @@ local function decode(value, tensor)
   end
   local made = {}
   if value["$table"] then
-    for _, pair in ipairs(value["$table"]) do made[decode(pair[1], tensor)] = decode(pair[2], tensor) end
+    for _, pair in ipairs(value["$table"]) do
+      made[decode(pair[1], tensor)] = decode(pair[2], tensor)
+    end
   else
     for key, item in pairs(value) do made[key] = decode(item, tensor) end
   end
@@ -110,7 +120,7 @@ local function holds_tensor(value)
   return false
 end
 
------------------------------------------------------------------------------------------------------------------------------- saving
+--------------------------------------------------------------------------------------------- saving
 
 local function is_object(value)
   local kind = type(value)
@@ -124,7 +134,9 @@ local function collect(things)
   local out, values = { names = {}, tensors = {} }, {}
   local names = {}
   for name in pairs(things) do
-    if type(name) ~= "string" or name == "" or not is_text(name) then core.raise("checkpoint: the names of things are texts") end
+    if type(name) ~= "string" or name == "" or not is_text(name) then
+      core.raise("checkpoint: the names of things are texts")
+    end
     names[#names + 1] = name
   end
   table.sort(names)
@@ -132,14 +144,18 @@ local function collect(things)
     local thing = things[name]
     if is_object(thing) then
       if type(thing.load_state) ~= "function" then
-        core.raise(("checkpoint: the object '%s' has state but no load_state: it could not be loaded again"):format(name))
+        core.raise(
+          ("checkpoint: the object '%s' has state but no load_state: it could not be loaded again")
+            :format(name))
       end
       thing = thing:state()
     end
     values[name] = encode(thing, name_part(name), 1, out)
   end
   -- No thing's name begins with a slash.
-  local links = link_state.save(function(value, name, found) return encode(value, "/links/" .. name_part(name), 1, found) end, out)
+  local links = link_state.save(
+    function(value, name, found) return encode(value, "/links/" .. name_part(name), 1, found) end,
+    out)
   return values, out, links
 end
 
@@ -174,7 +190,9 @@ local function write(folder, name, out, manifest)
   local tensors = {}
   for i, path in ipairs(out.names) do
     local t = out.tensors[i]
-    tensors[path] = { type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i]) }
+    tensors[path] = {
+      type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i]),
+    }
   end
   local seed, random_step, draw = core.random_state()
   manifest.tensors, manifest.random = tensors, { seed = seed, step = random_step, draw = draw }
@@ -187,10 +205,11 @@ local function next_step()
   return (running or steps.ends > 0) and step + 1 or step
 end
 
---- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a plain value. The number is that of the step
---- that comes next: things.step, else the one after the current step. Values are copied before it returns; the files are written while
---- training goes on. A failure to write them is the result of the next save (which still writes its own) or of `wait`. All ranks call it;
---- rank 0 writes, and only there a failure is the result.
+--- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a
+--- plain value. The number is that of the step that comes next: things.step, else the one after the
+--- current step. Values are copied before it returns; the files are written while training goes on.
+--- A failure to write them is the result of the next save (which still writes its own) or of
+--- `wait`. All ranks call it; rank 0 writes, and only there a failure is the result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -206,24 +225,28 @@ function checkpoint.save(folder, things)
   local ok, why, kind = true, nil, nil
   if first then ok, why, kind = core.make_directory(folder) end
   layouts.settle()
-  local values, out, links = collect(things)               -- on all ranks, whatever happens on one: it may need them all
+  -- On all ranks, whatever happens on one: it may need them all.
+  local values, out, links = collect(things)
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
   -- The state is the same on all ranks: rank 0 writes it.
   if first and ok then
     ok, why, kind = write(folder, name, out, {
-      version = store.VERSION, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
+      version = store.VERSION, step = step, world_size = ms.world_size(),
+      files = { "tensors.safetensors" },
       values = values, links = links, buckets = layouts.save(),
     })
   end
   store.lost = why
   if not ok then return nil, why, kind end
   note_saved()
-  if not before then return nil, "the checkpoint before this one was not written: " .. message, code end
+  if not before then
+    return nil, "the checkpoint before this one was not written: " .. message, code
+  end
   return folder .. "/" .. name
 end
 
------------------------------------------------------------------------------------------------------------------------------ loading
+-------------------------------------------------------------------------------------------- loading
 
 local function known_names(values)
   local names = {}
@@ -232,33 +255,45 @@ local function known_names(values)
   return table.concat(names, ", ")
 end
 
--- Decodes what is asked for, and all else that is cheap. Every tensor's hash is checked, and nothing is changed yet.
+-- Decodes what is asked for, and all else that is cheap. Every tensor's hash is checked, and
+-- nothing is changed yet.
 local function decode_all(path, manifest, file, things)
   local failure
   local function tensor(name)
-    local saved = manifest.tensors[name] or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
+    local saved = manifest.tensors[name]
+      or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
     local t, message, code = file:load(name, tonumber("0x" .. saved.hash))
     if not t and not failure then
-      failure = { ("'%s/tensors.safetensors': %s"):format(path, message), code == "unsupported" and "corrupt" or code }
+      failure = {
+        ("'%s/tensors.safetensors': %s"):format(path, message),
+        code == "unsupported" and "corrupt" or code,
+      }
     end
     return t
   end
   local result = {}
   for name, value in pairs(manifest.values) do
     local ok, decoded = true, nil
-    if things[name] ~= nil or not holds_tensor(value) then ok, decoded = pcall(decode, value, tensor) end
+    if things[name] ~= nil or not holds_tensor(value) then
+      ok, decoded = pcall(decode, value, tensor)
+    end
     if failure then return nil, failure[1], failure[2] end
-    if not ok then return store.corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded))) end
+    if not ok then
+      return store.corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded)))
+    end
     result[name] = decoded
   end
   local ok, links = pcall(link_state.read, manifest.links, decode, tensor)
   if failure then return nil, failure[1], failure[2] end
-  if not ok then return store.corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links))) end
+  if not ok then
+    return store.corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links)))
+  end
   return result, links
 end
 
---- Gives things of these names their saved state, in place, and returns all values by name: the objects, and the plain values that were
---- saved, asked for or not. What is damaged is "corrupt", and then nothing has changed.
+--- Gives things of these names their saved state, in place, and returns all values by name: the
+--- objects, and the plain values that were saved, asked for or not. What is damaged is "corrupt",
+--- and then nothing has changed.
 ---@param path string a checkpoint: what save or latest returned
 ---@param things? table<string, any> objects with load_state; for plain values any value
 ---@return table<string, any>?
@@ -278,7 +313,8 @@ function checkpoint.load(path, things)
       core.raise(("checkpoint: the object '%s' has no load_state"):format(name))
     end
     if is_object(thing) and manifest.values[name] == nil then
-      return core.refuse(("'%s' holds no '%s'; it holds %s"):format(path, name, known_names(manifest.values)), "mismatch")
+      return core.refuse(("'%s' holds no '%s'; it holds %s")
+        :format(path, name, known_names(manifest.values)), "mismatch")
     end
   end
   local file
@@ -290,13 +326,16 @@ function checkpoint.load(path, things)
   if not result then return nil, links, code end
   local fits, differs = pcall(layouts.load, manifest.buckets)
   if not fits then
-    return core.refuse(("'%s': the buckets of a ddp model do not fit (it must be wrapped as it was when it was saved, and loaded between a backward and the next forward): %s")
+    return core.refuse(("'%s': the buckets of a ddp model do not fit (it must be wrapped as it \z
+      was when it was saved, and loaded between a backward and the next forward): %s")
       :format(path, tostring(differs):match "^[^\n]-:%d+: (.*)" or differs), "mismatch")
   end
   for name, thing in require "moonshard".sorted_pairs(things) do
     if is_object(thing) then
       local ok, why = pcall(thing.load_state, thing, result[name])
-      if not ok then return core.refuse(("'%s', '%s': %s"):format(path, name, tostring(why)), "mismatch") end
+      if not ok then
+        return core.refuse(("'%s', '%s': %s"):format(path, name, tostring(why)), "mismatch")
+      end
       result[name] = thing
     end
   end
@@ -306,8 +345,9 @@ function checkpoint.load(path, things)
   return result
 end
 
---- The newest checkpoint of a folder that is not damaged; nil if there is none. Waits for one that is being written. A warning tells of
---- damaged ones that were passed over. Where there are checkpoints and none can be read: nil, message, code.
+--- The newest checkpoint of a folder that is not damaged; nil if there is none. Waits for one that
+--- is being written. A warning tells of damaged ones that were passed over. Where there are
+--- checkpoints and none can be read: nil, message, code.
 ---@param folder string
 ---@return string? path
 ---@return string? message
@@ -322,7 +362,10 @@ function checkpoint.latest(folder)
   end
   if path then return path end
   if message then return core.refuse(message, code) end
-  if #passed > 0 then return core.refuse(("none of the %d checkpoints in '%s' can be read"):format(#passed, folder), "corrupt") end
+  if #passed > 0 then
+    return core.refuse(("none of the %d checkpoints in '%s' can be read"):format(#passed, folder),
+      "corrupt")
+  end
 end
 
 return options_of.closed(checkpoint, "ms.checkpoint")

@@ -4,11 +4,14 @@ local launch = require "moonshard.launch"
 
 local config = {}
 
--- Turns the declaration into a list of { path, default, help, choices }, groups flattened to dotted paths.
+-- Turns the declaration into a list of { path, default, help, choices }, groups flattened to dotted
+-- paths.
 local function declare(options, prefix, list)
   local keys = {}
   for key in pairs(options) do
-    if type(key) ~= "string" then core.raise("config: options have names, as in { steps = 200 }") end
+    if type(key) ~= "string" then
+      core.raise("config: options have names, as in { steps = 200 }")
+    end
     keys[#keys + 1] = key
   end
   table.sort(keys)
@@ -23,7 +26,8 @@ local function declare(options, prefix, list)
       end
       local kind = type(item.default)
       if kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
-        core.raise(("config: option %s has a default of type %s; a number, a string, a boolean or a group is expected"):format(path, kind))
+        core.raise(("config: option %s has a default of type %s; a number, a string, a boolean or \z
+          a group is expected"):format(path, kind))
       end
       list[#list + 1] = item
       list[path] = item
@@ -32,9 +36,13 @@ local function declare(options, prefix, list)
   return list
 end
 
-local function type_name(default) return math.type(default) == "integer" and "integer" or type(default) end
+local function type_name(default)
+  return math.type(default) == "integer" and "integer" or type(default)
+end
 
-local function shown(value) return type(value) == "string" and ("%q"):format(value) or tostring(value) end
+local function shown(value)
+  return type(value) == "string" and ("%q"):format(value) or tostring(value)
+end
 
 local function fail(text) launch.exit(2, text) end
 
@@ -49,13 +57,15 @@ local function convert(item, value, from)
   if wanted == "integer" and math.type(value) == "float" then value = math.tointeger(value) end
   if wanted == "number" and math.type(value) == "integer" then value = value + 0.0 end
   if value == nil or type_name(value) ~= wanted then
-    fail(("option %s takes %s %s (default %s), not %s (from %s)"):format(item.path, wanted == "integer" and "an" or "a", wanted, shown(item.default), shown(given), from))
+    fail(("option %s takes %s %s (default %s), not %s (from %s)"):format(item.path,
+      wanted == "integer" and "an" or "a", wanted, shown(item.default), shown(given), from))
   end
   if item.choices then
     for _, choice in ipairs(item.choices) do if choice == value then return value end end
     local names = {}
     for i, choice in ipairs(item.choices) do names[i] = shown(choice) end
-    fail(("option %s is one of %s, not %s (from %s)"):format(item.path, table.concat(names, ", "), shown(given), from))
+    fail(("option %s is one of %s, not %s (from %s)")
+      :format(item.path, table.concat(names, ", "), shown(given), from))
   end
   return value
 end
@@ -79,8 +89,9 @@ local function find(list, path, from)
   local names = {}
   for i, item in ipairs(list) do names[i] = item.path end
   local nearest = core.nearest(path, names)
-  fail(("unknown option '%s' (from %s): %s"):format(path, from, nearest and ("did you mean '%s'?"):format(nearest)
-    or #names > 0 and "the recipe has " .. table.concat(names, ", ") or "the recipe has no options"))
+  fail(("unknown option '%s' (from %s): %s")
+    :format(path, from, nearest and ("did you mean '%s'?"):format(nearest) or #names > 0
+      and "the recipe has " .. table.concat(names, ", ") or "the recipe has no options"))
 end
 
 -- Values of a --config file (a Lua file that returns a table, or .json), flattened.
@@ -98,11 +109,17 @@ local function read_file(path)
       values, message = ok and result or nil, ok and "the file returns no table" or result
     end
   end
-  if type(values) ~= "table" then launch.exit(3, ("config file %s: %s"):format(path, tostring(message))) end
+  if type(values) ~= "table" then
+    launch.exit(3, ("config file %s: %s"):format(path, tostring(message)))
+  end
   local flat = {}
   local function flatten(t, prefix)
     for key, value in pairs(t) do
-      if type(value) == "table" then flatten(value, prefix .. key .. ".") else flat[prefix .. key] = value end
+      if type(value) == "table" then
+        flatten(value, prefix .. key .. ".")
+      else
+        flat[prefix .. key] = value
+      end
     end
   end
   flatten(values, "")
@@ -110,7 +127,8 @@ local function read_file(path)
 end
 
 local function print_help(list)
-  io.write(("usage: moonshard run %s [switches] [key=value ...]\n\noptions of this recipe:\n"):format(launch.recipe or "RECIPE"))
+  io.write(("usage: moonshard run %s [switches] [key=value ...]\n\noptions of this recipe:\n")
+    :format(launch.recipe or "RECIPE"))
   for _, item in ipairs(list) do
     local default = ("%s = %s"):format(item.path, shown(item.default))
     local choices = ""
@@ -169,12 +187,15 @@ local function note_settings(list, values)
   end
 end
 
---- Declares the recipe's options and returns their values: default, then the file of `--config`, then `key=value` of the command line.
+--- Declares the recipe's options and returns their values: default, then the file of `--config`,
+--- then `key=value` of the command line.
 ---@param options table
 ---@return table
 function config.config(options)
   require("moonshard.options").argument("config", "options", options, "table")
-  if launch.declared then core.raise("config: it was called already; declare all options at once") end
+  if launch.declared then
+    core.raise("config: it was called already; declare all options at once")
+  end
   launch.declared = true
   local list = declare(options, "", {})
   if launch.help then

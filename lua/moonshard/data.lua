@@ -1,4 +1,5 @@
--- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread prepares batches ahead.
+-- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread
+-- prepares batches ahead.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local check, argument = options_of.check, options_of.argument
@@ -6,7 +7,8 @@ local check, argument = options_of.check, options_of.argument
 ---@class ms.data
 local data = { to_tokens = core.to_tokens, to_text = core.to_text }
 
---- The bytes of files as tokens; of a folder, all files below it in order of their paths, without those whose names begin with a dot.
+--- The bytes of files as tokens; of a folder, all files below it in order of their paths, without
+--- those whose names begin with a dot.
 ---@param path string|string[]
 ---@return ms.Dataset?
 ---@return string? message
@@ -23,18 +25,23 @@ local function to_lua_pattern(glob)
   return "^" .. text .. "$"
 end
 
--- The files that a pattern names, sorted: * and ? in the last part of the path; a folder means the .bin files in it.
+-- The files that a pattern names, sorted: * and ? in the last part of the path; a folder means the
+-- .bin files in it.
 local function expand(pattern)
   if core.exists(pattern) == "folder" then pattern = pattern:gsub("/+$", "") .. "/*.bin" end
   if not pattern:find "[*?]" then return { pattern } end
   local folder, last = pattern:match "^(.*/)([^/]*)$"
   folder, last = folder or "./", last or pattern
-  if folder:find "[*?]" then core.raise(("data.tokens: '%s': * and ? may stand only behind the last /"):format(pattern)) end
+  if folder:find "[*?]" then
+    core.raise(("data.tokens: '%s': * and ? may stand only behind the last /"):format(pattern))
+  end
   local names, message, code = core.list(folder)
   if not names then return nil, message, code end
   local files, wanted = {}, to_lua_pattern(last)
   for _, name in ipairs(names) do
-    if name:match(wanted) and name:sub(1, 1) ~= "." then files[#files + 1] = (folder == "./" and "" or folder) .. name end
+    if name:match(wanted) and name:sub(1, 1) ~= "." then
+      files[#files + 1] = (folder == "./" and "" or folder) .. name
+    end
   end
   if #files == 0 then return core.refuse(("no file matches '%s'"):format(pattern), "not_found") end
   return files
@@ -62,20 +69,26 @@ local function find_idx(folder, names, kind)
   end
   if #found == 1 then return folder .. "/" .. found[1] end
   local many = #found == 0 and "no" or "more than one"
-  return core.refuse(("'%s' has %s file whose name ends in %s: name both files, as in data.mnist(folder, { images = ..., labels = ... })"):format(folder, many, kind), "not_found")
+  return core.refuse(("'%s' has %s file whose name ends in %s: name both files, as in \z
+    data.mnist(folder, { images = ..., labels = ... })"):format(folder, many, kind), "not_found")
 end
 
---- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels y i64 [batch].
+--- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels
+--- y i64 [batch]. files: names in the folder; unless given, the training files.
 ---@param folder string
----@param files? { images: string, labels: string } names in the folder; unless given, the training files
+---@param files? { images: string, labels: string }
 ---@return ms.Dataset?
 ---@return string? message
 ---@return string? code
 function data.mnist(folder, files)
   argument("data.mnist", "folder", folder, "string")
   check("data.mnist", files, { images = "string", labels = "string" })
-  if files and not (files.images and files.labels) then core.raise("data.mnist: files needs both images and labels") end
-  if files then return core.dataset_images(folder .. "/" .. files.images, folder .. "/" .. files.labels) end
+  if files and not (files.images and files.labels) then
+    core.raise("data.mnist: files needs both images and labels")
+  end
+  if files then
+    return core.dataset_images(folder .. "/" .. files.images, folder .. "/" .. files.labels)
+  end
   local names, message, code = core.list(folder)
   if not names then return nil, message, code end
   local images, labels
@@ -89,13 +102,17 @@ end
 ---@class ms.Dataset
 local Dataset = core.Dataset
 
---- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the engine's unless given.
+--- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the
+--- engine's unless given.
 ---@param options { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }
 ---@return ms.Loader
 function Dataset:loader(options)
   local ms = require "moonshard"
   local own = {}
-  for key, value in pairs(check("loader", options, { "batch", "length", "shuffle", "seed", "group" })) do own[key] = value end
+  for key, value in pairs(check("loader", options,
+      { "batch", "length", "shuffle", "seed", "group" })) do
+    own[key] = value
+  end
   local group = own.group
   options_of.check_group("loader", "group", group)
   own.group = nil

@@ -12,22 +12,25 @@ local steps = require "moonshard.steps"
 local watch = require "moonshard.watch"
 local options_of = require "moonshard.options"
 local check, check_group = options_of.check, options_of.check_group
-require "moonshard.group"                                  -- a link's bucket:group() has its collectives
+require "moonshard.group"  -- a link's bucket:group() has its collectives
 
 local ddp = {}
 
--- What ddp models hold, while somebody has the model. Values are weak, too: an entry with a weak key alone would still be there in the
--- cycle that has finalized its reducer.
+-- What ddp models hold, while somebody has the model. Values are weak, too: an entry with a weak
+-- key alone would still be there in the cycle that has finalized its reducer.
 local live = setmetatable({}, { __mode = "kv" })
 
 ---@class ms.DDP: ms.Module
 local DDP = {}
 
--- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group, options, no_sync, stats, joining (ddp/join.lua's),
--- precision (ddp/precision.lua's), skipped (parameters that are ignored), restore (puts buffers back as they were).
+-- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group,
+-- options, no_sync, stats, joining (ddp/join.lua's), precision (ddp/precision.lua's), skipped
+-- (parameters that are ignored), restore (puts buffers back as they were).
 local function state_of(self)
   local meta = getmetatable(self)
-  if type(meta) ~= "table" or not meta.ddp then core.raise("a ddp model is expected, not " .. type(self)) end
+  if type(meta) ~= "table" or not meta.ddp then
+    core.raise("a ddp model is expected, not " .. type(self))
+  end
   return meta.ddp
 end
 
@@ -37,27 +40,47 @@ local known = {
 }
 local function check_options(given)
   local o = check("ddp", given, known)
-  if o.buckets ~= nil and o.bucket_bytes ~= nil then core.raise "ddp: buckets (a plan) and bucket_bytes both say how large buckets are: give one of them" end
+  if o.buckets ~= nil and o.bucket_bytes ~= nil then
+    core.raise "ddp: buckets (a plan) and bucket_bytes both say how large buckets are: give one \z
+      of them"
+  end
   for _, name in ipairs { "init_sync", "broadcast_buffers", "find_unused", "static_graph" } do
-    if o[name] ~= nil and type(o[name]) ~= "boolean" then core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name]))) end
+    if o[name] ~= nil and type(o[name]) ~= "boolean" then
+      core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name])))
+    end
   end
   for _, name in ipairs { "ignored", "delayed" } do
-    if o[name] ~= nil and type(o[name]) ~= "table" then core.raise(("ddp: option %s is a list of names and patterns, not a %s"):format(name, type(o[name]))) end
+    if o[name] ~= nil and type(o[name]) ~= "table" then
+      core.raise(("ddp: option %s is a list of names and patterns, not a %s")
+        :format(name, type(o[name])))
+    end
     for i, pattern in ipairs(o[name] or {}) do
-      if type(pattern) ~= "string" then core.raise(("ddp: %s[%d] must be a name or a pattern, not a %s"):format(name, i, type(pattern))) end
+      if type(pattern) ~= "string" then
+        core.raise(("ddp: %s[%d] must be a name or a pattern, not a %s")
+          :format(name, i, type(pattern)))
+      end
       local ok, why = pcall(string.find, "", "^" .. pattern .. "$")
-      if not ok then core.raise(("ddp: %s[%d], '%s', is no pattern: %s"):format(name, i, pattern, why)) end
+      if not ok then
+        core.raise(("ddp: %s[%d], '%s', is no pattern: %s"):format(name, i, pattern, why))
+      end
     end
   end
   check_group("ddp", "group", o.group)
-  if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook)) end
+  if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then
+    core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook))
+  end
   local bytes = o.bucket_bytes
   if type(bytes) == "number" then bytes = { bytes } end
-  if bytes ~= nil and (type(bytes) ~= "table" or #bytes == 0) then core.raise "ddp: bucket_bytes is a number of bytes, or a list of them" end
+  if bytes ~= nil and (type(bytes) ~= "table" or #bytes == 0) then
+    core.raise "ddp: bucket_bytes is a number of bytes, or a list of them"
+  end
   local whole = bytes and {}
   for i, count in ipairs(bytes or {}) do
     whole[i] = math.tointeger(count)                         -- 25e6 is a number of bytes, too
-    if not whole[i] or whole[i] < 1 then core.raise(("ddp: bucket_bytes[%d] must be a whole number of 1 or more, not %s"):format(i, tostring(count))) end
+    if not whole[i] or whole[i] < 1 then
+      core.raise(("ddp: bucket_bytes[%d] must be a whole number of 1 or more, not %s")
+        :format(i, tostring(count)))
+    end
   end
   return o, whole
 end
@@ -70,19 +93,24 @@ local function is_listed(name, list)
   return false
 end
 
--- All that is synchronized: names and tensors of parameters, then of buffers; those that are trained, delayed ones behind the others; buffers by name.
+-- All that is synchronized: names and tensors of parameters, then of buffers; those that are
+-- trained, delayed ones behind the others; buffers by name.
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
   local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
   local buffers = { tensors = {}, by_name = {} }
   local delayed = {}
-  local function put(list, name, t) list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name end
+  local function put(list, name, t)
+    list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name
+  end
   for _, item in ipairs(model:named_parameters()) do
     if not is_listed(item.name, o.ignored) then
       put(all, item.name, item.parameter)
       if is_listed(item.name, o.delayed) then delayed[#delayed + 1] = item
       elseif item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
-    elseif item.parameter:requires_grad() then trained.left_out[#trained.left_out + 1] = item.parameter end
+    elseif item.parameter:requires_grad() then
+      trained.left_out[#trained.left_out + 1] = item.parameter
+    end
   end
   for _, item in ipairs(delayed) do
     if item.parameter:requires_grad() then
@@ -91,7 +119,9 @@ local function collect(model, o)
     end
   end
   local found, names = model:buffers(), {}
-  for name in pairs(found) do if not is_listed(name, o.ignored) then names[#names + 1] = name end end
+  for name in pairs(found) do
+    if not is_listed(name, o.ignored) then names[#names + 1] = name end
+  end
   table.sort(names)
   for _, name in ipairs(names) do
     put(all, name, found[name])
@@ -104,25 +134,34 @@ end
 local function check_ignored(model, o)
   for _, pattern in ipairs(o.ignored or {}) do
     local found = false
-    for _, item in ipairs(model:named_parameters()) do found = found or is_listed(item.name, { pattern }) end
+    for _, item in ipairs(model:named_parameters()) do
+      found = found or is_listed(item.name, { pattern })
+    end
     for name in pairs(model:buffers()) do found = found or is_listed(name, { pattern }) end
-    if not found then core.raise(("ddp: ignored: no parameter or buffer is called '%s'"):format(pattern)) end
+    if not found then
+      core.raise(("ddp: ignored: no parameter or buffer is called '%s'"):format(pattern))
+    end
   end
 end
 
 -- Whether there are buffers that a synchronized forward makes equal.
 local function has_buffers(s)
   if s.options.broadcast_buffers == false and not s.options.buffer_hook then return false end
-  for name in pairs(s.wrapped:buffers()) do if not is_listed(name, s.options.ignored) then return true end end
+  for name in pairs(s.wrapped:buffers()) do
+    if not is_listed(name, s.options.ignored) then return true end
+  end
   return false
 end
 
--- root's buffers for everyone, or what the user's function does; read anew each time, as modules may assign them again.
+-- root's buffers for everyone, or what the user's function does; read anew each time, as modules
+-- may assign them again.
 local function synchronize_buffers(s, root)
   local _, _, buffers = collect(s.wrapped, s.options)
   if s.options.buffer_hook then
     local result = s.options.buffer_hook(buffers.by_name)
-    if not future.is_future(result) then core.raise("ddp: buffer_hook returned a " .. type(result) .. "; a future is expected") end
+    if not future.is_future(result) then
+      core.raise("ddp: buffer_hook returned a " .. type(result) .. "; a future is expected")
+    end
     result:value()
   else core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
@@ -141,7 +180,8 @@ end
 
 local function run(s, ...)
   if not s.precision then return s.wrapped(...) end
-  return precision.run(s.wrapped, s.precision, function(parameter) return s.skipped[parameter] == true end, ...)
+  return precision.run(s.wrapped, s.precision,
+    function(parameter) return s.skipped[parameter] == true end, ...)
 end
 
 -- Passes its arguments on, which forward has given.
@@ -153,9 +193,12 @@ end
 
 local function forward(self, ...)
   local s = state_of(self)
-  if not s.reducer then core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew" end
+  if not s.reducer then
+    core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew"
+  end
   if not core.is_recording() then return run(s, ...) end
-  -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one behind it.
+  -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one
+  -- behind it.
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
@@ -191,7 +234,9 @@ end
 ---@param f fun(i: integer)
 function DDP:accumulate(count, f)
   local s = state_of(self)
-  if type(f) ~= "function" then core.raise("accumulate: a function is expected, not " .. type(f)) end
+  if type(f) ~= "function" then
+    core.raise("accumulate: a function is expected, not " .. type(f))
+  end
   s.wrapped:accumulate(count, function(i)
     if i == count then return f(i) end
     return self:no_sync(function() return f(i) end)
@@ -201,13 +246,15 @@ end
 -- Parameters and buffers of one rank for all.
 local function copy_values(s, root)
   local all, _, buffers = collect(s.wrapped, s.options)
-  core.ddp_broadcast(s.group, { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) }, root)
+  core.ddp_broadcast(s.group, { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) },
+    root)
   if #buffers.tensors > 0 then core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
 
---- For uneven inputs: when f returns on this rank it takes part with zeros until all have; in the end all have the values of one that went on longest. Means are
---- over all ranks ("all"), or over those that still have inputs ("live", what bucket:divisor() says). stop: all ranks raise when the first is done. f is to
---- communicate through this model only.
+--- For uneven inputs: when f returns on this rank it takes part with zeros until all have; in the
+--- end all have the values of one that went on longest. Means are over all ranks ("all"), or over
+--- those that still have inputs ("live", what bucket:divisor() says). stop: all ranks raise when
+--- the first is done. f is to communicate through this model only.
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
@@ -242,7 +289,7 @@ function DDP:unwrap()
   return s.wrapped
 end
 
----------------------------------------------------------------------------------------------------------------------------------- stats
+---------------------------------------------------------------------------------------------- stats
 
 -- Calls of all groups since the start, by operation.
 local function count_calls()
@@ -266,8 +313,10 @@ end
 
 steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
---- Of the last finished step: its collectives, by operation. Times are those of the last synchronized pass that has ended on the device, so it never waits;
---- step_ms: from the reduced gradients to the step's end. payload_bytes, wire_bytes: of all. links: one entry for each of the chain; of exposed_ms, what each had a part in.
+--- Of the last finished step: its collectives, by operation. Times are those of the last
+--- synchronized pass that has ended on the device, so it never waits; step_ms: from the reduced
+--- gradients to the step's end. payload_bytes, wire_bytes: of all. links: one entry for each of the
+--- chain; of exposed_ms, what each had a part in.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
@@ -280,7 +329,8 @@ function DDP:stats()
   end
   if #links == 0 then
     links[1] = {
-      name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms, payload_bytes = times.payload_bytes,
+      name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms,
+      payload_bytes = times.payload_bytes,
       wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
     }
   end
@@ -288,17 +338,20 @@ function DDP:stats()
   -- The reduction that would stand at the end is not there where the last link reduces.
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {
-    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms, reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
+    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms,
+    reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
     links = links, payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
     collectives = s.collectives, buckets = (s.reducer:buckets()),
-    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations, rebuilt = times.rebuilt, options = s.told, error = times.error,
+    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations,
+    rebuilt = times.rebuilt, options = s.told, error = times.error,
   }
 end
 
-------------------------------------------------------------------------------------------------------------------------------- wrapping
+------------------------------------------------------------------------------------------- wrapping
 
--- Fields and methods of the wrapped module. What every module has works on the module itself (names, state, modes); its own methods (generate) on the ddp
--- model, so that what they call goes through its forward.
+-- Fields and methods of the wrapped module. What every module has works on the module itself
+-- (names, state, modes); its own methods (generate) on the ddp model, so that what they call goes
+-- through its forward.
 local function index(self, key)
   if DDP[key] ~= nil then return DDP[key] end
   local s = state_of(self)
@@ -317,25 +370,42 @@ end
 local function make_object(s)
   local inner = getmetatable(s.wrapped)
   return setmetatable({}, {
-    ddp = s, module = true, order = inner.order, fields = inner.fields, place = inner.place, unsaved = inner.unsaved, training = true, class = inner.class,
-    __index = index, __newindex = function(_, key, value) s.wrapped[key] = value end, __call = forward,
-    __tostring = function() return "ddp of " .. tostring(s.wrapped) end, __len = function() return #s.wrapped end,
+    ddp = s,
+    module = true,
+    order = inner.order,
+    fields = inner.fields,
+    place = inner.place,
+    unsaved = inner.unsaved,
+    training = true,
+    class = inner.class,
+    __index = index,
+    __newindex = function(_, key, value) s.wrapped[key] = value end,
+    __call = forward,
+    __tostring = function() return "ddp of " .. tostring(s.wrapped) end,
+    __len = function() return #s.wrapped end,
   })
 end
 
--- What the reducer runs: the user's chain, behind a cast to what precision says gradients travel in.
+-- What the reducer runs: the user's chain, behind a cast to what precision says gradients travel
+-- in.
 local function compile_hook(o, low, trained)
   local hook, due = o.comm_hook, false
-  for _, p in ipairs(trained) do due = due or low ~= nil and low.reduce ~= nil and p:dtype() ~= low.reduce end
-  return (hook ~= nil or due) and hooks._compile(hook, "ddp: comm_hook", due and low.reduce or nil) or {}
+  for _, p in ipairs(trained) do
+    due = due or low ~= nil and low.reduce ~= nil and p:dtype() ~= low.reduce
+  end
+  return (hook ~= nil or due) and hooks._compile(hook, "ddp: comm_hook", due and low.reduce or nil)
+    or {}
 end
 
 -- The options that hold for a model, as stats shows them.
 local function told_options(o, bytes, low, planner)
   return {
-    bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil, buckets = planner and planner.name,
-    find_unused = o.find_unused == true, static_graph = o.static_graph == true, init_sync = o.init_sync ~= false,
-    broadcast_buffers = o.broadcast_buffers ~= false, buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
+    bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil,
+    buckets = planner and planner.name,
+    find_unused = o.find_unused == true, static_graph = o.static_graph == true,
+    init_sync = o.init_sync ~= false,
+    broadcast_buffers = o.broadcast_buffers ~= false,
+    buffer_hook = o.buffer_hook ~= nil, precision = low, ignored = o.ignored, delayed = o.delayed,
   }
 end
 
@@ -344,32 +414,47 @@ options_of.methods(DDP, "a ddp model", function(value)
   return type(meta) == "table" and meta.ddp ~= nil
 end)
 
---- Gradients of this module are averaged over the group's ranks in each backward behind a forward of the result.
+--- Gradients of this module are averaged over the group's ranks in each backward behind a forward
+--- of the result.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
 ---@return ms.DDP
 function ddp.ddp(model, options)
-  if not module.is_module(model) then core.raise("ddp: a module is expected, not " .. type(model)) end
+  if not module.is_module(model) then
+    core.raise("ddp: a module is expected, not " .. type(model))
+  end
   if getmetatable(model).ddp then core.raise "ddp: this model is wrapped already" end
-  if core.in_hook() then core.raise "ddp cannot be used inside a hook: wrap models before training" end
+  if core.in_hook() then
+    core.raise "ddp cannot be used inside a hook: wrap models before training"
+  end
   local o, bytes = check_options(options)
   local group = o.group or core.world()
   local all, trained = collect(model, o)
   if #trained.tensors == 0 then
-    core.raise("ddp: no parameter of the model requires a gradient: there is nothing to reduce" .. (#trained.left_out > 0 and " but what is ignored" or ""))
+    core.raise("ddp: no parameter of the model requires a gradient: there is nothing to reduce"
+      .. (#trained.left_out > 0 and " but what is ignored" or ""))
   end
   for _, pattern in ipairs(o.delayed or {}) do
     local found = false
-    for i = #trained.names - trained.delayed + 1, #trained.names do found = found or is_listed(trained.names[i], { pattern }) end
-    if not found then core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(pattern)) end
+    for i = #trained.names - trained.delayed + 1, #trained.names do
+      found = found or is_listed(trained.names[i], { pattern })
+    end
+    if not found then
+      core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(pattern))
+    end
   end
   check_ignored(model, o)
   local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
   local how = compile_hook(o, low, trained.tensors)
-  local s = { wrapped = model, group = group, options = o, no_sync = false, buffers_due = true, collectives = {}, hook_name = how.name or "reduce", how = how }
+  local s = {
+    wrapped = model, group = group, options = o, no_sync = false, buffers_due = true,
+    collectives = {}, hook_name = how.name or "reduce", how = how,
+  }
   if low then
     s.precision, s.skipped = low, {}
-    for _, item in ipairs(model:named_parameters()) do s.skipped[item.parameter] = is_listed(item.name, o.ignored) end
+    for _, item in ipairs(model:named_parameters()) do
+      s.skipped[item.parameter] = is_listed(item.name, o.ignored)
+    end
   end
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
@@ -378,13 +463,19 @@ function ddp.ddp(model, options)
   hooks._claim(how.chain or {}, s)
   if o.buckets ~= nil then s.plan = buckets.new(buckets.planner_of(o.buckets)) end
   s.reducer = core.reducer(trained.tensors, trained.names, {
-    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph, planned = s.plan ~= nil,
+    group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph,
+    planned = s.plan ~= nil,
     delayed = trained.delayed, delayed_dtype = low and low.reduce,
     links = how.links, hook = how.hook, name = how.name, hook_links = how.hook and #how.chain + 1,
   })
-  s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out, trained.names, trained.delayed, bytes
+  s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out,
+    trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})
-  if low and low.buffer then s.restore = precision.cast_buffers(model, low.buffer, function(name) return is_listed(name, o.ignored) end) end
+  if low and low.buffer then
+    s.restore = precision.cast_buffers(model, low.buffer, function(name)
+      return is_listed(name, o.ignored)
+    end)
+  end
   s.told = told_options(o, bytes, low, s.plan and s.plan.planner)
   s.calls = count_calls()
   live[s] = s

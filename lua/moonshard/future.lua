@@ -11,8 +11,9 @@ Future.__index = Future
 Future.__name = "ms.Future"
 Future.__metatable = "locked"
 
--- Callbacks that wait for their turn, in order of registration: { sources, stream, made, f }. One runs as soon as it is the first whose
--- sources all have values; it never runs inside a hook or another callback.
+-- Callbacks that wait for their turn, in order of registration: { sources, stream, made, f }. One
+-- runs as soon as it is the first whose sources all have values; it never runs inside a hook or
+-- another callback.
 local queue, running = {}, false
 
 -- The link that runs now, whose callbacks messages name after it; hooks.lua says which, and how
@@ -27,7 +28,9 @@ function future.set_author(link) author = link end
 ---@param f fun(link: any): string
 function future.name_authors(f) name_of = f end
 
-local function is_future(value) return type(value) == "table" and rawget(value, "__future") == Future end
+local function is_future(value)
+  return type(value) == "table" and rawget(value, "__future") == Future
+end
 
 --- Whether the value is one.
 ---@param value any
@@ -36,8 +39,11 @@ future.is_future = is_future
 
 -- Tensors that a future holds outlive the step that made them.
 local function keep(value)
-  if core.is_tensor(value) then value:keep()
-  elseif type(value) == "table" and not is_future(value) then for _, item in ipairs(value) do keep(item) end end
+  if core.is_tensor(value) then
+    value:keep()
+  elseif type(value) == "table" and not is_future(value) then
+    for _, item in ipairs(value) do keep(item) end
+  end
   return value
 end
 
@@ -47,15 +53,20 @@ end
 ---@return ms.Future
 function future.new(value, stream)
   local index, number = stream:_point()
-  return setmetatable({ __future = Future, result = keep(value), stream = stream, index = index, number = number }, Future)
+  return setmetatable(
+    { __future = Future, result = keep(value), stream = stream, index = index, number = number },
+    Future)
 end
 
---- The same for what is ready at a known point and need not be kept: the result of a bucket's reduction.
+--- The same for what is ready at a known point and need not be kept: the result of a bucket's
+--- reduction.
 ---@param value any
 ---@param index integer of the stream
 ---@param number integer
 ---@return ms.Future
-function future.at(value, index, number) return setmetatable({ __future = Future, result = value, index = index, number = number }, Future) end
+function future.at(value, index, number)
+  return setmetatable({ __future = Future, result = value, index = index, number = number }, Future)
+end
 
 -- The stream that a future's callbacks run on.
 local function stream_of(self)
@@ -72,13 +83,20 @@ end
 
 -- Takes over what another future came to.
 local function resolve(self, other)
-  self.result, self.stream, self.index, self.number = other.result, other.stream, other.index, other.number
+  self.result, self.stream, self.index, self.number = other.result, other.stream, other.index,
+    other.number
   self.pending = nil
 end
 
 local function check_ready(self, what)
-  if self.failed then core.raise(("%s: the callback that was to make this value failed: %s"):format(what, tostring(self.failed))) end
-  if self.pending then core.raise(what .. ": the callback that makes this value has not run yet; it runs when the current hook returns") end
+  if self.failed then
+    core.raise(("%s: the callback that was to make this value failed: %s")
+      :format(what, tostring(self.failed)))
+  end
+  if self.pending then
+    core.raise(what .. ": the callback that makes this value has not run yet; it runs when the \z
+      current hook returns")
+  end
 end
 
 --- The current stream waits; the host does not.
@@ -92,7 +110,10 @@ end
 --- **blocks** until it is ready
 ---@return any
 function Future:sync()
-  if core.in_hook() then core.raise "sync cannot be used inside a hook: use value(), which lets the stream wait, or and_then" end
+  if core.in_hook() then
+    core.raise "sync cannot be used inside a hook: use value(), which lets the stream wait, or \z
+      and_then"
+  end
   check_ready(self, "sync")
   core.point_sync(self.index, self.number)
   return self.result
@@ -174,7 +195,8 @@ local function give_up(message)
   queue = {}
 end
 
--- Runs callbacks until none is left; what they register comes behind. After an error the others are given up: their step is.
+-- Runs callbacks until none is left; what they register comes behind. After an error the others are
+-- given up: their step is.
 function future.drain()
   if running then return end
   running = true
@@ -201,8 +223,9 @@ core.set_drain(function(failed)
   if failed then give_up "the hook that registered it failed" else future.drain() end
 end)
 
---- f(value) runs on the host with the future's stream current: at once, or after the running hook or callback has returned. What it returns
---- (a future, a tensor, a list of tensors; nothing: the same value) is the value of the new future.
+--- f(value) runs on the host with the future's stream current: at once, or after the running hook
+--- or callback has returned. What it returns (a future, a tensor, a list of tensors; nothing: the
+--- same value) is the value of the new future.
 ---@param f fun(value: any): any
 ---@return ms.Future
 function Future:and_then(f)
@@ -215,7 +238,9 @@ end
 ---@param list (ms.Future|ms.Tensor)[]
 ---@return ms.Future
 function future.all(list)
-  if type(list) ~= "table" or is_future(list) then core.raise("all: a list of futures and tensors is expected, not " .. type(list)) end
+  if type(list) ~= "table" or is_future(list) then
+    core.raise("all: a list of futures and tensors is expected, not " .. type(list))
+  end
   local sources, ready = {}, true
   for i, item in ipairs(list) do
     sources[i] = check_future(item, ("all: item %d"):format(i))
@@ -238,7 +263,8 @@ function future.stream(name, options)
   options_of.argument("stream", "name", name, "string?")
   local priority = check("stream", options, { "priority" }).priority
   if priority ~= nil and priority ~= "low" and priority ~= "normal" and priority ~= "high" then
-    core.raise(("stream: unknown priority '%s': known are low, normal, high"):format(tostring(priority)))
+    core.raise(("stream: unknown priority '%s': known are low, normal, high")
+      :format(tostring(priority)))
   end
   return core.stream(name)
 end

@@ -8,19 +8,25 @@ local group = {}
 ---@class ms.Group
 local Group = core.group_methods
 
--- The future of what a collective wrote: ready behind it on its stream. source: what it depends on, where gradients are recorded.
+-- The future of what a collective wrote: ready behind it on its stream. source: what it depends on,
+-- where gradients are recorded.
 local function run(self, kind, t, out, value, more, source)
-  local stream = self:_enqueue(kind, t, out, more.op, more.root, more.counts, more.receive, nil, source)
+  local stream = self:_enqueue(kind, t, out, more.op, more.root, more.counts, more.receive, nil,
+    source)
   return future.new(value, stream)
 end
 
 local function check(t, what)
-  if not core.is_tensor(t) then core.raise(("%s: a tensor is expected, not %s"):format(what, type(t))) end
+  if not core.is_tensor(t) then
+    core.raise(("%s: a tensor is expected, not %s"):format(what, type(t)))
+  end
 end
 
 -- Elements behind one row, which is one position along dimension 1.
 local function row_of(t, what)
-  if t:dim() == 0 then core.raise(what .. ": a number has no dimension 1 to cut or join along: use view(1)") end
+  if t:dim() == 0 then
+    core.raise(what .. ": a number has no dimension 1 to cut or join along: use view(1)")
+  end
   local elements = 1
   local shape = t:shape()
   for i = 2, #shape do elements = elements * shape[i] end
@@ -30,11 +36,15 @@ end
 -- counts of rows as counts of elements, checked; their sum in rows.
 local function elements_of(self, counts, row, what)
   if type(counts) ~= "table" or #counts ~= self:size() then
-    core.raise(("%s: counts must be a list of %d numbers of rows, one for each rank"):format(what, self:size()))
+    core.raise(("%s: counts must be a list of %d numbers of rows, one for each rank")
+      :format(what, self:size()))
   end
   local elements, sum = {}, 0
   for i, count in ipairs(counts) do
-    if math.type(count) ~= "integer" or count < 0 then core.raise(("%s: counts[%d] must be a whole number of 0 or more, not %s"):format(what, i, tostring(count))) end
+    if math.type(count) ~= "integer" or count < 0 then
+      core.raise(("%s: counts[%d] must be a whole number of 0 or more, not %s")
+        :format(what, i, tostring(count)))
+    end
     elements[i], sum = count * row, sum + count
   end
   return elements, sum
@@ -44,7 +54,9 @@ end
 local function equal_part(self, rows, what)
   local size = self:size()
   if rows % size ~= 0 then
-    core.raise(("%s: %d rows do not divide by %d ranks: use pad_to(%d) on a flat tensor, or give counts"):format(what, rows, size, size))
+    core.raise(
+      ("%s: %d rows do not divide by %d ranks: use pad_to(%d) on a flat tensor, or give counts")
+        :format(what, rows, size, size))
   end
   return rows // size
 end
@@ -60,8 +72,8 @@ end
 
 local function unrecorded(t) return core.no_grad(function() return t:contiguous() end) end
 
--- Runs an operation that writes t on a contiguous copy where t is not contiguous, and copies back. What a gradient will need is left alone: the
--- value is then a tensor of its own.
+-- Runs an operation that writes t on a contiguous copy where t is not contiguous, and copies back.
+-- What a gradient will need is left alone: the value is then a tensor of its own.
 local function in_place(self, kind, t, more)
   check(t, kind)
   if core.is_recording() and t:requires_grad() then
@@ -83,9 +95,10 @@ local function check_rank(what, name, rank)
   options_of.argument(what, name, rank, "integer")
 end
 
---- t: in place; the future's value.
+--- t: in place; the future's value. op: "sum" unless given; { premul_sum = factor }: the sum of
+--- each rank's tensor times its factor.
 ---@param t ms.Tensor
----@param op? ms.Op "sum" unless given; { premul_sum = factor }: the sum of each rank's tensor times its factor
+---@param op? ms.Op
 ---@return ms.Future
 function Group:all_reduce(t, op) return in_place(self, "all_reduce", t, { op = op }) end
 
@@ -98,7 +111,9 @@ function Group:reduce(t, root, op)
   check_rank("reduce", "root", root)
   if self:rank() == root then return in_place(self, "reduce", t, { root = root, op = op }) end
   check(t, "reduce")
-  return core.no_grad(function() return run(self, "reduce", t:contiguous(), nil, t, { root = root, op = op }) end)
+  return core.no_grad(function()
+    return run(self, "reduce", t:contiguous(), nil, t, { root = root, op = op })
+  end)
 end
 
 --- t: in place on all but root.
@@ -122,7 +137,10 @@ function Group:reduce_scatter(t, op, counts)
   if counts then
     local sum
     elements, sum = elements_of(self, counts, row, "reduce_scatter")
-    if sum ~= shape[1] then core.raise(("reduce_scatter: counts add up to %d rows, the tensor has %d"):format(sum, shape[1])) end
+    if sum ~= shape[1] then
+      core.raise(("reduce_scatter: counts add up to %d rows, the tensor has %d")
+        :format(sum, shape[1]))
+    end
     rows = counts[self:rank() + 1]
   else rows = equal_part(self, shape[1], "reduce_scatter") end
   local out = rows_like(self, t, shape, rows)
@@ -136,14 +154,16 @@ local function gathered(self, kind, t, counts, root)
   if counts then
     elements, rows = elements_of(self, counts, row, kind)
     if counts[self:rank() + 1] ~= shape[1] then
-      core.raise(("%s: counts say %d rows for rank %d, its tensor has %d"):format(kind, counts[self:rank() + 1], self:rank(), shape[1]))
+      core.raise(("%s: counts say %d rows for rank %d, its tensor has %d")
+        :format(kind, counts[self:rank() + 1], self:rank(), shape[1]))
     end
   else rows = shape[1] * self:size() end
   local out = (root == nil or root == self:rank()) and rows_like(self, t, shape, rows) or nil
   return run(self, kind, unrecorded(t), out, out or t, { counts = elements, root = root }, t)
 end
 
---- Value: all ranks' tensors joined along dimension 1, in rank order. With counts, ranks may bring different numbers of rows.
+--- Value: all ranks' tensors joined along dimension 1, in rank order. With counts, ranks may bring
+--- different numbers of rows.
 ---@param t ms.Tensor
 ---@param counts? integer[]
 ---@return ms.Future
@@ -163,27 +183,34 @@ function Group:gather(t, root, counts)
   return gathered(self, "gather", t, counts, root)
 end
 
---- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts received, joined in rank order.
+--- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts
+--- received, joined in rank order.
 ---@param t ms.Tensor
 ---@param send? integer[]
 ---@param receive? integer[]
 ---@return ms.Future
 function Group:all_to_all(t, send, receive)
   check(t, "all_to_all")
-  if (send == nil) ~= (receive == nil) then core.raise "all_to_all: give the counts of rows for both, send and receive, or for neither" end
+  if (send == nil) ~= (receive == nil) then
+    core.raise "all_to_all: give the counts of rows for both, send and receive, or for neither"
+  end
   local row, shape = row_of(t, "all_to_all")
   local out_elements, in_elements, rows = nil, nil, shape[1]
   if send then
     local sum
     out_elements, sum = elements_of(self, send, row, "all_to_all")
-    if sum ~= shape[1] then core.raise(("all_to_all: send adds up to %d rows, the tensor has %d"):format(sum, shape[1])) end
+    if sum ~= shape[1] then
+      core.raise(("all_to_all: send adds up to %d rows, the tensor has %d"):format(sum, shape[1]))
+    end
     in_elements, rows = elements_of(self, receive, row, "all_to_all")
   else equal_part(self, shape[1], "all_to_all") end
   local out = rows_like(self, t, shape, rows)
-  return run(self, "all_to_all", unrecorded(t), out, out, { counts = out_elements, receive = in_elements }, t)
+  return run(self, "all_to_all", unrecorded(t), out, out,
+    { counts = out_elements, receive = in_elements }, t)
 end
 
---- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's part.
+--- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's
+--- part.
 ---@param t ms.Tensor
 ---@param root integer
 ---@param counts? integer[]
@@ -196,14 +223,20 @@ function Group:scatter(t, root, counts)
     local elements, sum
     if counts then elements, sum = elements_of(self, counts, row, "scatter") end
     if self:rank() == root then
-      if sum and sum ~= shape[1] then core.raise(("scatter: counts add up to %d rows, the tensor has %d"):format(sum, shape[1])) end
-      local out = rows_like(self, t, shape, counts and counts[root + 1] or equal_part(self, shape[1], "scatter"))
+      if sum and sum ~= shape[1] then
+        core.raise(("scatter: counts add up to %d rows, the tensor has %d"):format(sum, shape[1]))
+      end
+      local out = rows_like(self, t, shape,
+        counts and counts[root + 1] or equal_part(self, shape[1], "scatter"))
       return run(self, "scatter", t:contiguous(), out, out, { root = root, counts = elements })
     end
     if counts and counts[self:rank() + 1] ~= shape[1] then
-      core.raise(("scatter: counts say %d rows for rank %d, its tensor has %d"):format(counts[self:rank() + 1], self:rank(), shape[1]))
+      core.raise(("scatter: counts say %d rows for rank %d, its tensor has %d")
+        :format(counts[self:rank() + 1], self:rank(), shape[1]))
     end
-    if t:is_contiguous() then return run(self, "scatter", nil, t, t, { root = root, counts = elements }) end
+    if t:is_contiguous() then
+      return run(self, "scatter", nil, t, t, { root = root, counts = elements })
+    end
     local whole, stream = t:contiguous(), self:_stream()
     self:_enqueue("scatter", nil, whole, nil, root, elements)
     stream:run(function() t:copy_(whole) end)
@@ -218,7 +251,9 @@ end
 function Group:send(t, to)
   check(t, "send")
   check_rank("send", "to", to)
-  return core.no_grad(function() return run(self, "send", t:contiguous(), nil, t, { root = to }) end)
+  return core.no_grad(function()
+    return run(self, "send", t:contiguous(), nil, t, { root = to })
+  end)
 end
 
 --- t: in place.
@@ -237,7 +272,8 @@ function Group:recv(t, from)
   end)
 end
 
---- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the ranks of equal position in all blocks.
+--- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the
+--- ranks of equal position in all blocks.
 ---@param size? integer
 ---@return ms.Group within, ms.Group across
 function Group:levels(size)
@@ -264,7 +300,10 @@ local TEXT_BYTES = 4096                  -- of a text that is shared
 ---@return string
 function Group:_share_text(text)
   if self:size() == 1 then return text end
-  if #text >= TEXT_BYTES then core.raise(("a text of %d bytes is too long for the other ranks: '%s...'"):format(#text, text:sub(1, 60))) end
+  if #text >= TEXT_BYTES then
+    core.raise(("a text of %d bytes is too long for the other ranks: '%s...'")
+      :format(#text, text:sub(1, 60)))
+  end
   local tokens = core.to_tokens(text .. ("\0"):rep(TEXT_BYTES - #text))
   self:broadcast(tokens, 0):sync()
   if core.is_sim() then return text end

@@ -1,4 +1,5 @@
--- The module `moonshard`: what api.lua calls `ms`. Parts are loaded at first use, so that a script pays for what it uses.
+-- The module `moonshard`: what api.lua calls `ms`. Parts are loaded at first use, so that a script
+-- pays for what it uses.
 local core = require "moonshard.core"
 local options = require "moonshard.options"
 
@@ -10,13 +11,17 @@ core.set_library((source:gsub("init%.lua$", "")))
 local ms = { version = core.version }
 
 for _, name in ipairs {
-  "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack", "where", "pack", "flat",
+  "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack",
+  "where", "pack", "flat",
   "codec", "no_grad", "autocast", "memory", "reset_peak", "synchronize", "info", "seed",
-} do ms[name] = core[name] end
+} do
+  ms[name] = core[name]
+end
 
 ms.init = core.configure
 
---- Runs f(...) without storing its activations; backward runs it again, with the same random numbers.
+--- Runs f(...) without storing its activations; backward runs it again, with the same random
+--- numbers.
 ---@param f function
 ---@param ... any
 ---@return any ...
@@ -31,13 +36,16 @@ function ms.rank() return core.world():rank() end
 ---@return integer how many ranks there are
 function ms.world_size() return core.world():size() end
 
---- Makes `name` the current device inside f; without f, returns the current one. An engine has one device.
+--- Makes `name` the current device inside f; without f, returns the current one. An engine has one
+--- device.
 ---@param name? string
 ---@param f? function
 function ms.device(name, f)
   if f ~= nil then options.argument("device", "f", f, "function") end
   local own = core.is_sim() and "sim" or "cpu"
-  if name ~= nil and name ~= own and name ~= "cpu" then core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own)) end
+  if name ~= nil and name ~= own and name ~= "cpu" then
+    core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own))
+  end
   if f then return f() end
   return own
 end
@@ -62,14 +70,18 @@ end
 
 -- Which file of the library has which name of `ms`.
 local parts = {
-  nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks", data = "moonshard.data", checkpoint = "moonshard.checkpoint",
+  nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks",
+  data = "moonshard.data", checkpoint = "moonshard.checkpoint",
   safetensors = "moonshard.safetensors", trace = "moonshard.trace",
   scripts = "moonshard.scripts",
 }
 local names = {
-  config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps", metric = "moonshard.metric",
-  report = "moonshard.report", train = "moonshard.train", log = "moonshard.log", warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group", ddp = "moonshard.ddp", overlap = "moonshard.overlap",
+  config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps",
+  metric = "moonshard.metric",
+  report = "moonshard.report", train = "moonshard.train", log = "moonshard.log",
+  warn = "moonshard.log",
+  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
+  ddp = "moonshard.ddp", overlap = "moonshard.overlap",
   buckets = "moonshard.ddp.buckets",
 }
 

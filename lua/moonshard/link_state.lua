@@ -1,7 +1,9 @@
--- What links remember: hooks.state. Its numbers lie in the engine, by parameter; its tables here. All of it goes into checkpoints by itself.
+-- What links remember: hooks.state. Its numbers lie in the engine, by parameter; its tables here.
+-- All of it goes into checkpoints by itself.
 --
--- A tensor that is the same on all ranks is saved once. One that differs (an error that a rank adds up for itself) is saved for every rank, and loaded so by as
--- many ranks; by another number of ranks each gets the mean of them, which leaves the mean over all ranks what it was.
+-- A tensor that is the same on all ranks is saved once. One that differs (an error that a rank adds
+-- up for itself) is saved for every rank, and loaded so by as many ranks; by another number of
+-- ranks each gets the mean of them, which leaves the mean over all ranks what it was.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
@@ -15,9 +17,11 @@ State.__index = State
 State.__name = "ms.State"
 
 local live = setmetatable({}, { __mode = "v" })            -- name -> state, while somebody has it
-local waiting = {}                                         -- name -> what was loaded for a state that is not made yet
+-- name -> what was loaded for a state that is not made yet
+local waiting = {}
 
-local inner = setmetatable({}, { __mode = "k" })           -- state -> { core, texts, parameters, buckets, put }
+-- state -> { core, texts, parameters, buckets, put }
+local inner = setmetatable({}, { __mode = "k" })
 
 local function self_of(state)
   return inner[state] or core.raise("a state of hooks.state is expected, not " .. type(state))
@@ -29,12 +33,19 @@ local function is_taken(name)
   return live[name] ~= nil
 end
 
-local heir                                                 -- while inherit runs: { before = names that its script had, names = names that it has }
+local heir  -- while inherit runs: { before = names that its script had, names = names that it has }
 
 local function make(name)
   local state = setmetatable({}, State)
   if heir then heir.names[name] = true end
-  inner[state] = { name = name, core = core.link_state(), texts = {}, parameters = setmetatable({}, { __mode = "k" }), buckets = {}, put = {} }
+  inner[state] = {
+    name = name,
+    core = core.link_state(),
+    texts = {},
+    parameters = setmetatable({}, { __mode = "k" }),
+    buckets = {},
+    put = {},
+  }
   live[name] = state
   if waiting[name] then
     link_state.restore(state, waiting[name])
@@ -51,7 +62,8 @@ local function inherited(name)
   return state
 end
 
---- f(), whose states are, by name, those that an earlier version of it had. Returns what f gives, and the names of its states for the next version.
+--- f(), whose states are, by name, those that an earlier version of it had. Returns what f gives,
+--- and the names of its states for the next version.
 ---@param before? table<string, true>
 ---@param f function
 ---@return any, table<string, true>
@@ -69,10 +81,15 @@ end
 ---@param name string
 ---@return ms.State
 function link_state.new(name)
-  if type(name) ~= "string" or name == "" then core.raise("hooks.state: a name is expected, not " .. type(name)) end
+  if type(name) ~= "string" or name == "" then
+    core.raise("hooks.state: a name is expected, not " .. type(name))
+  end
   local old = inherited(name)
   if old then return old end
-  if is_taken(name) then core.raise(("hooks.state: there is a state '%s' already, in which another link would find its own numbers"):format(name)) end
+  if is_taken(name) then
+    core.raise(("hooks.state: there is a state '%s' already, in which another link would find its \z
+      own numbers"):format(name))
+  end
   return make(name)
 end
 
@@ -100,23 +117,31 @@ function link_state.find(name) return live[name] end
 ---@return userdata
 function link_state.core(state) return self_of(state).core end
 
---- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when buckets are rebuilt.
+--- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when
+--- buckets are rebuilt.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@return ms.Tensor
 function State:flat(bucket, name)
-  if not core.is_bucket(bucket) then core.raise("state:flat: a bucket is expected, not " .. type(bucket)) end
-  if type(name) ~= "string" then core.raise("state:flat: a name is expected, not " .. type(name)) end
+  if not core.is_bucket(bucket) then
+    core.raise("state:flat: a bucket is expected, not " .. type(bucket))
+  end
+  if type(name) ~= "string" then
+    core.raise("state:flat: a name is expected, not " .. type(name))
+  end
   return (self_of(self).core:flat(bucket, name))
 end
 
---- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's are new, and so zero.
+--- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's
+--- are new, and so zero.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@param lengths integer[]
 ---@return ms.Tensor, boolean[]
 function State:pieces(bucket, name, lengths)
-  if not core.is_bucket(bucket) then core.raise("state:pieces: bucket must be a bucket, not a " .. type(bucket)) end
+  if not core.is_bucket(bucket) then
+    core.raise("state:pieces: bucket must be a bucket, not a " .. type(bucket))
+  end
   options_of.argument("state:pieces", "name", name, "string")
   options_of.items("state:pieces", "lengths", lengths, "integer")
   return self_of(self).core:flat(bucket, name, lengths)
@@ -134,7 +159,8 @@ local function table_at(own, tables, kind, key, called)
   return found
 end
 
--- A bucket is its parameters: with other ones it is another bucket, and the tables of those that had them go.
+-- A bucket is its parameters: with other ones it is another bucket, and the tables of those that
+-- had them go.
 local function bucket_table(own, bucket)
   local key = bucket:_key()
   local entry = own.buckets[key]
@@ -152,15 +178,19 @@ local function bucket_table(own, bucket)
   return entry.table
 end
 
---- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. What is put there is kept, and saved.
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
+--- string. What is put there is kept, and saved.
 ---@param owner ms.Parameter|ms.Bucket|string
 ---@return table
 function State:of(owner)
   local own = self_of(self)
   if type(owner) == "string" then return table_at(own, own.texts, "texts", owner, owner) end
-  if core.is_parameter(owner) then return table_at(own, own.parameters, "parameters", owner, owner:name()) end
+  if core.is_parameter(owner) then
+    return table_at(own, own.parameters, "parameters", owner, owner:name())
+  end
   if core.is_bucket(owner) then return bucket_table(own, owner) end
-  core.raise(("state:of: a parameter, a bucket or a string is expected, not %s"):format(core.is_tensor(owner) and "a tensor that is no parameter" or type(owner)))
+  core.raise(("state:of: a parameter, a bucket or a string is expected, not %s")
+    :format(core.is_tensor(owner) and "a tensor that is no parameter" or type(owner)))
 end
 
 options_of.methods(State, "a state of hooks.state", function(value) return inner[value] ~= nil end)
@@ -186,21 +216,29 @@ steps.on_end(function()
   end
 end)
 
--------------------------------------------------------------------------------------------------------------------- saving, loading
+------------------------------------------------------------------------------------ saving, loading
 
 -- All that a state holds, as one table.
 local function content(state)
   local own = self_of(state)
-  local result = { iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {} }
+  local result = {
+    iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {},
+  }
   for _, piece in ipairs(own.core:pieces()) do
     local name, parameter, tensor = table.unpack(piece)
     result.flats[name] = result.flats[name] or {}
     result.flats[name][parameter] = tensor
   end
-  for kind, tables in pairs(own.put) do for name, value in pairs(tables) do result[kind][name] = value end end
+  for kind, tables in pairs(own.put) do
+    for name, value in pairs(tables) do result[kind][name] = value end
+  end
   for name, value in pairs(own.texts) do result.texts[name] = value end
-  for p, value in pairs(own.parameters) do if next(value) ~= nil then result.parameters[p:name()] = value end end
-  for key, entry in pairs(own.buckets) do if next(entry.table) ~= nil then result.buckets[key] = entry.table end end
+  for p, value in pairs(own.parameters) do
+    if next(value) ~= nil then result.parameters[p:name()] = value end
+  end
+  for key, entry in pairs(own.buckets) do
+    if next(entry.table) ~= nil then result.buckets[key] = entry.table end
+  end
   return result
 end
 
@@ -212,14 +250,17 @@ function link_state.restore(state, saved)
   own.core:clear()
   own.core:iteration(saved.iteration)
   for name, list in require "moonshard".sorted_pairs(saved.flats) do
-    for parameter, tensor in require "moonshard".sorted_pairs(list) do own.core:put(name, parameter, tensor) end
+    for parameter, tensor in require "moonshard".sorted_pairs(list) do
+      own.core:put(name, parameter, tensor)
+    end
   end
   for p in pairs(own.parameters) do own.parameters[p] = nil end
   own.texts, own.buckets = {}, {}
   own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
 end
 
--- Two numbers that tell whether ranks hold the same: the names and types of tensors, and all other values.
+-- Two numbers that tell whether ranks hold the same: the names and types of tensors, and all other
+-- values.
 local function same_everywhere(world, numbers)
   local all = world:all_gather(core.tensor(numbers, "i64")):sync()
   if core.is_sim() then return true, true end
@@ -237,7 +278,9 @@ local function gather_texts(world, text)
   local longest = math.max(table.unpack(length))
   local all = world:all_gather(core.to_tokens(text .. (" "):rep(longest - #text))):sync()
   local texts = {}
-  for rank, count in ipairs(length) do texts[rank] = core.to_text(all:narrow(1, (rank - 1) * longest + 1, count)) end
+  for rank, count in ipairs(length) do
+    texts[rank] = core.to_text(all:narrow(1, (rank - 1) * longest + 1, count))
+  end
   return texts
 end
 
@@ -253,7 +296,8 @@ local function merge(world, tensor)
   return all:view(world:size(), table.unpack(tensor:shape())), true
 end
 
---- All states as values of a checkpoint. All ranks call it. encode(value, name, out): the checkpoint's; out collects tensors.
+--- All states as values of a checkpoint. All ranks call it. encode(value, name, out): the
+--- checkpoint's; out collects tensors.
 ---@param encode fun(value: any, name: string, out: table): any
 ---@param out { names: string[], tensors: ms.Tensor[] }
 ---@return table<string, table>?
@@ -263,14 +307,22 @@ function link_state.save(encode, out)
   if next(live) == nil then return nil end
   local world, saved = ms.world(), {}
   local found = { names = {}, tensors = {} }
-  for name, state in ms.sorted_pairs(live) do saved[name] = { value = encode(content(state), name, found) } end
+  for name, state in ms.sorted_pairs(live) do
+    saved[name] = { value = encode(content(state), name, found) }
+  end
   local types = {}
-  for i, t in ipairs(found.tensors) do types[i] = ("%s %s [%s]"):format(found.names[i], t:dtype(), table.concat(t:shape(), ",")) end
+  for i, t in ipairs(found.tensors) do
+    types[i] = ("%s %s [%s]"):format(found.names[i], t:dtype(), table.concat(t:shape(), ","))
+  end
   local of_rank, apart = {}, nil
   if world:size() > 1 then
     local text = core.json_encode(saved)
-    local same_types, same_values = same_everywhere(world, { core.hash(table.concat(types, "\n")), core.hash(text) })
-    if not same_types then core.raise "checkpoint: states of links hold tensors of other names or shapes on other ranks: use the same ones on all ranks" end
+    local same_types, same_values = same_everywhere(world,
+      { core.hash(table.concat(types, "\n")), core.hash(text) })
+    if not same_types then
+      core.raise "checkpoint: states of links hold tensors of other names or shapes on other \z
+        ranks: use the same ones on all ranks"
+    end
     for i, t in ipairs(found.tensors) do
       found.tensors[i], of_rank[found.names[i]] = merge(world, t)
     end
@@ -283,7 +335,8 @@ function link_state.save(encode, out)
   return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
 end
 
--- Of tensors of all ranks this rank's one, or for another number of ranks their mean; of integers the first.
+-- Of tensors of all ranks this rank's one, or for another number of ranks their mean; of integers
+-- the first.
 local function own_part(tensor, ranks, world)
   if ranks == world:size() then return tensor:select(1, world:rank() + 1) end
   local dtype = tensor:dtype()
@@ -291,7 +344,8 @@ local function own_part(tensor, ranks, world)
   return tensor:to "f32":mean(1):to(dtype)
 end
 
---- Reads what save has made: values by state. tensor(name) and decode(value, tensor) are the checkpoint's.
+--- Reads what save has made: values by state. tensor(name) and decode(value, tensor) are the
+--- checkpoint's.
 ---@param links? table
 ---@param decode fun(value: any, tensor: fun(name: string): ms.Tensor): any
 ---@param tensor fun(name: string): ms.Tensor
@@ -303,13 +357,17 @@ function link_state.read(links, decode, tensor)
   if links.apart then
     local other = links.ranks ~= world:size()
     states = core.json_decode(links.apart[other and 1 or world:rank() + 1])
-    if other then log.log("states of links that %d ranks had apart: their numbers outside of tensors are those of rank 0", links.ranks) end
+    if other then
+      log.log("states of links that %d ranks had apart: their numbers outside of tensors are \z
+        those of rank 0", links.ranks)
+    end
   end
   local result = {}
   for name, state in pairs(states) do
     result[name] = decode(state.value, function(key)
       local t = tensor(key)
-      return t and links.of_rank[key] and core.no_grad(function() return own_part(t, links.ranks, world):contiguous() end) or t
+      return t and links.of_rank[key]
+        and core.no_grad(function() return own_part(t, links.ranks, world):contiguous() end) or t
     end)
   end
   return result
@@ -321,7 +379,8 @@ function link_state.load(saved)
   waiting = {}
   for name, value in pairs(saved) do waiting[name] = value end
   for name, state in pairs(live) do
-    link_state.restore(state, saved[name] or { iteration = 0, flats = {}, texts = {}, parameters = {}, buckets = {} })
+    link_state.restore(state,
+      saved[name] or { iteration = 0, flats = {}, texts = {}, parameters = {}, buckets = {} })
     waiting[name] = nil
   end
 end

@@ -1,4 +1,5 @@
--- The line of a terminal that is written over and over in place, and what others do who write to the same terminal.
+-- The line of a terminal that is written over and over in place, and what others do who write to
+-- the same terminal.
 local live = { shown = false }           -- shown: the cursor stands at the end of the line
 
 local function process() return package.loaded["moonshard.process"] end
@@ -7,8 +8,9 @@ local function process() return package.loaded["moonshard.process"] end
 ---@return boolean
 function live.is_terminal() return process() ~= nil and process().is_terminal() end
 
---- Shows these parts of a line in place of what was shown: as many, from the first on, as fit the terminal as wide as it is now. A part is
---- never cut, unless the first is wider than the terminal: half a number would be another one.
+--- Shows these parts of a line in place of what was shown: as many, from the first on, as fit the
+--- terminal as wide as it is now. A part is never cut, unless the first is wider than the terminal:
+--- half a number would be another one.
 ---@param parts string[]
 function live.show(parts)
   -- The last column stays free: some terminals go on to the next row as soon as it is written.
@@ -31,7 +33,8 @@ function live.finish()
   io.stdout:flush()
 end
 
---- The same for a process that shows no line itself, while another one on the terminal may: what its text must begin with, in one write.
+--- The same for a process that shows no line itself, while another one on the terminal may: what
+--- its text must begin with, in one write.
 ---@return string
 function live.fresh_row()
   live.finish()

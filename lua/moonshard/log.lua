@@ -5,7 +5,8 @@ local live = require "moonshard.live"
 
 local log = {}
 
--- Tensors show shape and dtype, and only where the format says %s: showing values would wait for the device.
+-- Tensors show shape and dtype, and only where the format says %s: showing values would wait for
+-- the device.
 local function text(format, ...)
   if type(format) ~= "string" then core.raise("log: a format is expected, not " .. type(format)) end
   local count = select("#", ...)
@@ -15,7 +16,9 @@ local function text(format, ...)
     if directive ~= "%" then
       i = i + 1
       if i <= count and core.is_tensor(values[i]) then
-        if directive ~= "s" then core.raise("log: a tensor can be shown by %s only; its values are not on the host") end
+        if directive ~= "s" then
+          core.raise("log: a tensor can be shown by %s only; its values are not on the host")
+        end
         values[i] = tostring(values[i])
       end
     end

@@ -1,40 +1,52 @@
 ---@meta moonshard
--- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units, errors. Definitions only; nothing here runs.
--- fsdp and its prefetch strategies join it when they are built.
+-- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units,
+-- errors. Definitions only; nothing here runs. fsdp and its prefetch strategies join it when they
+-- are built.
 --
 -- Eleven rules hold everywhere, and are not repeated below.
---  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans, stats) are plain tables with fields.
---  2. What you write in Lua counts from 1: positions in tables, dimensions, `narrow`, `t[i]`; negative dimensions count from the end.
---     What is stored in a tensor or has a name on the wire counts from 0: rank, device, step, bucket and unit index, token id,
---     class label, and the index tensors of argmax, topk, gather, scatter (so that they mean the same to peers, files and other tools).
---  3. In-place operators end in `_` and return their tensor. Collectives have no `_`: they return futures and say what they write.
---  4. Arguments go: subject, options, function. A function comes last; what is run "inside" (`no_grad`, `autocast`, `no_sync`,
---     `summon`, `stream:run`) gets a function and returns its results. Only `ms.recompute(f, ...)`, like `pcall`, has it first.
---  5. Enums are strings. An unknown option or string raises and names the nearest one; so does reading a name that the library's
---     tables, tensors and optimizers do not have.
---  6. A programmer's mistake raises, with position and what to do. What the environment can refuse (files, data, hosts) returns
---     `nil, message, code` (typed `T?, string?, string?`); codes: "not_found" "denied" "exists" "no_space" "corrupt" "mismatch" "timeout" "unsupported" "io".
---     What fails after the call that enqueued it (device, peer) is raised by the next call that meets it, with the first cause;
---     it ends the job: a step's collectives have no local way back.
---  7. Nothing waits unless it says **blocks**: the host then waits for the device. Blocking calls raise inside hooks and plans.
---  8. A tensor made inside a step (`ms.steps`) is released at that step's end, whoever still holds the handle; later use raises,
---     naming the line that made it. Kept are: what `t:keep()` marks, parameters, buffers, gradients, what a State, an optimizer's
---     `state` or a future keeps, and all that was made outside a step.
---  9. Where a future is wanted, a tensor is taken as one that is ready on the current stream. Where a number scales a tensor, a
---     one-element tensor will do.
--- 10. What has something to save has `state()` and `load_state(t)`: plain tables of tensors, numbers, strings, booleans, tables.
--- 11. Sizes are in bytes, times in milliseconds, and their names say so (`budget_bytes`, `ready_ms`).
+--  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans,
+--     stats) are plain tables with fields.
+--  2. What you write in Lua counts from 1: positions in tables, dimensions, `narrow`, `t[i]`;
+--     negative dimensions count from the end. What is stored in a tensor or has a name on the wire
+--     counts from 0: rank, device, step, bucket and unit index, token id, class label, and the
+--     index tensors of argmax, topk, gather, scatter (so that they mean the same to peers, files
+--     and other tools).
+--  3. In-place operators end in `_` and return their tensor. Collectives have no `_`: they return
+--     futures and say what they write.
+--  4. Arguments go: subject, options, function. A function comes last; what is run "inside"
+--     (`no_grad`, `autocast`, `no_sync`, `summon`, `stream:run`) gets a function and returns its
+--     results. Only `ms.recompute(f, ...)`, like `pcall`, has it first.
+--  5. Enums are strings. An unknown option or string raises and names the nearest one; so does
+--     reading a name that the library's tables, tensors and optimizers do not have.
+--  6. A programmer's mistake raises, with position and what to do. What the environment can refuse
+--     (files, data, hosts) returns `nil, message, code` (typed `T?, string?, string?`); codes:
+--     "not_found" "denied" "exists" "no_space" "corrupt" "mismatch" "timeout" "unsupported" "io".
+--     What fails after the call that enqueued it (device, peer) is raised by the next call that
+--     meets it, with the first cause; it ends the job: a step's collectives have no local way back.
+--  7. Nothing waits unless it says **blocks**: the host then waits for the device. Blocking calls
+--     raise inside hooks and plans.
+--  8. A tensor made inside a step (`ms.steps`) is released at that step's end, whoever still holds
+--     the handle; later use raises, naming the line that made it. Kept are: what `t:keep()` marks,
+--     parameters, buffers, gradients, what a State, an optimizer's `state` or a future keeps, and
+--     all that was made outside a step.
+--  9. Where a future is wanted, a tensor is taken as one that is ready on the current stream. Where
+--     a number scales a tensor, a one-element tensor will do.
+-- 10. What has something to save has `state()` and `load_state(t)`: plain tables of tensors,
+--     numbers, strings, booleans, tables.
+-- 11. Sizes are in bytes, times in milliseconds, and their names say so (`budget_bytes`,
+--     `ready_ms`).
 --
--- Phases: *load* (the file runs), *plan* (planners: numbers in, table out), *step* (inside `ms.steps`), *hook* (links, gradient hooks,
--- `and_then`; enqueue only). In a hook it is an error to block, call backward, step the optimizer as a whole, make groups or register
--- hooks; in a plan, to touch tensors, groups or clocks. Nothing that runs in hooks or plans may yield.
+-- Phases: *load* (the file runs), *plan* (planners: numbers in, table out), *step* (inside
+-- `ms.steps`), *hook* (links, gradient hooks, `and_then`; enqueue only). In a hook it is an error
+-- to block, call backward, step the optimizer as a whole, make groups or register hooks; in a plan,
+-- to touch tensors, groups or clocks. Nothing that runs in hooks or plans may yield.
 
 ---@alias ms.DType "f32"|"f16"|"bf16"|"i64"|"i32"|"u16"|"u8"|"bool"
 ---@alias ms.Op "sum"|"avg"|"min"|"max"|"prod"
 ---@alias ms.Number number|ms.Tensor  a number or a one-element tensor
 ---@alias ms.Index ms.Tensor          i64, i32 or u16; counts from 0
 
--------------------------------------------------------------------------------------------------------------------- the module
+----------------------------------------------------------------------------------------- the module
 
 ---@class ms
 ---@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
@@ -46,27 +58,31 @@
 ---@field trace ms.trace
 ---@field scripts ms.scripts
 ---@field version string
---- The engine starts by itself at first use, from the launcher's settings; only a program without the launcher calls this, first
---- (rendezvous: a socket path that all its ranks share).
+--- The engine starts by itself at first use, from the launcher's settings; only a program without
+--- the launcher calls this, first (rendezvous: a socket path that all its ranks share).
 ---@field init fun(options: { device?: "cpu"|"sim", threads?: integer, strict?: boolean, pin?: boolean, seed?: integer, memory_bytes?: integer, cpu?: "portable"|"avx2"|"avx512"|"avx512bf16", group?: "local"|"fake", rank?: integer, world_size?: integer, rendezvous?: string })
 
 ---@class ms
----@field memory fun(): { live: integer, peak: integer, reserved: integer }   bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since the start or reset_peak; reserved: live and what the pool keeps
+--- Bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since
+--- the start or reset_peak; reserved: live and what the pool keeps.
+---@field memory fun(): { live: integer, peak: integer, reserved: integer }
 ---@field reset_peak fun()
 --- **blocks** until all streams have finished.
 ---@field synchronize fun()
----@field info fun(): table   cpu, threads, kernels, blas, blas_isa, memory_bytes, devices, mpi, nccl, lua, version
+--- cpu, threads, kernels, blas, blas_isa, memory_bytes, devices, mpi, nccl, lua, version.
+---@field info fun(): table
 ---@field rank fun(): integer
 ---@field world_size fun(): integer
 ---@field world fun(): ms.Group   all ranks
 --- The current step: 0-based; after a resume it goes on where the run stopped.
 ---@field step fun(): integer
---- `for step in ms.steps(count, first) do`: the only way to say what a step is. Yields first (0 unless given) to count - 1. Leaving
---- the loop in any way ends the step. Plans, metrics, the trace, memory accounts and a stop request act at its edges.
+--- `for step in ms.steps(count, first) do`: the only way to say what a step is. Yields first (0
+--- unless given) to count - 1. Leaving the loop in any way ends the step. Plans, metrics, the
+--- trace, memory accounts and a stop request act at its edges.
 ---@field steps fun(count: integer, first?: integer): fun(): integer?
---- Seeds the counter-based generator of this engine: draws depend on seed, step and position, never on threads.
---- Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout and `per_rank = true`
---- draw other numbers on each rank.
+--- Seeds the counter-based generator of this engine: draws depend on seed, step and position, never
+--- on threads. Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout
+--- and `per_rank = true` draw other numbers on each rank.
 ---@field seed fun(seed: integer)
 --- Declares the recipe's options and returns their values: default, then the file of `--config`,
 --- then `key=value` of the command line. The default gives the type; a table with a value at [1]
@@ -77,21 +93,25 @@
 --- description: f(value) gives what is wrong with it, or nil. Engine switches are flags
 --- (`--trace`, `--device`), not options.
 ---@field config fun(options: table): table
---- A line on rank 0, formatted as `string.format`; tensors may be arguments only of `%s`, which shows shape and dtype, not values.
+--- A line on rank 0, formatted as `string.format`; tensors may be arguments only of `%s`, which
+--- shows shape and dtype, not values.
 ---@field log fun(format: string, ...: any)
 --- The same on whichever rank calls it, with its number.
 ---@field warn fun(format: string, ...: any)
 --- `pairs` in key order: the order of `pairs` differs between ranks.
 ---@field sorted_pairs fun(t: table)
---- Errors. config: unknown option (names the nearest), wrong type (shows default). init: called after the engine has started.
---- steps: nested or inside a hook. Any call from another Lua state or thread than the engine's own.
+--- Errors. config: unknown option (names the nearest), wrong type (shows default). init: called
+--- after the engine has started. steps: nested or inside a hook. Any call from another Lua state or
+--- thread than the engine's own.
 
----------------------------------------------------------------------------------------------------------------- making tensors
+------------------------------------------------------------------------------------- making tensors
 
---- One table gives shape and options: `ms.zeros { 2, 3, dtype = "bf16" }`; `ms.zeros {}` is a scalar (no dimensions).
+--- One table gives shape and options: `ms.zeros { 2, 3, dtype = "bf16" }`; `ms.zeros {}` is a
+--- scalar (no dimensions).
 ---@class ms.Shape: { [integer]: integer }
 ---@field dtype? ms.DType              "f32" unless given
----@field device? string               the current device unless given; "cpu" "cuda:0" "meta" (shape without memory)
+--- The current device unless given; "cpu" "cuda:0" "meta" (shape without memory).
+---@field device? string
 ---@field group? ms.Group              lay it where this group's collectives reach it without a copy
 ---@field requires_grad? boolean
 
@@ -103,7 +123,8 @@
 ---@field high? number                 rand, randint: exclusive
 
 ---@class ms
---- values: nested lists of equal lengths; dtype: "f32", "i64" if all are integers, "bool" if booleans.
+--- values: nested lists of equal lengths; dtype: "f32", "i64" if all are integers, "bool" if
+--- booleans.
 ---@field tensor fun(values: number|boolean|table, dtype?: ms.DType): ms.Tensor
 ---@field empty fun(shape: ms.Shape): ms.Tensor   contents undefined
 ---@field zeros fun(shape: ms.Shape): ms.Tensor
@@ -115,60 +136,73 @@
 ---@field randn fun(shape: ms.RandomShape): ms.Tensor   normal, mean 0
 ---@field randint fun(shape: ms.RandomShape): ms.Tensor   i64
 ---@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: 1 unless given
----@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: the new dimension; 1 unless given
+--- dim: the new dimension; 1 unless given.
+---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
 ---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor   condition: bool
---- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the original shapes, in order.
----@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]   all values in one new 1-D tensor, and views of it in the shapes of the tensors; both have gradients
---- Moves parameters into one storage (nothing happens if they already lie there in this order) and returns it as a 1-D tensor that
---- they are views of; kept.
+--- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the
+--- original shapes, in order. All values in one new 1-D tensor, and views of it in the shapes of
+--- the tensors; both have gradients.
+---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
+--- Moves parameters into one storage (nothing happens if they already lie there in this order) and
+--- returns it as a 1-D tensor that they are views of; kept.
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
---- Errors. tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several units; inside a step; after ddp
---- (wrap afterwards). where: shapes that do not broadcast (shows all three).
+--- Errors. tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
+--- units; inside a step; after ddp (wrap afterwards). where: shapes that do not broadcast (shows
+--- all three).
 
-------------------------------------------------------------------------------------------------------------- scopes, futures, tools
+----------------------------------------------------------------------------- scopes, futures, tools
 
 ---@class ms
---- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the current one.
+--- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the
+--- current one.
 ---@field device fun(name?: string, f?: function): any
 ---@field no_grad fun(f: function)   f: no graph is recorded inside
---- Matrix products, convolution-like operators and attention inside f compute in dtype and accumulate in f32; norms, softmax, losses
---- and reductions stay in f32. Weights stay f32; their casts are cached for the step.
+--- Matrix products, convolution-like operators and attention inside f compute in dtype and
+--- accumulate in f32; norms, softmax, losses and reductions stay in f32. Weights stay f32; their
+--- casts are cached for the step.
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
---- Runs f(...) without storing its activations; backward runs it again, with the same random numbers.
+--- Runs f(...) without storing its activations; backward runs it again, with the same random
+--- numbers.
 ---@field recompute fun(f: function, ...: any)
 --- Without a name: the current stream. With one: that stream, made at first use.
 ---@field stream fun(name?: string, options?: { priority?: "low"|"normal"|"high" }): ms.Stream
 --- A future of the list of all values, in order.
 ---@field all fun(futures: (ms.Future|ms.Tensor)[]): ms.Future
---- A named series with one value a step: what is pushed in a step is combined by op, over the step and, at its end, over all ranks (all
---- metrics in one small all-reduce). Goes to metrics.jsonl. The same name returns the same metric.
+--- A named series with one value a step: what is pushed in a step is combined by op, over the step
+--- and, at its end, over all ranks (all metrics in one small all-reduce). Goes to metrics.jsonl.
+--- The same name returns the same metric.
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric   op: "avg" unless given
---- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last dimension, row by row.
---- options: block 256 numbers a scale; scale = false ("sign" only): bare bits, decoded to -1 and 1.
+--- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last
+--- dimension, row by row. options: block 256 numbers a scale; scale = false ("sign" only): bare
+--- bits, decoded to -1 and 1.
 ---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: { block?: integer, rounding?: "nearest"|"stochastic", scale?: boolean }): ms.Codec
---- The step line on rank 0 and `metrics.jsonl`, for loops written by hand; all ranks call it. options: run: folder; tokens: of a step, over all
---- ranks; total: steps of the run, for the ETA; dtype: of the products, for MFU ("f32" unless given); every: a line each so many steps. Unless
---- given, each step is shown on a terminal, in place; elsewhere the first 10, then one every 10 s or 1% of the steps, whichever is rarer.
---- `moonshard run --log-every N` goes before. metrics.jsonl has every step; it is cut at the first step that is reported.
+--- The step line on rank 0 and `metrics.jsonl`, for loops written by hand; all ranks call it.
+--- options: run: folder; tokens: of a step, over all ranks; total: steps of the run, for the ETA;
+--- dtype: of the products, for MFU ("f32" unless given); every: a line each so many steps. Unless
+--- given, each step is shown on a terminal, in place; elsewhere the first 10, then one every 10 s
+--- or 1% of the steps, whichever is rarer. `moonshard run --log-every N` goes before. metrics.jsonl
+--- has every step; it is cut at the first step that is reported.
 ---@field report fun(options: { run: string, tokens?: integer, total?: integer, dtype?: string, every?: integer }): ms.Report
 
---- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps its value until collected, across
---- steps too, and several `and_then` may hang on one.
+--- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps
+--- its value until collected, across steps too, and several `and_then` may hang on one.
 ---@class ms.Future
 --- The current stream waits; the host does not.
 ---@field value fun(self): any
---- f(value) runs on the host with the future's stream current: at once, or after the running hook or callback has returned (a flat FIFO,
---- in order of registration). What f returns (future, tensor or list of tensors; nothing: the same value) is the new future's value.
+--- f(value) runs on the host with the future's stream current: at once, or after the running hook
+--- or callback has returned (a flat FIFO, in order of registration). What f returns (future, tensor
+--- or list of tensors; nothing: the same value) is the new future's value.
 ---@field and_then fun(self, f: fun(value: any): any): ms.Future
 ---@field sync fun(self): any   **blocks** until it is ready
---- Errors. sync inside a hook. An error in f ends the step on every rank with hook, bucket and script line. f yields.
---- There is no `done()`: what depends on timing makes ranks diverge.
+--- Errors. sync inside a hook. An error in f ends the step on every rank with hook, bucket and
+--- script line. f yields. There is no `done()`: what depends on timing makes ranks diverge.
 
 ---@class ms.Stream
 ---@field name fun(self): string
 --- f runs at once on the host; what it enqueues goes onto this stream.
 ---@field run fun(self, f: function)
---- This stream waits; hazards on tensors need no wait, they are found by the engine (and are errors in strict mode only in C code).
+--- This stream waits; hazards on tensors need no wait, they are found by the engine (and are errors
+--- in strict mode only in C code).
 ---@field wait fun(self, future: ms.Future)
 --- **blocks**
 ---@field sync fun(self)
@@ -176,39 +210,48 @@
 
 ---@class ms.Metric
 ---@field push fun(self, value: ms.Number)
---- The value of step `ms.step() - steps`, the same on every rank; nil where there is none. Waits only if the device is further behind.
+--- The value of step `ms.step() - steps`, the same on every rank; nil where there is none. Waits
+--- only if the device is further behind.
 ---@field lag fun(self, steps: integer): number?   steps: 1 or more
 --- Errors. lag(0). push of more than one element. Two metrics of one name with different ops.
 
 
 ---@class ms.Codec
---- t: any float [..., n]; the payload is u8 [..., bytes(n)]. With `error = true` the second result is t minus what the payload says.
+--- t: any float [..., n]; the payload is u8 [..., bytes(n)]. With `error = true` the second result
+--- is t minus what the payload says.
 ---@field encode fun(self, t: ms.Tensor, options?: { error?: boolean }): ms.Tensor, ms.Tensor?
----@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [..., n]; payload: [..., bytes(n)]
+--- F32 [..., n]; payload: [..., bytes(n)].
+---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor
 --- Decodes and adds the rows, in row order, in f32.
----@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor   f32 [n]; payload: [rows, bytes(n)]
---- Bytes of a row of n numbers. First one f32 scale (4 bytes) for each block of `block` numbers, the last of which may be shorter:
---- 4 * ceil(n / block); none for "sign" with scale = false. Then the codes, packed over the whole row: n bytes for int8 and fp8,
---- ceil(n / 2) for int4 and fp4 (at odd n the high half of the last byte is unused), ceil(n / 8) for sign.
+--- F32 [n]; payload: [rows, bytes(n)].
+---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor
+--- Bytes of a row of n numbers. First one f32 scale (4 bytes) for each block of `block` numbers,
+--- the last of which may be shorter: 4 * ceil(n / block); none for "sign" with scale = false. Then
+--- the codes, packed over the whole row: n bytes for int8 and fp8, ceil(n / 2) for int4 and fp4 (at
+--- odd n the high half of the last byte is unused), ceil(n / 8) for sign.
 ---@field bytes fun(self, n: integer): integer
---- Errors. decode: n does not fit the payload's last dimension (says which n would). encode of integers.
+--- Errors. decode: n does not fit the payload's last dimension (says which n would). encode of
+--- integers.
 
 ---@class ms.Report
---- Tensors are shown one step late, so the device never waits for the host. Adds ms, tok/s, MFU, memory, ETA by itself.
+--- Tensors are shown one step late, so the device never waits for the host. Adds ms, tok/s, MFU,
+--- memory, ETA by itself.
 ---@field step fun(self, values: table<string, ms.Number>)
---- Runs f (validation, saving), whose time and work belong to no step, and returns what it returns. What the steps before it have enqueued is
---- waited for first, and is their time. **blocks**
+--- Runs f (validation, saving), whose time and work belong to no step, and returns what it returns.
+--- What the steps before it have enqueued is waited for first, and is their time. **blocks**
 ---@field outside fun(self, f: fun(): any): any
----@field add fun(self, values: table<string, ms.Number>)   more values for the step that was reported last
+--- More values for the step that was reported last.
+---@field add fun(self, values: table<string, ms.Number>)
 --- **blocks**: shows the step that was reported last, if its line is due.
 ---@field flush fun(self)
 --- Writes and shows the last step. The end of a loop of `ms.steps` writes it too.
 ---@field close fun(self)
 
-------------------------------------------------------------------------------------------------------------------------- tensor
+--------------------------------------------------------------------------------------------- tensor
 
---- Arithmetic (+ - * / ^ unary -) with tensors and numbers, broadcasting from the last dimension; `#t` is the first dimension's size;
---- `t[i]` selects along it (a view; write with `t[i]:copy_(x)`); `==` compares handles, `t:eq(x)` values; tostring shows shape, not values.
+--- Arithmetic (+ - * / ^ unary -) with tensors and numbers, broadcasting from the last dimension;
+--- `#t` is the first dimension's size; `t[i]` selects along it (a view; write with
+--- `t[i]:copy_(x)`); `==` compares handles, `t:eq(x)` values; tostring shows shape, not values.
 ---@class ms.Tensor
 ---@operator add(ms.Number): ms.Tensor
 ---@operator sub(ms.Number): ms.Tensor
@@ -227,7 +270,7 @@
 ---@field device fun(self): string
 ---@field is_contiguous fun(self): boolean
 ---@field item fun(self): number|boolean             one element; **blocks**
----@field to_table fun(self): table                  nested lists; **blocks**; up to a million elements
+---@field to_table fun(self): table   nested lists; **blocks**; up to a million elements
 ---@field show fun(self): string                     values, abridged; **blocks**
 -- memory
 ---@field keep fun(self): self                       survives the end of the step
@@ -254,9 +297,11 @@
 ---@field squeeze fun(self, dim: integer): ms.Tensor
 ---@field unsqueeze fun(self, dim: integer): ms.Tensor
 ---@field expand fun(self, ...: integer): ms.Tensor
----@field pad_to fun(self, multiple: integer): ms.Tensor     1-D, zeros at the end up to a multiple; itself if it is one
+--- 1-D, zeros at the end up to a multiple; itself if it is one.
+---@field pad_to fun(self, multiple: integer): ms.Tensor
 -- elementwise; each of these has an in-place twin: add_, relu_, clamp_ ...
----@field add fun(self, other: ms.Number, factor?: number): ms.Tensor   self + factor * other, one pass
+--- self + factor * other, one pass.
+---@field add fun(self, other: ms.Number, factor?: number): ms.Tensor
 ---@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor
 ---@field mul fun(self, other: ms.Number): ms.Tensor
 ---@field div fun(self, other: ms.Number): ms.Tensor
@@ -282,9 +327,11 @@
 ---@field sigmoid fun(self): ms.Tensor
 ---@field dropout fun(self, p: number): ms.Tensor            other numbers on every rank
 ---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor
---- scatter, scatter_add: index, and values unless they are a number, have one shape, and this tensor's sizes in all dimensions but dim.
+--- scatter, scatter_add: index, and values unless they are a number, have one shape, and this
+--- tensor's sizes in all dimensions but dim.
 ---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
----@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor   equal indices add in order of position
+--- Equal indices add in order of position.
+---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
 -- comparison, to bool
 ---@field eq fun(self, other: ms.Number|boolean): ms.Tensor
 ---@field ne fun(self, other: ms.Number|boolean): ms.Tensor
@@ -300,100 +347,136 @@
 ---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
----@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor   2 unless given; math.huge; in f32
+--- 2 unless given; math.huge; in f32.
+---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0
 ---@field cumsum fun(self, dim: integer): ms.Tensor
 ---@field dot fun(self, other: ms.Tensor): ms.Tensor
---- quantile, above and a codec's encode have no gradient: a tensor that requires one is refused while that is recorded.
+--- quantile, above and a codec's encode have no gradient: a tensor that requires one is refused
+--- while that is recorded.
 ---@field quantile fun(self, q: number): ms.Tensor
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
 -- selection
----@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor            values, i64 indices; last dimension unless given; ties: lower index
----@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor   1-D: |x| > threshold: values, i64 indices, i64 count; unused slots are 0 and index 0
----@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor   index: of this tensor's sizes in all dimensions but dim
+--- Values, i64 indices; last dimension unless given; ties: lower index.
+---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
+--- 1-D: |x| > threshold: values, i64 indices, i64 count; unused slots are 0 and index 0.
+---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
+--- index: of this tensor's sizes in all dimensions but dim.
+---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
 ---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor
 -- linear algebra and layers
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
----@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight^T + bias
----@field orthonormalize_ fun(self, eps?: number): self      columns of [..., n, r], r <= n; a zero column stays zero
----@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor   self x weight + bias, weight [in, out]
----@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor   self + residual, and its norm, in one pass
+--- self x weight^T + bias.
+---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+--- Columns of [..., n, r], r <= n; a zero column stays zero.
+---@field orthonormalize_ fun(self, eps?: number): self
+--- self x weight + bias, weight [in, out].
+---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+--- self + residual, and its norm, in one pass.
+---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
 ---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
 ---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
 ---@field log_softmax fun(self, dim?: integer): ms.Tensor
----@field cross_entropy fun(self, target: ms.Index, options?: { ignore_index?: integer, reduction?: "mean"|"sum"|"none" }): ms.Tensor   [..., classes] against [...]; ignore_index -100
+--- [..., classes] against [...]; ignore_index -100.
+---@field cross_entropy fun(self, target: ms.Index, options?: { ignore_index?: integer, reduction?: "mean"|"sum"|"none" }): ms.Tensor
 ---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
----@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor   eps of both norms: 1e-5 unless given
+--- eps of both norms: 1e-5 unless given.
+---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
 ---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
 ---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
 ---@field embedding fun(self, weight: ms.Tensor): ms.Tensor  self: token ids
----@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor   [batch, heads, time, width]; first position, from 0
----@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor   queries [batch, heads, time, width]; fewer key heads: grouped; causal unless told
+--- [batch, heads, time, width]; first position, from 0.
+---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
+--- Queries [batch, heads, time, width]; fewer key heads: grouped; causal unless told.
+---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor
 -- gradients
 ---@field requires_grad fun(self): boolean
 ---@field requires_grad_ fun(self, yes?: boolean): self
 ---@field detach fun(self): ms.Tensor
 ---@field grad fun(self): ms.Tensor?
 ---@field set_grad fun(self, grad?: ms.Tensor)
----@field backward fun(self, options?: { gradient?: ms.Tensor, retain_graph?: boolean })      gradients add up
----@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()              before it is used further; the result is a function that removes f
---- Errors. Shapes that do not fit (operator, both shapes, script line). Dtypes that do not match: no silent promotion between floats.
---- Use after the step that made it (rule 8), of a borrowed bucket tensor after its hook, or after an error spoiled it. backward: the graph
---- was freed (by which line), a saved tensor was changed in place (which), backward of a backward is not supported.
---- item, to_table, show inside a hook: use a Metric and `lag`.
+--- Gradients add up.
+---@field backward fun(self, options?: { gradient?: ms.Tensor, retain_graph?: boolean })
+--- Before it is used further; the result is a function that removes f.
+---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
+--- Errors. Shapes that do not fit (operator, both shapes, script line). Dtypes that do not match:
+--- no silent promotion between floats. Use after the step that made it (rule 8), of a borrowed
+--- bucket tensor after its hook, or after an error spoiled it. backward: the graph was freed (by
+--- which line), a saved tensor was changed in place (which), backward of a backward is not
+--- supported. item, to_table, show inside a hook: use a Metric and `lag`.
 
--------------------------------------------------------------------------------------------------------------------------- group
+---------------------------------------------------------------------------------------------- group
 
---- A process group. Calls must come in the same order, with equal arguments, on all its ranks; a difference ends the job and shows both
---- sides. Results add in rank order: the same bits on every rank and every run. All return a future and enqueue at once.
---- op: also { premul_sum = factor }, the sum of each rank's tensor times its factor. Where a gradient is recorded, all_reduce and broadcast leave t
---- alone and the value is a tensor of its own; they, reduce_scatter, all_gather and all_to_all have gradients (with op sum, avg or premul_sum).
+--- A process group. Calls must come in the same order, with equal arguments, on all its ranks; a
+--- difference ends the job and shows both sides. Results add in rank order: the same bits on every
+--- rank and every run. All return a future and enqueue at once. op: also { premul_sum = factor },
+--- the sum of each rank's tensor times its factor. Where a gradient is recorded, all_reduce and
+--- broadcast leave t alone and the value is a tensor of its own; they, reduce_scatter, all_gather
+--- and all_to_all have gradients (with op sum, avg or premul_sum).
 ---@class ms.Group
 ---@field rank fun(self): integer
 ---@field size fun(self): integer
 ---@field name fun(self): string
---- The same ranks over their own connection and stream, so that neither waits for the other. 1 is the group itself.
+--- The same ranks over their own connection and stream, so that neither waits for the other. 1 is
+--- the group itself.
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
 --- Called on all ranks of this group, with the same list; nil on ranks in no part.
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
---- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the ranks of equal position in all blocks.
+--- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the
+--- ranks of equal position in all blocks.
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
----@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future   t: in place; the future's value; op: "sum" unless given
----@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future   t: in place on root; others unchanged
+--- t: in place; the future's value; op: "sum" unless given.
+---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future
+--- t: in place on root; others unchanged.
+---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future
 --- Value: this rank's part along dimension 1 (equal parts, or counts[rank + 1] rows).
 ---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
---- Value: all ranks' tensors joined along dimension 1, in rank order, in t's dtype: gathered indices of topk or above are i64,
---- 8 bytes each on the wire; t:to "i32" before it halves that. With counts, ranks may bring different numbers of rows.
+--- Value: all ranks' tensors joined along dimension 1, in rank order, in t's dtype: gathered
+--- indices of topk or above are i64, 8 bytes each on the wire; t:to "i32" before it halves that.
+--- With counts, ranks may bring different numbers of rows.
 ---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
---- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts received, joined in rank order.
+--- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts
+--- received, joined in rank order.
 ---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
 ---@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future   t: in place on all but root
----@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future   value: as all_gather's on root; t itself elsewhere
----@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future   t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's part
+--- value: as all_gather's on root; t itself elsewhere.
+---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
+--- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's
+--- part.
+---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 ---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
 ---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future   t: in place
 --- **blocks**
 ---@field barrier fun(self, timeout_ms?: integer)
 --- What this rank has sent since the start, by operation.
 ---@field bytes_sent fun(self): table<string, integer>   wire bytes
---- Errors. Different call, dtype, count, root or op on another rank (both sides, script lines). A rank left, died or raised ("because rank
---- 2: ..."). Rows do not divide by size() (says pad_to). avg of integers. barrier, split, levels inside a hook.
+--- Errors. Different call, dtype, count, root or op on another rank (both sides, script lines). A
+--- rank left, died or raised ("because rank 2: ..."). Rows do not divide by size() (says pad_to).
+--- avg of integers. barrier, split, levels inside a hook.
 
------------------------------------------------------------------------------------------------------------------------------ nn
+------------------------------------------------------------------------------------------------- nn
 
----@class ms.Parameter: ms.Tensor      under fsdp: this rank's 1-D piece, perhaps empty, except during its unit's use or `summon`
----@field name fun(self): string       dotted, "" until a module has it; of a tied one that of its first place from the root, as in `parameters`, `state` and `save`
+--- Under fsdp: this rank's 1-D piece, perhaps empty, except during its unit's use or `summon`.
+---@class ms.Parameter: ms.Tensor
+--- Dotted, "" until a module has it; of a tied one that of its first place from the root, as in
+--- `parameters`, `state` and `save`.
+---@field name fun(self): string
 ---@field full_shape fun(self): integer[]
----@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()     after the gradient was added up; removes f
+--- After the gradient was added up; removes f.
+---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()
 
---- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of assignment. Names are dotted and list
---- items count from 0 in them, as in other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the tree of its
---- parts, with classes, shapes and how many parameters each has.
+--- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of
+--- assignment. Names are dotted and list items count from 0 in them, as in other tools' files:
+--- `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the tree of its parts,
+--- with classes, shapes and how many parameters each has.
 ---@class ms.Module
 ---@field class_name string            what nn.class was given
----@operator call(...): any            runs forward with hooks; call the wrapped model, not what is inside
----@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]   each once, tied ones under their first name
----@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]   the same with their names
+--- Runs forward with hooks; call the wrapped model, not what is inside.
+---@operator call(...): any
+--- Each once, tied ones under their first name.
+---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]
+--- The same with their names.
+---@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]
 ---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
 ---@field children fun(self): ms.Module[]   direct ones
 ---@field modules fun(self): (fun(): string, ms.Module)   itself ("") and all below, in order
@@ -401,26 +484,32 @@
 ---@field eval fun(self): self
 ---@field is_training fun(self): boolean   true until eval, or train(false)
 ---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
----@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })   t: saved unless options.save is false
---- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward: f(module, gradients). What it returns replaces.
+--- t: saved unless options.save is false.
+---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
+--- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward:
+--- f(module, gradients). What it returns replaces.
 ---@field hook fun(self, when: "pre_forward"|"forward"|"pre_backward"|"backward", f: function): fun()
 --- f(i) for i = 1..count; gradients are reduced in the last pass only. A plain module just loops.
 ---@field accumulate fun(self, count: integer, f: fun(i: integer))
---- Scales all gradients to a norm of at most `max`, over all ranks and shards; the norm before is a device scalar.
+--- Scales all gradients to a norm of at most `max`, over all ranks and shards; the norm before is a
+--- device scalar.
 ---@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor   p: 2 unless given
 ---@field clip_grad_value fun(self, max: number)
 --- options: full (unless given): complete tensors on rank 0, elsewhere empty.
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: { partial?: boolean })
---- As safetensors, written by rank 0, a unit at a time. All ranks call. options.dtype: of all float tensors. Unless given, a model of
---- nn.pretrained is written in the dtypes of the file that it was read from (after `to`: in its own), and the log says if that rounds;
---- all others in their own dtypes. path: a .safetensors file or a folder; "exists" for a folder whose index names other weights.
+--- As safetensors, written by rank 0, a unit at a time. All ranks call. options.dtype: of all float
+--- tensors. Unless given, a model of nn.pretrained is written in the dtypes of the file that it was
+--- read from (after `to`: in its own), and the log says if that rounds; all others in their own
+--- dtypes. path: a .safetensors file or a folder; "exists" for a folder whose index names other
+--- weights.
 ---@field save fun(self, path: string, options?: { dtype?: "f32"|"f16"|"bf16" }): true?, string?, string?
---- A file, a list of files or a folder. A folder is read by its model.safetensors.index.json; without one all its .safetensors files are
---- read. A name that stands in two files is an error.
+--- A file, a list of files or a folder. A folder is read by its model.safetensors.index.json;
+--- without one all its .safetensors files are read. A name that stands in two files is an error.
 ---@field load fun(self, path: string|string[], options?: { partial?: boolean }): true?, string?, string?
---- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same parameter assigned under two roots.
---- forward called directly on a wrapped module. accumulate: f did not call backward.
+--- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same
+--- parameter assigned under two roots. forward called directly on a wrapped module. accumulate: f
+--- did not call backward.
 
 ---@class ms.ModelOptions
 ---@field vocab integer
@@ -437,8 +526,9 @@
 ---@field rotary_scaling? ms.RotaryScaling   llama; none
 ---@field recompute? boolean           activations, block by block
 
---- How rotary positions are stretched beyond the context of training: "linear" (factor) or "llama3" (all fields), by the formulas of
---- Hugging Face transformers (modeling_rope_utils.py). original_context: its original_max_position_embeddings.
+--- How rotary positions are stretched beyond the context of training: "linear" (factor) or "llama3"
+--- (all fields), by the formulas of Hugging Face transformers (modeling_rope_utils.py).
+--- original_context: its original_max_position_embeddings.
 ---@class ms.RotaryScaling
 ---@field type "default"|"linear"|"llama3"
 ---@field factor? number
@@ -459,24 +549,29 @@
 ---@field SiLU fun(): ms.Module
 ---@field MLP fun(width: integer, hidden: integer, options?: { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }): ms.Module
 ---@field Attention fun(options: { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }): ms.Module
---- `local Block = nn.class("Block")`, then `function Block:init(...)` and `function Block:forward(...)`; `Block(...)` makes one.
+--- `local Block = nn.class("Block")`, then `function Block:init(...)` and
+--- `function Block:forward(...)`; `Block(...)` makes one.
 ---@field class fun(name: string, base?: table): table
 ---@field Parameter fun(t: ms.Tensor): ms.Parameter
 ---@field is_module fun(value: any): boolean
 --- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
---- A model of a folder (or file beside) with config.json and .safetensors, as other tools write them. On failure: nil, message, code.
---- 16-bit weights are widened to f32. Settings that would change what is computed and that are not built are "unsupported". `save` writes
---- the model as it was read: names, dtypes, every key of config.json, generation_config.json and the files of the tokenizer. Left out are
---- what is no weight (masks, inv_freq) and copies of a tied head.
+--- A model of a folder (or file beside) with config.json and .safetensors, as other tools write
+--- them. On failure: nil, message, code. 16-bit weights are widened to f32. Settings that would
+--- change what is computed and that are not built are "unsupported". `save` writes the model as it
+--- was read: names, dtypes, every key of config.json, generation_config.json and the files of the
+--- tokenizer. Left out are what is no weight (masks, inv_freq) and copies of a tied head.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
----@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor   the new ids
+--- The new ids.
+---@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor
 
--------------------------------------------------------------------------------------------------------------------------- optim
+---------------------------------------------------------------------------------------------- optim
 
----@class ms.ParamGroup                live: what is written here holds from the next step on, and is saved with the optimizer's state; hyper-parameters by their names below
+--- live: what is written here holds from the next step on, and is saved with the optimizer's state;
+--- hyper-parameters by their names below.
+---@class ms.ParamGroup
 ---@field params ms.Parameter[]|ms.Tensor[]
 ---@field lr? ms.Number               of a group that is added: the optimizer's unless given
 ---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
@@ -485,34 +580,48 @@
 ---@field lr? ms.Number                each kind's default stands below
 ---@field weight_decay? number
 ---@field maximize? boolean
----@field schedule? fun(step: integer): number   factor on lr; step counts this optimizer's steps from 0
+--- Factor on lr; step counts this optimizer's steps from 0.
+---@field schedule? fun(step: integer): number
 ---@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
----@field shard? ms.Group              ZeRO-1: state and step are spread over this group's ranks; inside ddp:join, ranks without inputs still step their part
+--- ZeRO-1: state and step are spread over this group's ranks; inside ddp:join, ranks without inputs
+--- still step their part.
+---@field shard? ms.Group
 ---@field [string] any                 the hyper-parameters of the kind
 
 ---@class ms.Kind
 ---@field name string
 ---@field base? string                 the kind whose overlapped form is used if this one has none
 ---@field defaults? table<string, any>
----@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)   state: this parameter's, saved
+--- state: this parameter's, saved.
+---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
 
 ---@class ms.optim
----@field sgd fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer       lr .01, momentum 0, dampening 0, nesterov false
----@field adam fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer      lr 1e-3, betas {.9, .999}, eps 1e-8, amsgrad false
----@field adamw fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer     as adam; weight_decay .01
----@field adagrad fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer   lr .01, lr_decay 0, initial_accumulator_value 0, eps 1e-10
----@field adadelta fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer  lr 1, rho .9, eps 1e-6
----@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer   lr .01, alpha .99, eps 1e-8, momentum 0, centered false
----@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer     lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
----@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer    lr 1e-3, betas {.9, .999}, eps 1e-8
+--- lr .01, momentum 0, dampening 0, nesterov false
+---@field sgd fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1e-3, betas {.9, .999}, eps 1e-8, amsgrad false
+---@field adam fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- as adam; weight_decay .01
+---@field adamw fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, lr_decay 0, initial_accumulator_value 0, eps 1e-10
+---@field adagrad fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1, rho .9, eps 1e-6
+---@field adadelta fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, alpha .99, eps 1e-8, momentum 0, centered false
+---@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
+---@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1e-3, betas {.9, .999}, eps 1e-8
+---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
---- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second registration raises.
+--- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second
+--- registration raises.
 ---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
 --- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind.
 ---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
---- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when the parameter's gradient is complete
---- (in an accumulation window: at its end). The step frees the gradient unless options.keep_grads is true.
+--- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when
+--- the parameter's gradient is complete (in an accumulation window: at its end). The step frees the
+--- gradient unless options.keep_grads is true.
 ---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
@@ -526,9 +635,10 @@
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
 --- The defaults are, in this order: 65536, 2, .5, 2000.
 ---@field scaler fun(options?: { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }): ms.Scaler
---- Averages parameters over ranks, every `period` steps; or as `periods = { { 4, 8 }, { 16, 16 } }` says (pairs of period and group size, in
---- ascending order; the largest period that divides the step is used); or every `period` steps with `elastic = alpha`. Call
---- `averager:step(params)` once in each step.
+--- Averages parameters over ranks, every `period` steps; or as `periods = { { 4, 8 }, { 16, 16 } }`
+--- says (pairs of period and group size, in ascending order; the largest period that divides the
+--- step is used); or every `period` steps with `elastic = alpha`. Call `averager:step(params)` once
+--- in each step.
 ---@field averager fun(options: { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }): ms.Averager
 
 ---@class ms.Averager
@@ -537,49 +647,57 @@
 ---@field load_state fun(self, state: table)
 
 
---- An iteration calls `scale(loss):backward()` any number of times (gradients add up), then `unscale(o)`
---- if gradients are clipped or read, then `step(o)` for each optimizer. The factor adapts once in each
---- iteration, at the next scale or when the state is saved: it shrinks if any of these optimizers
---- saw inf or nan, and grows after growth_interval good iterations, within 2^-126 .. 2^126.
+--- An iteration calls `scale(loss):backward()` any number of times (gradients add up), then
+--- `unscale(o)` if gradients are clipped or read, then `step(o)` for each optimizer. The factor
+--- adapts once in each iteration, at the next scale or when the state is saved: it shrinks if any
+--- of these optimizers saw inf or nan, and grows after growth_interval good iterations, within
+--- 2^-126 .. 2^126.
 ---@class ms.Scaler
 --- loss times the factor. A backward through the result marks the gradients that it reaches:
 --- clipping (by hand or by hooks.clip) and optimizer:step raise until unscale or scaler:step has
 --- divided them.
 ---@field scale fun(self, loss: ms.Tensor): ms.Tensor
 --- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
---- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you have not.
+--- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you
+--- have not.
 ---@field unscale fun(self, optimizer: ms.Optimizer): ms.Tensor
 --- Replaces the result of unscale for this optimizer by one that is equal on all ranks.
 ---@field set_finite fun(self, optimizer: ms.Optimizer, finite: ms.Tensor)
---- Unscales, then steps. Skips the step if gradients are inf or nan (in a ddp model they then are on every rank).
+--- Unscales, then steps. Skips the step if gradients are inf or nan (in a ddp model they then are
+--- on every rank).
 ---@field step fun(self, optimizer: ms.Optimizer)
 ---@field state fun(self): { factor: ms.Tensor, good: ms.Tensor }
 ---@field load_state fun(self, saved: table)
 
 ---@class ms.Optimizer
---- Steps all parameters that have a gradient, and frees the gradients (`keep_grads = true` keeps them). Under an overlap policy it steps
---- what was not stepped early, so that the same loop runs under every policy. It ignores parameters without a gradient.
---- options.only_if is one bool on the device. If it is false, nothing changes, not even the step count.
+--- Steps all parameters that have a gradient, and frees the gradients (`keep_grads = true` keeps
+--- them). Under an overlap policy it steps what was not stepped early, so that the same loop runs
+--- under every policy. It ignores parameters without a gradient. options.only_if is one bool on the
+--- device. If it is false, nothing changes, not even the step count.
 ---@field step fun(self, options?: { only_if?: ms.Tensor, keep_grads?: boolean })
---- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks. If the running backward still reads the
---- parameter's old values (for example because of a detached use), the step runs after the last such read. With a sharded optimizer this
---- is an error.
----@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })   grad: p:grad() unless given
+--- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks. If
+--- the running backward still reads the parameter's old values (for example because of a detached
+--- use), the step runs after the last such read. With a sharded optimizer this is an error.
+--- grad: p:grad() unless given.
+---@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })
 ---@field zero_grad fun(self)
 ---@field groups fun(self): ms.ParamGroup[]
 ---@field add_group fun(self, group: ms.ParamGroup)
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
---- From now on, the policy decides when the engine steps this optimizer's parameters in this ddp model. Several optimizers may share a model.
+--- From now on, the policy decides when the engine steps this optimizer's parameters in this ddp
+--- model. Several optimizers may share a model.
 ---@field overlap fun(self, model: ms.DDP, policy: string|ms.Overlap)   policy: a name or a file
 ---@field state fun(self): table   by parameter name
 ---@field load_state fun(self, state: table)
---- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's own); a parameter is in two groups;
---- step is called inside a hook (the message suggests step_param).
+--- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
+--- own); a parameter is in two groups; step is called inside a hook (the message suggests
+--- step_param).
 
----------------------------------------------------------------------------------------------------------------------------- ddp
+------------------------------------------------------------------------------------------------ ddp
 
 ---@alias ms.Link fun(bucket: ms.Bucket, next: fun(bucket: ms.Bucket): ms.Future): ms.Future|ms.Tensor
----@alias ms.LinkLike ms.Link|string   a link, the name of a native one ("bf16_compress"), or a file (.lua) that returns one
+--- A link, the name of a native one ("bf16_compress"), or a file (.lua) that returns one.
+---@alias ms.LinkLike ms.Link|string
 
 ---@class ms.Precision
 ---@field param? ms.DType              compute
@@ -591,21 +709,28 @@
 ---@class ms.DDPOptions
 ---@field group? ms.Group              the world
 ---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" }
----@field bucket_bytes? integer|integer[]   { 1 << 20, 25 << 20 }; the last one is for all further buckets
+--- { 1 << 20, 25 << 20 }; the last one is for all further buckets.
+---@field bucket_bytes? integer|integer[]
 ---@field init_sync? boolean           true: compares shapes, then copies rank 0's values
 ---@field broadcast_buffers? boolean   true
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
----@field buckets? ms.Buckets|string    a plan, the name of a ready-made one, or a file (.lua) that returns one
+--- A plan, the name of a ready-made one, or a file (.lua) that returns one.
+---@field buckets? ms.Buckets|string
 ---@field find_unused? boolean         ignores parameters that the loss does not use
 ---@field static_graph? boolean        every iteration uses the same parameters equally often
----@field precision? ms.Precision      dtypes of computation, reduction and buffers, if not those of the weights
----@field ignored? string[]            names or Lua patterns of parameters and buffers that are not synchronized; each must match one
----@field delayed? string[]            names or Lua patterns of parameters that are reduced together after all others, without the hook
+--- Dtypes of computation, reduction and buffers, if not those of the weights.
+---@field precision? ms.Precision
+--- Names or Lua patterns of parameters and buffers that are not synchronized; each must match one.
+---@field ignored? string[]
+--- Names or Lua patterns of parameters that are reduced together after all others, without the
+--- hook.
+---@field delayed? string[]
 
 ---@class ms
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
 
----@class ms.Stats                     of the last finished step; times of the last synchronized pass that has ended on the device
+--- Of the last finished step; times of the last synchronized pass that has ended on the device.
+---@class ms.Stats
 ---@field step integer
 ---@field forward_ms number
 ---@field backward_ms number
@@ -614,9 +739,11 @@
 ---@field step_ms number               from the reduced gradients to the step's end
 ---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
 ---@field wire_bytes integer
----@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number, compression?: table }[]   one entry for each link
+--- One entry for each link.
+---@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number, compression?: table }[]
 ---@field collectives table<string, integer>   calls by operation, of all groups
----@field buckets { index: integer, bytes: integer, parameters: integer }[]   bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it
+--- bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it.
+---@field buckets { index: integer, bytes: integer, parameters: integer }[]
 ---@field world_size integer
 ---@field hook string                  the chain
 ---@field iteration integer            backward passes that were reduced
@@ -624,23 +751,29 @@
 ---@field options table                the options of ms.ddp in force, defaults included
 ---@field error? string                the error of the last reduction that failed on this rank
 
----@class ms.DDP: ms.Module          other methods of the wrapped module (`generate`) work too, and use this forward
+--- Other methods of the wrapped module (`generate`) work too, and use this forward.
+---@class ms.DDP: ms.Module
 ---@field module ms.Module             the wrapped module
----@field no_sync fun(self, f: function)   gradients of a forward and backward inside f stay local and add up
---- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f has returned on all ranks. `divisor`
---- is the number by which a mean of gradients is divided. "all" (the default) is the group's size: ranks without inputs count as zeros.
---- "live" is the number of ranks that had inputs in this pass. With "live", bucket:divisor() is equal on all ranks and may change from
---- pass to pass. A link that keeps a running mean over passes must then weigh each pass by it, so that all inputs count equally.
----@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)   options.stop: all ranks raise when the first one has no more inputs
+--- Gradients of a forward and backward inside f stay local and add up.
+---@field no_sync fun(self, f: function)
+--- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f
+--- has returned on all ranks. `divisor` is the number by which a mean of gradients is divided.
+--- "all" (the default) is the group's size: ranks without inputs count as zeros. "live" is the
+--- number of ranks that had inputs in this pass. With "live", bucket:divisor() is equal on all
+--- ranks and may change from pass to pass. A link that keeps a running mean over passes must then
+--- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
+--- first one has no more inputs.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
 ---@field rebuild_buckets fun(self)
 --- Removes everything that wrapping installed. The module can then be wrapped again.
 ---@field unwrap fun(self): ms.Module
 ---@field stats fun(self): ms.Stats
---- Errors: no parameter requires a gradient; ranks have different models at the start (the message shows the first parameter that
---- differs, of both ranks); a parameter (the message names it) got no gradient, or two; the forward of a no_sync ran outside it; a module
---- is wrapped twice.
+--- Errors: no parameter requires a gradient; ranks have different models at the start (the message
+--- shows the first parameter that differs, of both ranks); a parameter (the message names it) got
+--- no gradient, or two; the forward of a no_sync ran outside it; a module is wrapped twice.
 
---- Valid until the future that its chain returned is complete, `and_then` callbacks included. The bucket's communication stream is current.
+--- Valid until the future that its chain returned is complete, `and_then` callbacks included. The
+--- bucket's communication stream is current.
 ---@class ms.Bucket
 ---@field index fun(self): integer   0 is launched first
 ---@field is_last fun(self): boolean
@@ -650,48 +783,55 @@
 ---@field buffer fun(self): ms.Tensor
 --- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
 ---@field set_buffer fun(self, t: ms.Tensor)
---- Views of the buffer in the parameters' shapes. After set_buffer, views of the new buffer, which must have the same length.
+--- Views of the buffer in the parameters' shapes. After set_buffer, views of the new buffer, which
+--- must have the same length.
 ---@field gradients fun(self): ms.Tensor[]
 ---@field parameters fun(self): ms.Parameter[]   same order
---- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one copy. "replicate": the ranks that hold the
---- same shard. A level that the kind does not have is a group of this rank alone.
+--- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one
+--- copy. "replicate": the ranks that hold the same shard. A level that the kind does not have is a
+--- group of this rank alone.
 ---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
----@field divisor fun(self): integer   how many ranks a mean is over in this pass; under join with "live" it changes between passes
---- This rank's part of a full-length tensor, which a chain must return. For "all_reduce" this is the whole tensor.
+--- How many ranks a mean is over in this pass; under join with "live" it changes between passes.
+---@field divisor fun(self): integer
+--- This rank's part of a full-length tensor, which a chain must return. For "all_reduce" this is
+--- the whole tensor.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
---- These four are for links that add up what is lost, as error_feedback does. ask_sent makes wants_sent true for later links, until one of
---- them reports with set_sent the values that this rank sent; sent returns them, or nil. Reductions report by themselves while the buffer
---- has the bucket's length. A link must report if it changes the numbers of the buffer by more than a cast to another float dtype. A link
---- that reduces by itself must report too: if it loses nothing, or keeps the rest itself, it reports the bucket's buffer. A link that does
---- not report is an error.
+--- These four are for links that add up what is lost, as error_feedback does. ask_sent makes
+--- wants_sent true for later links, until one of them reports with set_sent the values that this
+--- rank sent; sent returns them, or nil. Reductions report by themselves while the buffer has the
+--- bucket's length. A link must report if it changes the numbers of the buffer by more than a cast
+--- to another float dtype. A link that reduces by itself must report too: if it loses nothing, or
+--- keeps the rest itself, it reports the bucket's buffer. A link that does not report is an error.
 ---@field ask_sent fun(self)
 ---@field wants_sent fun(self): boolean
 ---@field set_sent fun(self, t: ms.Tensor)
 ---@field sent fun(self): ms.Tensor?
---- Errors: the bucket is used after its hook has ended (the message names the bucket; keep data with clone and keep); gradients is called
---- after a set_buffer of another length.
+--- Errors: the bucket is used after its hook has ended (the message names the bucket; keep data
+--- with clone and keep); gradients is called after a set_buffer of another length.
 
--------------------------------------------------------------------------------------------------------------------------- hooks
+---------------------------------------------------------------------------------------------- hooks
 
 ---@class ms.State
---- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each parameter, and so survives a rebuild of buckets.
+--- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
+--- parameter, and so survives a rebuild of buckets.
 ---@field flat fun(self, bucket: ms.Bucket, name: string): ms.Tensor
---- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each parameter whether its numbers are new
---- (zeros).
+--- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
+--- parameter whether its numbers are new (zeros).
 ---@field pieces fun(self, bucket: ms.Bucket, name: string, lengths: integer[]): ms.Tensor, boolean[]
---- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a string. Its values are kept and saved.
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
+--- string. Its values are kept and saved.
 ---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
 
 ---@class ms.PowerSGDOptions
 ---@field rank? integer                1
 ---@field start_step? integer          1000; before this step, gradients are averaged
----@field min_rate? number             2; matrices that would not shrink by this factor are sent uncompressed
+---@field min_rate? number   2; matrices that would not shrink by this factor are sent uncompressed
 ---@field error_feedback? boolean      true
 ---@field warm_start? boolean          true
 ---@field eps? number                  0, added to norms
 ---@field seed? integer                0
 ---@field batched? boolean             false; if true, a bucket is treated as one square matrix
----@field stats_every? integer         10000; iterations between two log lines that say how much is sent
+---@field stats_every? integer   10000; iterations between two log lines that say how much is sent
 
 ---@class ms.Stage
 ---@field name string
@@ -701,61 +841,75 @@
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 
---- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a link too. `next` returns the result of the
---- later links. A link that does not call `next` replaces them: it must average by itself (the engine does not divide) and return a tensor
---- of bucket:shard's length in bucket:dtype().
+--- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a
+--- link too. `next` returns the result of the later links. A link that does not call `next`
+--- replaces them: it must average by itself (the engine does not divide) and return a tensor of
+--- bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
 ---@field chain fun(links: ms.LinkLike[]): ms.Link
---- Makes a link from functions: encode changes the buffer before the later links, decode changes their result, observe only reads. Each is
---- optional.
+--- Makes a link from functions: encode changes the buffer before the later links, decode changes
+--- their result, observe only reads. Each is optional.
 ---@field stage fun(stage: ms.Stage): ms.Link
---- State of a link, saved in checkpoints under this name (a stage has its own). A second state of the same name raises.
+--- State of a link, saved in checkpoints under this name (a stage has its own). A second state of
+--- the same name raises.
 ---@field state fun(name: string): ms.State
---- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/, with equal results.
---- reduce is the reduction that the kind of the bucket needs.
+--- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
+--- with equal results. reduce is the reduction that the kind of the bucket needs.
 ---@field reduce fun(options?: { op?: ms.Op }): ms.Link
 --- options.group replaces the bucket's group.
----@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link   * all_reduce buckets only: divides first, then sums
+--- * All_reduce buckets only: divides first, then sums.
+---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link
 ---@field noop fun(options?: { group?: ms.Group }): ms.Link   *
----@field cast fun(options: { dtype: ms.DType }): ms.Link   * casts the buffer for the later links and their result back; directly before a native reduction of f32, the reduction itself rounds, and stats show the reduction's time only
+--- * Casts the buffer for the later links and their result back; directly before a native reduction
+---   of f32, the reduction itself rounds, and stats show the reduction's time only.
+---@field cast fun(options: { dtype: ms.DType }): ms.Link
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * Sends low-rank approximations.
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
----@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link   *
----@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link   * sends ceil(fraction * n) of n numbers (0.07 of 100 are 7); has its own error feedback
+--- *
+---@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link
+--- * Sends ceil(fraction * n) of n numbers (0.07 of 100 are 7); has its own error feedback.
+---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link
 ---@field sign_vote fun(): ms.Link   *
 ---@field adasum fun(): ms.Link   *
----@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link   *
----@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link   * all ranks skip the same step
---- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and works with early steps.
---- In a chain with then_optimizer, put "bucket" and "lagged" after it, so that it steps on clipped gradients.
+--- *
+---@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link
+--- * All ranks skip the same step.
+---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link
+--- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and
+--- works with early steps. In a chain with then_optimizer, put "bucket" and "lagged" after it, so
+--- that it steps on clipped gradients.
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
---- Steps on the result of the later links. The optimizer's own step() steps the parameters that are left.
---- Links before it must leave the result as it is (cast, error_feedback, nan_check, stages without
---- decode); a chain with another link before it is refused.
---- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank cannot know yet, it steps them at the end
---- of backward.
+--- Steps on the result of the later links. The optimizer's own step() steps the parameters that are
+--- left. Links before it must leave the result as it is (cast, error_feedback, nan_check, stages
+--- without decode); a chain with another link before it is refused.
+--- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank
+--- cannot know yet, it steps them at the end of backward.
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 --- Refused before clip, adasum and sign_vote, whose results are not means of what ranks send, and
 --- before a second error_feedback.
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
---- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has link, bucket, expected and actual value); a
---- link raised (its rank reports link, bucket and line, all others "because rank N"); a stage needs f32 but the stage before it gives bf16
---- (when the chain is built); next was called twice; a link follows one that reduces.
+--- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has
+--- link, bucket, expected and actual value); a link raised (its rank reports link, bucket and line,
+--- all others "because rank N"); a stage needs f32 but the stage before it gives bf16 (when the
+--- chain is built); next was called twice; a link follows one that reduces.
 
------------------------------------------------------------------------------------------------------------------------ planners
+------------------------------------------------------------------------------------------- planners
 
---- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded and runs classic, without prefetch. Its
---- answer is checked, must be equal on all ranks, and is replayed without calling it. Times are means over all ranks; the simulator's are modelled.
---- Of the pass before the last, and means over the ranks; planners are asked from the third pass with the same buckets on.
+--- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded
+--- and runs classic, without prefetch. Its answer is checked, must be equal on all ranks, and is
+--- replayed without calling it. Times are means over all ranks; the simulator's are modelled. Of
+--- the pass before the last, and means over the ranks; planners are asked from the third pass with
+--- the same buckets on.
 ---@class ms.PlanView
 ---@field step integer
 ---@field world_size integer
 ---@field forward_ms number
 ---@field backward_ms number
 ---@class ms.OverlapView: ms.PlanView
----@field needs_global_norm boolean    clipping by global norm (or steps with a flag): no step may be "on_reduced"
+--- Clipping by global norm (or steps with a flag): no step may be "on_reduced".
+---@field needs_global_norm boolean
 ---@field buckets ms.OverlapBucket[]   in gradient-ready order
 ---@class ms.OverlapBucket
 ---@field index integer
@@ -770,40 +924,50 @@
 ---@class ms
 ---@field overlap fun(planner: { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }): ms.Overlap
 ---@class ms.BucketsView: ms.PlanView
----@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]   in arrival order
+--- In arrival order.
+---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]
 ---@field latency_ms number            of one reduction
 ---@field bytes_per_ms number          of a long one
 ---@class ms
---- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype a bucket; or { caps_bytes = { ... } }.
+--- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype
+--- a bucket; or { caps_bytes = { ... } }.
 ---@field buckets fun(planner: { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }): ms.Buckets
 ---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
---- Steps in backward wait for reads of a parameter's old values that are still to come in that backward, so that every plan gives the bits of
---- "classic". A sharded optimizer, which sends what it steps, cannot wait: such a plan is refused where it meets such a parameter.
----@class ms.Overlap                ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
+--- Steps in backward wait for reads of a parameter's old values that are still to come in that
+--- backward, so that every plan gives the bits of "classic". A sharded optimizer, which sends what
+--- it steps, cannot wait: such a plan is refused where it meets such a parameter.
+---@class ms.Overlap   ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
 
 
---------------------------------------------------------------------------------------------------------------------------- data
+----------------------------------------------------------------------------------------------- data
 
 ---@class ms.data
----@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?   path: files or folders: their bytes as tokens
----@field tokens fun(pattern: string): ms.Dataset?, string?, string?   pattern: token shards (`.bin`), u16 or u32
----@field mnist fun(folder: string, files?: { images: string, labels: string }): ms.Dataset?, string?, string?   files: plain or .gz
+--- path: files or folders: their bytes as tokens.
+---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
+--- pattern: token shards (`.bin`), u16 or u32.
+---@field tokens fun(pattern: string): ms.Dataset?, string?, string?
+--- files: plain or .gz.
+---@field mnist fun(folder: string, files?: { images: string, labels: string }): ms.Dataset?, string?, string?
 ---@field to_tokens fun(text: string): ms.Tensor   byte tokens [length]
 ---@field to_text fun(tokens: ms.Tensor): string   tokens: **blocks**
 ---@class ms.Dataset
 ---@field size fun(self): integer   samples, or tokens
----@field split fun(self, fraction: number): ms.Dataset, ms.Dataset   fraction: the first part gets it
---- batch: samples of one pass over all ranks of group (the world unless given); each rank gets its slice, so that N ranks see what one would.
+--- fraction: the first part gets it.
+---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
+--- batch: samples of one pass over all ranks of group (the world unless given); each rank gets its
+--- slice, so that N ranks see what one would.
 ---@field loader fun(self, options: { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }): ms.Loader
----@class ms.Loader                    read ahead by a C thread; state() and load_state() resume to the sample, at any world size
+--- Read ahead by a C thread; state() and load_state() resume to the sample, at any world size.
+---@class ms.Loader
 ---@field next fun(self): ms.Tensor, ms.Tensor   tokens: i64 [batch / ranks, length], y one later
 ---@field state fun(self): table
 ---@field load_state fun(self, state: table)
 --- count: iterates from the beginning, without moving `next`; all unless given.
 ---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
---- Errors. batch does not divide by the ranks. length longer than the data. batches: fewer windows than ranks. A bad shard (file, byte).
+--- Errors. batch does not divide by the ranks. length longer than the data. batches: fewer windows
+--- than ranks. A bad shard (file, byte).
 
--------------------------------------------------------------------------------------------------------------------------- train
+---------------------------------------------------------------------------------------------- train
 
 ---@class ms.TrainOptions
 ---@field model ms.Module
@@ -811,15 +975,18 @@
 ---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor
 ---@field steps integer
 ---@field valid? ms.Loader
----@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?   loss, outputs; model(x):cross_entropy(y)
+--- Gives the loss and the outputs; model(x):cross_entropy(y) unless given.
+---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?
 ---@field accumulate? integer          1: passes a step; data's batch is of one pass
 ---@field clip? number                 global norm
 ---@field dtype? "f32"|"bf16"|"f16"    autocast; f16 brings its scaler
 ---@field run? string                  folder; runs/<recipe>
---- "never" (unless given): a folder that exists already is not touched, the run takes the next free name. "auto": from the newest checkpoint of
---- the folder that is not damaged. A folder, or one checkpoint: from there. Later checkpoints of the run's folder are then renamed to aside-*.
+--- "never" (unless given): a folder that exists already is not touched, the run takes the next free
+--- name. "auto": from the newest checkpoint of the folder that is not damaged. A folder, or one
+--- checkpoint: from there. Later checkpoints of the run's folder are then renamed to aside-*.
 ---@field resume? "auto"|"never"|string
---- last: so many of the newest stay (all unless given), and those whose step divides by keep_every; damaged ones are not counted.
+--- last: so many of the newest stay (all unless given), and those whose step divides by keep_every;
+--- damaged ones are not counted.
 ---@field eval? { every: integer, batches?: integer, measure?: fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor> }
 ---@field sample? { every: integer, prompt?: string, count?: integer, temperature?: number }|{ every: integer, run: fun(model: ms.Module): string }
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
@@ -833,11 +1000,12 @@
 ---@field after_step? fun(step: integer)              after the optimizer, inside the step
 ---@field on_eval? fun(step: integer, values: table)
 ---@class ms
---- Runs the loop and returns what it reached. step: the last one, from 0; lost_save: on rank 0, why the last checkpoint is not on disk, if it is not
---- (a program of `moonshard run` then ends with 3).
+--- Runs the loop and returns what it reached. step: the last one, from 0; lost_save: on rank 0, why
+--- the last checkpoint is not on disk, if it is not (a program of `moonshard run` then ends with
+--- 3).
 ---@field train fun(options: ms.TrainOptions): { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
 
--------------------------------------------------------------------------------------------------------- files, checkpoints, trace
+-------------------------------------------------------------------------- files, checkpoints, trace
 
 ---@class ms.safetensors
 --- On failure: nil, message, code; names: only these.
@@ -845,21 +1013,25 @@
 ---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
 ---@field header fun(path: string): table<string, { dtype: string, shape: integer[] }>?, table<string, string>|string, string?
 
---- What a run needs to go on, bit for bit: things by name, each either with state() and load_state(), or a plain value. The states of links,
---- the bucket layout, metrics and random numbers belong to it by themselves. Loads at any world size and strategy.
+--- What a run needs to go on, bit for bit: things by name, each either with state() and
+--- load_state(), or a plain value. The states of links, the bucket layout, metrics and random
+--- numbers belong to it by themselves. Loads at any world size and strategy.
 ---@class ms.checkpoint
---- A folder step-NNNNNNNN, numbered by the step that comes next: things.step, else the one after the current step. All ranks call it.
---- Committed as a whole or not at all; written in the background while training goes on, so a late failure is the result of the
---- next save, or of wait. A program of `moonshard run` whose last save failed ends with 3.
+--- A folder step-NNNNNNNN, numbered by the step that comes next: things.step, else the one after
+--- the current step. All ranks call it. Committed as a whole or not at all; written in the
+--- background while training goes on, so a late failure is the result of the next save, or of wait.
+--- A program of `moonshard run` whose last save failed ends with 3.
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
 --- **blocks** until what is being written is on disk. On failure: nil, message, code.
 ---@field wait fun(): true?, string?, string?
----@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?   things: loaded in place
---- Path of the newest one that is not damaged; nil if there is none. Damaged ones are judged by manifest and sizes, and a warning tells of those
---- that are passed over. Where there are checkpoints and none can be read: nil, message, code.
+--- things: loaded in place.
+---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
+--- Path of the newest one that is not damaged; nil if there is none. Damaged ones are judged by
+--- manifest and sizes, and a warning tells of those that are passed over. Where there are
+--- checkpoints and none can be read: nil, message, code.
 ---@field latest fun(folder: string): string?, string?, string?
---- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere in a checkpoint), "unsupported" (a newer version), "mismatch"
---- (names, shapes), "no_space".
+--- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
+--- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01.
@@ -881,7 +1053,8 @@
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any
 
 ---@class ms.trace
----@field start fun(path: string): true?, string?, string?   path: Chrome / Perfetto JSON of all streams and ranks
+--- path: Chrome / Perfetto JSON of all streams and ranks.
+---@field start fun(path: string): true?, string?, string?
 ---@field stop fun()
 --- A named range around what f enqueues.
 ---@field range fun(name: string, f: function)

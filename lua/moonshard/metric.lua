@@ -30,8 +30,10 @@ local combine = {
 
 -- What a rank without a value adds, and how the ranks' values are combined.
 local over_ranks = {
-  avg = { 0, function(values) return values:sum(1) end }, sum = { 0, function(values) return values:sum(1) end },
-  min = { math.huge, function(values) return values:min(1) end }, max = { -math.huge, function(values) return values:max(1) end },
+  avg = { 0, function(values) return values:sum(1) end },
+  sum = { 0, function(values) return values:sum(1) end },
+  min = { math.huge, function(values) return values:min(1) end },
+  max = { -math.huge, function(values) return values:max(1) end },
   prod = { 1, function(values)
     local product = values:select(1, 1)
     for i = 2, #values do product = product * values:select(1, i) end
@@ -39,9 +41,12 @@ local over_ranks = {
   end },
 }
 
-local function scalar(value) return core.is_tensor(value) and value:reshape(1) or core.full(value, { 1 }) end
+local function scalar(value)
+  return core.is_tensor(value) and value:reshape(1) or core.full(value, { 1 })
+end
 
--- All metrics of a step in one all-gather of values and how often each was pushed; combined in rank order.
+-- All metrics of a step in one all-gather of values and how often each was pushed; combined in rank
+-- order.
 local function close_together(step, world)
   local own = {}
   for _, self in ipairs(order) do
@@ -50,7 +55,8 @@ local function close_together(step, world)
   end
   local everyones = world:all_gather(core.cat(own):unsqueeze(1)):value()
   for i, self in ipairs(order) do
-    local value, count = over_ranks[self.op][2](everyones:select(2, 2 * i - 1)), everyones:select(2, 2 * i):sum(1)
+    local value, count = over_ranks[self.op][2](everyones:select(2, 2 * i - 1)),
+      everyones:select(2, 2 * i):sum(1)
     if self.op == "avg" then value = value / count end
     self.values[step] = { value = core.probe(value), count = core.probe(count) }
     self.values[step - REMEMBERED] = nil
@@ -60,7 +66,8 @@ end
 
 local closed                              -- the end of step at which values were completed last
 
---- The values of a step become numbers or probes, before the step's tensors go. Once a step, on all ranks.
+--- The values of a step become numbers or probes, before the step's tensors go. Once a step, on all
+--- ranks.
 ---@param step integer
 function metric.close(step)
   if closed == steps.ends or #order == 0 then return end
@@ -86,13 +93,18 @@ end
 ---@param op? ms.Op "avg" unless given
 ---@return ms.Metric
 function metric.metric(name, op)
-  if type(name) ~= "string" or name == "" then core.raise("metric: a name is expected, not " .. (name == "" and "an empty one" or type(name))) end
+  if type(name) ~= "string" or name == "" then
+    core.raise("metric: a name is expected, not " .. (name == "" and "an empty one" or type(name)))
+  end
   if op ~= nil and not combine[op] then
-    core.raise(("unknown op '%s' of a metric: known are sum, avg, min, max, prod"):format(tostring(op)))
+    core.raise(("unknown op '%s' of a metric: known are sum, avg, min, max, prod")
+      :format(tostring(op)))
   end
   local found = all[name]
   if found then
-    if op and found.op ~= op then core.raise(("metric '%s' exists with op %s, not %s"):format(name, found.op, op)) end
+    if op and found.op ~= op then
+      core.raise(("metric '%s' exists with op %s, not %s"):format(name, found.op, op))
+    end
     return found
   end
   if #order == 0 then steps.on_end(metric.close) end
@@ -106,12 +118,17 @@ end
 ---@param value ms.Number
 function Metric:push(value)
   if core.is_tensor(value) then
-    if value:numel() ~= 1 then core.raise(("metric '%s': push one element, not %s"):format(self.name, tostring(value))) end
+    if value:numel() ~= 1 then
+      core.raise(("metric '%s': push one element, not %s"):format(self.name, tostring(value)))
+    end
     value = core.no_grad(function() return value:detach():reshape():to "f32":keep() end)
   elseif type(value) ~= "number" then
-    core.raise(("metric '%s': push a number or a one-element tensor, not %s"):format(self.name, type(value)))
+    core.raise(("metric '%s': push a number or a one-element tensor, not %s")
+      :format(self.name, type(value)))
   end
-  if self.count > 0 then value = core.no_grad(function() return combine[self.op](self.value, value) end) end
+  if self.count > 0 then
+    value = core.no_grad(function() return combine[self.op](self.value, value) end)
+  end
   self.value = core.is_tensor(value) and value:keep() or value
   self.count = self.count + 1
 end
@@ -121,11 +138,14 @@ local function number(value)
   return type(value) == "userdata" and value:value() or value
 end
 
---- The value of step `ms.step() - back`; nil where there is none. Waits only if the device is further behind.
+--- The value of step `ms.step() - back`; nil where there is none. Waits only if the device is
+--- further behind.
 ---@param back integer 1 or more
 ---@return number?
 function Metric:lag(back)
-  if math.type(back) ~= "integer" or back < 1 then core.raise("lag: a number of steps of 1 or more; the value of this step is not known yet") end
+  if math.type(back) ~= "integer" or back < 1 then
+    core.raise("lag: a number of steps of 1 or more; the value of this step is not known yet")
+  end
   if back >= REMEMBERED then core.raise(("lag: at most %d steps back"):format(REMEMBERED - 1)) end
   return number(self.values[steps.step() - back])
 end

@@ -18,7 +18,8 @@ function nn.gpt2(options) return require "moonshard.nn.gpt2" (options) end
 ---@return ms.LanguageModel
 function nn.llama(options) return require "moonshard.nn.llama" (options) end
 
---- A GPT-2 or Llama as other tools (or model:save) wrote it: a folder with config.json and .safetensors files, or one of these files.
+--- A GPT-2 or Llama as other tools (or model:save) wrote it: a folder with config.json and
+--- .safetensors files, or one of these files.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?

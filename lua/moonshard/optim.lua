@@ -1,4 +1,5 @@
--- Optimizers: kinds, parameter groups, state by name, clipping; schedules and the loss scaler are files of their own.
+-- Optimizers: kinds, parameter groups, state by name, clipping; schedules and the loss scaler are
+-- files of their own.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
@@ -29,8 +30,8 @@ function Optimizer.__index(_, name)
 end
 Optimizer.__name = "ms.Optimizer"
 
-local kinds = {}                                     -- by name
-local overlapped = {}                                -- kind's name -> how it runs overlapped, where that was registered
+local kinds = {}       -- by name
+local overlapped = {}  -- kind's name -> how it runs overlapped, where that was registered
 
 -- Options that every kind has, beside its own hyper-parameters.
 local common = { lr = 0.01, weight_decay = 0, maximize = false }
@@ -51,22 +52,30 @@ local function check_options(kind, options)
       local default = kind.all_defaults[name]
       if default == nil and not settings[name] then
         local names = known_options(kind)
-        core.raise(("%s: unknown option '%s'%s has %s"):format(kind.name, name,
-          core.nearest(name, names) and (": did you mean '%s'? It"):format(core.nearest(name, names)) or "; it", table.concat(names, ", ")))
-      elseif default ~= nil and type(value) ~= type(default) and not (name == "lr" and core.is_tensor(value)) then
-        core.raise(("%s: option %s must be a %s, not a %s"):format(kind.name, name, type(default), type(value)))
+        core.raise(("%s: unknown option '%s'%s has %s")
+          :format(kind.name, name, core.nearest(name, names)
+            and (": did you mean '%s'? It"):format(core.nearest(name, names)) or "; it",
+            table.concat(names, ", ")))
+      elseif default ~= nil and type(value) ~= type(default)
+          and not (name == "lr" and core.is_tensor(value)) then
+        core.raise(("%s: option %s must be a %s, not a %s")
+          :format(kind.name, name, type(default), type(value)))
       end
     end
   end
   if options.schedule ~= nil and type(rawget(options, "schedule")) ~= "function" then
-    core.raise(("%s: schedule must be a function from the step to a factor, not a %s"):format(kind.name, type(options.schedule)))
+    core.raise(("%s: schedule must be a function from the step to a factor, not a %s")
+      :format(kind.name, type(options.schedule)))
   end
   local ranks = rawget(options, "shard")
-  if ranks ~= nil and not (type(ranks) == "userdata" and pcall(function() return ranks:size() end)) then
-    core.raise(("%s: shard must be a group of ranks (ms.world()), not a %s"):format(kind.name, type(ranks)))
+  if ranks ~= nil
+      and not (type(ranks) == "userdata" and pcall(function() return ranks:size() end)) then
+    core.raise(("%s: shard must be a group of ranks (ms.world()), not a %s")
+      :format(kind.name, type(ranks)))
   end
   if options.master ~= nil and options.master ~= "f32" and options.master ~= "none" then
-    core.raise(("%s: unknown master '%s': known are f32, none"):format(kind.name, tostring(options.master)))
+    core.raise(("%s: unknown master '%s': known are f32, none")
+      :format(kind.name, tostring(options.master)))
   end
   if kind.native then core.optim_check(kind.name, options) end
 end
@@ -89,10 +98,13 @@ local function add_group(self, group)
   if type(list) ~= "table" then core.raise("a group needs params: a list of parameters") end
   local seen = {}
   for i, p in ipairs(list) do
-    if not core.is_tensor(p) then core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p))) end
+    if not core.is_tensor(p) then
+      core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p)))
+    end
     if self.slots[p] or seen[p] then
       local name = p:name()
-      core.raise(("parameter %s is in two groups, or twice in one"):format(name ~= "" and "'" .. name .. "'" or i))
+      core.raise(("parameter %s is in two groups, or twice in one")
+        :format(name ~= "" and "'" .. name .. "'" or i))
     end
     seen[p] = true
   end
@@ -118,22 +130,31 @@ local function new(kind, params, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
-    kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0, steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
+    kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0,
+    steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
   }, Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self
 end
 
---- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in ones.
+--- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in
+--- ones.
 ---@param kind ms.Kind
 ---@return fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 function optim.define(kind)
-  if type(kind) ~= "table" or type(kind.name) ~= "string" then core.raise("optim.define: a table with name, defaults and step_param is expected") end
+  if type(kind) ~= "table" or type(kind.name) ~= "string" then
+    core.raise("optim.define: a table with name, defaults and step_param is expected")
+  end
   argument("optim.define", "base", kind.base, "string?")
   argument("optim.define", "defaults", kind.defaults, "table?")
-  if type(kind.step_param) ~= "function" then core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name)) end
-  local own = { all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param, native = kind.native }
+  if type(kind.step_param) ~= "function" then
+    core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name))
+  end
+  local own = {
+    all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param,
+    native = kind.native,
+  }
   for name, value in pairs(common) do own.all_defaults[name] = value end
   for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
   kinds[own.name] = own
@@ -144,20 +165,23 @@ end
 local function native(name, defaults)
   optim[name] = optim.define {
     name = name, defaults = defaults, native = true,
-    step_param = function(p, grad, state, group, _, only_if, salt, count) core.optim_step(name, p, grad, state, group, only_if, salt, count) end,
+    step_param = function(p, grad, state, group, _, only_if, salt, count)
+      core.optim_step(name, p, grad, state, group, only_if, salt, count)
+    end,
   }
 end
 
 native("sgd", { momentum = 0, dampening = 0, nesterov = false })
 native("adam", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, amsgrad = false })
-native("adamw", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, amsgrad = false, weight_decay = 0.01 })
+native("adamw",
+  { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, amsgrad = false, weight_decay = 0.01 })
 native("adagrad", { lr_decay = 0, initial_accumulator_value = 0, eps = 1e-10 })
 native("adadelta", { lr = 1, rho = 0.9, eps = 1e-6 })
 native("rmsprop", { alpha = 0.99, eps = 1e-8, momentum = 0, centered = false })
 native("rprop", { etas = { 0.5, 1.2 }, step_sizes = { 1e-6, 50 } })
 native("adamax", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8 })
 
--------------------------------------------------------------------------------------------------------------------------- stepping
+------------------------------------------------------------------------------------------- stepping
 
 -- The learning rate of a group now: its lr times the schedule's factor.
 local function scheduled(self, group)
@@ -167,9 +191,12 @@ local function scheduled(self, group)
 end
 
 -- A view of the group whose lr is the scheduled one.
-local function at_this_step(self, group) return setmetatable({ lr = scheduled(self, group) }, { __index = group }) end
+local function at_this_step(self, group)
+  return setmetatable({ lr = scheduled(self, group) }, { __index = group })
+end
 
--- The names of a state's tensors, in order: what is enqueued must not follow the order of pairs, which differs between runs.
+-- The names of a state's tensors, in order: what is enqueued must not follow the order of pairs,
+-- which differs between runs.
 local function tensor_names(state)
   local names = {}
   for name, value in pairs(state) do if core.is_tensor(value) then names[#names + 1] = name end end
@@ -177,8 +204,9 @@ local function tensor_names(state)
   return names
 end
 
--- Lua kinds know no flags. Where the flag is false, the parameter and its state are put back to what they were; state that begins with this
--- step, to what it was when it was put there. The gradient of such a step is zeros to them, so that nothing keeps its nan.
+-- Lua kinds know no flags. Where the flag is false, the parameter and its state are put back to
+-- what they were; state that begins with this step, to what it was when it was put there. The
+-- gradient of such a step is zeros to them, so that nothing keeps its nan.
 local function step_if(kind, p, grad, slot, group, only_if)
   local state, before, old = slot.state, p:clone(), {}
   for _, name in ipairs(tensor_names(state)) do old[name] = state[name]:clone() end
@@ -189,7 +217,9 @@ local function step_if(kind, p, grad, slot, group, only_if)
   kind.step_param(p, core.where(only_if, grad, grad:zeros_like()), state, group, slot.taken)
   setmetatable(state, nil)
   p:copy_(core.where(only_if, p, before))
-  for _, name in ipairs(tensor_names(state)) do state[name]:copy_(core.where(only_if, state[name], old[name])) end
+  for _, name in ipairs(tensor_names(state)) do
+    state[name]:copy_(core.where(only_if, state[name], old[name]))
+  end
 end
 
 local function name_of(p, position)
@@ -217,8 +247,10 @@ local function step_one(self, p, grad, group, only_if)
     return
   end
   if kind.native then
-    if group.master == "none" then                            -- numbers for rounding do not depend on the order in which parameters are stepped
-      slot.draws, slot.salt = (slot.draws or 0) + 1, slot.salt or core.hash(name_of(p, slot.position))
+    -- Numbers for rounding do not depend on the order in which parameters are stepped.
+    if group.master == "none" then
+      slot.draws, slot.salt = (slot.draws or 0) + 1,
+        slot.salt or core.hash(name_of(p, slot.position))
     end
     kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws)
     return
@@ -232,10 +264,12 @@ local function step_one(self, p, grad, group, only_if)
 end
 
 -- Whether the flag on the device prevented this step; **blocks** if the device is not there yet.
-local function was_lost(item) return item.lost or (item.probe and item.probe:value() == 0 and not core.is_sim()) end
+local function was_lost(item)
+  return item.lost or (item.probe and item.probe:value() == 0 and not core.is_sim())
+end
 
---- Steps that have been taken: those that a flag on the device prevented are known two steps later, and counted out then, so that
---- schedules do not advance through them.
+--- Steps that have been taken: those that a flag on the device prevented are known two steps later,
+--- and counted out then, so that schedules do not advance through them.
 ---@return integer
 function Optimizer:_finished()
   local pending = {}
@@ -250,7 +284,8 @@ function Optimizer:_finished()
   return self.steps - self.lost
 end
 
--- Sends parameters that were stepped by their owners to all ranks, over a channel that does not wait for reductions.
+-- Sends parameters that were stepped by their owners to all ranks, over a channel that does not
+-- wait for reductions.
 local function share(self, params) shard.share(self.shard:channel(2), params, self.owner) end
 
 -- A flag comes too late for what was stepped in backward.
@@ -258,12 +293,14 @@ local function refuse_flag(self)
   for _, p in ipairs(self.order) do
     overlap.note_flag(p)
     if self.slots[p].early then
-      core.raise(("optimizer:step: only_if, and parameter '%s' was stepped in backward already: use the policy \"classic\" or \"deferred\" with a loss scaler"):format(p:name()))
+      core.raise(("optimizer:step: only_if, and parameter '%s' was stepped in backward already: \z
+        use the policy \"classic\" or \"deferred\" with a loss scaler"):format(p:name()))
     end
   end
 end
 
--- On the optimizer's stream, in the order in which the next forward uses them: it waits for each parameter when it reads it.
+-- On the optimizer's stream, in the order in which the next forward uses them: it waits for each
+-- parameter when it reads it.
 local function step_late(self, late, options)
   table.sort(late, function(a, b)
     if a.turn ~= b.turn then return a.turn < b.turn end
@@ -281,10 +318,13 @@ local function step_late(self, late, options)
   for _, item in ipairs(late) do core.consume_grad(item.p) end
 end
 
--- For overlap.lua. One parameter in backward, as a part of the step that is not over yet. What backward still reads is stepped after that; grad must last until then.
+-- For overlap.lua. One parameter in backward, as a part of the step that is not over yet. What
+-- backward still reads is stepped after that; grad must last until then.
 function Optimizer:_step_early(p, grad)
   local slot = self.slots[p]
-  if slot.early then core.raise(("optimizer: parameter '%s' is stepped twice in one step"):format(p:name())) end
+  if slot.early then
+    core.raise(("optimizer: parameter '%s' is stepped twice in one step"):format(p:name()))
+  end
   slot.early = true
   local group = at_this_step(self, slot.group)
   unread.step(self, { p }, function() step_one(self, p, grad, group) end)
@@ -292,7 +332,9 @@ end
 
 -- After _step_early of these parameters.
 function Optimizer:_share(params)
-  if self.shard and #params > 0 then unread.step(self, params, function() share(self, params) end) end
+  if self.shard and #params > 0 then
+    unread.step(self, params, function() share(self, params) end)
+  end
 end
 
 -- The whole step of an optimizer of one parameter.
@@ -301,7 +343,8 @@ function Optimizer:_step_alone(p, grad)
   self.steps = self.steps + 1
 end
 
--- Whether some of these parameters were stepped in backward, as a part of the step that is not over yet.
+-- Whether some of these parameters were stepped in backward, as a part of the step that is not over
+-- yet.
 function Optimizer:_has_early(params)
   for _, p in ipairs(params) do if self.slots[p] and self.slots[p].early then return true end end
   return false
@@ -319,7 +362,8 @@ function Optimizer:_end_early()
   if any then self.steps, self.released = self.steps + 1, nil end
 end
 
--- Their ddp model is unwrapped: the step that they are a part of goes on, and ends with step(), or where they get new gradients.
+-- Their ddp model is unwrapped: the step that they are a part of goes on, and ends with step(), or
+-- where they get new gradients.
 function Optimizer:_release_early()
   for _, p in ipairs(self.order) do
     if self.slots[p].early then
@@ -340,8 +384,9 @@ function Optimizer:_end_released()
   end
 end
 
---- The engine runs the steps of this optimizer's parameters in this ddp model by the policy: a ready-made one ("classic", "in_backward", "deferred",
---- "early_where_hidden"), a file or what ms.overlap returns. The loop stays as it is: step() finishes what was not stepped early.
+--- The engine runs the steps of this optimizer's parameters in this ddp model by the policy: a
+--- ready-made one ("classic", "in_backward", "deferred", "early_where_hidden"), a file or what
+--- ms.overlap returns. The loop stays as it is: step() finishes what was not stepped early.
 ---@param model ms.DDP
 ---@param policy string|ms.Overlap
 function Optimizer:overlap(model, policy)
@@ -351,13 +396,19 @@ function Optimizer:overlap(model, policy)
     seen[kind.name] = true
     local base = kind.base
     kind = base and kinds[base]
-    if base and not kind then core.raise(("overlap: kind '%s' is based on '%s', which does not exist"):format(self.kind.name, base)) end
-    if kind and seen[kind.name] then core.raise(("overlap: kind '%s' is based on itself"):format(kind.name)) end
+    if base and not kind then
+      core.raise(("overlap: kind '%s' is based on '%s', which does not exist")
+        :format(self.kind.name, base))
+    end
+    if kind and seen[kind.name] then
+      core.raise(("overlap: kind '%s' is based on itself"):format(kind.name))
+    end
   end
   overlap.attach(self, model, policy)
 end
 
---- How optimizers of this kind, and of kinds based on it, run overlapped, instead of the standard way (optim.overlap_standard); a second registration raises.
+--- How optimizers of this kind, and of kinds based on it, run overlapped, instead of the standard
+--- way (optim.overlap_standard); a second registration raises.
 ---@param kind string
 ---@param make fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
 function optim.register_overlapped(kind, make)
@@ -365,18 +416,27 @@ function optim.register_overlapped(kind, make)
     local names = {}
     for name in pairs(kinds) do names[#names + 1] = name end
     table.sort(names)
-    core.raise(("register_overlapped: there is no kind of optimizer '%s'; there are %s"):format(tostring(kind), table.concat(names, ", ")))
+    core.raise(("register_overlapped: there is no kind of optimizer '%s'; there are %s")
+      :format(tostring(kind), table.concat(names, ", ")))
   end
-  if type(make) ~= "function" then core.raise("register_overlapped: a function is expected, not a " .. type(make)) end
-  if overlapped[kind] then core.raise(("register_overlapped: '%s' is registered already"):format(kind)) end
+  if type(make) ~= "function" then
+    core.raise("register_overlapped: a function is expected, not a " .. type(make))
+  end
+  if overlapped[kind] then
+    core.raise(("register_overlapped: '%s' is registered already"):format(kind))
+  end
   overlapped[kind] = make
 end
 
 optim.overlap_standard = overlap.attach
 
--- Tells ranks without inputs left of the join of this model what they need for their part of the step.
+-- Tells ranks without inputs left of the join of this model what they need for their part of the
+-- step.
 local function tell_absent(self, s, only_if)
-  if self.shard ~= s.group then core.raise "optimizer:step: inside join an optimizer can be sharded over the model's own group only" end
+  if self.shard ~= s.group then
+    core.raise "optimizer:step: inside join an optimizer can be sharded over the model's own \z
+      group only"
+  end
   local absent, values = join.before_step(s, self.number), {}
   if #absent == 0 then return end
   for i, group in ipairs(self.list) do
@@ -389,24 +449,37 @@ end
 
 -- sent: what this rank, which has no inputs left in a join, got for it.
 local function take_step(self, options, sent)
-  local counted, late, now_stepped = {}, {}, {}      -- counted: slots whose own count goes up with this step
+  -- counted: slots whose own count goes up with this step
+  local counted, late, now_stepped = {}, {}, {}
   if options.only_if then refuse_flag(self) end
   for i, group in ipairs(self.list) do
-    local now = sent and setmetatable(sent.settings[i], { __index = group }) or at_this_step(self, group)
+    local now = sent and setmetatable(sent.settings[i], { __index = group })
+      or at_this_step(self, group)
     for _, p in ipairs(group.params) do
       local slot, grad = self.slots[p], p:grad()
       if sent then grad = sent.gradients[p] end
-      if self.shard and p:requires_grad() and not slot.early and not slot.late then now_stepped[#now_stepped + 1] = p end
-      if slot.late and grad then late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
-      elseif grad and not slot.early then step_one(self, p, grad, now, options.only_if) end
+      if self.shard and p:requires_grad() and not slot.early and not slot.late then
+        now_stepped[#now_stepped + 1] = p
+      end
+      if slot.late and grad then
+        late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
+      elseif grad and not slot.early then
+        step_one(self, p, grad, now, options.only_if)
+      end
       if grad and not self.kind.native then counted[#counted + 1] = slot end
-      if grad and not slot.late and not options.keep_grads and not sent then core.consume_grad(p) end
+      if grad and not slot.late and not options.keep_grads and not sent then
+        core.consume_grad(p)
+      end
       slot.early = nil
     end
   end
   if #now_stepped > 0 then share(self, now_stepped) end
   if #late > 0 then step_late(self, late, options) end
-  if options.only_if then self.skipped[#self.skipped + 1] = { step = self.steps, probe = core.probe(options.only_if), slots = counted } end
+  if options.only_if then
+    self.skipped[#self.skipped + 1] = {
+      step = self.steps, probe = core.probe(options.only_if), slots = counted,
+    }
+  end
   self.steps, self.released = self.steps + 1, nil
 end
 
@@ -416,25 +489,32 @@ function Optimizer:_step_joined(sent)
   take_step(self, { only_if = sent.only_if }, sent)
 end
 
---- One step from the gradients, which it consumes. Parameters without gradient are left alone. Inside ddp:join a sharded optimizer steps on all ranks.
---- options: only_if: one bool on the device; false: nothing changes, not even the step count; keep_grads.
+--- One step from the gradients, which it consumes. Parameters without gradient are left alone.
+--- Inside ddp:join a sharded optimizer steps on all ranks. options: only_if: one bool on the
+--- device; false: nothing changes, not even the step count; keep_grads.
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
 function Optimizer:step(options)
-  if core.in_hook() then core.raise("optimizer:step cannot be used inside a hook: use step_param") end
+  if core.in_hook() then
+    core.raise("optimizer:step cannot be used inside a hook: use step_param")
+  end
   options = check("optimizer:step", options, { only_if = "tensor", keep_grads = "boolean" })
   self:_end_released()
   self:_finished()
   local guard = overlap.guard(self.order)
   if guard then
     local only_if = options.only_if
-    options = { keep_grads = options.keep_grads, only_if = only_if and core.where(only_if, guard, only_if) or guard }
+    options = {
+      keep_grads = options.keep_grads,
+      only_if = only_if and core.where(only_if, guard, only_if) or guard,
+    }
   end
   local s = self.shard and overlap.joining(self.order)
   if s then tell_absent(self, s, options.only_if) end
   take_step(self, options)
 end
 
---- Steps one parameter on the current stream; allowed in hooks. A parameter whose values the running backward still reads is stepped after the last such read.
+--- Steps one parameter on the current stream; allowed in hooks. A parameter whose values the
+--- running backward still reads is stepped after the last such read.
 ---@param p ms.Tensor
 ---@param grad? ms.Tensor p:grad() unless given
 ---@param options? { only_if?: ms.Tensor }
@@ -447,7 +527,8 @@ function Optimizer:step_param(p, grad, options)
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
   if self.shard and not core.in_hook() and overlap.joining { p } then
-    core.raise "step_param: inside join ranks without inputs left would not take part in it for a sharded optimizer: use step()"
+    core.raise "step_param: inside join ranks without inputs left would not take part in it for a \z
+      sharded optimizer: use step()"
   end
   local group, only_if = at_this_step(self, slot.group), options and options.only_if
   -- Until a step that waits is taken, the script may write the gradient.
@@ -475,16 +556,19 @@ end
 ---@return number
 function Optimizer:lr() return scheduled(self, self.list[1]) end
 
--------------------------------------------------------------------------------------------------------------------------- saving
+--------------------------------------------------------------------------------------------- saving
 
---- State by parameter name, and the count of steps; **blocks** after steps with only_if. Of a sharded optimizer all ranks call it, and rank 0 of the group gets
---- the states of all parameters; it loads at any number of ranks.
+--- State by parameter name, and the count of steps; **blocks** after steps with only_if. Of a
+--- sharded optimizer all ranks call it, and rank 0 of the group gets the states of all parameters;
+--- it loads at any number of ranks.
 ---@return table
 function Optimizer:state()
   if self.shard and overlap.joining(self.order) then
-    core.raise "optimizer:state: inside join ranks without inputs left would not take part for a sharded optimizer: save before or behind it"
+    core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
+      sharded optimizer: save before or behind it"
   end
-  -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them out when this one does.
+  -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them
+  -- out when this one does.
   local taken, behind, missed = self:_finished(), {}, {}
   for _, item in ipairs(self.skipped) do
     if was_lost(item) then
@@ -500,12 +584,16 @@ function Optimizer:state()
   if self:_has_early(self.order) then
     for _, p in ipairs(self.order) do
       if p:grad() and not self.slots[p].early and overlap.is_planned(p) then
-        core.raise(("optimizer:state: parameter '%s' waits for step(), and others were stepped in backward already: save behind step()"):format(p:name()))
+        core.raise(("optimizer:state: parameter '%s' waits for step(), and others were stepped in \z
+          backward already: save behind step()"):format(p:name()))
       end
     end
     taken = taken + 1
   end
-  local saved = { kind = self.kind.name, steps = taken - #behind, parameters = {}, behind = #behind > 0 and behind or nil }
+  local saved = {
+    kind = self.kind.name, steps = taken - #behind, parameters = {},
+    behind = #behind > 0 and behind or nil,
+  }
   saved.groups = written.save(self.list, self.begins)
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
@@ -519,25 +607,33 @@ end
 
 ---@param saved table
 function Optimizer:load_state(saved)
-  if type(saved) ~= "table" or type(saved.parameters) ~= "table" or math.type(saved.steps) ~= "integer" then
+  if type(saved) ~= "table" or type(saved.parameters) ~= "table"
+      or math.type(saved.steps) ~= "integer" then
     core.raise "load_state: this is no state of an optimizer"
   end
   if saved.kind ~= self.kind.name then
-    core.raise(("load_state: the state is of %s, the optimizer is %s"):format(tostring(saved.kind), self.kind.name))
+    core.raise(("load_state: the state is of %s, the optimizer is %s")
+      :format(tostring(saved.kind), self.kind.name))
   end
   local own = {}
   for position, p in ipairs(self.order) do own[name_of(p, position)] = p end
   for name in pairs(saved.parameters) do
-    if not own[name] then core.raise(("load_state: parameter '%s' is unknown here"):format(name)) end
+    if not own[name] then
+      core.raise(("load_state: parameter '%s' is unknown here"):format(name))
+    end
   end
   written.check(self.list, self.begins, saved.groups)
   written.load(self.list, self.begins, saved.groups)
   for name, p in pairs(own) do
     local slot, given, state = self.slots[p], saved.parameters[name] or {}, {}
     for key, value in pairs(given) do
-      if not is_own(self, p) then break
-      elseif core.is_tensor(value) then state[key] = core.no_grad(function() return value:clone():keep() end)
-      elseif key ~= "#taken" and key ~= "#draws" then state[key] = value end
+      if not is_own(self, p) then
+        break
+      elseif core.is_tensor(value) then
+        state[key] = core.no_grad(function() return value:clone():keep() end)
+      elseif key ~= "#taken" and key ~= "#draws" then
+        state[key] = value
+      end
     end
     slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
   end
@@ -555,11 +651,15 @@ end
 
 options_of.methods(Optimizer, "an optimizer")
 
--------------------------------------------------------------------------------------------------------------------------- clipping
+------------------------------------------------------------------------------------------- clipping
 
 local function gradients_of(what, params)
   argument(what, "params", params, "module|list")
-  if module.is_module(params) then params = params:parameters() else options_of.items(what, "params", params, "tensor") end
+  if module.is_module(params) then
+    params = params:parameters()
+  else
+    options_of.items(what, "params", params, "tensor")
+  end
   overlap.note_norm(params)
   local list = {}
   for i, p in ipairs(params) do
@@ -586,7 +686,9 @@ end
 ---@param params ms.Module|ms.Parameter[]
 ---@param max number
 function optim.clip_grad_value(params, max)
-  if type(max) ~= "number" or not (max >= 0) then core.raise("clip_grad_value: max must be a number of 0 or more") end
+  if type(max) ~= "number" or not (max >= 0) then
+    core.raise("clip_grad_value: max must be a number of 0 or more")
+  end
   core.no_grad(function()
     for _, grad in ipairs(gradients_of("clip_grad_value", params)) do grad:clamp_(-max, max) end
   end)

@@ -1,5 +1,5 @@
--- What callers hand to the library: a wrong type is an error that names function, argument and types; in a table of options an unknown name
--- is one that tells the nearest.
+-- What callers hand to the library: a wrong type is an error that names function, argument and
+-- types; in a table of options an unknown name is one that tells the nearest.
 local core = require "moonshard.core"
 
 local options = {}
@@ -17,7 +17,8 @@ end
 
 local function is_object(value)
   local meta = type(value) == "table" and getmetatable(value)
-  return type(meta) == "table" and (meta.module == true or type(meta.__name) == "string" and meta.__name:find "^ms%." ~= nil)
+  return type(meta) == "table"
+    and (meta.module == true or type(meta.__name) == "string" and meta.__name:find "^ms%." ~= nil)
 end
 
 local function is_table(value) return type(value) == "table" and not is_object(value) end
@@ -28,7 +29,8 @@ local function named(value, name)
   return type(meta) == "table" and meta.__name == name
 end
 
--- kind -> { what it is called in messages, test }. A list and a table are tables of the user, not objects of ours.
+-- kind -> { what it is called in messages, test }. A list and a table are tables of the user, not
+-- objects of ours.
 local kinds = {
   string = { "a string", function(value) return type(value) == "string" end },
   number = { "a number", function(value) return type(value) == "number" end },
@@ -40,7 +42,10 @@ local kinds = {
   tensor = { "a tensor", core.is_tensor },
   module = { "a module", is_module },
   optimizer = { "an optimizer", function(value) return named(value, "ms.Optimizer") end },
-  group = { "a group of ranks (ms.world(), or what its split gives)", function(value) return core.is_group(value) end },
+  group = {
+    "a group of ranks (ms.world(), or what its split gives)",
+    function(value) return core.is_group(value) end,
+  },
 }
 
 -- What a value is, for messages.
@@ -61,8 +66,9 @@ local function mismatch(value, wanted)
   return table.concat(names, " or ")
 end
 
---- Raises unless an argument is of one of these kinds: string, number, integer, boolean, function (or what can be called), table, list,
---- tensor, module, group; several as "a|b"; with ? at the end, nil too.
+--- Raises unless an argument is of one of these kinds: string, number, integer, boolean, function
+--- (or what can be called), table, list, tensor, module, group; several as "a|b"; with ? at the
+--- end, nil too.
 ---@param what string the function; begins the message
 ---@param name string the argument
 ---@param value any
@@ -71,10 +77,13 @@ function options.argument(what, name, value, wanted)
   local required = wanted:match "^(.*)%?$"
   if required and value == nil then return end
   local expected = mismatch(value, required or wanted)
-  if expected then core.raise(("%s: %s must be %s, not %s"):format(what, name, expected, name_of(value))) end
+  if expected then
+    core.raise(("%s: %s must be %s, not %s"):format(what, name, expected, name_of(value)))
+  end
 end
 
---- Raises unless value is a list (for kind "string?" and the like: or nil) whose items are all of this kind.
+--- Raises unless value is a list (for kind "string?" and the like: or nil) whose items are all of
+--- this kind.
 ---@param what string
 ---@param name string
 ---@param value any
@@ -82,10 +91,13 @@ end
 function options.items(what, name, value, kind)
   local required = kind:match "^(.*)%?$"
   options.argument(what, name, value, required and "list?" or "list")
-  for i, item in ipairs(value or {}) do options.argument(what, ("%s[%d]"):format(name, i), item, required or kind) end
+  for i, item in ipairs(value or {}) do
+    options.argument(what, ("%s[%d]"):format(name, i), item, required or kind)
+  end
 end
 
---- The methods of a class check what they are called on: object.method(x) in place of object:method(x) is an error that says so.
+--- The methods of a class check what they are called on: object.method(x) in place of
+--- object:method(x) is an error that says so.
 ---@param class table
 ---@param what string what its objects are, as "an optimizer"
 ---@param is_own? fun(value: any): boolean whether its metatable is the class, unless given
@@ -102,7 +114,8 @@ function options.methods(class, what, is_own, names)
     local method = class[name]
     class[name] = function(self, ...)
       if not is_own(self) then
-        core.raise(("%s is a method of %s, not of %s: write object:%s(...), with a colon"):format(name, what, name_of(self), name))
+        core.raise(("%s is a method of %s, not of %s: write object:%s(...), with a colon")
+          :format(name, what, name_of(self), name))
       end
       return method(self, ...)
     end
@@ -130,15 +143,16 @@ local function public_names(tables)
   return names
 end
 
---- For __index: reading a name that a table or an object of ours does not have raises and names the nearest one. Names that begin
---- with __, which tools probe, are nil.
+--- For __index: reading a name that a table or an object of ours does not have raises and names the
+--- nearest one. Names that begin with __, which tools probe, are nil.
 ---@param what string
 ---@param name any
 ---@param ... table those whose keys are known
 function options.no_field(what, name, ...)
   if type(name) ~= "string" or name:find "^__" then return nil end
   local nearest = core.nearest(name, public_names { ... })
-  core.raise(("%s has no '%s'%s"):format(what, name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
+  core.raise(("%s has no '%s'%s")
+    :format(what, name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
 end
 
 --- Closes a table of functions: reading what it does not have is such an error.
@@ -149,14 +163,17 @@ function options.closed(t, what)
   return setmetatable(t, { __index = function(_, name) return options.no_field(what, name, t) end })
 end
 
---- Raises unless given is nil or a table whose keys are all known, and whose values are of the kinds that `known` says (see `argument`).
+--- Raises unless given is nil or a table whose keys are all known, and whose values are of the
+--- kinds that `known` says (see `argument`).
 ---@param what string whose options they are; begins the message
 ---@param given? table
 ---@param known string[]|table<string, string> names; or kind by name, "any" where the caller checks
 ---@return table given, or an empty table
 function options.check(what, given, known)
   if given == nil then return {} end
-  if not is_table(given) then core.raise(("%s: a table of options is expected, not %s"):format(what, name_of(given))) end
+  if not is_table(given) then
+    core.raise(("%s: a table of options is expected, not %s"):format(what, name_of(given)))
+  end
   local typed = known[1] == nil
   for key, value in pairs(given) do
     local wanted = typed and known[key]
@@ -165,7 +182,9 @@ function options.check(what, given, known)
     if not found then
       local names = names_in(known)
       local nearest = core.nearest(tostring(key), names)
-      core.raise(("%s: unknown option '%s'%s has %s"):format(what, tostring(key), nearest and (": did you mean '%s'? It"):format(nearest) or "; it", table.concat(names, ", ")))
+      core.raise(("%s: unknown option '%s'%s has %s"):format(what, tostring(key),
+        nearest and (": did you mean '%s'? It"):format(nearest) or "; it",
+        table.concat(names, ", ")))
     end
     if wanted and wanted ~= "any" then options.argument(what, "option " .. key, value, wanted) end
   end
@@ -178,7 +197,8 @@ end
 ---@param given any
 function options.check_group(what, name, given)
   if given ~= nil and not core.is_group(given) then
-    core.raise(("%s: %s must be a group of ranks (ms.world(), or what its split gives), not a %s"):format(what, name, type(given)))
+    core.raise(("%s: %s must be a group of ranks (ms.world(), or what its split gives), not a %s")
+      :format(what, name, type(given)))
   end
 end
 

@@ -1,6 +1,7 @@
--- When optimizers run. An optimizer steps on a stream of its own, so that what is stepped early runs beside the rest of backward, and what is stepped late
--- beside the next forward; the engine lets readers and writers of the same memory wait for each other, so every moment gives the same weights.
--- Here: what ddp models and optimizers call. The parts: overlap/.
+-- When optimizers run. An optimizer steps on a stream of its own, so that what is stepped early
+-- runs beside the rest of backward, and what is stepped late beside the next forward; the engine
+-- lets readers and writers of the same memory wait for each other, so every moment gives the same
+-- weights. Here: what ddp models and optimizers call. The parts: overlap/.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local chain = require "moonshard.overlap.chain"
@@ -12,11 +13,12 @@ local plans = require "moonshard.overlap.plans"
 local watch = require "moonshard.watch"
 
 local overlap = {
-  overlap = plans.overlap, then_optimizer = chain.then_optimizer, in_backward = in_backward.in_backward, in_backward_of = in_backward.in_backward_of,
+  overlap = plans.overlap, then_optimizer = chain.then_optimizer,
+  in_backward = in_backward.in_backward, in_backward_of = in_backward.in_backward_of,
   stream = owners.stream, finish = passes.finish,
 }
 
-------------------------------------------------------------------------------------------------------------------------- of ddp models
+-------------------------------------------------------------------------------------- of ddp models
 
 --- For ddp: before the reducer's forward of a pass that reduces.
 ---@param s table the ddp model's state
@@ -34,7 +36,8 @@ function overlap.begin(s, reduces)
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
       if entry.optimizer:_has_early(s.trained) then
-        core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call its step() before, or use no_sync or accumulate for all but the last")
+        core.raise(("overlap: a second pass that reduces, and %s has stepped in the first: call \z
+          its step() before, or use no_sync or accumulate for all but the last")
           :format(entry.optimizer.kind.name))
       end
       plans.begin(entry, s)
@@ -62,16 +65,22 @@ end
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
-  s.overlaps, s.uses_all, s.position_of = {}, not (s.options.find_unused or s.options.static_graph), {}
-  -- Of parameters with optimizers of their own: those stepped behind this forward, and positions of those that wait; what then_optimizer has put off.
+  s.overlaps, s.uses_all, s.position_of = {}, not (s.options.find_unused or s.options.static_graph),
+    {}
+  -- Of parameters with optimizers of their own: those stepped behind this forward, and positions of
+  -- those that wait; what then_optimizer has put off.
   s.stepped, s.unstepped, s.postponed = {}, {}, {}
   if s.how.whole then refuse_early_links(s, links) end
   for at, p in ipairs(s.trained) do owners.wrapped_in[p], s.position_of[p] = s, at end
-  for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end       -- as with the peers, what is ignored is not stepped in backward
+  -- As with the peers, what is ignored is not stepped in backward.
+  for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
       local other = owners.linked_in[link.optimizer]
-      if other and other ~= s then core.raise "then_optimizer: this optimizer steps in the chain of another model already: give each model its own" end
+      if other and other ~= s then
+        core.raise "then_optimizer: this optimizer steps in the chain of another model already: \z
+          give each model its own"
+      end
       link.held, owners.linked_in[link.optimizer] = held, s
       s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
       if not s.uses_all then passes.listen(s) end
@@ -100,34 +109,50 @@ function overlap.unwrap(s)
   s.overlaps = {}
 end
 
--------------------------------------------------------------------------------------------------------------------------- of optimizers
+-------------------------------------------------------------------------------------- of optimizers
 
-local function is_ddp(model) return type(getmetatable(model)) == "table" and getmetatable(model).ddp ~= nil end
+local function is_ddp(model)
+  return type(getmetatable(model)) == "table" and getmetatable(model).ddp ~= nil
+end
 
---- The engine runs this optimizer's steps of the model's parameters by the policy, from the second reduced pass on; a planner sees times of two passes first.
+--- The engine runs this optimizer's steps of the model's parameters by the policy, from the second
+--- reduced pass on; a planner sees times of two passes first.
 ---@param optimizer ms.Optimizer
 ---@param model ms.DDP
 ---@param policy string|ms.Overlap
 function overlap.attach(optimizer, model, policy)
   options_of.argument("overlap", "optimizer", optimizer, "optimizer")
-  if not is_ddp(model) then core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp") end
+  if not is_ddp(model) then
+    core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp")
+  end
   local s, planner, mine = getmetatable(model).ddp, plans.planner_of(policy), {}
   if not s.reducer then core.raise "overlap: this model was unwrapped" end
   for _, entry in ipairs(s.overlaps) do
     if entry.optimizer == optimizer then
-      core.raise(entry.link and "overlap: this optimizer steps in the model's chain already (then_optimizer): a plan and then_optimizer are two ways to say the same"
+      core.raise(entry.link and "overlap: this optimizer steps in the model's chain already \z
+        (then_optimizer): a plan and then_optimizer are two ways to say the same"
         or "overlap: this optimizer is registered with this model already")
     end
   end
-  if owners.linked_in[optimizer] then core.raise "overlap: this optimizer steps in the chain of another model already (then_optimizer): give each model its own" end
+  if owners.linked_in[optimizer] then
+    core.raise "overlap: this optimizer steps in the chain of another model already \z
+      (then_optimizer): give each model its own"
+  end
   for _, p in ipairs(s.trained) do
     if optimizer.slots[p] then
-      if owners.plan_of[p] or owners.own_of[p] then core.raise(("overlap: parameter '%s' is stepped by another overlapped optimizer already"):format(p:name())) end
+      if owners.plan_of[p] or owners.own_of[p] then
+        core.raise(("overlap: parameter '%s' is stepped by another overlapped optimizer already")
+          :format(p:name()))
+      end
       mine[#mine + 1] = p
     end
   end
-  if #mine == 0 then core.raise "overlap: none of the optimizer's parameters is trained in this model" end
-  local entry = { optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole }
+  if #mine == 0 then
+    core.raise "overlap: none of the optimizer's parameters is trained in this model"
+  end
+  local entry = {
+    optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole,
+  }
   if planner.always == "on_reduced" then plans.refuse_early(entry, "each bucket") end
   for _, p in ipairs(mine) do owners.plan_of[p] = entry end
   s.overlaps[#s.overlaps + 1] = entry
@@ -162,7 +187,8 @@ function overlap.early(params)
   end
 end
 
---- For optimizers: the device's flag whether these parameters' gradients are as they should be, where links look for that.
+--- For optimizers: the device's flag whether these parameters' gradients are as they should be,
+--- where links look for that.
 ---@param params ms.Parameter[]
 ---@return ms.Tensor?
 function overlap.guard(params)
@@ -172,7 +198,9 @@ function overlap.guard(params)
     if s and not seen[s] then
       seen[s] = true
       for _, state in ipairs(s.how.guards or {}) do
-        local good = core.no_grad(function() return require "moonshard.link_state".core(state):shared("bad", 1):eq(0):any() end)
+        local good = core.no_grad(function()
+          return require "moonshard.link_state".core(state):shared("bad", 1):eq(0):any()
+        end)
         flag = flag and core.where(flag, good, flag) or good
       end
     end
@@ -188,7 +216,10 @@ function overlap.joining(params)
   for _, p in ipairs(params) do
     local s = owners.wrapped_in[p]
     if s and s.joining and s ~= found then
-      if found then core.raise "optimizer:step: a sharded optimizer steps inside the join of one model, not of two" end
+      if found then
+        core.raise "optimizer:step: a sharded optimizer steps inside the join of one model, not \z
+          of two"
+      end
       found = s
     end
   end

@@ -1,10 +1,12 @@
--- The machine's peak in matrix products, for MFU: measured once a machine, threads and dtype, kept in a cache file.
+-- The machine's peak in matrix products, for MFU: measured once a machine, threads and dtype, kept
+-- in a cache file.
 local core = require "moonshard.core"
 
 local peak = {}
 
 local METHOD = 2                         -- of measuring: values of another one are not used
--- Rows x inputs -> outputs. Which of them a machine likes best differs: one that streams, one that stays in caches, a square.
+-- Rows x inputs -> outputs. Which of them a machine likes best differs: one that streams, one that
+-- stays in caches, a square.
 local SHAPES = { { 2048, 1024, 256 }, { 256, 768, 768 }, { 1024, 1024, 1024 } }
 local ROUNDS, PRODUCTS = 8, 2            -- of each shape, and in each round
 
@@ -33,12 +35,16 @@ end
 
 local function key_of(dtype)
   local info = core.info()
-  return table.concat({ METHOD, info.cpu, info.kernels, info.threads, dtype, info.blas, info.blas_isa, info.version }, "/")
+  return table.concat(
+    { METHOD, info.cpu, info.kernels, info.threads, dtype, info.blas, info.blas_isa, info.version },
+    "/")
 end
 
--- FLOP/s of the best round of products of one shape. Each round writes where the one before did: new memory would be measured otherwise.
+-- FLOP/s of the best round of products of one shape. Each round writes where the one before did:
+-- new memory would be measured otherwise.
 local function measure_shape(rows, inputs, outputs, dtype)
-  local x, w = core.randn { rows, inputs, seed = 1 }:to(dtype), core.randn { outputs, inputs, seed = 2 }:to(dtype)
+  local x, w = core.randn { rows, inputs, seed = 1 }:to(dtype),
+    core.randn { outputs, inputs, seed = 2 }:to(dtype)
   local best = 0
   for _ = 1, ROUNDS do
     core.collect()
@@ -46,7 +52,8 @@ local function measure_shape(rows, inputs, outputs, dtype)
     local start = core.clock_ms()
     for _ = 1, PRODUCTS do x:linear(w) end
     core.synchronize()
-    best = math.max(best, PRODUCTS * 2 * rows * inputs * outputs / ((core.clock_ms() - start) / 1e3))
+    best = math.max(best,
+      PRODUCTS * 2 * rows * inputs * outputs / ((core.clock_ms() - start) / 1e3))
   end
   return best
 end
@@ -55,13 +62,17 @@ local function measure(dtype)
   local best = 0
   core.autocast("f32", function()
     core.no_grad(function()
-      for _, shape in ipairs(SHAPES) do best = math.max(best, measure_shape(shape[1], shape[2], shape[3], dtype == "f32" and "f32" or "bf16")) end
+      for _, shape in ipairs(SHAPES) do
+        best = math.max(best,
+          measure_shape(shape[1], shape[2], shape[3], dtype == "f32" and "f32" or "bf16"))
+      end
     end)
   end)
   return best
 end
 
---- FLOP/s that products of this dtype reach here, and whether it was measured now. nil on the sim executor.
+--- FLOP/s that products of this dtype reach here, and whether it was measured now. nil on the sim
+--- executor.
 ---@param dtype string
 ---@return number?, boolean?
 function peak.flops(dtype)
@@ -81,7 +92,8 @@ function peak.flops(dtype)
   return value, measured
 end
 
---- Notes that products were seen to reach this many FLOP/s: a neighbour's load may have slowed the measurement. Returns the peak from now on.
+--- Notes that products were seen to reach this many FLOP/s: a neighbour's load may have slowed the
+--- measurement. Returns the peak from now on.
 ---@param dtype string
 ---@param flops number
 ---@return number

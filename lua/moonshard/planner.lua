@@ -1,4 +1,5 @@
--- What planners of every kind share (overlap.lua, ddp/buckets.lua): making and finding them, their line for messages, and times that are the same on all ranks.
+-- What planners of every kind share (overlap.lua, ddp/buckets.lua): making and finding them, their
+-- line for messages, and times that are the same on all ranks.
 local core = require "moonshard.core"
 local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
@@ -22,10 +23,17 @@ end
 ---@return table
 function planner.make(kind, what, given)
   given = check(what, given, { "name", "every", "plan" })
-  if type(given.name) ~= "string" then core.raise(("%s: name must be a string, not %s"):format(what, type(given.name))) end
-  if type(given.plan) ~= "function" then core.raise(("%s: plan must be a function, not %s"):format(what, type(given.plan))) end
+  if type(given.name) ~= "string" then
+    core.raise(("%s: name must be a string, not %s"):format(what, type(given.name)))
+  end
+  if type(given.plan) ~= "function" then
+    core.raise(("%s: plan must be a function, not %s"):format(what, type(given.plan)))
+  end
   local every = given.every == nil and 1 or given.every
-  if math.type(every) ~= "integer" or every < 1 then core.raise(("%s: every must be a whole number of 1 or more, not %s"):format(what, tostring(every))) end
+  if math.type(every) ~= "integer" or every < 1 then
+    core.raise(("%s: every must be a whole number of 1 or more, not %s")
+      :format(what, tostring(every)))
+  end
   return setmetatable({ name = given.name, every = every, plan = given.plan }, kind)
 end
 
@@ -50,25 +58,31 @@ function planner.refuse_options(options, ready_made, value)
 end
 
 --- A planner, the name of a ready-made one, or a file that returns one (read again under --watch).
+--- words: for messages: where, what is looked for, and which function makes one.
 ---@param kind table
 ---@param value any
 ---@param ready_made table<string, table>
----@param words { what: string, thing: string, maker: string } for messages: where, what is looked for, and which function makes one
+---@param words { what: string, thing: string, maker: string }
 ---@param make? fun(value: any): any what becomes of what a file returns
 ---@return table
 function planner.find(kind, value, ready_made, words, make)
   if getmetatable(value) == kind then return value end
-  if type(value) ~= "string" then core.raise(("%s: a %s is a name, a file or what %s returns, not a %s"):format(words.what, words.thing, words.maker, type(value))) end
+  if type(value) ~= "string" then
+    core.raise(("%s: a %s is a name, a file or what %s returns, not a %s")
+      :format(words.what, words.thing, words.maker, type(value)))
+  end
   if ready_made[value] then return ready_made[value] end
   if not value:match "%.lua$" then
     local names = planner.names(ready_made)
     local near = core.nearest(value, names)
-    core.raise(("%s: unknown %s '%s'%s; there are %s, and files that end in .lua"):format(words.what, words.thing, value,
-      near and (": did you mean '%s'?"):format(near) or "", table.concat(names, ", ")))
+    core.raise(("%s: unknown %s '%s'%s; there are %s, and files that end in .lua")
+      :format(words.what, words.thing, value,
+        near and (": did you mean '%s'?"):format(near) or "", table.concat(names, ", ")))
   end
   local found = setmetatable({}, kind)
   local made = watch.open(value, words.what, function(other)
-    return getmetatable(other) ~= kind and ("returned a %s; it must return what %s gives"):format(type(other), words.maker) or nil
+    return getmetatable(other) ~= kind
+      and ("returned a %s; it must return what %s gives"):format(type(other), words.maker) or nil
   end, watch.into(found), found, make)
   found.name, found.every, found.plan = made.name, made.every, made.plan
   return found
@@ -121,15 +135,17 @@ function planner.check_fields(t, fields, list, refuse)
   end
 end
 
--- What f makes, on the channel whose collectives wait for the hosts of other ranks, not for what devices compute.
+-- What f makes, on the channel whose collectives wait for the hosts of other ranks, not for what
+-- devices compute.
 local function beside(s, f)
   local channel, t = s.group:channel(2), nil
   channel:_stream():run(function() t = f() end)
   return channel, t
 end
 
---- Times in a view are means over the ranks that have some, so that planners cannot come to different answers; nil where no rank has. How many ranks say yes to what
---- is asked comes with it. Blocks until the other ranks' hosts have come as far.
+--- Times in a view are means over the ranks that have some, so that planners cannot come to
+--- different answers; nil where no rank has. How many ranks say yes to what is asked comes with it.
+--- Blocks until the other ranks' hosts have come as far.
 ---@param s table state of a ddp model
 ---@param numbers number[]? as many on all ranks; nil: this rank has none
 ---@param count integer

@@ -16,7 +16,8 @@ local Report = {}
 Report.__index = Report
 Report.__name = "ms.Report"
 
--- Reports that somebody still has, with their numbers: what has to be done for them at the end of steps must not keep them.
+-- Reports that somebody still has, with their numbers: what has to be done for them at the end of
+-- steps must not keep them.
 local all, made = setmetatable({}, { __mode = "k" }), 0
 
 local function in_order()
@@ -33,8 +34,9 @@ local function wire_bytes()
   return sum
 end
 
--- A step lasts from the end of the one before to its own, on the device: the host, which runs ahead, knows its end when it has waited
--- for it. A single step's time says little, so rates are over the last ones.
+-- A step lasts from the end of the one before to its own, on the device: the host, which runs
+-- ahead, knows its end when it has waited for it. A single step's time says little, so rates are
+-- over the last ones.
 local function measure(self, entry)
   local now = core.clock_ms()
   local times, sum = self.times, 0
@@ -47,7 +49,8 @@ local function measure(self, entry)
   values.ms_step, self.before = now - self.before, now
   values.tok_s = self.tokens and self.tokens / mean * 1e3
   values.mfu = self.peak and entry.work / (mean / 1e3) / self.peak
-  if entry.position == 3 then self.times = {} end          -- the first steps also allocate memory and build kernels
+  -- The first steps also allocate memory and build kernels.
+  if entry.position == 3 then self.times = {} end
 end
 
 -- The values as numbers, and the time: waits until the device has done the step.
@@ -61,7 +64,8 @@ local function resolve(self, entry)
     entry.mark = nil
     measure(self, entry)
   end
-  values.peak_bytes = core.memory().peak           -- with what followed the step: validation, text, a checkpoint
+  -- With what followed the step: validation, text, a checkpoint.
+  values.peak_bytes = core.memory().peak
   self.last = entry
 end
 
@@ -95,7 +99,8 @@ end
 
 local numbers = { "tokens", "every", "total" }
 
--- The machine's peak, for MFU. A measurement begins and ends with a collection; the other ranks' memory is to be as rank 0's.
+-- The machine's peak, for MFU. A measurement begins and ends with a collection; the other ranks'
+-- memory is to be as rank 0's.
 local function find_peak(self, dtype)
   if core.rank() ~= 0 then
     core.collect()
@@ -105,28 +110,36 @@ local function find_peak(self, dtype)
   self.peak, measured = require "moonshard.peak".flops(dtype)
   if not self.peak then return end
   local when = measured and "measured now, kept for next time" or "measured before"
-  require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype, when)
+  require "moonshard.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype,
+    when)
 end
 
---- For loops written by hand; ms.train makes its own. All ranks call it. options: run: folder; tokens: of a step, over all ranks; every: a
---- line each so many steps (unless given: each step on a terminal, elsewhere the first 10, then one every 10 s or 1% of the steps, whichever
---- is rarer; `moonshard run --log-every` goes before); total: steps of the run, for the ETA; dtype: of the products, for MFU ("f32").
---- metrics.jsonl has every step; from the first step that is reported on, what stood in it before is cut.
+--- For loops written by hand; ms.train makes its own. All ranks call it. options: run: folder;
+--- tokens: of a step, over all ranks; every: a line each so many steps (unless given: each step on
+--- a terminal, elsewhere the first 10, then one every 10 s or 1% of the steps, whichever is rarer;
+--- `moonshard run --log-every` goes before); total: steps of the run, for the ETA; dtype: of the
+--- products, for MFU ("f32"). metrics.jsonl has every step; from the first step that is reported
+--- on, what stood in it before is cut.
 ---@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
 ---@return ms.Report
 function report.report(options)
-  options = check("report", options, { run = "any", tokens = "any", every = "any", total = "any", dtype = "string" })
-  if type(options.run) ~= "string" then core.raise "report: give run, the folder for metrics.jsonl" end
+  options = check("report", options,
+    { run = "any", tokens = "any", every = "any", total = "any", dtype = "string" })
+  if type(options.run) ~= "string" then
+    core.raise "report: give run, the folder for metrics.jsonl"
+  end
   for _, name in ipairs(numbers) do
     local value = options[name]
     if value ~= nil and not (math.type(value) == "integer" and value >= 1) then
-      core.raise(("report: %s must be an integer of 1 or more, not %s"):format(name, tostring(value)))
+      core.raise(("report: %s must be an integer of 1 or more, not %s")
+        :format(name, tostring(value)))
     end
   end
-  local first = core.rank() == 0                   -- it writes; the others only come to the same values
+  local first = core.rank() == 0  -- it writes; the others only come to the same values
   if first then assert(core.make_directory(options.run)) end
   local self = setmetatable({
-    run = options.run, tokens = options.tokens, every = launch.log_every or options.every, total = options.total,
+    run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
+    total = options.total,
     file = first and metrics_file.new(options.run) or nil, terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
@@ -138,8 +151,9 @@ function report.report(options)
   return self
 end
 
---- The step line. Tensors are shown one step late, so the device never waits for the host.
----@param values table<string, ms.Number> loss, grad_norm, lr and what else is to be in metrics.jsonl
+--- The step line. Tensors are shown one step late, so the device never waits for the host. values:
+--- loss, grad_norm, lr and what else is to be in metrics.jsonl.
+---@param values table<string, ms.Number>
 function Report:step(values)
   options_of.argument("report:step", "values", values, "table")
   write(self)
@@ -147,7 +161,8 @@ function Report:step(values)
   for key, value in pairs(values) do
     if core.is_tensor(value) then value = core.probe(value)
     elseif type(value) ~= "number" then
-      core.raise(("report: %s is a %s; numbers and one-element tensors are shown"):format(tostring(key), type(value)))
+      core.raise(("report: %s is a %s; numbers and one-element tensors are shown")
+        :format(tostring(key), type(value)))
     end
     held[key] = value
   end
@@ -167,14 +182,15 @@ function Report:add(values)
   for key, value in pairs(values) do
     if core.is_tensor(value) then value = core.probe(value)
     elseif type(value) ~= "number" and type(value) ~= "table" then
-      core.raise(("report:add: values.%s must be a number or a one-element tensor, not a %s"):format(tostring(key), type(value)))
+      core.raise(("report:add: values.%s must be a number or a one-element tensor, not a %s")
+        :format(tostring(key), type(value)))
     end
     if self.pending then self.pending.values[key] = value end
   end
 end
 
---- Shows the line of the step that was reported last, now: waits for its values. What goes to metrics.jsonl is written at that step's end,
---- when its metrics are known.
+--- Shows the line of the step that was reported last, now: waits for its values. What goes to
+--- metrics.jsonl is written at that step's end, when its metrics are known.
 function Report:flush()
   local entry = self.pending
   if not entry then return end
@@ -183,8 +199,8 @@ function Report:flush()
   entry.flushed = true
 end
 
---- Runs f, whose time and work belong to no step (validation, saving), and returns what it returns. What the steps before it have enqueued is
---- waited for first, and is their time. **blocks**
+--- Runs f, whose time and work belong to no step (validation, saving), and returns what it returns.
+--- What the steps before it have enqueued is waited for first, and is their time. **blocks**
 ---@param f fun(): any
 ---@return any
 function Report:outside(f)
@@ -196,7 +212,8 @@ function Report:outside(f)
   return table.unpack(results, 1, results.n)
 end
 
---- Writes and shows the last step, whether or not its line is due. The end of a loop of ms.steps writes it as well.
+--- Writes and shows the last step, whether or not its line is due. The end of a loop of ms.steps
+--- writes it as well.
 function Report:close()
   write(self)
   if self.last then show(self, self.last, true) end
@@ -215,7 +232,8 @@ steps.on_end(function(step)
   end
 end)
 
---- Writes the last step of all reports. After an error, other ranks may never do what this one would wait for.
+--- Writes the last step of all reports. After an error, other ranks may never do what this one
+--- would wait for.
 ---@param failed boolean
 function report.write_all(failed)
   if failed and core.world():size() > 1 then return end

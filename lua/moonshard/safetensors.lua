@@ -6,7 +6,8 @@ local argument = options_of.argument
 ---@class ms.safetensors
 local safetensors = {}
 
---- Reads tensors of a file, all or those of `names`. A file that breaks a rule of the format is refused as a whole.
+--- Reads tensors of a file, all or those of `names`. A file that breaks a rule of the format is
+--- refused as a whole.
 ---@param path string
 ---@param names? string[] only these; "not_found" if one is missing
 ---@return table<string, ms.Tensor>? tensors
@@ -36,8 +37,8 @@ function safetensors.load(path, names)
   return tensors, metadata
 end
 
---- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their values. The same tensors give the
---- same file.
+--- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their
+--- values. The same tensors give the same file.
 ---@param path string
 ---@param tensors table<string, ms.Tensor>
 ---@param metadata? table<string, string>
@@ -51,14 +52,17 @@ function safetensors.save(path, tensors, metadata)
   local names, list, pairs_of = {}, {}, {}
   for name, tensor in pairs(tensors) do
     if type(name) ~= "string" or not core.is_tensor(tensor) then
-      core.raise(("safetensors.save: %s is %s; names are strings and values are tensors"):format(tostring(name), type(tensor)))
+      core.raise(("safetensors.save: %s is %s; names are strings and values are tensors")
+        :format(tostring(name), type(tensor)))
     end
     names[#names + 1] = name
   end
   table.sort(names)
   for i, name in ipairs(names) do list[i] = tensors[name] end
   for key, value in pairs(metadata or {}) do
-    if type(key) ~= "string" or type(value) ~= "string" then core.raise("safetensors.save: metadata goes from strings to strings") end
+    if type(key) ~= "string" or type(value) ~= "string" then
+      core.raise("safetensors.save: metadata goes from strings to strings")
+    end
     pairs_of[#pairs_of + 1] = key
   end
   table.sort(pairs_of)
@@ -70,7 +74,8 @@ function safetensors.save(path, tensors, metadata)
   return core.safetensors_save(path, names, list, flat)
 end
 
---- What a file holds, without reading the tensors. dtype may be one that cannot be loaded, such as "f64".
+--- What a file holds, without reading the tensors. dtype may be one that cannot be loaded, such as
+--- "f64".
 ---@param path string
 ---@return table<string, { dtype: string, shape: integer[] }>?
 ---@return table<string, string>|string metadata on failure the message

@@ -3,8 +3,8 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 
 local steps = { ends = 0 }         -- ends: of steps, so far
-local at_end = {}                 -- functions called with the step's number before what it made is released
-local at_leave = {}               -- functions called when a loop of steps is over
+local at_end = {}    -- functions called with the step's number before what it made is released
+local at_leave = {}  -- functions called when a loop of steps is over
 
 --- The current step: 0-based; after a resume it goes on where the run stopped.
 ---@return integer
@@ -14,7 +14,8 @@ function steps.step() return (core.step()) end
 ---@param f fun(step: integer)
 function steps.on_end(f) at_end[#at_end + 1] = f end
 
---- f(failed) runs when a loop of steps has been left, in whatever way: its last step has ended. failed: by an error.
+--- f(failed) runs when a loop of steps has been left, in whatever way: its last step has ended.
+--- failed: by an error.
 ---@param f fun(failed: boolean)
 function steps.on_leave(f) at_leave[#at_leave + 1] = f end
 
@@ -29,8 +30,8 @@ local function finish()
   if not ok then error(failure, 0) end
 end
 
--- The requests that hold for the step that is about to begin: where there are several ranks, those that all of them meet here. Only the program
--- catches signals.
+-- The requests that hold for the step that is about to begin: where there are several ranks, those
+-- that all of them meet here. Only the program catches signals.
 local function meet_requests(step)
   local process = package.loaded["moonshard.process"]
   local own = process and process.stop_requested()
@@ -43,8 +44,8 @@ local function meet_requests(step)
   launch.save = save ~= nil or process ~= nil and process.save_requested()
 end
 
---- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step; a
---- request to stop ends the loop behind the step that runs.
+--- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the
+--- loop in any way ends the step; a request to stop ends the loop behind the step that runs.
 ---@param count integer
 ---@param first? integer
 ---@return fun(): integer?
@@ -53,7 +54,9 @@ function steps.steps(count, first)
     core.raise("steps: count and first must be integers")
   end
   local next_step = first or 0
-  if select(2, core.step()) then core.raise("ms.steps: a step is running already; steps cannot be nested") end
+  if select(2, core.step()) then
+    core.raise("ms.steps: a step is running already; steps cannot be nested")
+  end
   local function iterate()
     finish()
     if next_step >= count then return nil end

@@ -1,8 +1,9 @@
 -- ms.trace: what ran when, as a Chrome / Perfetto trace: one file of all streams and ranks.
 --
--- `pid` is the rank; `tid` is a number of the rank's own, and the stream's name is its thread_name. An event "moonshard" of each rank says what ran: recipe,
--- command, date, machine, version.
--- Every rank of a job writes a part beside the file; whoever finds all parts there joins them. Clocks of ranks on one machine are the same.
+-- `pid` is the rank; `tid` is a number of the rank's own, and the stream's name is its thread_name.
+-- An event "moonshard" of each rank says what ran: recipe, command, date, machine, version.
+-- Every rank of a job writes a part beside the file; whoever finds all parts there joins them.
+-- Clocks of ranks on one machine are the same.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local options_of = require "moonshard.options"
@@ -12,7 +13,8 @@ local trace = {}
 
 local path                             -- of the trace that runs
 local begun                            -- its date, UTC
-local ranges = {}                      -- { name, first, last }: what was enqueued while a range was open, as positions in the records
+-- { name, first, last }: what was enqueued while a range was open, as positions in the records
+local ranges = {}
 
 local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
 
@@ -22,7 +24,8 @@ local function writers()
   return world:_is_fake() and 1 or world:size()
 end
 
---- Joins the parts of ranks 0 to count - 1 that are there into file, and removes them. all: only if none is missing.
+--- Joins the parts of ranks 0 to count - 1 that are there into file, and removes them. all: only if
+--- none is missing.
 ---@param file string
 ---@param count integer
 ---@param all? boolean
@@ -58,7 +61,8 @@ end
 function trace.start(file)
   if path then core.raise("trace: one runs already, to " .. path) end
   local count = writers()
-  local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file, "[]\n")
+  local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file,
+    "[]\n")
   if not ok then return nil, message, code end
   if count > 1 then core.remove(part_of(file, core.rank())) end
   core.trace_start()
@@ -72,14 +76,19 @@ local function about()
   local info = core.info()
   return {
     recipe = launch.recipe, command = launch.command, date = begun, version = core.version,
-    machine = ("%s, %d core%s for each rank, %s"):format(info.cpu, info.cores, info.cores == 1 and "" or "s", info.blas),
+    machine = ("%s, %d core%s for each rank, %s")
+      :format(info.cpu, info.cores, info.cores == 1 and "" or "s", info.blas),
   }
 end
 
 -- One line for each event of this rank: who is who, tasks and waits, steps, ranges.
 local function lines_of(records)
   local rank, lines, threads, count, steps = core.rank(), {}, {}, 0, {}
-  local function metadata(name, args, thread) lines[#lines + 1] = core.json_encode { ph = "M", name = name, pid = rank, tid = thread, args = args } end
+  local function metadata(name, args, thread)
+    lines[#lines + 1] = core.json_encode {
+      ph = "M", name = name, pid = rank, tid = thread, args = args,
+    }
+  end
   -- The number of a row of this rank, in order of appearance.
   local function thread_of(name)
     if not threads[name] then
@@ -91,9 +100,11 @@ local function lines_of(records)
   end
   -- Microseconds with all their nanoseconds, and no more digits.
   local function span(name, thread, from, to, args)
-    lines[#lines + 1] = ('{"ph":"X","pid":%d,"tid":%d,"name":%s,"cat":%s,"ts":%d.%03d,"dur":%d.%03d,"args":%s}')
-      :format(rank, thread_of(thread), core.json_encode(name), core.json_encode(args.kind), from // 1000, from % 1000, (to - from) // 1000, (to - from) % 1000,
-        core.json_encode(args))
+    lines[#lines + 1] =
+      ('{"ph":"X","pid":%d,"tid":%d,"name":%s,"cat":%s,"ts":%d.%03d,"dur":%d.%03d,"args":%s}')
+        :format(rank, thread_of(thread), core.json_encode(name), core.json_encode(args.kind),
+          from // 1000, from % 1000, (to - from) // 1000, (to - from) % 1000,
+          core.json_encode(args))
   end
   metadata("process_name", { name = ("rank %d"):format(rank) })
   metadata("process_sort_index", { sort_index = rank })
@@ -105,7 +116,11 @@ local function lines_of(records)
     if record.end_ns > 0 then
       local label = record.label
       span(record.name, record.stream, record.start_ns, record.end_ns, {
-        kind = record.kind, bytes = record.bytes, script = record.script ~= "" and record.script or nil, step = record.step, of = record.of,
+        kind = record.kind,
+        bytes = record.bytes,
+        script = record.script ~= "" and record.script or nil,
+        step = record.step,
+        of = record.of,
         label = label, bucket = label and math.tointeger(label:match "^bucket (%d+)"),
       })
       if record.step and record.kind ~= "wait" then
@@ -115,12 +130,17 @@ local function lines_of(records)
       end
     end
   end
-  for number, step in pairs(steps) do span(("step %d"):format(number), "steps", step.from, step.to, { kind = "step", step = number }) end
+  for number, step in pairs(steps) do
+    span(("step %d"):format(number), "steps", step.from, step.to, { kind = "step", step = number })
+  end
   for _, range in ipairs(ranges) do
     local from, to
     for i = range.first + 1, range.last do
       local record = records[i]
-      if record.end_ns > 0 then from, to = math.min(from or record.start_ns, record.start_ns), math.max(to or 0, record.end_ns) end
+      if record.end_ns > 0 then
+        from, to = math.min(from or record.start_ns, record.start_ns),
+          math.max(to or 0, record.end_ns)
+      end
     end
     if from then span(range.name, "ranges", from, to, { kind = "range" }) end
   end

@@ -1,4 +1,5 @@
--- ms.train: the loop, with everything that a user sees and relies on: lines, metrics, validation, text, checkpoints, stopping, resuming.
+-- ms.train: the loop, with everything that a user sees and relies on: lines, metrics, validation,
+-- text, checkpoints, stopping, resuming.
 local core = require "moonshard.core"
 require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
@@ -23,24 +24,32 @@ end
 local function pass(self, x, y)
   local o = self.o
   local loss_of = o.loss or default_loss
-  if not core.is_tensor(x) and not o.loss then core.raise("train: data must give tensors x and y, not " .. type(x)) end
+  if not core.is_tensor(x) and not o.loss then
+    core.raise("train: data must give tensors x and y, not " .. type(x))
+  end
   local loss, outputs
   if o.dtype == "f32" then loss, outputs = loss_of(o.model, x, y)
   else loss, outputs = core.autocast(o.dtype, function() return loss_of(o.model, x, y) end) end
-  if not core.is_tensor(loss) then core.raise("train: the function loss must return a tensor of one element, not " .. type(loss)) end
+  if not core.is_tensor(loss) then
+    core.raise("train: the function loss must return a tensor of one element, not " .. type(loss))
+  end
   return loss, outputs
 end
 
 -- The mean of one number of each rank. Where one of them is inf or nan, so is the mean.
 local function mean_over_ranks(self, value)
   if self.world:size() == 1 then return value end
-  return core.no_grad(function() return self.world:all_reduce(value:to "f32":reshape(1):clone(), "avg"):value():reshape() end)
+  return core.no_grad(function()
+    return self.world:all_reduce(value:to "f32":reshape(1):clone(), "avg"):value():reshape()
+  end)
 end
 
 -- A flag that says yes where all ranks say so: they skip the same steps.
 local function on_all_ranks(self, finite)
   if self.world:size() == 1 then return finite end
-  return core.no_grad(function() return self.world:all_reduce(finite:to "f32":reshape(1):clone(), "min"):value():reshape():gt(0) end)
+  return core.no_grad(function()
+    return self.world:all_reduce(finite:to "f32":reshape(1):clone(), "min"):value():reshape():gt(0)
+  end)
 end
 
 -- Forward and backward of one step; the mean loss over its passes, on the device.
@@ -49,7 +58,9 @@ local function forward_backward(self)
   local function one_pass(i)
     local x, y = self.next_batch()
     -- Targets of a step: tokens of a text, or samples.
-    if not self.report.tokens and core.is_tensor(y) then self.report.tokens = y:numel() * o.accumulate * self.world:size() end
+    if not self.report.tokens and core.is_tensor(y) then
+      self.report.tokens = y:numel() * o.accumulate * self.world:size()
+    end
     local loss = pass(self, x, y)
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
@@ -65,8 +76,9 @@ local function forward_backward(self)
   return mean_over_ranks(self, total)
 end
 
--- Unscales, clips, steps. On the device: the norm before clipping, whether this step's numbers were finite (nil: nobody asks), and the
--- position of the first gradient that was not; last, whose gradients they are.
+-- Unscales, clips, steps. On the device: the norm before clipping, whether this step's numbers were
+-- finite (nil: nobody asks), and the position of the first gradient that was not; last, whose
+-- gradients they are.
 local function update(self, loss)
   local o = self.o
   local finite
@@ -79,7 +91,9 @@ local function update(self, loss)
     local gradient = p:grad()
     if gradient then gradients[#gradients + 1], parameters[#parameters + 1] = gradient, p end
   end
-  if #gradients == 0 then core.raise("train: no parameter got a gradient; does the loss depend on the model?") end
+  if #gradients == 0 then
+    core.raise("train: no parameter got a gradient; does the loss depend on the model?")
+  end
   local norm, bad = core.clip_norm(gradients, o.clip or math.huge, 2)
   if self.scaler then
     self.scaler:step(o.optimizer)
@@ -103,7 +117,9 @@ local function judge(self, entry)
     return
   end
   local position = math.tointeger(entry.bad:value())
-  local where = position >= 0 and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name()) or " (the gradients are finite)"
+  local where = position >= 0
+    and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name())
+    or " (the gradients are finite)"
   self.skips = self.skips + 1
   if self.o.on_nan == "stop" and not self.scaler then
     local applied, advice = "nothing of that step was applied", ", or choose on_nan = \"skip\""
@@ -114,8 +130,12 @@ local function judge(self, entry)
     launch.exit(4, ("step %d: loss or gradients are inf or nan%s; %s. Lower the learning rate, "
       .. "set clip%s"):format(entry.step, where, applied, advice))
   end
-  if not self.scaler or self.skips > 1 then log.warn("step %d skipped: inf or nan%s", entry.step, where) end
-  if self.skips >= SKIPS_IN_A_ROW then launch.exit(4, ("%d steps in a row had inf or nan%s"):format(self.skips, where)) end
+  if not self.scaler or self.skips > 1 then
+    log.warn("step %d skipped: inf or nan%s", entry.step, where)
+  end
+  if self.skips >= SKIPS_IN_A_ROW then
+    launch.exit(4, ("%d steps in a row had inf or nan%s"):format(self.skips, where))
+  end
 end
 
 -- Mean loss and measures over the validation batches.
@@ -131,7 +151,10 @@ local function validate(self)
       -- The last batch may be shorter: means are over rows.
       local rows = #y
       for name, value in pairs(values) do
-        if not core.is_tensor(value) then core.raise(("train: eval.measure gives tensors of one element, but %s is a %s"):format(name, type(value))) end
+        if not core.is_tensor(value) then
+          core.raise(("train: eval.measure gives tensors of one element, but %s is a %s")
+            :format(name, type(value)))
+        end
         value = value:to "f32" * rows
         sums[name] = sums[name] and sums[name]:add_(value) or value
       end
@@ -154,7 +177,9 @@ end
 
 local function show_values(values)
   local parts = {}
-  for name, value in require "moonshard".sorted_pairs(values) do parts[#parts + 1] = ("%s %.4f"):format(name, value) end
+  for name, value in require "moonshard".sorted_pairs(values) do
+    parts[#parts + 1] = ("%s %.4f"):format(name, value)
+  end
   return table.concat(parts, "  ")
 end
 
@@ -165,18 +190,23 @@ local function sample(self)
   else
     local data = require "moonshard.data"
     local prompt = how.prompt or "\n"
-    local ids = self.o.model:generate(data.to_tokens(prompt), { count = how.count or 200, temperature = how.temperature or 0.8 })
+    local ids = self.o.model:generate(data.to_tokens(prompt),
+      { count = how.count or 200, temperature = how.temperature or 0.8 })
     text = prompt .. data.to_text(ids)
   end
   log.log("---- sample\n%s\n----", text)
 end
 
-local function due(every, step, last) return every and every > 0 and ((step + 1) % every == 0 or step == last) end
+local function due(every, step, last)
+  return every and every > 0 and ((step + 1) % every == 0 or step == last)
+end
 
 local function validate_and_tell(self, step)
   self.valid = validate(self)
   local values = {}
-  for name, value in pairs(self.valid) do values[name == "loss" and "val_loss" or "val_" .. name] = value end
+  for name, value in pairs(self.valid) do
+    values[name == "loss" and "val_loss" or "val_" .. name] = value
+  end
   self.report:add(values)
   log.log("valid %5d  %s", step, show_values(self.valid))
   if self.o.on_eval then self.o.on_eval(step, self.valid) end
@@ -215,10 +245,14 @@ local function run_step(self, step)
   local norm, finite, bad, parameters = update(self, loss)
   local wrapped = getmetatable(o.model).ddp
   local stats = wrapped and o.model:stats()
-  self.report:step { loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = stats and stats.exposed_ms or nil }
+  self.report:step {
+    loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = stats and stats.exposed_ms or nil,
+  }
   if stats and #stats.links > 1 then self.report:add { links = stats.links } end
   if finite then
-    self.unjudged[#self.unjudged + 1] = { step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters }
+    self.unjudged[#self.unjudged + 1] = {
+      step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters,
+    }
     -- Two steps late, so that the host never waits for a step that it has only just enqueued.
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
@@ -229,23 +263,31 @@ end
 -- Ends the run that was told to stop: the recipe's own end is for runs that reached theirs.
 local function stop(self, last, signal)
   self.report:close()
-  if self.o.save and last >= self.start and self.saved ~= last + 1 then folder.save(self, last + 1) end
+  if self.o.save and last >= self.start and self.saved ~= last + 1 then
+    folder.save(self, last + 1)
+  end
   local committed = folder.close(self)
   -- Where no save was due, the checkpoint that was loaded is the one to go on from.
   if committed or not self.saved and self.start > 0 then
-    launch.exit(75, ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run))
+    launch.exit(75,
+      ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run))
   end
-  launch.exit(128 + signal, ("stopped on request behind step %d; no checkpoint is saved"):format(last))
+  launch.exit(128 + signal,
+    ("stopped on request behind step %d; no checkpoint is saved"):format(last))
 end
 
---- Runs the loop and returns what it reached. Where everything was done before (a resumed run that had ended), loss is nil.
+--- Runs the loop and returns what it reached. Where everything was done before (a resumed run that
+--- had ended), loss is nil.
 ---@param options ms.TrainOptions
 ---@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
 function train.train(options)
   local o = settings.check(options)
-  local self = { o = o, skips = 0, unjudged = {}, parameters = o.model:parameters(), world = core.world() }
+  local self = {
+    o = o, skips = 0, unjudged = {}, parameters = o.model:parameters(), world = core.world(),
+  }
   if self.world:size() > 1 and not o.model.no_sync and not o.after_backward then
-    log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model with ms.ddp, or do it in after_backward", self.world:size())
+    log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model \z
+      with ms.ddp, or do it in after_backward", self.world:size())
   end
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
@@ -255,7 +297,8 @@ function train.train(options)
   folder.open(self)
   settings.show(self)
   self.report = require "moonshard.report".report {
-    run = self.run, total = o.steps, every = o.log_every, dtype = o.dtype == "f32" and "f32" or "bf16",
+    run = self.run, total = o.steps, every = o.log_every,
+    dtype = o.dtype == "f32" and "f32" or "bf16",
   }
   local last = self.start - 1
   for step in steps.steps(o.steps, self.start) do
@@ -273,7 +316,8 @@ function train.train(options)
   folder.close(self)
   local final = self.report.last and self.report.last.values or {}
   return {
-    step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s, run = self.run, lost_save = self.lost,
+    step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s,
+    run = self.run, lost_save = self.lost,
   }
 end
 

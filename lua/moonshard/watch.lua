@@ -1,7 +1,9 @@
--- moonshard run --watch: files from which links and planners come are read again when they change, and all ranks switch to the new one between the same two
--- steps. Rank 0 looks at the files; the ranks meet as for a request to stop, and rank 0 sends what the file says now.
+-- moonshard run --watch: files from which links and planners come are read again when they change,
+-- and all ranks switch to the new one between the same two steps. Rank 0 looks at the files; the
+-- ranks meet as for a request to stop, and rank 0 sends what the file says now.
 --
--- A new script is on trial for its first step. One that does not load, is not what was there, or fails on trial is told about, and the old one goes on.
+-- A new script is on trial for its first step. One that does not load, is not what was there, or
+-- fails on trial is told about, and the old one goes on.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
@@ -11,14 +13,18 @@ local watch = { on = false }
 
 local LOOK_MS <const> = 20             -- between two looks at the files
 
-local COUNT <const>, CHANGE <const> = "<i4", "<i4i8s4"        -- what ranks are sent: how many have changed; of each its number, its hash, and its text in any encoding
+-- what ranks are sent: how many have changed; of each its number, its hash, and its text in any
+-- encoding
+local COUNT <const>, CHANGE <const> = "<i4", "<i4i8s4"
 
-local files = {}                       -- in the order in which they were opened or used, which is the same on all ranks
-local item_of = setmetatable({}, { __mode = "k" })            -- a link or a planner -> the file that it comes from
+local files = {}  -- in the order in which they were opened or used, which is the same on all ranks
+-- A link or a planner -> the file that it comes from.
+local item_of = setmetatable({}, { __mode = "k" })
 local on_trial = {}                    -- those whose new script runs its first step
 local looked = 0
 
--- What the script gives, or nil and what is wrong with it. States that its link had before are its own.
+-- What the script gives, or nil and what is wrong with it. States that its link had before are its
+-- own.
 local function run(item, text)
   local chunk, message = load(text, "@" .. item.path, "t")
   if not chunk then return nil, "cannot be loaded: " .. message end
@@ -32,8 +38,9 @@ local function run(item, text)
   return value, nil, states
 end
 
---- What a file returns. accept(value) says what is wrong with it, or nothing. take(value, item): for watched files, whenever there is a new value: puts it in
---- force, and returns what puts the old one back.
+--- What a file returns. accept(value) says what is wrong with it, or nothing. take(value, item):
+--- for watched files, whenever there is a new value: puts it in force, and returns what puts the
+--- old one back.
 ---@param path string
 ---@param what string for messages
 ---@param accept fun(value: any): string?
@@ -43,7 +50,9 @@ end
 ---@return any
 function watch.open(path, what, accept, take, owner, make)
   local text, message = core.file_read(path)
-  if not text then core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message)) end
+  if not text then
+    core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message))
+  end
   local item = { path = path, text = text, accept = accept, take = take, make = make, users = 0 }
   local value, wrong, states = run(item, text)
   if wrong then core.raise(("%s: the file '%s' %s"):format(what, path, wrong)) end
@@ -59,7 +68,8 @@ local function place_of(item)
   for i, other in ipairs(files) do if other == item then return i end end
 end
 
---- A model has this link or planner, and has it no more when it is unwrapped: a file that no model has is not looked at. All ranks call both, in one order.
+--- A model has this link or planner, and has it no more when it is unwrapped: a file that no model
+--- has is not looked at. All ranks call both, in one order.
 ---@param owner any
 function watch.use(owner)
   local item = item_of[owner]
@@ -76,7 +86,7 @@ function watch.drop(owner)
   if item.users == 0 then table.remove(files, place_of(item)) end
 end
 
----------------------------------------------------------------------------------------------------------------------------- switching
+------------------------------------------------------------------------------------------ switching
 
 local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. format, ...) end end
 
@@ -84,7 +94,8 @@ local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. f
 local function fall_back(item, message)
   item.undo()
   item.states, item.trial, item.failed = item.before, false, true
-  log.warn("watch: '%s' failed in its first step, the old one goes on: %s", item.path, tostring(message))
+  log.warn("watch: '%s' failed in its first step, the old one goes on: %s", item.path,
+    tostring(message))
 end
 
 -- All ranks take the new text, or none does.
@@ -93,10 +104,13 @@ local function switch(item, text, step)
   item.text = text
   local failures = require "moonshard.group".world():_sum { wrong and 1 or 0 }[1]
   if failures > 0 then
-    if wrong then log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong) end
+    if wrong then
+      log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong)
+    end
     return
   end
-  item.before, item.states, item.trial, item.failed, item.undo = item.states, states, true, false, item.take(value, item)
+  item.before, item.states, item.trial, item.failed, item.undo = item.states, states, true, false,
+    item.take(value, item)
   on_trial[#on_trial + 1] = item
   tell("'%s' has changed: the new one is in force from step %d on", item.path, step)
 end
@@ -118,13 +132,15 @@ local function has_changed()
   if core.rank() ~= 0 or core.clock_ms() - looked < LOOK_MS then return false end
   looked = core.clock_ms()
   for _, item in ipairs(files) do
-    item.seen = core.file_read(item.path) or item.text          -- one that is being replaced is looked at again
+    -- One that is being replaced is looked at again.
+    item.seen = core.file_read(item.path) or item.text
     if item.seen ~= item.text then return true end
   end
   return false
 end
 
---- Before the requests of a step are met: whether this rank, being alone, is to switch now. Otherwise all meet.
+--- Before the requests of a step are met: whether this rank, being alone, is to switch now.
+--- Otherwise all meet.
 ---@return boolean
 function watch.ask()
   if #files == 0 or not has_changed() then return false end
@@ -138,7 +154,9 @@ function watch.reload(step)
   if core.rank() == 0 then
     for i, item in ipairs(files) do
       item.seen = core.file_read(item.path) or item.text
-      if item.seen ~= item.text then changed[#changed + 1] = CHANGE:pack(i, core.hash(item.seen), item.seen) end
+      if item.seen ~= item.text then
+        changed[#changed + 1] = CHANGE:pack(i, core.hash(item.seen), item.seen)
+      end
     end
   end
   local all = share(COUNT:pack(#changed) .. table.concat(changed))
@@ -146,17 +164,21 @@ function watch.reload(step)
   for _ = 1, count do
     local file, hash, text
     file, hash, text, at = CHANGE:unpack(all, at)
-    if core.hash(text) ~= hash then core.raise(("watch: '%s' came over damaged"):format(files[file].path)) end
+    if core.hash(text) ~= hash then
+      core.raise(("watch: '%s' came over damaged"):format(files[file].path))
+    end
     switch(files[file], text, step)
   end
 end
 
--- A link that failed on some ranks only has given the others something else: what they have trained differs from here on.
+-- A link that failed on some ranks only has given the others something else: what they have trained
+-- differs from here on.
 local function agree(item)
   local world = require "moonshard.group".world()
   local failures = world:_sum { item.failed and 1 or 0 }[1]
   if failures == 0 or failures == world:size() then return end
-  core.raise(("watch: '%s' failed in its first step on %d of %d ranks, whose gradients were reduced in another way than those of the others: go on from the last checkpoint")
+  core.raise(("watch: '%s' failed in its first step on %d of %d ranks, whose gradients were \z
+    reduced in another way than those of the others: go on from the last checkpoint")
     :format(item.path, failures, world:size()))
 end
 
@@ -173,7 +195,7 @@ require "moonshard.steps".on_end(function()
   on_trial = left
 end)
 
------------------------------------------------------------------------------------------------------------------------------ planners
+------------------------------------------------------------------------------------------- planners
 
 --- Takes the fields of a watched planner over into the one that is in use, and back.
 ---@param planner table
@@ -182,7 +204,8 @@ function watch.into(planner)
   local version = 0
   local function put(fields, item)
     version = version + 1
-    planner.name, planner.every, planner.plan, planner.version, planner.item = fields.name, fields.every, fields.plan, version, item
+    planner.name, planner.every, planner.plan, planner.version, planner.item = fields.name,
+      fields.every, fields.plan, version, item
   end
   return function(value, item)
     local old = { name = planner.name, every = planner.every, plan = planner.plan }
@@ -208,9 +231,10 @@ function watch.tried(planner, f)
   return f()
 end
 
--------------------------------------------------------------------------------------------------------------------------------- links
+---------------------------------------------------------------------------------------------- links
 
-local Link = {}                        -- metatable: { current, item, name }, in the place of the link that a watched file gives
+-- metatable: { current, item, name }, in the place of the link that a watched file gives
+local Link = {}
 
 --- A link from a file; name(link) is what messages call one.
 ---@param path string
@@ -231,7 +255,8 @@ end
 
 Link.__tostring = function(self) return self.name(self.current) end
 
--- On trial the bucket's numbers are kept, so that the old link can begin anew wherever the new one fails: in its call, or in what it does with the result.
+-- On trial the bucket's numbers are kept, so that the old link can begin anew wherever the new one
+-- fails: in its call, or in what it does with the result.
 local function try(self, bucket, next, again, first)
   local item, before, failed = self.item, bucket:buffer(), false
   local kept = before:clone()
@@ -258,16 +283,20 @@ local function try(self, bucket, next, again, first)
   end
   local ok, result = pcall(self.current, bucket, function(given) return guarded(next(given)) end)
   if ok and not core.is_tensor(result) and not future.is_future(result) then
-    ok, result = false, ("it returned %s: a future (what next gives) or a tensor is expected"):format(result == nil and "nothing" or "a " .. type(result))
+    ok, result = false, ("it returned %s: a future (what next gives) or a tensor is expected")
+      :format(result == nil and "nothing" or "a " .. type(result))
   end
   if not ok then return instead(result) end
   if not first or bucket:kind() ~= "all_reduce" then return result end
   -- What the engine would refuse as the result of the whole chain.
-  return guarded(future.is_future(result) and result or future.new(result, core.stream())):and_then(function(value)
-    if not core.is_tensor(value) or value:dtype() ~= before:dtype() or value:numel() ~= before:numel() then
-      error(("it returned %s; %d numbers in %s are expected"):format(tostring(value), before:numel(), before:dtype()), 0)
-    end
-  end)
+  return guarded(future.is_future(result) and result or future.new(result, core.stream()))
+    :and_then(function(value)
+      if not core.is_tensor(value) or value:dtype() ~= before:dtype()
+          or value:numel() ~= before:numel() then
+        error(("it returned %s; %d numbers in %s are expected")
+          :format(tostring(value), before:numel(), before:dtype()), 0)
+      end
+    end)
 end
 
 -- again: lets next be called once more; first: nobody stands before this link in its chain.

@@ -1,4 +1,5 @@
--- For two_engines.c: learns whether the number of ones among some bits is odd, with another optimizer and another seed.
+-- For two_engines.c: learns whether the number of ones among some bits is odd, with another
+-- optimizer and another seed.
 local ms = require "moonshard"
 local nn = ms.nn
 

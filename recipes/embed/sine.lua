@@ -5,8 +5,13 @@ local nn = ms.nn
 ms.init { threads = 1, seed = 1 }
 local cfg = ms.config { steps = 1000, width = 32, lr = 1e-2 }
 
-local model = nn.Sequential(nn.Linear(1, cfg.width), nn.GELU(), nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.Linear(cfg.width, 1))
-local optimizer = ms.optim.adamw(model, { lr = cfg.lr, schedule = ms.optim.cosine { steps = cfg.steps } })
+local model = nn.Sequential(
+  nn.Linear(1, cfg.width), nn.GELU(),
+  nn.Linear(cfg.width, cfg.width), nn.GELU(),
+  nn.Linear(cfg.width, 1))
+local optimizer = ms.optim.adamw(model, {
+  lr = cfg.lr, schedule = ms.optim.cosine { steps = cfg.steps },
+})
 -- The sine itself is no operator: a table of it is.
 local xs, ys = {}, {}
 for i = 1, 256 do

@@ -1,10 +1,12 @@
--- DeMo: each rank keeps its momentum to itself; only the largest coefficients of its cosine transform travel, and
--- leave the momentum. Peng, Quesnelle, Kingma: "DeMo: Decoupled Momentum Optimization", 2024. A link; what arrives
--- at the optimizer is the mean of what was sent, or its signs with sign = true (for SGD, as in the paper). Options:
--- chunk 64, keep 8 of its coefficients, decay 0.9, sign false.
+-- DeMo: each rank keeps its momentum to itself; only the largest coefficients of its cosine
+-- transform travel, and leave the momentum. Peng, Quesnelle, Kingma: "DeMo: Decoupled Momentum
+-- Optimization", 2024. A link; what arrives at the optimizer is the mean of what was sent, or its
+-- signs with sign = true (for SGD, as in the paper). Options: chunk 64, keep 8 of its coefficients,
+-- decay 0.9, sign false.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
--- The orthonormal cosine transform of vectors of n numbers, as a matrix: one product transforms all chunks.
+-- The orthonormal cosine transform of vectors of n numbers, as a matrix: one product transforms all
+-- chunks.
 local function cosines(n)
   local rows = {}
   for k = 0, n - 1 do
@@ -38,7 +40,9 @@ return function(options)
     end
     momentum:sub_(back(positions, values))
 
-    local sent = { group:all_gather(values:unsqueeze(1)), group:all_gather(positions:to("u8"):unsqueeze(1)) }
+    local sent = {
+      group:all_gather(values:unsqueeze(1)), group:all_gather(positions:to("u8"):unsqueeze(1)),
+    }
     return ms.all(sent):and_then(function(all)
       flat:zero_()
       for rank = 1, group:size() do flat:add_(back(all[2][rank]:to "i64", all[1][rank])) end

@@ -1,7 +1,8 @@
--- Gradients as 8-bit integers with a scale for each block, in two steps: every rank adds up its part of all ranks'
--- gradients in f32, then sends the mean. Half the bytes of a reduction in 16 bits, and no sum ever leaves f32. As
--- in Wang, Qin, Jacobs, Holmes, Rajbhandari, Ruwase, Yan, Yang, He: "ZeRO++: Extremely Efficient Collective
--- Communication for Giant Model Training", 2023. A link; options: block 256.
+-- Gradients as 8-bit integers with a scale for each block, in two steps: every rank adds up its
+-- part of all ranks' gradients in f32, then sends the mean. Half the bytes of a reduction in 16
+-- bits, and no sum ever leaves f32. As in Wang, Qin, Jacobs, Holmes, Rajbhandari, Ruwase, Yan,
+-- Yang, He: "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023.
+-- A link; options: block 256.
 local ms = require "moonshard"
 
 return function(options)

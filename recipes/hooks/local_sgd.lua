@@ -1,7 +1,8 @@
--- Local SGD with hierarchical averaging: ranks train by themselves and average their weights, often with their
--- neighbours, seldom with all. Lin, Stich, Patel, Jaggi: "Don't Use Large Mini-Batches, Use Local SGD", 2020. For a
--- model that is not wrapped; call the result's after_step(step) once a step. Options: model, periods { { period,
--- ranks }, ... } ascending (the largest that divides the step counts), group.
+-- Local SGD with hierarchical averaging: ranks train by themselves and average their weights, often
+-- with their neighbours, seldom with all. Lin, Stich, Patel, Jaggi: "Don't Use Large Mini-Batches,
+-- Use Local SGD", 2020. For a model that is not wrapped; call the result's after_step(step) once a
+-- step. Options: model, periods { { period, ranks }, ... } ascending (the largest that divides the
+-- step counts), group.
 local ms = require "moonshard"
 
 return function(options)
@@ -9,7 +10,9 @@ return function(options)
   local world = options.group or ms.world()
   local weights, levels = ms.flat(options.model:parameters()), {}
   for i, pair in ipairs(options.periods) do
-    levels[i] = { period = pair[1], group = pair[2] == world:size() and world or (world:levels(pair[2])) }
+    levels[i] = {
+      period = pair[1], group = pair[2] == world:size() and world or (world:levels(pair[2])),
+    }
   end
   local local_sgd = {}
 

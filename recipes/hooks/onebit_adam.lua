@@ -1,9 +1,10 @@
--- 1-bit Adam: after a warm-up with plain means, Adam's variance is frozen and only the signs of the momentum
--- travel, with error feedback on both ways. Tang, Gan, Awan, Rajbhandari, Li, Lian, Liu, Zhang, He: "1-bit Adam:
--- Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021. Gives a link and the optimizer
--- that belongs to it:
+-- 1-bit Adam: after a warm-up with plain means, Adam's variance is frozen and only the signs of the
+-- momentum travel, with error feedback on both ways. Tang, Gan, Awan, Rajbhandari, Li, Lian, Liu,
+-- Zhang, He: "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+-- Speed", 2021. Gives a link and the optimizer that belongs to it:
 --     local onebit = dofile "recipes/hooks/onebit_adam.lua" { warmup = 100 }
---     local net, opt = ms.ddp(model, { comm_hook = onebit.link }), onebit.optimizer(model, { lr = 1e-3 })
+--     local net = ms.ddp(model, { comm_hook = onebit.link })
+--     local opt = onebit.optimizer(model, { lr = 1e-3 })
 local ms, hooks, optim = require "moonshard", require "moonshard.hooks", require "moonshard.optim"
 
 return function(options)
@@ -26,7 +27,7 @@ return function(options)
     if ms.step() < warmup then
       return next(bucket):and_then(function(mean) momentum:lerp_(mean:to "f32", 1 - beta1) end)
     end
-    momentum:lerp_(flat, 1 - beta1)                                  -- of this rank's gradients, till the mean arrives
+    momentum:lerp_(flat, 1 - beta1)  -- of this rank's gradients, till the mean arrives
     local padded = momentum:pad_to(ranks * block)
     local chunk = padded:numel() // ranks
     local own = state:of(bucket)
@@ -34,13 +35,14 @@ return function(options)
     own.left_of_mean = own.left_of_mean or ms.zeros { chunk }
 
     -- Each rank adds up the signs of its part, then sends the signs of the mean.
-    return group:all_to_all(compress(padded:view(ranks, chunk), own.left:view(ranks, chunk))):and_then(function(parts)
-      local mean = sign:decode_sum(parts, chunk):div_(ranks)
-      return group:all_gather(compress(mean, own.left_of_mean):view(1, -1))
-    end):and_then(function(all)
-      momentum:copy_(sign:decode(all, chunk):view(-1):narrow(1, 1, momentum:numel()))
-      return bucket:shard(flat:copy_(momentum)):to(bucket:dtype())
-    end)
+    return group:all_to_all(compress(padded:view(ranks, chunk), own.left:view(ranks, chunk)))
+      :and_then(function(parts)
+        local mean = sign:decode_sum(parts, chunk):div_(ranks)
+        return group:all_gather(compress(mean, own.left_of_mean):view(1, -1))
+      end):and_then(function(all)
+        momentum:copy_(sign:decode(all, chunk):view(-1):narrow(1, 1, momentum:numel()))
+        return bucket:shard(flat:copy_(momentum)):to(bucket:dtype())
+      end)
   end
 
   -- What arrives is a gradient at first, the mean momentum later.
@@ -55,7 +57,8 @@ return function(options)
       else
         own.first:copy_(arrived)
       end
-      local scale1, scale2 = 1 - beta1 ^ (step + 1), math.sqrt(1 - beta2 ^ math.max(1, own.steps or 0))
+      local scale1 = 1 - beta1 ^ (step + 1)
+      local scale2 = math.sqrt(1 - beta2 ^ math.max(1, own.steps or 0))
       p:addcdiv_(own.first, own.second:sqrt():div_(scale2):add_(group.eps), -group.lr / scale1)
     end,
   }

@@ -1,6 +1,7 @@
--- PowerSGD: low-rank gradients with error feedback and warm start. Vogels, Karimireddy, Jaggi: "PowerSGD: Practical
--- Low-Rank Gradient Compression for Distributed Optimization", 2019. A link; options: rank 1, start_step 10 (plain
--- means before), min_rate 2 (a matrix is compressed if that saves so much).
+-- PowerSGD: low-rank gradients with error feedback and warm start. Vogels, Karimireddy, Jaggi:
+-- "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019. A link;
+-- options: rank 1, start_step 10 (plain means before), min_rate 2 (a matrix is compressed if that
+-- saves so much).
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
@@ -8,14 +9,16 @@ return function(options)
   local rank, start, min_rate = options.rank or 1, options.start_step or 10, options.min_rate or 2
   local state = hooks.state "powersgd"
 
-  local function worth_it(rows, columns, r) return (rows + columns) * r * min_rate < rows * columns end
+  local function worth_it(rows, columns, r)
+    return (rows + columns) * r * min_rate < rows * columns
+  end
 
   return function(bucket, next)
     if ms.step() < start then return next(bucket) end
     if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
     local group, ranks = bucket:group(), bucket:divisor()
     local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
-    bucket:set_buffer(flat)                                            -- gradients() are views of it, of 16 bits too
+    bucket:set_buffer(flat)  -- gradients() are views of it, of 16 bits too
     flat:add_(residual)
     residual:copy_(flat)
 
@@ -26,7 +29,7 @@ return function(options)
       local r = math.min(rows, columns, rank)
       if worth_it(rows, columns, r) then
         local own, m = state:of(bucket:parameters()[i]), gradient:view(rows, columns)
-        own.q = own.q or ms.randn { columns, r, seed = i }             -- the same numbers on every rank
+        own.q = own.q or ms.randn { columns, r, seed = i }  -- the same numbers on every rank
         matrices[#matrices + 1] = { m = m, own = own }
         lefts[#lefts + 1] = m:matmul(own.q:orthonormalize_())          -- P = M Q
       else
@@ -45,7 +48,8 @@ return function(options)
     local function reduce_matrices()
       local left, p = ms.pack(lefts)
       local right, q
-      return group:all_reduce(left):and_then(function()                -- no mean: orthonormalizing removes the scale
+      -- No mean: orthonormalizing removes the scale.
+      return group:all_reduce(left):and_then(function()
         local rights = {}
         for i, one in ipairs(matrices) do rights[i] = one.m:t():matmul(p[i]:orthonormalize_()) end
         right, q = ms.pack(rights)                                     -- Q = M^T P

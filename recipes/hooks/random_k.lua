@@ -1,6 +1,6 @@
--- Random-k: all ranks send the same randomly chosen entries, so that a plain reduction of few numbers does; error
--- feedback keeps the rest. Stich, Cordonnier, Jaggi: "Sparsified SGD with Memory", 2018. A link; options: fraction
--- 0.05, seed 0.
+-- Random-k: all ranks send the same randomly chosen entries, so that a plain reduction of few
+-- numbers does; error feedback keeps the rest. Stich, Cordonnier, Jaggi: "Sparsified SGD with
+-- Memory", 2018. A link; options: fraction 0.05, seed 0.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
@@ -12,17 +12,21 @@ return function(options)
     if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
     local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
     local n = flat:numel()
-    local count = math.min(n, math.max(1, math.ceil(n * fraction - n * 0x1p-52)))     -- 0.07 of 100 are 7, not 8
+    -- Of 100 entries 0.07 are 7, not 8.
+    local count = math.min(n, math.max(1, math.ceil(n * fraction - n * 0x1p-52)))
     residual:add_(flat)
 
     -- The seed is that of the step and the bucket, so the draws are everyone's.
-    local draws = ms.rand { flat:numel(), seed = (seed * 1000003 + ms.step()) * 1009 + bucket:index() }
+    local draws = ms.rand {
+      flat:numel(), seed = (seed * 1000003 + ms.step()) * 1009 + bucket:index(),
+    }
     local _, positions = draws:topk(count)
     local values = residual:gather(1, positions)
     residual:scatter_(1, positions, 0)
 
     return bucket:group():all_reduce(values):and_then(function(sum)
-      return bucket:shard(flat:zero_():scatter_(1, positions, sum:div(bucket:divisor()))):to(bucket:dtype())
+      return bucket:shard(flat:zero_():scatter_(1, positions, sum:div(bucket:divisor())))
+        :to(bucket:dtype())
     end)
   end
 end

@@ -1,9 +1,10 @@
--- Streaming DiLoCo: DiLoCo whose model is cut into fragments that are averaged one after another, each while
--- `delay` more steps run. Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston, Lacey, McIlroy, Shen, Rame,
--- Szlam, Ranzato, Barham: "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
--- 2025. For a model that is not wrapped; call the result's after_step(step) once a step, behind the inner
--- optimizer, and save it with the checkpoint. Options: fragments (lists of modules, each parameter in one of them),
--- period 100, delay 5, mix 0.5 (what a rank keeps of its own), lr 0.7, momentum 0.9, group.
+-- Streaming DiLoCo: DiLoCo whose model is cut into fragments that are averaged one after another,
+-- each while `delay` more steps run. Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston,
+-- Lacey, McIlroy, Shen, Rame, Szlam, Ranzato, Barham: "Streaming DiLoCo with overlapping
+-- communication: Towards a Distributed Free Lunch", 2025. For a model that is not wrapped; call the
+-- result's after_step(step) once a step, behind the inner optimizer, and save it with the
+-- checkpoint. Options: fragments (lists of modules, each parameter in one of them), period 100,
+-- delay 5, mix 0.5 (what a rank keeps of its own), lr 0.7, momentum 0.9, group.
 local ms, optim = require "moonshard", require "moonshard.optim"
 
 return function(options)
@@ -11,20 +12,24 @@ return function(options)
   local period, delay, mix = options.period or 100, options.delay or 5, options.mix or 0.5
   local momentum = options.momentum or 0.9
   local group = options.group or ms.world()
-  assert(delay < period, "streaming_diloco: delay must be below period: a fragment lands before it is sent again")
+  assert(delay < period,
+    "streaming_diloco: delay must be below period: a fragment lands before it is sent again")
 
   local fragments = {}
-  for i, modules in ipairs(options.fragments) do         -- lists of modules, such as { { blocks[1], blocks[2] }, ... }
+  -- Lists of modules, such as { { blocks[1], blocks[2] }, ... }.
+  for i, modules in ipairs(options.fragments) do
     local parameters = {}
     for _, module in ipairs(modules) do
       table.move(module:parameters(), 1, #module:parameters(), #parameters + 1, parameters)
     end
     local weights = ms.flat(parameters)
-    local anchor = weights:clone():keep()                               -- where all ranks last agreed
+    local anchor = weights:clone():keep()  -- where all ranks last agreed
     fragments[i] = {
       weights = weights, anchor = anchor,
       offset = (i - 1) * period // #options.fragments,
-      outer = optim.sgd({ anchor }, { lr = options.lr or 0.7, momentum = momentum, nesterov = momentum > 0 }),
+      outer = optim.sgd({ anchor }, {
+        lr = options.lr or 0.7, momentum = momentum, nesterov = momentum > 0,
+      }),
     }
   end
 
@@ -40,7 +45,8 @@ return function(options)
     for _, f in ipairs(fragments) do
       local age = step + 1 - period - f.offset
       if age >= 0 and age % period == 0 then
-        f.pending = group:all_reduce(f.anchor - f.weights, "avg")  -- `delay` more steps run while this travels
+        -- `delay` more steps run while this travels.
+        f.pending = group:all_reduce(f.anchor - f.weights, "avg")
       end
       if f.pending and age % period == delay then land(f) end
     end
@@ -49,7 +55,9 @@ return function(options)
   function outer:state()
     local saved = {}
     for i, f in ipairs(fragments) do
-      saved[i] = { anchor = f.anchor, outer = f.outer:state(), delta = f.pending and f.pending:value() }
+      saved[i] = {
+        anchor = f.anchor, outer = f.outer:state(), delta = f.pending and f.pending:value(),
+      }
     end
     return saved
   end
@@ -58,7 +66,8 @@ return function(options)
     for i, f in ipairs(fragments) do
       f.anchor:copy_(saved[i].anchor)
       f.outer:load_state(saved[i].outer)
-      f.pending = saved[i].delta and ms.all { saved[i].delta }:and_then(function(values) return values[1] end)
+      f.pending = saved[i].delta
+        and ms.all { saved[i].delta }:and_then(function(values) return values[1] end)
     end
   end
 

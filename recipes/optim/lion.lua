@@ -1,13 +1,16 @@
--- Lion (Chen et al. 2023) written in Lua: an optimizer of your own, with groups, schedules, saving and everything that the built-in ones have.
---     local lion = require "lion" ... or run this file: it trains a small model with Lion and with AdamW.
+-- Lion (Chen et al. 2023) written in Lua: an optimizer of your own, with groups, schedules, saving
+-- and everything that the built-in ones have.
+--     local lion = require "lion"
+-- Or run this file: it trains a small model with Lion and with AdamW.
 local ms = require "moonshard"
 local optim = ms.optim
 
 local lion = optim.define {
   name = "lion",
   defaults = { lr = 1e-4, betas = { 0.9, 0.99 }, weight_decay = 0.0 },
-  --- parameter, gradient: tensors to read and write in place; state: this parameter's own table, saved in checkpoints;
-  --- group: live hyper-parameters; step: how often this parameter was stepped before.
+  --- parameter, gradient: tensors to read and write in place; state: this parameter's own table,
+  --- saved in checkpoints; group: live hyper-parameters; step: how often this parameter was stepped
+  --- before.
   step_param = function(parameter, gradient, state, group, _)
     state.momentum = state.momentum or parameter:zeros_like("f32")
     local beta1, beta2 = group.betas[1], group.betas[2]

@@ -6,7 +6,8 @@
 local ms = require "moonshard"
 
 return function(options)
-  local large, least = options.bytes, options.tail         -- read at once: the recipe reports unread options
+  -- Read at once: the recipe reports unread options.
+  local large, least = options.bytes, options.tail
   return ms.buckets { name = "small_tail", every = options.every or 50, plan = function(view)
     local total = 0
     for _, parameter in ipairs(view.parameters) do total = total + parameter.bytes end

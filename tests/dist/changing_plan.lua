@@ -1,4 +1,5 @@
--- A bucket plan that is another one at each planning, for loops.lua and ddp_graph.lua: buckets of one to three parameters, turned round.
+-- A bucket plan that is another one at each planning, for loops.lua and ddp_graph.lua: buckets of
+-- one to three parameters, turned round.
 return function(view)
   local plan, at = {}, 1
   while at <= #view.parameters do

@@ -1,11 +1,13 @@
--- moonshard check -n N: what it predicts is what the run takes on each rank: peak to the byte, bytes of a step, collectives, their order.
+-- moonshard check -n N: what it predicts is what the run takes on each rank: peak to the byte,
+-- bytes of a step, collectives, their order.
 local command = require "command"
 local core = require "moonshard.core"
 
 local RECIPE = [[
 local ms = require "moonshard"
 local cfg = ms.config { steps = 3, differ = false, groups = false }
-local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 }, { bucket_bytes = 20000 })
+local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 },
+  { bucket_bytes = 20000 })
 local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
 local x = ms.randint { 2, 16, low = 0, high = 64, seed = 1 }
 local within, across
@@ -59,11 +61,14 @@ describe("moonshard check -n", function()
     assert.equal(64, #result.peak_bytes)
     local names, calls = {}, {}
     for i, group in ipairs(result.groups) do names[i] = group.name end
-    for _, record in ipairs(result.collectives) do calls[record.op] = (calls[record.op] or 0) + 1 end
+    for _, record in ipairs(result.collectives) do
+      calls[record.op] = (calls[record.op] or 0) + 1
+    end
     assert.equal(3, #names)
     assert.equal("world", names[1])
     assert.equal(1, calls.all_gather)
-    -- 10 bf16 numbers between two ranks: 2 S (N - 1) / N; gathered from 32: S (N - 1) / N of the 320.
+    -- 10 bf16 numbers between two ranks: 2 S (N - 1) / N; gathered from 32: S (N - 1) / N of the
+    -- 320.
     assert.equal(20, result.groups[2].wire_bytes)
     assert.equal(20, result.groups[3].payload_bytes)
     assert.equal(32 * 20 * 31 // 32, result.groups[3].wire_bytes)
@@ -78,7 +83,8 @@ describe("moonshard check -n", function()
     local code, out, err = command.run(folder, "check r.lua -n 3 differ=true")
     assert.equal(5, code)
     assert.equal("", out)
-    assert.matches("ranks disagree in collective %d+ of the last step:\n  rank 0: none\n  rank 1: all_reduce of world, f32 x 3", err)
+    assert.matches("ranks disagree in collective %d+ of the last step:\n  rank 0: none\n  rank 1: \z
+      all_reduce of world, f32 x 3", err)
   end)
 
   it("says what is wrong with its arguments", function()

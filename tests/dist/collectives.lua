@@ -1,16 +1,23 @@
--- What every rank of group_spec.lua runs: each collective through Lua against values worked out by hand, and gradients against closed forms.
+-- What every rank of group_spec.lua runs: each collective through Lua against values worked out by
+-- hand, and gradients against closed forms.
 local ms = require "moonshard"
 local world = ms.world()
 local rank, size = ms.rank(), ms.world_size()
 
 local function same(want, got, what)
   got = got:to "f32"
-  local texts = { (got - ms.tensor(want, "f32")):abs():max():item(), table.concat(got:shape(), "x") }
+  local texts = {
+    (got - ms.tensor(want, "f32")):abs():max():item(), table.concat(got:shape(), "x"),
+  }
   local wanted = table.concat(ms.tensor(want, "f32"):shape(), "x")
-  if texts[1] ~= 0 or texts[2] ~= wanted then error(("rank %d: %s: %s, not %s"):format(rank, what, got:show(), ms.tensor(want, "f32"):show()), 2) end
+  if texts[1] ~= 0 or texts[2] ~= wanted then
+    error(("rank %d: %s: %s, not %s"):format(rank, what, got:show(), ms.tensor(want, "f32"):show()),
+      2)
+  end
 end
 
--- This rank's tensor [rows, 2]: small whole numbers that tell rank and position, so that all dtypes hold sums exactly.
+-- This rank's tensor [rows, 2]: small whole numbers that tell rank and position, so that all dtypes
+-- hold sums exactly.
 local function brought(of, rows, dtype)
   local values = {}
   for i = 1, rows do values[i] = { of + 1., i + 2. * (of % 2) } end
@@ -28,23 +35,33 @@ local function over_ranks(f, first)
   for r = 0, size - 1 do result = f(result, r) end
   return result
 end
-local function sum_at(i, column) return over_ranks(function(total, r) return total + value(r, i, column) end, 0.) end
+local function sum_at(i, column)
+  return over_ranks(function(total, r) return total + value(r, i, column) end, 0.)
+end
 
 local rows = 2 * size
 for _, dtype in ipairs { "f32", "f16", "bf16", "i64", "i32", "u16", "u8" } do
   local whole = dtype:match "^[iu]"
-  same(table_of(rows, sum_at), world:all_reduce(brought(rank, rows, dtype)):value(), "sum " .. dtype)
+  same(table_of(rows, sum_at), world:all_reduce(brought(rank, rows, dtype)):value(),
+    "sum " .. dtype)
   if not whole then
-    same(table_of(rows, function(i, c) return sum_at(i, c) * 4 / size end), (world:all_reduce(brought(rank, rows, "f32") * 4, "avg"):value()), "avg")
-    same(table_of(rows, function(i, c) return over_ranks(function(t, r) return t + (r + 1) * value(r, i, c) end, 0.) end),
-      world:all_reduce(brought(rank, rows, dtype), { premul_sum = rank + 1 }):value(), "premul_sum " .. dtype)
+    same(table_of(rows, function(i, c) return sum_at(i, c) * 4 / size end),
+      (world:all_reduce(brought(rank, rows, "f32") * 4, "avg"):value()), "avg")
+    same(table_of(rows, function(i, c)
+      return over_ranks(function(t, r) return t + (r + 1) * value(r, i, c) end, 0.)
+    end), world:all_reduce(brought(rank, rows, dtype), { premul_sum = rank + 1 }):value(),
+      "premul_sum " .. dtype)
   end
-  same(table_of(rows, function(i, c) return over_ranks(function(m, r) return math.max(m, value(r, i, c)) end, 0.) end),
-    world:all_reduce(brought(rank, rows, dtype), "max"):value(), "max " .. dtype)
-  same(table_of(rows, function(i, c) return over_ranks(function(m, r) return math.min(m, value(r, i, c)) end, 99.) end),
-    world:all_reduce(brought(rank, rows, dtype), "min"):value(), "min " .. dtype)
-  same(table_of(2, function(i, c) return sum_at(2 * rank + i, c) end), world:reduce_scatter(brought(rank, rows, dtype)):value(), "reduce_scatter " .. dtype)
-  same(table_of(2 * size, function(i, c) return value((i - 1) // 2, (i - 1) % 2 + 1, c) end), world:all_gather(brought(rank, 2, dtype)):value(), "all_gather " .. dtype)
+  same(table_of(rows, function(i, c)
+    return over_ranks(function(m, r) return math.max(m, value(r, i, c)) end, 0.)
+  end), world:all_reduce(brought(rank, rows, dtype), "max"):value(), "max " .. dtype)
+  same(table_of(rows, function(i, c)
+    return over_ranks(function(m, r) return math.min(m, value(r, i, c)) end, 99.)
+  end), world:all_reduce(brought(rank, rows, dtype), "min"):value(), "min " .. dtype)
+  same(table_of(2, function(i, c) return sum_at(2 * rank + i, c) end),
+    world:reduce_scatter(brought(rank, rows, dtype)):value(), "reduce_scatter " .. dtype)
+  same(table_of(2 * size, function(i, c) return value((i - 1) // 2, (i - 1) % 2 + 1, c) end),
+    world:all_gather(brought(rank, 2, dtype)):value(), "all_gather " .. dtype)
 end
 
 -- Uneven parts: rank r has r rows (rank 0 none).
@@ -54,16 +71,24 @@ local owner, position = {}, {}
 for r = 0, size - 1 do for i = 1, r do owner[#owner + 1], position[#position + 1] = r, i end end
 if total > 0 then
   local mine = rank == 0 and ms.zeros { 0, 2 } or brought(rank, rank)
-  same(table_of(total, function(i, c) return value(owner[i], position[i], c) end), world:all_gather(mine, counts):value(), "all_gather by counts")
+  same(table_of(total, function(i, c) return value(owner[i], position[i], c) end),
+    world:all_gather(mine, counts):value(), "all_gather by counts")
   local all = world:gather(mine, size - 1, counts):value()
-  if rank == size - 1 then same(table_of(total, function(i, c) return value(owner[i], position[i], c) end), all, "gather by counts") end
+  if rank == size - 1 then
+    same(table_of(total, function(i, c) return value(owner[i], position[i], c) end), all,
+      "gather by counts")
+  end
   local part = world:reduce_scatter(brought(rank, total), "sum", counts):value()
   local before = rank * (rank - 1) // 2
-  if rank > 0 then same(table_of(rank, function(i, c) return sum_at(before + i, c) end), part, "reduce_scatter by counts") end
+  if rank > 0 then
+    same(table_of(rank, function(i, c) return sum_at(before + i, c) end), part,
+      "reduce_scatter by counts")
+  end
 end
 
 -- all_to_all: part p of rank r goes to rank p.
-same(table_of(size, function(i, c) return value(i - 1, rank + 1, c) end), world:all_to_all(brought(rank, size)):value(), "all_to_all")
+same(table_of(size, function(i, c) return value(i - 1, rank + 1, c) end),
+  world:all_to_all(brought(rank, size)):value(), "all_to_all")
 local send, receive, sent = {}, {}, 0
 for r = 0, size - 1 do
   send[r + 1], receive[r + 1] = (rank + r) % 3, (r + rank) % 3
@@ -83,18 +108,23 @@ end
 
 -- One root; tensors that are not contiguous; a ring of messages.
 local last = size - 1
-same(table_of(3, function(i, c) return value(last, i, c) end), world:broadcast(brought(rank, 3), last):value(), "broadcast")
+same(table_of(3, function(i, c) return value(last, i, c) end),
+  world:broadcast(brought(rank, 3), last):value(), "broadcast")
 local reduced = world:reduce(brought(rank, 3), last):value()
-same(table_of(3, function(i, c) return rank == last and sum_at(i, c) or value(rank, i, c) end), reduced, "reduce")
+same(table_of(3, function(i, c) return rank == last and sum_at(i, c) or value(rank, i, c) end),
+  reduced, "reduce")
 local cut = world:scatter(rank == last and brought(last, rows) or ms.zeros { 2, 2 }, last):value()
 same(table_of(2, function(i, c) return value(last, 2 * rank + i, c) end), cut, "scatter")
 local turned = brought(rank, 3):t()
 world:all_reduce(turned):value()
-same({ { sum_at(1, 1), sum_at(2, 1), sum_at(3, 1) }, { sum_at(1, 2), sum_at(2, 2), sum_at(3, 2) } }, turned, "all_reduce of a transposed tensor")
+same({ { sum_at(1, 1), sum_at(2, 1), sum_at(3, 1) }, { sum_at(1, 2), sum_at(2, 2), sum_at(3, 2) } },
+  turned, "all_reduce of a transposed tensor")
 if size > 1 then
   local from = ms.zeros { 4 }
-  local out, into = world:send(ms.full(rank, { 4 }), (rank + 1) % size), world:recv(from, (rank - 1) % size)
-  same({ (rank - 1) % size, (rank - 1) % size, (rank - 1) % size, (rank - 1) % size }, into:value(), "a ring")
+  local out, into = world:send(ms.full(rank, { 4 }), (rank + 1) % size),
+    world:recv(from, (rank - 1) % size)
+  same({ (rank - 1) % size, (rank - 1) % size, (rank - 1) % size, (rank - 1) % size }, into:value(),
+    "a ring")
   out:value()
 end
 
@@ -135,13 +165,20 @@ local function by_position(n, f)
   for i = 1, n do list[i] = f(i) end
   return list
 end
-same(by_position(size, function(i) return i * ranks_sum end), gradient(function(x) return world:all_reduce(x) end, size), "gradient of all_reduce")
+same(by_position(size, function(i) return i * ranks_sum end),
+  gradient(function(x) return world:all_reduce(x) end, size), "gradient of all_reduce")
 local factor = 3 * (rank + 1)
-same(by_position(size, function(i) return i * ranks_sum * factor end), gradient(function(x) return world:all_reduce(x, { premul_sum = factor }) end, size), "of premul_sum")
-same(by_position(size, function(i) return rank == last and i * ranks_sum or 0 end), gradient(function(x) return world:broadcast(x, last) end, size), "of broadcast")
-same(by_position(2, function(i) return (2 * rank + i) * ranks_sum end), gradient(function(x) return world:all_gather(x) end, 2), "of all_gather")
-same(by_position(2 * size, function(i) return ((i - 1) % 2 + 1) * ((i - 1) // 2 + 1) end), gradient(function(x) return world:reduce_scatter(x) end, 2 * size), "of reduce_scatter")
-same(by_position(size, function(i) return (rank + 1) * i end), gradient(function(x) return world:all_to_all(x) end, size), "of all_to_all")
+same(by_position(size, function(i) return i * ranks_sum * factor end),
+  gradient(function(x) return world:all_reduce(x, { premul_sum = factor }) end, size),
+  "of premul_sum")
+same(by_position(size, function(i) return rank == last and i * ranks_sum or 0 end),
+  gradient(function(x) return world:broadcast(x, last) end, size), "of broadcast")
+same(by_position(2, function(i) return (2 * rank + i) * ranks_sum end),
+  gradient(function(x) return world:all_gather(x) end, 2), "of all_gather")
+same(by_position(2 * size, function(i) return ((i - 1) % 2 + 1) * ((i - 1) // 2 + 1) end),
+  gradient(function(x) return world:reduce_scatter(x) end, 2 * size), "of reduce_scatter")
+same(by_position(size, function(i) return (rank + 1) * i end),
+  gradient(function(x) return world:all_to_all(x) end, size), "of all_to_all")
 
 world:barrier()
 print(("rank %d of %d is done"):format(rank, size))

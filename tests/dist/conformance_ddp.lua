@@ -1,5 +1,7 @@
--- What every rank of conformance_ddp_spec.lua runs: for tests of PyTorch's own suite about data parallelism, what they hold their reducer to. A case is named after the
--- file and the test that it stands for; values are those of theirs where it has some, else each case compares with gradients that are averaged by hand.
+-- What every rank of conformance_ddp_spec.lua runs: for tests of PyTorch's own suite about data
+-- parallelism, what they hold their reducer to. A case is named after the file and the test that it
+-- stands for; values are those of theirs where it has some, else each case compares with gradients
+-- that are averaged by hand.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks, nn = ms.hooks, ms.nn
@@ -10,24 +12,34 @@ local failures = 0
 local function case(name, f)
   local ok, message = xpcall(f, debug.traceback)
   if not ok then failures = failures + 1 end
-  io.stdout:write(("%s %s on rank %d%s\n"):format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
-  if not ok then error(message, 0) end                       -- ranks would lose step with each other
+  io.stdout:write(("%s %s on rank %d%s\n")
+    :format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
+  if not ok then error(message, 0) end  -- ranks would lose step with each other
 end
 
----------------------------------------------------------------------------------------------------------------------------- helpers
+-------------------------------------------------------------------------------------------- helpers
 
-local function input(step) return ms.randn { 4, 2, seed = 90 + 10 * (step or 0) + rank, per_rank = false } end
+local function input(step)
+  return ms.randn { 4, 2, seed = 90 + 10 * (step or 0) + rank, per_rank = false }
+end
 local function equal(a, b, what, tolerance)
   local by = (a - b):abs():max():item()
-  if by > (tolerance or 0) * math.max(1, b:abs():max():item()) then error((what or "values") .. (" differ by %g"):format(by), 2) end
+  if by > (tolerance or 0) * math.max(1, b:abs():max():item()) then
+    error((what or "values") .. (" differ by %g"):format(by), 2)
+  end
 end
 local function raises(f, ...)
   local ok, message = pcall(f)
   assert(not ok, "no error")
-  for _, text in ipairs { ... } do assert(tostring(message):find(text, 1, true), tostring(message)) end
+  for _, text in ipairs { ... } do
+    assert(tostring(message):find(text, 1, true), tostring(message))
+  end
 end
 local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
-local function copy_of(list) for i, t in ipairs(list) do list[i] = t:detach():clone() end return list end
+local function copy_of(list)
+  for i, t in ipairs(list) do list[i] = t:detach():clone() end
+  return list
+end
 
 -- Three layers as in their tests.
 local Net = nn.class "Net"
@@ -39,7 +51,8 @@ function Net:init()
 end
 function Net:forward(x) return self.fc3(self.fc2(self.fc1(x):relu()):relu()):softmax() end
 
--- Averages over the ranks of the gradients that f leaves in a model without ddp; false where no rank has one.
+-- Averages over the ranks of the gradients that f leaves in a model without ddp; false where no
+-- rank has one.
 local function averages(model, f)
   clear(model)
   f(model)
@@ -56,7 +69,8 @@ end
 local function check_gradients(model, expected, tolerance)
   for i, item in ipairs(model:named_parameters()) do
     local grad = item.parameter:grad()
-    assert((grad ~= nil) == (expected[i] ~= false), item.name .. (grad and " has a gradient" or " has no gradient"))
+    assert((grad ~= nil) == (expected[i] ~= false),
+      item.name .. (grad and " has a gradient" or " has no gradient"))
     if grad then equal(grad, expected[i], item.name, tolerance) end
   end
 end
@@ -74,7 +88,7 @@ end
 
 local function backward(model, step) model(input(step)):square():sum():backward() end
 
------------------------------------------------------------------------------------------------------------------- test_c10d_common.py
+-------------------------------------------------------------------------------- test_c10d_common.py
 
 local function assigned(bytes, dtypes, limits)
   local text = {}
@@ -88,13 +102,15 @@ case("test_c10d_common.py: test_single_limit_single_dtype", function()
   assert(assigned({ 400, 800, 400, 200 }, { 1, 1, 1, 1 }, { 400 }) == "0 | 1 | 2 | 3")
 end)
 case("test_c10d_common.py: test_single_limit_multi_dtype", function()
-  assert(assigned({ 200, 200, 200, 200, 200, 200 }, { 1, 2, 1, 2, 1, 2 }, { 400 }) == "0 2 | 1 3 | 4 | 5")
+  assert(assigned({ 200, 200, 200, 200, 200, 200 }, { 1, 2, 1, 2, 1, 2 }, { 400 })
+    == "0 2 | 1 3 | 4 | 5")
 end)
 case("test_c10d_common.py: test_multi_limit_single_dtype", function()
   assert(assigned({ 40, 40, 40, 40 }, { 1, 1, 1, 1 }, { 40, 80 }) == "0 | 1 2 | 3")
 end)
 case("test_c10d_common.py: test_multi_limit_multi_dtype", function()
-  assert(assigned({ 200, 200, 200, 200, 200, 200 }, { 1, 2, 1, 2, 1, 2 }, { 200, 400 }) == "0 | 1 | 2 4 | 3 5")
+  assert(assigned({ 200, 200, 200, 200, 200, 200 }, { 1, 2, 1, 2, 1, 2 }, { 200, 400 })
+    == "0 | 1 | 2 4 | 3 5")
 end)
 case("test_c10d_gloo.py: test_single_dtype_single_bucket", function()
   local model = ms.ddp(Net())
@@ -108,7 +124,9 @@ end)
 case("test_c10d_gloo.py: test_multi_dtype_multi_bucket", function()
   local Mixed = nn.class "Mixed"
   function Mixed:init()
-    self.a, self.b, self.c, self.d = nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2, { bias = false })
+    self.a, self.b, self.c, self.d = nn.Linear(2, 2, { bias = false }),
+      nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2, { bias = false }),
+      nn.Linear(2, 2, { bias = false })
     self.b:to "bf16"
     self.d:to "bf16"
   end
@@ -137,7 +155,10 @@ case("test_c10d_gloo.py: test_forward_backward_optimizer", function()
 end)
 
 -- Both compare a model that has seen all ranks' samples with one that has seen its own.
-for _, name in ipairs { "test_c10d_gloo.py: test_gloo_backend_cpu_module", "test_c10d_ucc.py: test_ucc_backend_cpu_module" } do
+for _, name in ipairs {
+  "test_c10d_gloo.py: test_gloo_backend_cpu_module",
+  "test_c10d_ucc.py: test_ucc_backend_cpu_module",
+} do
   case(name, function()
     local whole, model = Net(), ms.ddp(Net())
     for step = 1, 5 do
@@ -163,7 +184,8 @@ local function accumulate(options)
   local plain, model = Net(), ms.ddp(Net(), options)
   local a, b = ms.optim.sgd(plain, { lr = 0.05 }), ms.optim.sgd(model, { lr = 0.05 })
   for step in ms.steps(6) do
-    local expected = averages(plain, function(m) backward(m, 2 * step) backward(m, 2 * step + 1) end)
+    local expected = averages(plain,
+      function(m) backward(m, 2 * step) backward(m, 2 * step + 1) end)
     model:no_sync(function() backward(model, 2 * step) end)
     backward(model, 2 * step + 1)
     check_gradients(model, expected, 1e-5)
@@ -171,15 +193,20 @@ local function accumulate(options)
     a:step()
     b:step()
   end
-  for i, p in ipairs(model:parameters()) do equal(p:detach(), plain:parameters()[i]:detach(), "weights", 1e-5) end
+  for i, p in ipairs(model:parameters()) do
+    equal(p:detach(), plain:parameters()[i]:detach(), "weights", 1e-5)
+  end
 end
 case("test_c10d_common.py: test_accumulate_gradients_no_sync", function() accumulate() end)
 case("test_c10d_common.py: test_accumulate_gradients_no_sync_allreduce_hook", function()
-  accumulate { comm_hook = function(bucket) return bucket:group():all_reduce(bucket:buffer():div_(size)) end }
+  accumulate {
+    comm_hook = function(bucket) return bucket:group():all_reduce(bucket:buffer():div_(size)) end,
+  }
 end)
 case("test_c10d_common.py: test_accumulate_gradients_no_sync_allreduce_with_then_hook", function()
   accumulate { comm_hook = function(bucket)
-    return bucket:group():all_reduce(bucket:buffer()):and_then(function(t) return t * 2 end):and_then(function(t) return t / (2 * size) end)
+    return bucket:group():all_reduce(bucket:buffer()):and_then(function(t) return t * 2 end)
+      :and_then(function(t) return t / (2 * size) end)
   end }
 end)
 case("test_c10d_common.py: test_accumulate_gradients_no_sync_grad_is_view", function()
@@ -196,12 +223,14 @@ case("test_c10d_gloo.py: test_accumulate_gradients_module", function()
   end, 2)
 end)
 
--- Recomputation: once, twice, with shared weights, with parameters that are not used, by static graphs and without.
+-- Recomputation: once, twice, with shared weights, with parameters that are not used, by static
+-- graphs and without.
 local Recomputed = nn.class "Recomputed"
 function Recomputed:init(times, options)
   ms.seed(6)
   self.l1, self.l2, self.l3 = nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-  self.times, self.unused, self.shared = times, options and options.unused, options and options.shared
+  self.times, self.unused, self.shared = times, options and options.unused,
+    options and options.shared
   if self.shared then self.l3.weight = self.l2.weight end
 end
 function Recomputed:forward(x)
@@ -211,13 +240,19 @@ function Recomputed:forward(x)
 end
 for _, static in ipairs { false, true } do
   local how = static and "_static_graph" or ""
-  case("test_c10d_common.py: test_ddp_checkpointing_once" .. how, function() parity(function() return Recomputed(1) end, { static_graph = static }, backward) end)
-  case("test_c10d_common.py: test_ddp_checkpointing_twice" .. how, function() parity(function() return Recomputed(2) end, { static_graph = static }, backward) end)
+  case("test_c10d_common.py: test_ddp_checkpointing_once" .. how, function()
+    parity(function() return Recomputed(1) end, { static_graph = static }, backward)
+  end)
+  case("test_c10d_common.py: test_ddp_checkpointing_twice" .. how, function()
+    parity(function() return Recomputed(2) end, { static_graph = static }, backward)
+  end)
   case("test_c10d_common.py: test_ddp_checkpointing_weight_sharing" .. how, function()
-    parity(function() return Recomputed(1, { shared = true }) end, { static_graph = static }, backward)
+    parity(function() return Recomputed(1, { shared = true }) end, { static_graph = static },
+      backward)
   end)
   case("test_c10d_common.py: test_ddp_checkpointing_unused_params" .. how, function()
-    parity(function() return Recomputed(1, { unused = true }) end, { static_graph = static, find_unused = not static }, backward)
+    parity(function() return Recomputed(1, { unused = true }) end,
+      { static_graph = static, find_unused = not static }, backward)
   end)
 end
 case("test_c10d_common.py: test_ddp_checkpointing_dynamic_module", function()
@@ -233,16 +268,21 @@ case("test_c10d_gloo.py: test_ddp_comm_hook_future_passing_cpu", function()
   local Two = nn.class "Two"
   function Two:init() self.weight = nn.Parameter(ms.zeros { 2, 2 }) end
   function Two:forward() return (self.weight * (rank + 1)):sum() end
-  local model = ms.ddp(Two(), { comm_hook = function() return ms.all {}:and_then(function() return ms.ones { 4 } end) end })
+  local model = ms.ddp(Two(),
+    { comm_hook = function() return ms.all {}:and_then(function() return ms.ones { 4 } end) end })
   model():backward()
   equal(model.weight:grad(), ms.ones { 2, 2 }, "what the hook's future gave")
-  model = ms.ddp(Two(), { comm_hook = function(bucket) return bucket:group():all_reduce(bucket:buffer()) end })
+  model = ms.ddp(Two(),
+    { comm_hook = function(bucket) return bucket:group():all_reduce(bucket:buffer()) end })
   model():backward()
-  equal(model.weight:grad(), ms.full(size * (size + 1) / 2, { 2, 2 }), "the engine does not divide behind a hook")
+  equal(model.weight:grad(), ms.full(size * (size + 1) / 2, { 2, 2 }),
+    "the engine does not divide behind a hook")
 end)
 case("test_c10d_gloo.py: test_ddp_comm_hook_register_just_once", function()
-  raises(function() ms.ddp(ms.ddp(Net(), { comm_hook = "noop" }), { comm_hook = "noop" }) end, "wrapped already")
-  raises(function() ms.ddp(Net(), { comm_hook = hooks.chain { "all_reduce", "noop" } }) end, "reduces")
+  raises(function() ms.ddp(ms.ddp(Net(), { comm_hook = "noop" }), { comm_hook = "noop" }) end,
+    "wrapped already")
+  raises(function() ms.ddp(Net(), { comm_hook = hooks.chain { "all_reduce", "noop" } }) end,
+    "reduces")
 end)
 case("test_c10d_gloo.py: test_ddp_invalid_comm_hook_init", function()
   raises(function() ms.ddp(Net(), { comm_hook = 1 }) end, "not a number")
@@ -260,10 +300,14 @@ case("test_c10d_gloo.py: test_global_local_unused_params_grad", function()
   local net = parity(Unused, { find_unused = true }, backward)
   assert(not net.t2.weight:grad() and net.t1.weight:grad())
 end)
-case("test_c10d_gloo.py: test_global_local_unused_params_grad_with_static_graph", function() parity(Unused, { static_graph = true }, backward) end)
+case("test_c10d_gloo.py: test_global_local_unused_params_grad_with_static_graph", function()
+  parity(Unused, { static_graph = true }, backward)
+end)
 case("test_c10d_gloo.py: test_find_unused_parameters_when_unused_parameters_empty", function()
   local Some = nn.class("Some", Net)
-  function Some:forward(x) return rank == 0 and self.fc3(self.fc2(self.fc1(x))) or self.fc2(self.fc1(x)) end
+  function Some:forward(x)
+    return rank == 0 and self.fc3(self.fc2(self.fc1(x))) or self.fc2(self.fc1(x))
+  end
   parity(Some, { find_unused = true }, backward)
 end)
 local Outputs = nn.class("Outputs", Net)
@@ -273,7 +317,9 @@ function Outputs:forward(x)
 end
 case("test_c10d_gloo.py: test_arbitrary_forward_return_value", function()
   for _, find in ipairs { false, true } do
-    parity(Outputs, { find_unused = find }, function(model, step) model(input(step))[2].out:square():sum():backward() end)
+    parity(Outputs, { find_unused = find }, function(model, step)
+      model(input(step))[2].out:square():sum():backward()
+    end)
   end
 end)
 case("test_c10d_gloo.py: test_ignored_output", function()
@@ -291,18 +337,21 @@ end)
 case("test_c10d_gloo.py: test_save_load_checkpoint", function()
   local model = ms.ddp(Net())
   local number = world:broadcast(ms.tensor { os.time() * 100 + math.random(99) }, 0):value():item()
-  local path = ("%s/conformance-%d.safetensors"):format(os.getenv "TMPDIR" or "/tmp", math.tointeger(number))
+  local path = ("%s/conformance-%d.safetensors")
+    :format(os.getenv "TMPDIR" or "/tmp", math.tointeger(number))
   assert(model:save(path))
   world:barrier()
   local other = ms.ddp(Net())
   ms.no_grad(function() for _, p in ipairs(other:parameters()) do p:zero_() end end)
   assert(other:load(path))
-  for i, p in ipairs(model:parameters()) do equal(other:parameters()[i]:detach(), p:detach(), "loaded") end
+  for i, p in ipairs(model:parameters()) do
+    equal(other:parameters()[i]:detach(), p:detach(), "loaded")
+  end
   world:barrier()
   if rank == 0 then os.remove(path) end
 end)
 
---------------------------------------------------------------------------------------------------------------- distributed_test.py
+-------------------------------------------------------------------------------- distributed_test.py
 
 local function train_uneven(options, join_options, counts, make)
   local model = ms.ddp((make or Net)(), options)
@@ -322,9 +371,14 @@ local function check_together(model)
   end
 end
 case("distributed_test.py: test_ddp_uneven_inputs", function()
-  for _, options in ipairs { {}, { find_unused = true }, { comm_hook = "bf16_compress" }, { bucket_bytes = 64 }, { static_graph = true } } do
+  for _, options in ipairs {
+    {}, { find_unused = true }, { comm_hook = "bf16_compress" }, { bucket_bytes = 64 },
+    { static_graph = true },
+  } do
     for _, counts in ipairs { { 1, 4 }, { 3, 0, 2 }, { 2, 5, 5, 1 } } do
-      for _, divisor in ipairs { "all", "live" } do check_together(train_uneven(options, { divisor = divisor }, counts)) end
+      for _, divisor in ipairs { "all", "live" } do
+        check_together(train_uneven(options, { divisor = divisor }, counts))
+      end
     end
   end
 end)
@@ -335,7 +389,9 @@ case("distributed_test.py: test_ddp_uneven_input_join_disable", function()
     backward(plain, step)
     optimizer:step()
   end
-  for i, p in ipairs(plain:parameters()) do equal(p:detach(), joined:parameters()[i]:detach(), "with join and without") end
+  for i, p in ipairs(plain:parameters()) do
+    equal(p:detach(), joined:parameters()[i]:detach(), "with join and without")
+  end
 end)
 case("distributed_test.py: test_ddp_join_model_equivalence", function()
   -- Rank r brings its step s; one process that has them all takes the same steps.
@@ -345,13 +401,18 @@ case("distributed_test.py: test_ddp_join_model_equivalence", function()
     local sums = {}
     for r = step - 1, size - 1 do
       clear(alone)
-      alone(ms.randn { 4, 2, seed = 90 + 10 * step + r, per_rank = false }):square():sum():backward()
-      for i, p in ipairs(alone:parameters()) do sums[i] = sums[i] and sums[i] + p:grad() or p:grad():clone() end
+      alone(ms.randn { 4, 2, seed = 90 + 10 * step + r, per_rank = false })
+        :square():sum():backward()
+      for i, p in ipairs(alone:parameters()) do
+        sums[i] = sums[i] and sums[i] + p:grad() or p:grad():clone()
+      end
     end
     for i, p in ipairs(alone:parameters()) do p:set_grad(sums[i] / (size - step + 1)) end
     optimizer:step()
   end
-  for i, p in ipairs(alone:parameters()) do equal(model:parameters()[i]:detach(), p:detach(), "weights", 1e-5) end
+  for i, p in ipairs(alone:parameters()) do
+    equal(model:parameters()[i]:detach(), p:detach(), "weights", 1e-5)
+  end
 end)
 case("distributed_test.py: test_ddp_grad_div_uneven_inputs", function()
   local One = nn.class "One"
@@ -364,7 +425,8 @@ case("distributed_test.py: test_ddp_grad_div_uneven_inputs", function()
         clear(model)
         model(ms.ones { 1, 10 }):backward()
         local live = size - step + 1
-        equal(model.weight:grad(), ms.full(divisor == "live" and 1 or live / size, { 10, 10 }), divisor, 1e-6)
+        equal(model.weight:grad(), ms.full(divisor == "live" and 1 or live / size, { 10, 10 }),
+          divisor, 1e-6)
       end
     end)
   end
@@ -380,7 +442,13 @@ case("distributed_test.py: test_ddp_hook_parity_allreduce", function()
     return copy_of(model:parameters())
   end
   local none = run(nil)
-  for _, hook in ipairs { "reduce", "all_reduce", function(bucket) return bucket:group():all_reduce(bucket:buffer(), { premul_sum = 1 / size }) end } do
+  for _, hook in ipairs {
+    "reduce",
+    "all_reduce",
+    function(bucket)
+      return bucket:group():all_reduce(bucket:buffer(), { premul_sum = 1 / size })
+    end,
+  } do
     for i, weight in ipairs(run(hook)) do equal(weight, none[i], "hook parity") end
   end
 end)
@@ -388,19 +456,23 @@ case("distributed_test.py: test_ddp_control_flow_same_across_ranks", function()
   local Flow = nn.class("Flow", Net)
   function Flow:forward(x, both) return both and self.fc2(self.fc1(x)) or self.fc1(x) end
   for _, options in ipairs { { find_unused = true } } do
-    parity(Flow, options, function(model, step) model(input(step), step % 2 == 0):square():sum():backward() end, 5)
+    parity(Flow, options,
+      function(model, step) model(input(step), step % 2 == 0):square():sum():backward() end, 5)
   end
 end)
 case("distributed_test.py: test_ddp_control_flow_different_across_ranks", function()
   local Flow = nn.class("Flow", Net)
   function Flow:forward(x, both) return both and self.fc2(self.fc1(x)) or self.fc1(x) end
-  parity(Flow, { find_unused = true }, function(model, step) model(input(step), (step + rank) % 2 == 0):square():sum():backward() end, 5)
+  parity(Flow, { find_unused = true },
+    function(model, step) model(input(step), (step + rank) % 2 == 0):square():sum():backward() end,
+    5)
 end)
 case("distributed_test.py: test_ddp_shared_grad_acc_unused_params", function()
   local Shared = nn.class "Shared"
   function Shared:init()
     ms.seed(9)
-    self.a, self.b, self.unused = nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2)
+    self.a, self.b, self.unused = nn.Linear(2, 2, { bias = false }),
+      nn.Linear(2, 2, { bias = false }), nn.Linear(2, 2)
     self.b.weight = self.a.weight
   end
   function Shared:forward(x) return self.b(self.a(x)) end
@@ -408,7 +480,9 @@ case("distributed_test.py: test_ddp_shared_grad_acc_unused_params", function()
   parity(Shared, { static_graph = true }, backward)
 end)
 case("distributed_test.py: test_ddp_static_graph_nested_types", function()
-  parity(Outputs, { static_graph = true }, function(model, step) model(input(step))[2].out:square():sum():backward() end)
+  parity(Outputs, { static_graph = true }, function(model, step)
+    model(input(step))[2].out:square():sum():backward()
+  end)
 end)
 case("distributed_test.py: test_ddp_static_graph_multi_forward", function()
   parity(Net, { static_graph = true }, function(model, step)
@@ -440,7 +514,9 @@ end)
 case("distributed_test.py: test_ddp_returns_tensor_with_no_grad", function()
   local NoGrad = nn.class("NoGrad", Net)
   function NoGrad:forward(x) return { self.fc3(self.fc2(self.fc1(x))), ms.ones { 4 } } end
-  parity(NoGrad, { find_unused = true }, function(model, step) model(input(step))[1]:square():sum():backward() end)
+  parity(NoGrad, { find_unused = true }, function(model, step)
+    model(input(step))[1]:square():sum():backward()
+  end)
 end)
 case("distributed_test.py: test_ddp_zero_output_features", function()
   local Zero = nn.class "Zero"
@@ -458,16 +534,21 @@ case("distributed_test.py: test_ddp_get_bucket_sizes", function()
     assert(bucket.index == i - 1)
     total = total + bucket.bytes
   end
-  assert(total == 4 * (2 * 10 + 10 * 50 + 50 * 4) and buckets[1].bytes == 800 and #buckets == 3, #buckets)
+  assert(total == 4 * (2 * 10 + 10 * 50 + 50 * 4) and buckets[1].bytes == 800 and #buckets == 3,
+    #buckets)
 end)
 case("distributed_test.py: test_ddp_logging_data_cpu", function()
-  local model = ms.ddp(Net(), { comm_hook = "bf16_compress", find_unused = true, bucket_bytes = 1 << 20 })
+  local model = ms.ddp(Net(),
+    { comm_hook = "bf16_compress", find_unused = true, bucket_bytes = 1 << 20 })
   for step in ms.steps(3) do backward(model, step) end
   ms.synchronize()
   local stats = model:stats()
-  assert(stats.world_size == size and stats.iteration == 3 and stats.step == 2 and stats.rebuilt and stats.hook:find("cast bf16", 1, true))
-  assert(stats.options.find_unused and stats.options.broadcast_buffers and not stats.options.static_graph and stats.options.bucket_bytes[1] == 1 << 20)
-  assert(#stats.buckets == 1 and stats.forward_ms > 0 and stats.backward_ms > 0 and stats.reduce_ms > 0)
+  assert(stats.world_size == size and stats.iteration == 3 and stats.step == 2 and stats.rebuilt
+    and stats.hook:find("cast bf16", 1, true))
+  assert(stats.options.find_unused and stats.options.broadcast_buffers
+    and not stats.options.static_graph and stats.options.bucket_bytes[1] == 1 << 20)
+  assert(#stats.buckets == 1 and stats.forward_ms > 0 and stats.backward_ms > 0
+    and stats.reduce_ms > 0)
 end)
 local Buffered = nn.class("Buffered", Net)
 function Buffered:init()
@@ -486,13 +567,15 @@ case("distributed_test.py: test_ddp_broadcast_buffer", function()
   equal(model.seen, ms.full(rank + 1, { 3 }), "one's own buffer")
 end)
 case("distributed_test.py: test_ddp_broadcast_buffer_via_hook", function()
-  local model = ms.ddp(Buffered(), { buffer_hook = function(buffers) return world:broadcast(buffers.seen, size - 1) end })
+  local model = ms.ddp(Buffered(),
+    { buffer_hook = function(buffers) return world:broadcast(buffers.seen, size - 1) end })
   model.seen:fill_(rank + 1)
   for step = 1, 2 do backward(model, step) end
   equal(model.seen, ms.full(size, { 3 }), "the last rank's buffer")
 end)
 case("distributed_test.py: test_ddp_buffer_hook_allreduce", function()
-  local model = ms.ddp(Buffered(), { buffer_hook = function(buffers) return world:all_reduce(buffers.seen, "avg") end })
+  local model = ms.ddp(Buffered(),
+    { buffer_hook = function(buffers) return world:all_reduce(buffers.seen, "avg") end })
   model.seen:fill_(rank + 1)
   backward(model, 1)
   equal(model.seen, ms.full((size + 1) / 2, { 3 }), "the mean", 1e-6)
@@ -518,7 +601,9 @@ case("distributed_test.py: test_ddp_ignore_params_arg", function()
   backward(model, 1)
   backward(model, 2)
   equal(model.seen, ms.full(rank, { 3 }), "an ignored buffer is not copied")
-  for _, bucket in ipairs(model:stats().buckets) do assert(bucket.bytes == 4 * (2 * 10 + 50 * 4)) end
+  for _, bucket in ipairs(model:stats().buckets) do
+    assert(bucket.bytes == 4 * (2 * 10 + 50 * 4))
+  end
 end)
 case("distributed_test.py: test_ddp_apply_optim_in_backward_ignored_params", function()
   local net = Net()
@@ -527,7 +612,8 @@ case("distributed_test.py: test_ddp_apply_optim_in_backward_ignored_params", fun
   local model = ms.ddp(net, { ignored = { "fc2.weight" } })
   for step in ms.steps(2) do backward(model, step) end
   for i, item in ipairs(model:named_parameters()) do
-    assert(item.parameter:detach():eq(before[i]):all():item() == (item.name == "fc2.weight"), item.name)
+    assert(item.parameter:detach():eq(before[i]):all():item() == (item.name == "fc2.weight"),
+      item.name)
   end
 end)
 case("distributed_test.py: test_ddp_inference", function()
@@ -543,7 +629,9 @@ case("distributed_test.py: test_ddp_sync_module_states", function()
   local net = Buffered()
   ms.no_grad(function() for _, p in ipairs(net:parameters()) do p:fill_(rank) end end)
   local model = ms.ddp(net)
-  for _, p in ipairs(model:parameters()) do equal(p:detach(), ms.zeros(p:shape()), "rank 0's values") end
+  for _, p in ipairs(model:parameters()) do
+    equal(p:detach(), ms.zeros(p:shape()), "rank 0's values")
+  end
   ms.no_grad(function() net.fc1.weight:fill_(rank) end)
   model:unwrap()
   model = ms.ddp(net, { init_sync = false })
@@ -565,9 +653,15 @@ case("distributed_test.py: test_ddp_native_mixed_precision", function()
   end
   local full = run()
   for _, precision in ipairs {
-    { param = "f16" }, { param = "bf16" }, { param = "f16", reduce = "f32" }, { reduce = "f16" }, { param = "bf16", output = "f32", cast_inputs = true },
+    { param = "f16" },
+    { param = "bf16" },
+    { param = "f16", reduce = "f32" },
+    { reduce = "f16" },
+    { param = "bf16", output = "f32", cast_inputs = true },
   } do
-    for i, grad in ipairs(run { precision = precision }) do equal(grad, full[i], "low precision", 0.05) end
+    for i, grad in ipairs(run { precision = precision }) do
+      equal(grad, full[i], "low precision", 0.05)
+    end
     run { precision = precision, find_unused = true, comm_hook = "all_reduce" }
   end
 end)
@@ -580,12 +674,16 @@ case("distributed_test.py: test_ddp_forward_backward_hook", function()
   assert(table.concat(seen, " ") == "forward backward")
 end)
 
------------------------------------------------------------------------------------------------------------------- algorithms/test_join.py
+---------------------------------------------------------------------------- algorithms/test_join.py
 
-case("algorithms/test_join.py: test_single_joinable", function() check_together(train_uneven(nil, {}, { 1, 2, 3, 4 })) end)
+case("algorithms/test_join.py: test_single_joinable", function()
+  check_together(train_uneven(nil, {}, { 1, 2, 3, 4 }))
+end)
 case("algorithms/test_join.py: test_single_joinable_main_hooks", function()
   local calls = 0
-  local model = train_uneven({ comm_hook = function(bucket, next) calls = calls + 1 return next(bucket) end }, {}, { 1, 2, 3, 4 })
+  local model = train_uneven(
+    { comm_hook = function(bucket, next) calls = calls + 1 return next(bucket) end }, {},
+    { 1, 2, 3, 4 })
   assert(calls == size, "who is done runs the hook as often as who is not")
   model:unwrap()
 end)
@@ -622,11 +720,12 @@ case("algorithms/test_join.py: test_join_kwargs", function()
   raises(function() ms.ddp(Net()):join({ divisor = "some" }, print) end, "'all' or 'live'")
 end)
 
-------------------------------------------------------------------------------------------------------- replicate, collectives with gradients
+-------------------------------------------------------------- replicate, collectives with gradients
 
 case("_composable/test_replicate.py: test_replicate_single_module", function()
   local model = ms.ddp(Net())
-  assert(model.module.fc1 == model.fc1 and #model:parameters() == 3 and model:parameters()[1]:name() == "fc1.weight")
+  assert(model.module.fc1 == model.fc1 and #model:parameters() == 3
+    and model:parameters()[1]:name() == "fc1.weight")
   parity(Net, nil, backward)
 end)
 case("_composable/test_replicate.py: test_replicate_ignore_module", function()

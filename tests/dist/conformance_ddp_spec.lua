@@ -1,5 +1,7 @@
--- PyTorch's own tests of data parallelism, of what its reducer does: one spec for each, named after its file and test. conformance_ddp.lua has the cases; those whose end
--- is the job's are here. Not there: sparse gradients, SyncBatchNorm, device placement, profilers, several joined objects at once.
+-- PyTorch's own tests of data parallelism, of what its reducer does: one spec for each, named after
+-- its file and test. conformance_ddp.lua has the cases; those whose end is the job's are here. Not
+-- there: sparse gradients, SyncBatchNorm, device placement, profilers, several joined objects at
+-- once.
 local command = require "command"
 
 local folder
@@ -11,7 +13,8 @@ local said = {}
 
 -- What the job on so many ranks printed; run once.
 local function output(ranks, way)
-  said[ranks] = said[ranks] or select(2, command.run(folder, ("run '%s/tests/dist/conformance_ddp.lua' -n %d%s"):format(command.source, ranks, way)))
+  said[ranks] = said[ranks] or select(2, command.run(folder,
+    ("run '%s/tests/dist/conformance_ddp.lua' -n %d%s"):format(command.source, ranks, way)))
   return said[ranks]
 end
 
@@ -30,7 +33,8 @@ describe("PyTorch's", function()
       for _, way in ipairs(ways) do
         local out = output(way[1], way[2])
         for rank = 0, way[1] - 1 do
-          assert.truthy(out:find(("ok: %s on rank %d\n"):format(name, rank), 1, true), out:match "FAILED[^\n]*" or "it did not run")
+          assert.truthy(out:find(("ok: %s on rank %d\n"):format(name, rank), 1, true),
+            out:match "FAILED[^\n]*" or "it did not run")
         end
       end
     end)
@@ -39,7 +43,8 @@ end)
 
 -- Runs a script on 3 ranks as threads; all that was said. The job must fail.
 local function told(text, ...)
-  local script = command.write(folder .. "/script.lua", 'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
+  local script = command.write(folder .. "/script.lua",
+    'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
   local code, out, err = command.run(folder, ("run '%s' -n 3 --thread-ranks"):format(script))
   assert.not_equal(0, code)
   for _, part in ipairs { ... } do assert.truthy((out .. err):find(part, 1, true), out .. err) end
@@ -47,7 +52,8 @@ end
 
 describe("a job ends, and says why, as in PyTorch's", function()
   it("test_c10d_gloo.py: test_ddp_invalid_comm_hook_return_type", function()
-    told('local m = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = function() return 1 end })\nm(ms.ones { 1, 2 }):sum():backward()', "returned a number", 'bucket 0 "weight"')
+    told('local m = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = function() return 1 end })\n\z
+      m(ms.ones { 1, 2 }):sum():backward()', "returned a number", 'bucket 0 "weight"')
   end)
   it("distributed_test.py: test_ddp_uneven_input_exception", function()
     told([[
@@ -59,17 +65,23 @@ describe("a job ends, and says why, as in PyTorch's", function()
         end
       end)]], "Rank 2 exception")
   end)
-  it("distributed_test.py: test_ddp_model_diff_shape_across_ranks", function() told("ms.ddp(ms.nn.Linear(2, 2 + rank))", "ranks have different models", "on rank 1") end)
+  it("distributed_test.py: test_ddp_model_diff_shape_across_ranks", function()
+    told("ms.ddp(ms.nn.Linear(2, 2 + rank))", "ranks have different models", "on rank 1")
+  end)
   it("distributed_test.py: test_ddp_model_diff_num_params_across_ranks", function()
-    told("ms.ddp(ms.nn.Linear(2, 2, { bias = rank == 0 }))", "ranks have different models", "on rank 0")
+    told("ms.ddp(ms.nn.Linear(2, 2, { bias = rank == 0 }))", "ranks have different models",
+      "on rank 0")
   end)
   it("distributed_test.py: test_ddp_multiple_nested_unused_params_error", function()
     told([[
       local Net = ms.nn.class "Net"
-      function Net:init() self.a, self.b = ms.nn.Linear(2, 2), ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) } end
+      function Net:init()
+        self.a, self.b = ms.nn.Linear(2, 2), ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) }
+      end
       function Net:forward(x) return self.a(x) end
       local m = ms.ddp(Net())
-      for i = 1, 2 do m(ms.ones { 1, 2 }):sum():backward() end]], "'b.0.weight', 'b.0.bias', 'b.1.weight'", "find_unused")
+      for i = 1, 2 do m(ms.ones { 1, 2 }):sum():backward() end]],
+      "'b.0.weight', 'b.0.bias', 'b.1.weight'", "find_unused")
   end)
   it("distributed_test.py: test_ddp_static_graph (the graph changes)", function()
     told([[
@@ -77,6 +89,7 @@ describe("a job ends, and says why, as in PyTorch's", function()
       function Net:init() self.a, self.b = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) end
       function Net:forward(x, both) return both and self.b(self.a(x)) or self.a(x) end
       local m = ms.ddp(Net(), { static_graph = true })
-      for i = 1, 2 do m(ms.ones { 1, 2 }, i == 2):sum():backward() end]], "the graph changed", "'b.")
+      for i = 1, 2 do m(ms.ones { 1, 2 }, i == 2):sum():backward() end]],
+      "the graph changed", "'b.")
   end)
 end)

@@ -1,5 +1,6 @@
--- What every rank of conformance_hooks_spec.lua runs: PyTorch's own tests of comm hooks, of quantized collectives and of optimizers that overlap or are sharded. A case
--- is named after the file and the test that it stands for.
+-- What every rank of conformance_hooks_spec.lua runs: PyTorch's own tests of comm hooks, of
+-- quantized collectives and of optimizers that overlap or are sharded. A case is named after the
+-- file and the test that it stands for.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
@@ -7,24 +8,29 @@ local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 io.stdout:setvbuf "line"                                    -- lines of several ranks stay whole
 local function case(name, f)
   local ok, message = xpcall(f, debug.traceback)
-  io.stdout:write(("%s %s on rank %d%s\n"):format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
-  if not ok then error(message, 0) end                       -- ranks would lose step with each other
+  io.stdout:write(("%s %s on rank %d%s\n")
+    :format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
+  if not ok then error(message, 0) end  -- ranks would lose step with each other
 end
 
 local function raises(f, ...)
   local ok, message = pcall(f)
   assert(not ok, "no error")
-  for _, text in ipairs { ... } do assert(tostring(message):find(text, 1, true), tostring(message)) end
+  for _, text in ipairs { ... } do
+    assert(tostring(message):find(text, 1, true), tostring(message))
+  end
 end
 
 -- Their TestDdpCommHook: one layer, and a step with the rank as input.
 local function gradient(hook, options)
   ms.seed(0)
-  local model = ms.ddp(nn.Linear(50, 20, { bias = false }), { comm_hook = hook, bucket_bytes = options and options.bucket_bytes })
+  local model = ms.ddp(nn.Linear(50, 20, { bias = false }),
+    { comm_hook = hook, bucket_bytes = options and options.bucket_bytes })
   local result
   for _ = 1, options and options.passes or 1 do
     model.weight:set_grad(nil)
-    model(ms.full(rank + 0.37, { 3, 50 })):mul_(ms.randn { 3, 20, seed = 7 + rank }):sum():backward()
+    model(ms.full(rank + 0.37, { 3, 50 }))
+      :mul_(ms.randn { 3, 20, seed = 7 + rank }):sum():backward()
     result = model.weight:grad():clone()
   end
   model:unwrap()
@@ -33,28 +39,39 @@ end
 
 local function near(a, b, tolerance, what)
   local by, most = (a - b):abs():max():item(), b:abs():max():item()
-  if not (by <= tolerance * math.max(1, most)) then error(("%s: differs by %g of %g"):format(what or "gradient", by, most), 2) end
+  if not (by <= tolerance * math.max(1, most)) then
+    error(("%s: differs by %g of %g"):format(what or "gradient", by, most), 2)
+  end
 end
 
 local plain = gradient()
 
------------------------------------------------------------------------------------------------------------------------ comm hooks
+----------------------------------------------------------------------------------------- comm hooks
 
 local hook_tests = "algorithms/ddp_comm_hooks/test_ddp_hooks.py: "
-case(hook_tests .. "test_ddp_comm_hook_allreduce_hook", function() near(gradient "all_reduce", plain, 1e-5) end)
-case(hook_tests .. "test_ddp_comm_hook_fp16compress_hook", function() near(gradient "fp16_compress", plain, 1e-3) end)
+case(hook_tests .. "test_ddp_comm_hook_allreduce_hook", function()
+  near(gradient "all_reduce", plain, 1e-5)
+end)
+case(hook_tests .. "test_ddp_comm_hook_fp16compress_hook", function()
+  near(gradient "fp16_compress", plain, 1e-3)
+end)
 -- Half a step of the scale: the range of a gradient over 255.
-case(hook_tests .. "test_ddp_comm_hook_quantize_per_tensor_hook", function() near(gradient(hooks.int8 { per = "tensor" }), plain, 0.005) end)
-case(hook_tests .. "test_ddp_comm_hook_quantize_per_channel_hook", function() near(gradient(hooks.int8 { per = "channel" }), plain, 0.005) end)
+case(hook_tests .. "test_ddp_comm_hook_quantize_per_tensor_hook", function()
+  near(gradient(hooks.int8 { per = "tensor" }), plain, 0.005)
+end)
+case(hook_tests .. "test_ddp_comm_hook_quantize_per_channel_hook", function()
+  near(gradient(hooks.int8 { per = "channel" }), plain, 0.005)
+end)
 case(hook_tests .. "test_ddp_comm_hook_noop_hook", function()
   near(world:all_reduce(gradient "noop", "avg"):value(), plain, 1e-6)
 end)
 case(hook_tests .. "test_is_last_hook", function()
   local flags = {}
-  local model = ms.ddp(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), { bucket_bytes = 64, comm_hook = function(bucket, next)
-    flags[#flags + 1] = bucket:is_last()
-    return next(bucket)
-  end })
+  local model = ms.ddp(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)),
+    { bucket_bytes = 64, comm_hook = function(bucket, next)
+      flags[#flags + 1] = bucket:is_last()
+      return next(bucket)
+    end })
   for pass = 1, 2 do
     flags = {}
     model(ms.ones { 2, 8 }):sum():backward()
@@ -66,19 +83,27 @@ end)
 
 local nccl = "test_c10d_nccl.py: "
 case(nccl .. "test_builtin_ddp_comm_hooks_nccl", function()
-  for _, name in ipairs { "all_reduce", "fp16_compress" } do near(gradient(name), plain, 1e-3, name) end
+  for _, name in ipairs { "all_reduce", "fp16_compress" } do
+    near(gradient(name), plain, 1e-3, name)
+  end
 end)
 case(nccl .. "test_default_ddp_comm_hooks_nccl", function()
-  for _, name in ipairs { "all_reduce", "fp16_compress", "bf16_compress" } do near(gradient(name), plain, 1e-2, name) end
+  for _, name in ipairs { "all_reduce", "fp16_compress", "bf16_compress" } do
+    near(gradient(name), plain, 1e-2, name)
+  end
 end)
 for _, dtype in ipairs { "f16", "bf16" } do
   case(nccl .. ("test_%s_compress_wrapper_nccl"):format(dtype), function()
-    for name, link in ms.sorted_pairs { all_reduce = hooks.all_reduce(), powersgd = hooks.powersgd { rank = 1, start_step = 2 } } do
-      near(gradient(hooks.chain { hooks.cast { dtype = dtype }, link }, { passes = 2 }), plain, dtype == "f16" and 1e-3 or 1e-2, name)
+    for name, link in ms.sorted_pairs {
+      all_reduce = hooks.all_reduce(), powersgd = hooks.powersgd { rank = 1, start_step = 2 },
+    } do
+      near(gradient(hooks.chain { hooks.cast { dtype = dtype }, link }, { passes = 2 }), plain,
+        dtype == "f16" and 1e-3 or 1e-2, name)
     end
   end)
 end
--- The gradients here are the product of two vectors, so that rank 1 is exact. Buckets are views always.
+-- The gradients here are the product of two vectors, so that rank 1 is exact. Buckets are views
+-- always.
 for _, how in ipairs { "", "_grad_is_view" } do
   case(nccl .. "test_powerSGD_ddp_comm_hook_nccl" .. how, function()
     local n = 0
@@ -86,12 +111,16 @@ for _, how in ipairs { "", "_grad_is_view" } do
       for _, warm in ipairs { true, false } do
         for _, batched in ipairs { true, false } do
           n = n + 1
-          local hook = hooks.powersgd { rank = 1, start_step = 2, error_feedback = feedback, warm_start = warm, batched = batched }
+          local hook = hooks.powersgd {
+            rank = 1, start_step = 2, error_feedback = feedback, warm_start = warm,
+            batched = batched,
+          }
           local model = ms.ddp(nn.Linear(32, 32, { bias = false }), { comm_hook = hook })
           for step in ms.steps(4) do
             model.weight:set_grad(nil)
             model(ms.full(1, { 1, 32 })):mul_(rank + 1):sum():backward()
-            near(model.weight:grad(), ms.full((size + 1) / 2, { 32, 32 }), 1e-5, ("combination %d, step %d"):format(n, step))
+            near(model.weight:grad(), ms.full((size + 1) / 2, { 32, 32 }), 1e-5,
+              ("combination %d, step %d"):format(n, step))
           end
           model:unwrap()
         end
@@ -107,14 +136,19 @@ for _, kind in ipairs { "adam", "adamw", "sgd" } do
       ms.seed(4)
       local model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
       local opt = optim[kind](model, { lr = 1e-2 })
-      local net = ms.ddp(model, { bucket_bytes = view and 64 or nil, comm_hook = early and hooks.then_optimizer { optimizer = opt } or nil })
+      local net = ms.ddp(model, {
+        bucket_bytes = view and 64 or nil,
+        comm_hook = early and hooks.then_optimizer { optimizer = opt } or nil,
+      })
       for step in ms.steps(6) do
         net(ms.randn { 3, 6, seed = 10 * step + rank }):square():sum():backward()
         if not early then opt:step() end
       end
       return (ms.pack(model:parameters()))
     end
-    for _, view in ipairs { false, true } do near(train(true, view), train(false, view), 0, "weights") end
+    for _, view in ipairs { false, true } do
+      near(train(true, view), train(false, view), 0, "weights")
+    end
   end)
 end
 case(distributed .. "test_ddp_hook_with_optimizer_parity_sgd_optimize_subset", function()
@@ -122,12 +156,13 @@ case(distributed .. "test_ddp_hook_with_optimizer_parity_sgd_optimize_subset", f
   local opt = optim.sgd(model, { lr = 0.1 })
   local chosen, other = model:parameters()[1], model:parameters()[3]
   local before, untouched = chosen:clone(), other:clone()
-  local net = ms.ddp(model, { comm_hook = hooks.then_optimizer { optimizer = opt, params = { chosen } } })
+  local net = ms.ddp(model,
+    { comm_hook = hooks.then_optimizer { optimizer = opt, params = { chosen } } })
   net(ms.ones { 1, 4 }):sum():backward()
   assert(not chosen:eq(before):all():item() and other:eq(untouched):all():item())
 end)
 
------------------------------------------------------------------------------------------------------------ quantized collectives
+------------------------------------------------------------------------------ quantized collectives
 
 local quantization = "algorithms/quantization/test_quantization.py: "
 for _, dtype in ipairs { "fp16", "bfp16" } do
@@ -148,7 +183,7 @@ case(quantization .. "test_all_gather_int8", function()
   for r = 0, size - 1 do near(all[r + 1], ms.randn { 300, seed = r }, 0.02) end
 end)
 
----------------------------------------------------------------------------------------------------- optimizers inside of backward
+---------------------------------------------------------------------- optimizers inside of backward
 
 local in_backward = "optim/test_apply_optimizer_in_backward.py: "
 local function small(seed)
@@ -161,7 +196,10 @@ local function pass(model, step) model(ms.randn { 2, 4, seed = step }):square():
 case(in_backward .. "test_apply_optimizer_in_backward", function()
   local a, b = small(), small()
   local first, second = { table.unpack(b:parameters(), 1, 2) }, { table.unpack(b:parameters(), 3) }
-  local opts = { optim.sgd({ table.unpack(a:parameters(), 1, 2) }, { lr = 1e-2 }), optim.sgd({ table.unpack(a:parameters(), 3) }, { lr = 2e-2 }) }
+  local opts = {
+    optim.sgd({ table.unpack(a:parameters(), 1, 2) }, { lr = 1e-2 }),
+    optim.sgd({ table.unpack(a:parameters(), 3) }, { lr = 2e-2 }),
+  }
   optim.in_backward(optim.sgd, first, { lr = 1e-2 })
   optim.in_backward(optim.sgd, second, { lr = 2e-2 })
   for step = 1, 6 do
@@ -190,7 +228,7 @@ end)
 case(in_backward .. "test_no_register_hook", function()
   local model = small()
   local before, opt = weights(model), optim.sgd(model, { lr = 1e-2 })
-  pass(model, 1)                                             -- an optimizer that nobody asked to step in backward does not
+  pass(model, 1)  -- an optimizer that nobody asked to step in backward does not
   near(weights(model), before, 0)
   opt:step()
   assert(not weights(model):eq(before):all():item())
@@ -215,7 +253,7 @@ case(in_backward .. "test_get_optimizers_in_backward", function()
   assert(#listed == 2 and listed[1].optimizers[1] == made[1] and listed[2].optimizers[1] == made[2])
 end)
 
------------------------------------------------------------------------------------------------------------------------ sharded
+-------------------------------------------------------------------------------------------- sharded
 
 local zero = "optim/test_zero_redundancy_optimizer.py: "
 local function parity(make, options, change)
@@ -242,8 +280,12 @@ end)
 case(zero .. "test_local_optimizer_parity", function()
   for _, kind in ipairs { "adam", "adamw", "sgd" } do parity(optim[kind], { lr = 1e-2 }) end
 end)
-case(zero .. "test_lr_scheduler", function() parity(optim.sgd, { lr = 1e-2, schedule = optim.linear { steps = 5 } }) end)
-case(zero .. "test_multiple_param_groups", function() parity(optim.adamw, { lr = 1e-2 }, function(opt, step) opt:groups()[1].lr = 1e-2 / (step + 1) end) end)
+case(zero .. "test_lr_scheduler", function()
+  parity(optim.sgd, { lr = 1e-2, schedule = optim.linear { steps = 5 } })
+end)
+case(zero .. "test_multiple_param_groups", function()
+  parity(optim.adamw, { lr = 1e-2 }, function(opt, step) opt:groups()[1].lr = 1e-2 / (step + 1) end)
+end)
 case(zero .. "test_add_param_group", function()
   local model = small()
   local opt = optim.sgd(model[1]:parameters(), { lr = 1e-2, shard = world })
@@ -273,7 +315,8 @@ case(zero .. "test_nondefault_process_group", function()
   local half = world:split { { 0, 1 } }
   if half then
     local model, other = small(), small()
-    local opt, whole = optim.adam(model, { lr = 1e-2, shard = half }), optim.adam(other, { lr = 1e-2 })
+    local opt, whole = optim.adam(model, { lr = 1e-2, shard = half }),
+      optim.adam(other, { lr = 1e-2 })
     for step = 1, 3 do
       pass(model, step)
       opt:step()
@@ -287,7 +330,8 @@ case(zero .. "test_ddp_zero_overlap", function()
   for _, policy in ipairs { "in_backward", "deferred" } do
     local function train(sharded)
       local model = small()
-      local opt, net = optim.adam(model, { lr = 1e-2, shard = sharded and world or nil }), ms.ddp(model, { bucket_bytes = 64 })
+      local opt, net = optim.adam(model, { lr = 1e-2, shard = sharded and world or nil }),
+        ms.ddp(model, { bucket_bytes = 64 })
       if sharded then opt:overlap(net, policy) end
       for step in ms.steps(6) do                             -- every step counts, from the first on
         net(ms.randn { 2, 4, seed = 10 * step + rank }):square():sum():backward()
@@ -299,11 +343,13 @@ case(zero .. "test_ddp_zero_overlap", function()
   end
 end)
 
--- Where ranks have different numbers of inputs, the ddp model and its sharded optimizer are joined together: those that are done go on stepping what is theirs.
+-- Where ranks have different numbers of inputs, the ddp model and its sharded optimizer are joined
+-- together: those that are done go on stepping what is theirs.
 local function join_both(counts, options, make)
   local function train(sharded)
     local model = small()
-    local opt, net = (make or optim.adam)(model, { lr = 1e-2, shard = sharded and world or nil }), ms.ddp(model)
+    local opt, net = (make or optim.adam)(model, { lr = 1e-2, shard = sharded and world or nil }),
+      ms.ddp(model)
     local taken = 0
     local ok, message = pcall(net.join, net, options, function()
       for step = 1, counts[rank % #counts + 1] do
@@ -324,19 +370,26 @@ local function join_both(counts, options, make)
 end
 case(zero .. "test_zero_join_cpu", function()
   for _, make in ipairs { optim.sgd, optim.adam } do
-    for _, counts in ipairs { { 3, 1, 2 }, { 0, 4 }, { 2 } } do assert(join_both(counts, {}, make).ok) end
+    for _, counts in ipairs { { 3, 1, 2 }, { 0, 4 }, { 2 } } do
+      assert(join_both(counts, {}, make).ok)
+    end
   end
 end)
 case("algorithms/test_join.py: test_multiple_joinables", function()
-  for _, divisor in ipairs { "all", "live" } do assert(join_both({ 1, 3, 4 }, { divisor = divisor }).ok) end
+  for _, divisor in ipairs { "all", "live" } do
+    assert(join_both({ 1, 3, 4 }, { divisor = divisor }).ok)
+  end
 end)
 case("algorithms/test_join.py: test_multiple_joinables_throw", function()
   local ended = join_both({ 2, 3, 4 }, { stop = true })
   assert(ended.taken == 2 and ended.ok == (size == 1))
-  if size > 1 then assert(tostring(ended.message):find("rank 0 has no inputs left", 1, true), ended.message) end
+  if size > 1 then
+    assert(tostring(ended.message):find("rank 0 has no inputs left", 1, true), ended.message)
+  end
 end)
 case(zero .. "test_step", function()
-  -- Their layer of one number: sgd with lr 0.1 on the mean of gradients, from the same weights on all ranks.
+  -- Their layer of one number: sgd with lr 0.1 on the mean of gradients, from the same weights on
+  -- all ranks.
   local layer = nn.Linear(1, 1)
   ms.no_grad(function()
     layer.weight:fill_(2)
@@ -366,7 +419,7 @@ case(zero .. "test_state_dict", function()
   near(weights(b), weights(a), 0, "weights")
 end)
 
------------------------------------------------------------------------------------------------------------------ states by name
+------------------------------------------------------------------------------------- states by name
 
 local named = "optim/test_named_optimizer.py: "
 case(named .. "test_state_dict", function()
@@ -405,5 +458,6 @@ case(named .. "test_add_param_group", function()
 end)
 case(named .. "test_init_state", function()
   local opt = optim.adam(small())
-  assert(next(opt:state().parameters) == nil)                -- a state begins with the first step of its parameter
+  -- A state begins with the first step of its parameter.
+  assert(next(opt:state().parameters) == nil)
 end)

@@ -1,5 +1,6 @@
--- What every rank of ddp_spec.lua runs: ddp against the same sums made by one process, hooks against their twins, buffers, counts. Ends with a hash of
--- weights, which must not depend on ranks being processes or threads, nor on the number of threads.
+-- What every rank of ddp_spec.lua runs: ddp against the same sums made by one process, hooks
+-- against their twins, buffers, counts. Ends with a hash of weights, which must not depend on ranks
+-- being processes or threads, nor on the number of threads.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks = ms.hooks
@@ -15,7 +16,9 @@ end
 
 -- Rows of step `step` that rank r takes (nil: all).
 local function batch(step, r)
-  local tokens = ms.randint { ROWS, LENGTH + 1, low = 0, high = 16, seed = 100 + step, per_rank = false }
+  local tokens = ms.randint {
+    ROWS, LENGTH + 1, low = 0, high = 16, seed = 100 + step, per_rank = false,
+  }
   if r then tokens = tokens:narrow(1, r * ROWS // size + 1, ROWS // size) end
   return tokens:narrow(2, 1, LENGTH), tokens:narrow(2, 2, LENGTH)
 end
@@ -33,13 +36,18 @@ end
 
 local function differ(a, b)
   local most = 0
-  for i = 1, #a do most = math.max(most, (a[i]:to "f32" - b[i]:to "f32"):abs():max():item() / math.max(b[i]:to "f32":abs():max():item(), 1e-30)) end
+  for i = 1, #a do
+    most = math.max(most, (a[i]:to "f32" - b[i]:to "f32"):abs():max():item()
+      / math.max(b[i]:to "f32":abs():max():item(), 1e-30))
+  end
   return most
 end
 
 local function same(a, b, what)
   local by = differ(a, b)
-  if by ~= 0 then error(("rank %d: %s: not the same bits (%g relative)"):format(rank, what, by), 2) end
+  if by ~= 0 then
+    error(("rank %d: %s: not the same bits (%g relative)"):format(rank, what, by), 2)
+  end
 end
 
 -- What one process makes: each rank's gradient apart, divided, added in rank order.
@@ -69,14 +77,17 @@ for step in ms.steps(4) do
   local sums = alone(plain, step)
   backward(model, step, rank)
   same(gradients(model), sums, "gradients of step " .. step)
-  if differ(gradients(model), whole) > 1e-5 then error("the whole batch gives other gradients: " .. differ(gradients(model), whole)) end
+  if differ(gradients(model), whole) > 1e-5 then
+    error("the whole batch gives other gradients: " .. differ(gradients(model), whole))
+  end
   for i, p in ipairs(plain:parameters()) do p:set_grad(sums[i]) end
   mine:step()
   reference:step()
 end
 same(model:parameters(), plain:parameters(), "weights")
 
--- Counts: as many reductions as buckets; two broadcasts for the rebuild, in the second iteration only.
+-- Counts: as many reductions as buckets; two broadcasts for the rebuild, in the second iteration
+-- only.
 local function counts() return model:stats().collectives end
 assert(#model:stats().buckets > 2, "several buckets")
 assert(counts().all_reduce == #model:stats().buckets and not counts().broadcast, "V11")
@@ -86,14 +97,16 @@ for step in ms.steps(7, 4) do
   mine:step()
   if step == 5 then break end
 end
-assert(counts().broadcast == 2 and counts().all_reduce == #model:stats().buckets, "V11: the rebuild")
+assert(counts().broadcast == 2 and counts().all_reduce == #model:stats().buckets,
+  "V11: the rebuild")
 
 -- Accumulated passes: one reduction, of the sum.
 local accumulated = {}
 for r = 0, size - 1 do
   for step = 20, 22 do backward(plain, step, r) end
   for i, p in ipairs(plain:parameters()) do
-    accumulated[i] = accumulated[i] and accumulated[i] + p:grad() * (1 / size) or p:grad() * (1 / size)
+    accumulated[i] = accumulated[i] and accumulated[i] + p:grad() * (1 / size)
+      or p:grad() * (1 / size)
     p:set_grad(nil)
   end
 end
@@ -117,31 +130,42 @@ end
 local average = alone(new_model(), 32)
 for _, name in ipairs { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress" } do
   local native = reduced_by(name, 30)
-  local mixed = reduced_by(hooks.chain { function(bucket, next) return next(bucket) end, hooks[name]() }, 30)
+  local mixed = reduced_by(
+    hooks.chain { function(bucket, next) return next(bucket) end, hooks[name]() }, 30)
   same(mixed, native, name .. " behind a link in Lua")
-  if name ~= "reduce" then same(reduced_by(require("moonshard.hooks." .. name) {}, 30), native, "the twin of " .. name) end
+  if name ~= "reduce" then
+    same(reduced_by(require("moonshard.hooks." .. name) {}, 30), native, "the twin of " .. name)
+  end
   if name == "fp16_compress" then same(native, alone(new_model(), 32, "f16"), name)
   elseif name == "bf16_compress" then same(native, alone(new_model(), 32, "bf16"), name)
   elseif name ~= "noop" then same(native, average, name) end
 end
-local group = world:split { { 0 }, size > 1 and { 1 } or nil, size > 2 and { 2 } or nil, size > 3 and { 3 } or nil }
+local group = world:split {
+  { 0 }, size > 1 and { 1 } or nil, size > 2 and { 2 } or nil, size > 3 and { 3 } or nil,
+}
 same(reduced_by(hooks.all_reduce { group = group }, 30), reduced_by("noop", 30), "a group of one")
-same(reduced_by(require "moonshard.hooks.fp16_compress" { group = group }, 30), reduced_by(hooks.fp16_compress { group = group }, 30), "fp16 in a group of one")
+same(reduced_by(require "moonshard.hooks.fp16_compress" { group = group }, 30),
+  reduced_by(hooks.fp16_compress { group = group }, 30), "fp16 in a group of one")
 
--- noop and a reduction by hand give what no hook gives; the handle's facts; only the last bucket says that it is.
+-- noop and a reduction by hand give what no hook gives; the handle's facts; only the last bucket
+-- says that it is.
 local by_hand, flags, indices = reduced_by("noop", 30), {}, {}
-for i, gradient in ipairs(by_hand) do by_hand[i] = world:all_reduce(gradient, { premul_sum = 1 / size }):value() end
+for i, gradient in ipairs(by_hand) do
+  by_hand[i] = world:all_reduce(gradient, { premul_sum = 1 / size }):value()
+end
 same(by_hand, average, "noop and a reduction by hand")
 same(reduced_by(function(bucket, next)
   flags[#flags + 1], indices[#indices + 1] = bucket:is_last(), bucket:index()
-  assert(bucket:kind() == "all_reduce" and bucket:dtype() == "f32" and bucket:divisor() == size and bucket:group() == world)
+  assert(bucket:kind() == "all_reduce" and bucket:dtype() == "f32" and bucket:divisor() == size
+    and bucket:group() == world)
   local count = 0
   for i, gradient in ipairs(bucket:gradients()) do
     assert(table.concat(gradient:shape(), "x") == table.concat(bucket:parameters()[i]:shape(), "x"))
     count = count + gradient:numel()
   end
   assert(count == bucket:buffer():numel() and bucket:shard(bucket:buffer()) == bucket:buffer())
-  return next(bucket):and_then(function(t) return t:clone() end)         -- a tensor of its own is copied back
+  -- A tensor of its own is copied back.
+  return next(bucket):and_then(function(t) return t:clone() end)
 end, 30), average, "a link that observes")
 for i, index in ipairs(indices) do
   assert(index == (i == 1 and 0 or i - 2), "index")
@@ -169,7 +193,8 @@ end, 30), (function()
   return sums
 end)(), "reduce_scatter and all_gather by hand")
 
--- Whoever steps early is told of each bucket, as in a hook, with gradients that are the reduced ones; it may consume them.
+-- Whoever steps early is told of each bucket, as in a hook, with gradients that are the reduced
+-- ones; it may consume them.
 do
   local steppers = { ddp = ms.ddp(new_model(), { bucket_bytes = SMALL }), weights = {}, calls = 0 }
   local parameters = steppers.ddp:parameters()
@@ -189,7 +214,9 @@ do
     steppers.calls = 0
     backward(steppers.ddp, 30 + pass, rank)
   end
-  for i, item in ipairs(reducer:bucket_times()) do assert(item.index == i - 1 and item.bytes > 0 and #item.positions > 0) end
+  for i, item in ipairs(reducer:bucket_times()) do
+    assert(item.index == i - 1 and item.bytes > 0 and #item.positions > 0)
+  end
   assert(steppers.ended == #steppers.ddp:stats().buckets and not parameters[1]:grad())
   same(steppers.weights, average, "what whoever steps early has seen")
   steppers.ddp:unwrap()
@@ -215,7 +242,12 @@ pass()
 assert(seen() == 5, "buffers are rank 0's")
 local called
 counter:unwrap()
-counter = ms.ddp(counter.module, { buffer_hook = function(buffers) called = buffers.seen return world:all_reduce(buffers.seen, "sum") end })
+counter = ms.ddp(counter.module, {
+  buffer_hook = function(buffers)
+    called = buffers.seen
+    return world:all_reduce(buffers.seen, "sum")
+  end,
+})
 pass()
 assert(called == counter.seen and seen() == 5 * size, "buffer_hook")
 
@@ -228,15 +260,21 @@ local other = new_model()
 local expected = alone(other, 40)
 for i, item in ipairs(part:named_parameters()) do
   local gradient = item.parameter:grad()
-  if item.name == "wpe.weight" then assert(not gradient)
-  elseif item.name:match "^h%.0%." then assert(size == 1 or differ({ gradient }, { expected[i] }) > 0)
-  else same({ gradient }, { expected[i] }, item.name) end
+  if item.name == "wpe.weight" then
+    assert(not gradient)
+  elseif item.name:match "^h%.0%." then
+    assert(size == 1 or differ({ gradient }, { expected[i] }) > 0)
+  else
+    same({ gradient }, { expected[i] }, item.name)
+  end
 end
 
 -- Of the weights behind the training, as one number that any bit changes.
 local sum = 0
 for _, p in ipairs(model:parameters()) do
-  for i, value in ipairs(p:detach():reshape(-1):to_table()) do sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48) end
+  for i, value in ipairs(p:detach():reshape(-1):to_table()) do
+    sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48)
+  end
 end
 core.synchronize()
 io.stdout:write(("rank %d of %d is done, weights %012x\n"):format(rank, size, sum))

@@ -1,5 +1,5 @@
--- What every rank of ddp_graph_spec.lua runs: parameters that are not used, static graphs, uneven inputs, delayed parameters; each against the same sums made by
--- one process, bit for bit.
+-- What every rank of ddp_graph_spec.lua runs: parameters that are not used, static graphs, uneven
+-- inputs, delayed parameters; each against the same sums made by one process, bit for bit.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
@@ -7,7 +7,8 @@ local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 local CAPS = { 64, 100 }
 local names = { "a", "b", "c", "d" }
 
--- Four layers; forward(x, which) uses those whose letters are in which, in order; capital letters give an output that is returned, too.
+-- Four layers; forward(x, which) uses those whose letters are in which, in order; capital letters
+-- give an output that is returned, too.
 local Branches = ms.nn.class "Branches"
 function Branches:init()
   ms.seed(1)
@@ -23,7 +24,9 @@ function Branches:forward(x, which)
   return { main = x, more = { extra } }
 end
 
-local function input(step, r) return ms.randn { 3, 4, seed = 1000 + 17 * step + r, per_rank = false } end
+local function input(step, r)
+  return ms.randn { 3, 4, seed = 1000 + 17 * step + r, per_rank = false }
+end
 
 local function pass(model, step, r, which)
   local out = model(input(step, r), which).main
@@ -43,12 +46,14 @@ local function random_subset(...)
     local kind = pick(5, i, ...)
     if kind < 2 then which = which .. name elseif kind == 2 then which = which .. name:upper() end
   end
-  return which:find "%l" and which or ""           -- a rank whose loss depends on nothing has nothing to go back through
+  -- A rank whose loss depends on nothing has nothing to go back through.
+  return which:find "%l" and which or ""
 end
 
 local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
 
--- Gradients of passes(r), a function for each rank, apart, divided, added in rank order; nil where no rank has any.
+-- Gradients of passes(r), a function for each rank, apart, divided, added in rank order; nil where
+-- no rank has any.
 local function alone(model, run, divisor)
   local sums = {}
   local parameters = model:parameters()
@@ -68,40 +73,51 @@ local function check(model, expected, what)
   for i, item in ipairs(model:named_parameters()) do
     local got = item.parameter:grad()
     if (got == nil) ~= (expected[i] == nil) then
-      error(("rank %d: %s: %s has %s gradient, expected is %s"):format(rank, what, item.name, got and "a" or "no", expected[i] and "one" or "none"), 2)
+      error(("rank %d: %s: %s has %s gradient, expected is %s")
+        :format(rank, what, item.name, got and "a" or "no", expected[i] and "one" or "none"), 2)
     end
-    if got and not got:eq(expected[i]):all():item() then error(("rank %d: %s: %s has other bits"):format(rank, what, item.name), 2) end
+    if got and not got:eq(expected[i]):all():item() then
+      error(("rank %d: %s: %s has other bits"):format(rank, what, item.name), 2)
+    end
   end
 end
 
 local function calls(model) return model:stats().collectives.all_reduce or 0 end
 
--- Unused parameters: other ones on each rank and in each step, in passes without synchronization too.
+-- Unused parameters: other ones on each rank and in each step, in passes without synchronization
+-- too.
 do
   local plain, model = Branches(), ms.ddp(Branches(), { find_unused = true, bucket_bytes = CAPS })
   for step in ms.steps(12) do
     local windows = step % 3
     local function which(r, window) return random_subset(step, r, window, 7) end
-    local expected = alone(plain, function(r) for window = 0, windows do pass(plain, step + window, r, which(r, window)) end end)
-    for window = 0, windows - 1 do model:no_sync(function() pass(model, step + window, rank, which(rank, window)) end) end
+    local expected = alone(plain, function(r)
+      for window = 0, windows do pass(plain, step + window, r, which(r, window)) end
+    end)
+    for window = 0, windows - 1 do
+      model:no_sync(function() pass(model, step + window, rank, which(rank, window)) end)
+    end
     pass(model, step + windows, rank, which(rank, windows))
     check(model, expected, "find_unused, step " .. step)
     clear(model)
   end
-  assert(#model:stats().buckets > 2 and calls(model) == #model:stats().buckets + 1, "one all_reduce more")
+  assert(#model:stats().buckets > 2 and calls(model) == #model:stats().buckets + 1,
+    "one all_reduce more")
 
   -- A gradient from before stays as it is, to the bit, where nobody has used the parameter.
   local old = ms.randn { 4, 4, seed = 5 }
   model.d.weight:set_grad(old:clone())
   pass(model, 50, rank, rank == 0 and "ab" or "a")
-  assert(model.d.weight:grad():eq(old):all():item() and not model.d.bias:grad() and not model.c.weight:grad(), "untouched")
+  assert(model.d.weight:grad():eq(old):all():item() and not model.d.bias:grad()
+    and not model.c.weight:grad(), "untouched")
   local expected = alone(plain, function(r) pass(plain, 50, r, r == 0 and "ab" or "a") end)
   expected[7] = old
   check(model, expected, "with an old gradient")
   -- And is part of the mean where somebody has.
   pass(model, 51, rank, rank == 0 and "d" or "a")
   local share = alone(plain, function(r) pass(plain, 51, r, r == 0 and "d" or "a") end)[7]
-  assert((model.d.weight:grad() - old - share):abs():max():item() < 1e-5, "an old gradient and a new one")
+  assert((model.d.weight:grad() - old - share):abs():max():item() < 1e-5,
+    "an old gradient and a new one")
   model:unwrap()
 
   -- The same in an optimizer's hands: who has no gradient is left alone on every rank.
@@ -121,12 +137,14 @@ do
   model:unwrap()
 end
 
--- Static graphs: parameters used twice, in recomputed functions, on some ranks only, by none; two backward passes behind one forward.
+-- Static graphs: parameters used twice, in recomputed functions, on some ranks only, by none; two
+-- backward passes behind one forward.
 do
   local Twice = ms.nn.class "Twice"
   function Twice:init()
     ms.seed(2)
-    self.a, self.b, self.c, self.d = ms.nn.Linear(4, 4), ms.nn.Linear(4, 4), ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)
+    self.a, self.b, self.c, self.d = ms.nn.Linear(4, 4), ms.nn.Linear(4, 4), ms.nn.Linear(4, 4),
+      ms.nn.Linear(4, 4)
   end
   function Twice:forward(x, r)
     x = ms.recompute(function(t) return self.a(self.a(t):tanh()):tanh() end, x)
@@ -145,12 +163,16 @@ do
     if step == 0 then
       for i, p in ipairs(model:parameters()) do
         assert((p:grad() == nil) == (expected[i] == nil), "who has a gradient")
-        if p:grad() then assert((p:grad() - expected[i]):abs():max():item() <= 1e-5 * expected[i]:abs():max():item(), "the first iteration") end
+        if p:grad() then
+          assert((p:grad() - expected[i]):abs():max():item()
+            <= 1e-5 * expected[i]:abs():max():item(), "the first iteration")
+        end
       end
     else check(model, expected, "static_graph, step " .. step) end
     clear(model)
   end
-  assert(calls(model) == #model:stats().buckets and #model:stats().buckets > 2, "no all_reduce more")
+  assert(calls(model) == #model:stats().buckets and #model:stats().buckets > 2,
+    "no all_reduce more")
   assert(not model.d.weight:grad() and (size == 1 or model.b.weight), "unused")
   -- Passes without synchronization do not count.
   local expected = alone(plain, function(r) twice(plain, 20, r) twice(plain, 21, r) end)
@@ -160,7 +182,8 @@ do
   model:unwrap()
 end
 
--- Uneven inputs: each rank has some steps; against one process that adds the gradients of those ranks that have inputs left.
+-- Uneven inputs: each rank has some steps; against one process that adds the gradients of those
+-- ranks that have inputs left.
 local function uneven(options, what, join_options, steps_of, which, windows)
   local plain, model = Branches(), ms.ddp(Branches(), options)
   local mine, reference = ms.optim.sgd(model, { lr = 0.1 }), ms.optim.sgd(plain, { lr = 0.1 })
@@ -173,14 +196,18 @@ local function uneven(options, what, join_options, steps_of, which, windows)
       local live = 0
       for r = 0, size - 1 do if step <= steps_of(r) then live = live + 1 end end
       local sums = alone(plain, function(r)
-        if step <= steps_of(r) then for window = 0, windows do run(plain, step + 50 * window, r) end end
+        if step <= steps_of(r) then
+          for window = 0, windows do run(plain, step + 50 * window, r) end
+        end
       end, join_options.divisor == "live" and live or size)
       for i, p in ipairs(plain:parameters()) do p:set_grad(sums[i]) end
       reference:step()
     end
     local result = model:join(join_options, function()
       for step = 1, steps_of(rank) do
-        for window = 0, windows - 1 do model:no_sync(function() run(model, step + 50 * window, rank) end) end
+        for window = 0, windows - 1 do
+          model:no_sync(function() run(model, step + 50 * window, rank) end)
+        end
         run(model, step + 50 * windows, rank)
         mine:step()
       end
@@ -188,7 +215,9 @@ local function uneven(options, what, join_options, steps_of, which, windows)
     end)
     assert(result == "done")
     for i, p in ipairs(model:parameters()) do
-      if not p:detach():eq(plain:parameters()[i]:detach()):all():item() then error(("rank %d: join, %s, epoch %d: other weights"):format(rank, what, epoch)) end
+      if not p:detach():eq(plain:parameters()[i]:detach()):all():item() then
+        error(("rank %d: join, %s, epoch %d: other weights"):format(rank, what, epoch))
+      end
     end
   end
   model:unwrap()
@@ -197,7 +226,8 @@ end
 local function all(_, _) return "abcd" end
 local function some(seed) return function(r) return pick(5, r, seed) end end
 uneven({ bucket_bytes = CAPS }, "rank 0 goes on", {}, function(r) return 4 - r end, all)
-uneven({ bucket_bytes = CAPS }, "rank 0 has none", { divisor = "live" }, function(r) return r * 2 end, all)
+uneven({ bucket_bytes = CAPS }, "rank 0 has none", { divisor = "live" },
+  function(r) return r * 2 end, all)
 for seed = 1, 3 do
   local divisors = {}
   uneven({ bucket_bytes = CAPS, comm_hook = function(bucket, next)
@@ -207,10 +237,14 @@ for seed = 1, 3 do
   if seed % 2 == 0 then for divisor in pairs(divisors) do assert(divisor == size) end end
 end
 uneven({ bucket_bytes = CAPS }, "accumulated", { divisor = "live" }, some(4), all, 2)
-uneven({ bucket_bytes = CAPS, find_unused = true }, "with unused parameters", {}, function(r) return 1 + pick(4, r, 5) end,
-  function(step, r) return pick(2, step, r) == 0 and "ab" or "adC" end)
-uneven({ bucket_bytes = CAPS, static_graph = true }, "with a static graph", {}, function(r) return r == 0 and 0 or 1 + r end, function() return "bd" end)
-uneven({ bucket_bytes = CAPS, static_graph = true, comm_hook = "bf16_compress", delayed = { "a%..*" } }, "nobody has any", {}, function() return 0 end, all)
+uneven({ bucket_bytes = CAPS, find_unused = true }, "with unused parameters", {}, function(r)
+  return 1 + pick(4, r, 5)
+end, function(step, r) return pick(2, step, r) == 0 and "ab" or "adC" end)
+uneven({ bucket_bytes = CAPS, static_graph = true }, "with a static graph", {},
+  function(r) return r == 0 and 0 or 1 + r end, function() return "bd" end)
+uneven(
+  { bucket_bytes = CAPS, static_graph = true, comm_hook = "bf16_compress", delayed = { "a%..*" } },
+  "nobody has any", {}, function() return 0 end, all)
 
 -- Vector V8: every gradient 1; 3, 2, 2 and 1 inputs.
 if size == 4 then
@@ -239,7 +273,8 @@ if size == 4 then
       while counts[live[i]] < i do live[i] = live[i] - 1 end
       assert(marks[i] == live[i] - 1, "buffers are those of the highest rank that is live")
     end
-    assert(one.w:detach():to_table()[1] == 3 and one.mark:item() == 0, "values of the one that went on longest")
+    assert(one.w:detach():to_table()[1] == 3 and one.mark:item() == 0,
+      "values of the one that went on longest")
   end
 end
 
@@ -254,8 +289,12 @@ do
       clear(model)
     end
   end)
-  if size > 1 then assert(not ok and tostring(message):find("rank 0 has no inputs left", 1, true) and reached == 2, message)
-  else assert(ok) end
+  if size > 1 then
+    assert(not ok and tostring(message):find("rank 0 has no inputs left", 1, true) and reached == 2,
+      message)
+  else
+    assert(ok)
+  end
   pass(model, 9, rank, "abcd")                     -- and may go on together
   model:join({ stop = true }, function() pass(model, 9, rank, "abcd") end)
   model:unwrap()
@@ -264,11 +303,12 @@ end
 -- Delayed parameters: in a bucket of their own behind all others, without the hook.
 do
   local plain, seen, last = Branches(), {}, {}
-  local model = ms.ddp(Branches(), { bucket_bytes = CAPS, delayed = { "a.weight", "c%..*" }, comm_hook = function(bucket, next)
-    for _, p in ipairs(bucket:parameters()) do seen[p:name()] = true end
-    last[#last + 1] = bucket:is_last()
-    return next(bucket)
-  end })
+  local model = ms.ddp(Branches(),
+    { bucket_bytes = CAPS, delayed = { "a.weight", "c%..*" }, comm_hook = function(bucket, next)
+      for _, p in ipairs(bucket:parameters()) do seen[p:name()] = true end
+      last[#last + 1] = bucket:is_last()
+      return next(bucket)
+    end })
   for step in ms.steps(4) do
     last = {}
     local expected = alone(plain, function(r) pass(plain, step, r, "abcd") end)
@@ -277,12 +317,15 @@ do
     for i, flag in ipairs(last) do assert(flag == (i == #last), "is_last") end
     clear(model)
   end
-  assert(seen["a.bias"] and seen["b.weight"] and not seen["a.weight"] and not seen["c.bias"], "delayed ones pass no hook")
+  assert(seen["a.bias"] and seen["b.weight"] and not seen["a.weight"] and not seen["c.bias"],
+    "delayed ones pass no hook")
   local buckets = model:stats().buckets
-  assert(#buckets == #last + 1 and buckets[#buckets].parameters == 3 and buckets[#buckets].bytes == 144, "one bucket of delayed ones")
+  assert(#buckets == #last + 1 and buckets[#buckets].parameters == 3
+    and buckets[#buckets].bytes == 144, "one bucket of delayed ones")
   assert(not pcall(ms.ddp, model:unwrap(), { delayed = { "no_such" } }), "a name that is nobody's")
   -- All of them, and anew.
-  model = ms.ddp(model.module, { delayed = { ".*" }, comm_hook = function() error "never called" end })
+  model = ms.ddp(model.module,
+    { delayed = { ".*" }, comm_hook = function() error "never called" end })
   pass(model, 1, rank, "abcd")
   check(model, alone(plain, function(r) pass(plain, 1, r, "abcd") end), "all delayed")
   model:unwrap()
@@ -291,24 +334,30 @@ end
 -- Bucket plans: whatever they say, and when, the gradients are the same.
 do
   local plain, views = Branches(), {}
-  local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)ddp_graph%.lua$") .. "changing_plan.lua")
+  local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)ddp_graph%.lua$")
+    .. "changing_plan.lua")
   local function planner(view)
     views[#views + 1] = view
     return changing_plan(view)
   end
   for _, options in ipairs {
-    { buckets = ms.buckets { name = "changing", plan = planner } }, { buckets = "fitted", find_unused = true }, { buckets = "arrival", static_graph = true, delayed = { "b%..*" } },
+    { buckets = ms.buckets { name = "changing", plan = planner } },
+    { buckets = "fitted", find_unused = true },
+    { buckets = "arrival", static_graph = true, delayed = { "b%..*" } },
   } do
     local model = ms.ddp(Branches(), options)
     for step in ms.steps(5) do
-      local expected = alone(plain, function(r) pass(plain, step, r, "dacb") pass(plain, step + 50, r, "dacb") end)
+      local expected = alone(plain,
+        function(r) pass(plain, step, r, "dacb") pass(plain, step + 50, r, "dacb") end)
       model:no_sync(function() pass(model, step, rank, "dacb") end)
       pass(model, step + 50, rank, "dacb")
       check(model, expected, "bucket plans, step " .. step)
       clear(model)
     end
     -- Who has no inputs left plans with the others.
-    model:join({}, function() for step = 1, rank do pass(model, step, rank, "dacb") clear(model) end end)
+    model:join({}, function()
+      for step = 1, rank do pass(model, step, rank, "dacb") clear(model) end
+    end)
     model:unwrap()
   end
   assert(#views == (size + 3) // 2, "behind a change, two passes go before the next plan")
@@ -316,7 +365,9 @@ do
     local numbers = { view.forward_ms, view.backward_ms, view.latency_ms, view.bytes_per_ms }
     for _, p in ipairs(view.parameters) do numbers[#numbers + 1] = p.ready_ms end
     local gathered = world:all_gather(ms.tensor({ numbers }, "f32")):value()
-    for r = 1, size do assert(gathered[r]:eq(gathered[1]):all():item(), "all ranks see the same view") end
+    for r = 1, size do
+      assert(gathered[r]:eq(gathered[1]):all():item(), "all ranks see the same view")
+    end
   end
 end
 
@@ -336,7 +387,9 @@ for _, divisor in ipairs { "all", "live" } do
   end
   local classic = trained()
   for _, policy in ipairs { "in_backward", "deferred" } do
-    for i, p in ipairs(trained(policy)) do assert(p:detach():eq(classic[i]:detach()):all():item(), policy) end
+    for i, p in ipairs(trained(policy)) do
+      assert(p:detach():eq(classic[i]:detach()):all():item(), policy)
+    end
   end
 end
 

@@ -1,5 +1,6 @@
--- Unused parameters, static graphs, uneven inputs and delayed parameters on several ranks: ddp_graph.lua holds what each rank expects; here, the ways of running it, and
--- what a job says in which a rank leaves the others alone.
+-- Unused parameters, static graphs, uneven inputs and delayed parameters on several ranks:
+-- ddp_graph.lua holds what each rank expects; here, the ways of running it, and what a job says in
+-- which a rank leaves the others alone.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -9,16 +10,21 @@ local ways = { processes = "", threads = " --thread-ranks" }
 
 for ranks = 1, 4 do
   for name, way in pairs(ways) do
-    it(("graphs that differ between ranks, and uneven inputs, give the bits of one process on %d ranks as %s"):format(ranks, name), function()
-      local out = command.succeed(folder, ("run '%s/tests/dist/ddp_graph.lua' -n %d%s"):format(command.source, ranks, way))
-      for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d of %d is done"):format(rank, ranks), 1, true), out) end
+    it(("graphs that differ between ranks, and uneven inputs, give the bits of one process on %d \z
+      ranks as %s"):format(ranks, name), function()
+      local out = command.succeed(folder,
+        ("run '%s/tests/dist/ddp_graph.lua' -n %d%s"):format(command.source, ranks, way))
+      for rank = 0, ranks - 1 do
+        assert.truthy(out:find(("rank %d of %d is done"):format(rank, ranks), 1, true), out)
+      end
     end)
   end
 end
 
 -- Runs a script on 3 ranks; exit code and all that was said.
 local function run(text, way)
-  local script = command.write(folder .. "/script.lua", 'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
+  local script = command.write(folder .. "/script.lua",
+    'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
   local code, out, err = command.run(folder, ("run '%s' -n 3%s"):format(script, way))
   return code, out .. err
 end
@@ -47,7 +53,9 @@ end
 it("ranks that join with different options are told so", function()
   local code, text = run([[
     local model = ms.ddp(ms.nn.Linear(4, 4))
-    model:join({ divisor = rank == 1 and "live" or "all" }, function() model(ms.ones { 2, 4 }):sum():backward() end)
+    model:join({ divisor = rank == 1 and "live" or "all" }, function()
+      model(ms.ones { 2, 4 }):sum():backward()
+    end)
   ]], " --thread-ranks")
   assert.not_equal(0, code)
   assert.truthy(text:find("given different options", 1, true), text)
@@ -57,7 +65,10 @@ it("a rank that has nothing to do for very long is remarked on once", function()
   local code, text = run([[
     local model = ms.ddp(ms.nn.Linear(1, 1, { bias = false }))
     model:join({}, function()
-      for step = 1, rank == 2 and 1100 or 1 do model(ms.ones { 1, 1 }):sum():backward() model.weight:set_grad(nil) end
+      for step = 1, rank == 2 and 1100 or 1 do
+        model(ms.ones { 1, 1 }):sum():backward()
+        model.weight:set_grad(nil)
+      end
     end)
   ]], " --thread-ranks")
   assert.equal(0, code, text)
@@ -79,21 +90,32 @@ end)
 
 it("ranks that plan their buckets differently are told so", function()
   local code, text = run([[
-    local plan = ms.buckets { name = "own", plan = function(view) return { caps_bytes = { rank == 2 and 1 or 1000 } } end }
+    local plan = ms.buckets {
+      name = "own",
+      plan = function(view) return { caps_bytes = { rank == 2 and 1 or 1000 } } end,
+    }
     local model = ms.ddp(ms.nn.Linear(4, 4), { buckets = plan })
     for step = 1, 3 do model(ms.ones { 2, 4 }):sum():backward() end
   ]], " --thread-ranks")
   assert.not_equal(0, code)
-  for _, part in ipairs { "bucket plan own (", "script.lua:3", "planned differently", "on rank 2" } do assert.truthy(text:find(part, 1, true), text) end
+  for _, part in ipairs {
+    "bucket plan own (", "script.lua:3", "planned differently", "on rank 2",
+  } do
+    assert.truthy(text:find(part, 1, true), text)
+  end
 end)
 
 -- Without data all of this takes the memory and sends the bytes that it does with data.
 it("check tells peak memory and bytes exactly, with all that may come together", function()
   local script = command.write(folder .. "/script.lua", [[
     local ms = require "moonshard"
-    local plan = ms.buckets { name = "pairs", plan = function(view) return { caps_bytes = { 4000 } } end }
-    local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 4 },
-      { buckets = plan, find_unused = true, delayed = { "wpe%..*" }, precision = { param = "bf16", output = "f32" } })
+    local plan =
+      ms.buckets { name = "pairs", plan = function(view) return { caps_bytes = { 4000 } } end }
+    local gpt = ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 4 }
+    local model = ms.ddp(gpt, {
+      buckets = plan, find_unused = true, delayed = { "wpe%..*" },
+      precision = { param = "bf16", output = "f32" },
+    })
     local optimizer = ms.optim.adamw(model)
     local x = ms.randint { 4, 16, low = 0, high = 64 }
     local function train(first, last)
@@ -107,7 +129,8 @@ it("check tells peak memory and bytes exactly, with all that may come together",
     io.stdout:write(("%d %d\n"):format(ms.memory().peak, #model:stats().buckets))
   ]])
   local core = require "moonshard.core"
-  local told = core.json_decode(command.succeed(folder, ("check '%s' -n 2 --json"):format(script)):match "({.*})")
+  local told = core.json_decode(command.succeed(folder, ("check '%s' -n 2 --json"):format(script))
+    :match "({.*})")
   local out = command.succeed(folder, ("run '%s' -n 2"):format(script))
   local peak, buckets = out:match "(%d+) (%d+)"
   assert.equal(told.peak_bytes[1], tonumber(peak), out)

@@ -1,10 +1,12 @@
--- What every rank of ddp_precision_spec.lua runs: ddp's option precision, against casts written by hand, with hooks, recomputation and everything else that
--- may come with it.
+-- What every rank of ddp_precision_spec.lua runs: ddp's option precision, against casts written by
+-- hand, with hooks, recomputation and everything else that may come with it.
 local ms = require "moonshard"
 local hooks = ms.hooks
 local rank, size = ms.rank(), ms.world_size()
 
-local function input(step, r) return ms.randn { 6, 8, seed = 300 + 10 * step + r, per_rank = false } end
+local function input(step, r)
+  return ms.randn { 6, 8, seed = 300 + 10 * step + r, per_rank = false }
+end
 
 -- Two layers and a buffer; by hand: the same with casts.
 local Net = ms.nn.class "Net"
@@ -45,7 +47,9 @@ end
 local function check(model, expected, what)
   for i, p in ipairs(model:parameters()) do
     assert(p:dtype() == "f32" and p:grad():dtype() == "f32", what)
-    if not p:grad():eq(expected[i]):all():item() then error(("rank %d: %s: parameter %d has other bits"):format(rank, what, i)) end
+    if not p:grad():eq(expected[i]):all():item() then
+      error(("rank %d: %s: parameter %d has other bits"):format(rank, what, i))
+    end
   end
 end
 
@@ -55,7 +59,9 @@ for _, dtype in ipairs { "bf16", "f16" } do
     local seen
     local reference = Net()
     local model = ms.ddp(Net(), {
-      bucket_bytes = 300, delayed = dtype == "f16" and { "second%..*" } or nil, precision = { param = dtype, reduce = sent, buffer = dtype, output = "f32" },
+      bucket_bytes = 300,
+      delayed = dtype == "f16" and { "second%..*" } or nil,
+      precision = { param = dtype, reduce = sent, buffer = dtype, output = "f32" },
       comm_hook = function(bucket, next)
         seen = { bucket:dtype(), bucket:buffer():dtype() }
         return next(bucket)
@@ -63,7 +69,8 @@ for _, dtype in ipairs { "bf16", "f16" } do
     })
     for step in ms.steps(3) do
       local out = model(input(step, rank))[1]
-      assert(out:dtype() == "f32" and table.concat(model.module.seen, " ") == (dtype .. " "):rep(3):sub(1, -2))
+      assert(out:dtype() == "f32"
+        and table.concat(model.module.seen, " ") == (dtype .. " "):rep(3):sub(1, -2))
       out:square():sum():backward()
       check(model, alone(reference, step, dtype, sent), dtype .. " sent in " .. sent)
       clear(model)
@@ -86,13 +93,17 @@ ms.no_grad(function() assert(model(input(0, 0))[1]:dtype() == "bf16") end)
 model:unwrap()
 model = ms.ddp(model.module, { precision = { reduce = "bf16" } })
 assert(model(input(0, 0))[1]:dtype() == "f32")
-assert(not pcall(ms.ddp(Net(), { precision = { param = "bf16", buffer = "bf16", cast_inputs = false } }), input(0, 0)), "inputs are left alone")
+assert(
+  not pcall(ms.ddp(Net(), { precision = { param = "bf16", buffer = "bf16", cast_inputs = false } }),
+    input(0, 0)), "inputs are left alone")
 
--- A language model: recomputed blocks give the same bits, tied weights are cast once; with hooks in a chain, unused parameters, joined ranks, accumulated passes, and
--- whoever steps early.
+-- A language model: recomputed blocks give the same bits, tied weights are cast once; with hooks in
+-- a chain, unused parameters, joined ranks, accumulated passes, and whoever steps early.
 local function gradients(options, recompute, more)
   ms.seed(1)
-  local gpt = ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute }
+  local gpt = ms.nn.gpt2 {
+    vocab = 16, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute,
+  }
   options.precision = { param = "bf16", output = "f32" }
   local own = ms.ddp(gpt, options)
   local x = ms.randint { 4, 8, low = 0, high = 16, seed = 50 + rank, per_rank = false }
@@ -109,17 +120,27 @@ local function gradients(options, recompute, more)
 end
 local plain = gradients({ bucket_bytes = { 3000, 9000 } }, false)
 local function same(other, what)
-  for i, gradient in ipairs(other) do if not gradient:eq(plain[i]):all():item() then error(("rank %d: %s: gradient %d differs"):format(rank, what, i)) end end
+  for i, gradient in ipairs(other) do
+    if not gradient:eq(plain[i]):all():item() then
+      error(("rank %d: %s: gradient %d differs"):format(rank, what, i))
+    end
+  end
 end
 same(gradients({ bucket_bytes = { 3000, 9000 } }, true), "recomputed")
-same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end }, true), "find_unused and a hook")
-same(gradients({ static_graph = true, comm_hook = hooks.chain { hooks.cast { dtype = "f32" }, hooks.cast { dtype = "bf16" } } }, true), "a static graph and casts")
-same(gradients { comm_hook = hooks.clip { max_norm = 1e9, scope = "global" } }, "clipping by the norm of all, which comes first")
+same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end },
+  true), "find_unused and a hook")
+same(gradients({
+  static_graph = true,
+  comm_hook = hooks.chain { hooks.cast { dtype = "f32" }, hooks.cast { dtype = "bf16" } },
+}, true), "a static graph and casts")
+same(gradients { comm_hook = hooks.clip { max_norm = 1e9, scope = "global" } },
+  "clipping by the norm of all, which comes first")
 same(gradients({}, true, function(run, own) own:join({ divisor = "live" }, run) end), "joined")
 -- An optimizer that steps in backward takes the same steps (and so does one in the chain).
 local function trained(policy)
   ms.seed(1)
-  local own = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }, { bucket_bytes = { 3000, 9000 }, precision = { param = "bf16", output = "f32" } })
+  local own = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 },
+    { bucket_bytes = { 3000, 9000 }, precision = { param = "bf16", output = "f32" } })
   local optimizer = ms.optim.adamw(own, { lr = 1e-2 })
   if policy then optimizer:overlap(own, policy) end
   for step in ms.steps(4) do
@@ -131,7 +152,9 @@ local function trained(policy)
 end
 local classic = trained()
 for _, policy in ipairs { "in_backward", "deferred" } do
-  for i, p in ipairs(trained(policy)) do assert(p:detach():eq(classic[i]:detach()):all():item(), policy) end
+  for i, p in ipairs(trained(policy)) do
+    assert(p:detach():eq(classic[i]:detach()):all():item(), policy)
+  end
 end
 
 local stepped
@@ -142,7 +165,10 @@ same(gradients({}, false, function(run, own)
 end), "told of buckets")
 assert(stepped)
 local twice = gradients({}, true, function(run, own) own:accumulate(2, run) end)
-for i, gradient in ipairs(twice) do assert((gradient - plain[i] * 2):abs():max():item() <= 0.02 * plain[i]:abs():max():item() + 1e-6, "accumulated") end
+for i, gradient in ipairs(twice) do
+  assert((gradient - plain[i] * 2):abs():max():item() <= 0.02 * plain[i]:abs():max():item() + 1e-6,
+    "accumulated")
+end
 
 ms.synchronize()
 io.stdout:write(("rank %d of %d is done\n"):format(rank, size))

@@ -1,5 +1,6 @@
--- ddp on several ranks, as processes and as threads: ddp.lua and golden.lua hold what each rank expects; here, that results depend on neither of the two
--- nor on the number of threads, and what a job says whose ranks do not agree.
+-- ddp on several ranks, as processes and as threads: ddp.lua and golden.lua hold what each rank
+-- expects; here, that results depend on neither of the two nor on the number of threads, and what a
+-- job says whose ranks do not agree.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -9,14 +10,17 @@ local ways = { processes = "", threads = " --thread-ranks" }
 
 -- Runs a file of this folder on all ranks; what they print.
 local function on_ranks(file, ranks, arguments)
-  return command.succeed(folder, ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
+  return command.succeed(folder,
+    ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
 end
 
 describe("ddp", function()
   for ranks = 1, 4 do
     it(("gives the bits of one process on %d ranks, whatever these are"):format(ranks), function()
       local hashes = {}
-      for _, way in ipairs(ranks == 2 and { ways.processes, ways.threads, " --threads 2", " --threads 3" } or { ways.processes, ways.threads .. " --threads 3" }) do
+      for _, way in ipairs(ranks == 2
+          and { ways.processes, ways.threads, " --threads 2", " --threads 3" }
+          or { ways.processes, ways.threads .. " --threads 3" }) do
         local out = on_ranks("ddp.lua", ranks, way)
         local found = 0
         for hash in out:gmatch "is done, weights (%x+)" do
@@ -33,8 +37,11 @@ describe("ddp", function()
   for name, way in pairs(ways) do
     for ranks = 2, name == "threads" and 2 or 4 do
       it(("agrees with PyTorch on %d ranks as %s"):format(ranks, name), function()
-        local out = on_ranks("golden.lua", ranks, ("%s folder='%s/tests/golden/data'"):format(way, command.source))
-        for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d agrees"):format(rank), 1, true), out) end
+        local out = on_ranks("golden.lua", ranks,
+          ("%s folder='%s/tests/golden/data'"):format(way, command.source))
+        for rank = 0, ranks - 1 do
+          assert.truthy(out:find(("rank %d agrees"):format(rank), 1, true), out)
+        end
         assert.truthy(out:find "models +%d+ cases, 0 failures", out)
       end)
     end
@@ -44,7 +51,9 @@ end)
 -- Losses and norms as the step lines show them.
 local function shown(out)
   local list = {}
-  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do list[#list + 1] = loss .. " " .. norm end
+  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do
+    list[#list + 1] = loss .. " " .. norm
+  end
   assert.is_true(#list > 0, out)
   return list
 end
@@ -53,21 +62,26 @@ describe("recipes", function()
   local text = "data='" .. command.source .. "/README.md'"
 
   it("accumulate passes on two ranks as on one", function()
-    local arguments = ("run '%s/recipes/gpt2.lua' %s bytes=true vocab=256 length=16 batch=4 accumulate=2 steps=3 dtype=f32 %s")
-      :format(command.source, text, "model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 every.save=0")
-    assert.same(shown(command.succeed(folder, arguments .. " run=one")), shown(command.succeed(folder, arguments .. " run=two -n 2")))
+    local arguments = ("run '%s/recipes/gpt2.lua' %s bytes=true vocab=256 length=16 batch=4 \z
+      accumulate=2 steps=3 dtype=f32 %s"):format(command.source, text,
+      "model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 every.save=0")
+    assert.same(shown(command.succeed(folder, arguments .. " run=one")),
+      shown(command.succeed(folder, arguments .. " run=two -n 2")))
   end)
 
   it("ddp_by_hand trains on two ranks as on one", function()
-    local arguments = ("run '%s/recipes/ddp_by_hand.lua' %s steps=3 length=16"):format(command.source, text)
-    local one, two = command.succeed(folder, arguments .. " run=one"), command.succeed(folder, arguments .. " run=two -n 2 --thread-ranks")
+    local arguments = ("run '%s/recipes/ddp_by_hand.lua' %s steps=3 length=16")
+      :format(command.source, text)
+    local one, two = command.succeed(folder, arguments .. " run=one"),
+      command.succeed(folder, arguments .. " run=two -n 2 --thread-ranks")
     assert.same(shown(one), shown(two))
     assert.truthy(two:match "validation loss [%d.]+ nats", two)
     command.succeed(folder, arguments .. " run=three -n 2 hook=bf16_compress")
   end)
 end)
 
--- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: without data all of it takes the memory and sends the bytes that it does with data.
+-- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: without data all of it takes
+-- the memory and sends the bytes that it does with data.
 it("check tells peak memory and bytes of ddp exactly", function()
   local script = command.write(folder .. "/script.lua", [[
     local ms = require "moonshard"
@@ -85,14 +99,18 @@ it("check tells peak memory and bytes of ddp exactly", function()
       optimizer:step()
     end
     local link = model:stats()
-    io.stdout:write(("%d %d %d %d\n"):format(ms.memory().peak, link.payload_bytes, link.wire_bytes, model:stats().collectives.all_reduce))
+    io.stdout:write(("%d %d %d %d\n"):format(ms.memory().peak, link.payload_bytes, link.wire_bytes,
+      model:stats().collectives.all_reduce))
   ]])
   for _, way in pairs(ways) do
     for ranks = 2, 3 do
       local core = require "moonshard.core"
-      local told = core.json_decode(command.succeed(folder, ("check '%s' -n %d --json"):format(script, ranks)):match "({.*})")
-      local line = ("%d %d %d %d\n"):format(told.peak_bytes[1], told.payload_bytes, told.wire_bytes, #told.collectives)
-      assert.equal(line:rep(ranks), (command.succeed(folder, ("run '%s' -n %d%s"):format(script, ranks, way))))
+      local told = core.json_decode(
+        command.succeed(folder, ("check '%s' -n %d --json"):format(script, ranks)):match "({.*})")
+      local line = ("%d %d %d %d\n")
+        :format(told.peak_bytes[1], told.payload_bytes, told.wire_bytes, #told.collectives)
+      assert.equal(line:rep(ranks),
+        (command.succeed(folder, ("run '%s' -n %d%s"):format(script, ranks, way))))
     end
   end
 end)
@@ -100,7 +118,8 @@ end)
 describe("a job whose ranks do not agree", function()
   -- Runs a script on 3 ranks; exit code and all that was said.
   local function fails(text, way)
-    local script = command.write(folder .. "/script.lua", 'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
+    local script = command.write(folder .. "/script.lua",
+      'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
     local code, out, err = command.run(folder, ("run '%s' -n 3%s"):format(script, way))
     assert.not_equal(0, code)
     return code, out .. err
@@ -127,7 +146,8 @@ describe("a job whose ranks do not agree", function()
         ms.synchronize()
       ]], way)
       assert.equal(1, code, text)
-      assert.truthy(text:find("not today", 1, true) and text:find("rank 1", 1, true) and text:find('bucket 0 "weight"', 1, true), text)
+      assert.truthy(text:find("not today", 1, true) and text:find("rank 1", 1, true)
+        and text:find('bucket 0 "weight"', 1, true), text)
     end)
 
     it("ends for all when a hook returns something wrong on one, as " .. name, function()
@@ -139,7 +159,8 @@ describe("a job whose ranks do not agree", function()
         ms.synchronize()
       ]], way)
       assert.equal(1, code, text)
-      assert.truthy(text:find("[20] bf16", 1, true) and text:find("[20] f32", 1, true) and text:find("rank 2", 1, true), text)
+      assert.truthy(text:find("[20] bf16", 1, true) and text:find("[20] f32", 1, true)
+        and text:find("rank 2", 1, true), text)
     end)
 
     it("ends for all when a parameter got no gradient on one, as " .. name, function()

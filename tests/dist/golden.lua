@@ -1,4 +1,5 @@
--- What every rank of ddp_spec.lua's golden cases runs: the cases of the folder on this number of ranks.
+-- What every rank of ddp_spec.lua's golden cases runs: the cases of the folder on this number of
+-- ranks.
 local ms = require "moonshard"
 local folder = ms.config { folder = "" }.folder
 local failures = require "moonshard.cli.test".golden(folder)

@@ -1,4 +1,5 @@
--- Collectives of several ranks, as processes and as threads: collectives.lua holds what each rank expects.
+-- Collectives of several ranks, as processes and as threads: collectives.lua holds what each rank
+-- expects.
 local command = require "command"
 
 describe("collectives", function()
@@ -9,9 +10,12 @@ describe("collectives", function()
 
   for _, how in ipairs { "", " --thread-ranks" } do
     for ranks = 1, 4 do
-      it(("give what they should on %d ranks as %s"):format(ranks, how == "" and "processes" or "threads"), function()
+      it(("give what they should on %d ranks as %s")
+        :format(ranks, how == "" and "processes" or "threads"), function()
         local out = command.succeed(folder, ("run %s -n %d%s"):format(recipe, ranks, how))
-        for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d of %d is done"):format(rank, ranks), 1, true), out) end
+        for rank = 0, ranks - 1 do
+          assert.truthy(out:find(("rank %d of %d is done"):format(rank, ranks), 1, true), out)
+        end
       end)
     end
   end
@@ -29,8 +33,10 @@ describe("collectives", function()
         if ms.rank() == 0 then print(name, table.concat(list, " ")) end
       end
       local rounding = ms.codec("int4", { rounding = "stochastic" })
-      say("same", ms.rand { 99 }, ms.randn { 99, seed = 4 }, ms.randint { 99, low = 0, high = 9, per_rank = false })
-      say("own", ms.rand { 99, per_rank = true }, ms.randn { 99, seed = 4, per_rank = true }, ms.ones { 99 }:dropout(0.5), (rounding:encode(ms.rand { 99, seed = 1 })))
+      say("same", ms.rand { 99 }, ms.randn { 99, seed = 4 },
+        ms.randint { 99, low = 0, high = 9, per_rank = false })
+      say("own", ms.rand { 99, per_rank = true }, ms.randn { 99, seed = 4, per_rank = true },
+        ms.ones { 99 }:dropout(0.5), (rounding:encode(ms.rand { 99, seed = 1 })))
       say("then", ms.rand { 99 })]])
     local out = command.succeed(folder, "run r.lua -n 2")
     assert.matches("same\ttrue true true\n", out)

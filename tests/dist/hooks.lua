@@ -1,11 +1,15 @@
--- What every rank of hooks_spec.lua's links runs: native links against their twins, bit for bit and alone, and what arithmetic says of both.
+-- What every rank of hooks_spec.lua's links runs: native links against their twins, bit for bit and
+-- alone, and what arithmetic says of both.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks, world, rank, size = ms.hooks, ms.world(), ms.rank(), ms.world_size()
 
--- A sum over parameters that are multiplied by what they are given, so that these are their gradients.
+-- A sum over parameters that are multiplied by what they are given, so that these are their
+-- gradients.
 local Weighted = ms.nn.class "Weighted"
-function Weighted:init(shapes) for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end end
+function Weighted:init(shapes)
+  for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end
+end
 function Weighted:forward(constants)
   local total = ms.zeros {}
   for i, constant in ipairs(constants) do total = total + (self[i] * constant):sum() end
@@ -17,7 +21,9 @@ local SHAPES = { { 16, 24 }, { 24 }, { 24, 12 }, { 40, 3 }, {}, { 4, 4 }, { 3, 8
 -- Gradients of rank r in iteration t.
 local function draws(t, r, shapes)
   local list = {}
-  for i, shape in ipairs(shapes) do list[i] = ms.randn { seed = 1000 * t + 10 * i + r, table.unpack(shape) } end
+  for i, shape in ipairs(shapes) do
+    list[i] = ms.randn { seed = 1000 * t + 10 * i + r, table.unpack(shape) }
+  end
   return list
 end
 
@@ -25,7 +31,8 @@ end
 local function reduced(hook, options)
   options = options or {}
   local shapes, make = options.shapes or SHAPES, options.draws or draws
-  local model = ms.ddp(Weighted(shapes), { bucket_bytes = options.bucket_bytes or { 500, 1500 }, comm_hook = hook })
+  local model = ms.ddp(Weighted(shapes),
+    { bucket_bytes = options.bucket_bytes or { 500, 1500 }, comm_hook = hook })
   local result = {}
   for t in ms.steps(options.count or 4) do
     model(make(t, rank, shapes)):backward()
@@ -47,7 +54,9 @@ local function differ(a, b)
 end
 local function close(what, a, b, tolerance)
   local by = differ(a, b)
-  if not (by <= tolerance) then error(("rank %d of %d: %s: differs by %g"):format(rank, size, what, by), 2) end
+  if not (by <= tolerance) then
+    error(("rank %d of %d: %s: differs by %g"):format(rank, size, what, by), 2)
+  end
 end
 
 -- The mean over all ranks of what they have in each iteration.
@@ -66,22 +75,37 @@ local function means(options)
   return result
 end
 
----------------------------------------------------------------------------------------------------------------------- links and twins
+------------------------------------------------------------------------------------ links and twins
 
 -- name, options; wraps: what follows is reduced by somebody else.
 local cases = {
-  { "all_reduce" }, { "noop" }, { "fp16_compress" }, { "bf16_compress" }, { "cast", { dtype = "bf16" }, wraps = true },
+  { "all_reduce" },
+  { "noop" },
+  { "fp16_compress" },
+  { "bf16_compress" },
+  { "cast", { dtype = "bf16" }, wraps = true },
   { "error_feedback", {}, wraps = true }, { "error_feedback", { decay = 0.5 }, wraps = true },
-  { "powersgd", { start_step = 1, rank = 2 } }, { "powersgd", { start_step = 0, warm_start = false, seed = 5 } },
+  { "powersgd", { start_step = 1, rank = 2 } },
+  { "powersgd", { start_step = 0, warm_start = false, seed = 5 } },
   { "powersgd", { start_step = 2, error_feedback = false, eps = 1e-3 } },
-  { "int8" }, { "int8", { per = "channel", block = 64 } }, { "int8", { per = "block", block = 32 } }, { "int8", { form = "all_to_all" } },
-  { "int8", { per = "channel", form = "all_to_all", block = 100 } }, { "int8", { per = "block", form = "all_to_all", block = 16 } },
+  { "int8" },
+  { "int8", { per = "channel", block = 64 } },
+  { "int8", { per = "block", block = 32 } },
+  { "int8", { form = "all_to_all" } },
+  { "int8", { per = "channel", form = "all_to_all", block = 100 } },
+  { "int8", { per = "block", form = "all_to_all", block = 16 } },
   { "error_feedback", {}, wraps = true, inner = "int8" },
   { "error_feedback", {}, wraps = true, inner = "all_reduce" },
-  { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.01, momentum = 0.5 } }, { "sign_vote" },
-  { "adasum" }, { "post_local_sgd", { start_step = 2 } }, { "post_local_sgd", { start_step = 1, reduce_after = false } },
+  { "top_k", { fraction = 0.1 } },
+  { "top_k", { fraction = 0.01, momentum = 0.5 } },
+  { "sign_vote" },
+  { "adasum" },
+  { "post_local_sgd", { start_step = 2 } },
+  { "post_local_sgd", { start_step = 1, reduce_after = false } },
   { "post_local_sgd", { start_step = 1, subgroup = world:levels(size % 2 == 0 and 2 or 1) } },
-  { "powersgd", { start_step = 1, rank = 3, min_rate = 0.5 } }, { "powersgd", { start_step = 1, rank = 2, batched = true } }, { "powersgd" },
+  { "powersgd", { start_step = 1, rank = 3, min_rate = 0.5 } },
+  { "powersgd", { start_step = 1, rank = 2, batched = true } },
+  { "powersgd" },
   { "powersgd", { start_step = 0, batched = true, warm_start = false, error_feedback = false } },
 }
 local number = 0
@@ -92,7 +116,9 @@ local function build(case, twin, around)
   for key, value in pairs(case[2] or {}) do options[key] = value end
   number = number + 1
   if twin then options.name = ("twin %d"):format(number) end
-  local function make(name, given) return twin and require("moonshard.hooks." .. name)(given) or hooks[name](given) end
+  local function make(name, given)
+    return twin and require("moonshard.hooks." .. name)(given) or hooks[name](given)
+  end
   local links = { make(case[1], options) }
   if around then table.insert(links, 1, make("cast", { dtype = around })) end
   if case.wraps then links[#links + 1] = make(case.inner or "bf16_compress") end
@@ -113,43 +139,69 @@ local native_link = core.native_link
 core.native_link = function() error("a twin used a native link", 2) end
 for i, case in ipairs(cases) do
   for _, around in ipairs { "none", "bf16", "f16" } do
-    close(("%d: %s in Lua, %s around"):format(i, case[1], around), reduced(build(case, true, around ~= "none" and around)), native[i][around], case.tolerance or 0)
+    close(("%d: %s in Lua, %s around"):format(i, case[1], around),
+      reduced(build(case, true, around ~= "none" and around)), native[i][around],
+      case.tolerance or 0)
   end
 end
 core.native_link = native_link
 -- In a chain that Lua runs native links give what they give in one that the engine runs.
 for i, case in ipairs(cases) do
-  close(case[1] .. " behind a link in Lua", reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }), native[i].none, 0)
+  close(case[1] .. " behind a link in Lua",
+    reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }),
+    native[i].none, 0)
 end
 
------------------------------------------------------------------------------------------------------------------------------- powersgd
+------------------------------------------------------------------------------------------- powersgd
 
 -- V7: all ranks have 40000: f16 holds the mean, not the sum.
-local large = { shapes = { { 3 } }, count = 1, draws = function() return { ms.full(40000, { 3 }) } end }
-for _, link in ipairs { "fp16_compress", hooks.chain { hooks.cast { dtype = "f16" }, hooks.powersgd() }, require "moonshard.hooks.fp16_compress" {} } do
+local large = {
+  shapes = { { 3 } },
+  count = 1,
+  draws = function() return { ms.full(40000, { 3 }) } end,
+}
+for _, link in ipairs {
+  "fp16_compress", hooks.chain { hooks.cast { dtype = "f16" }, hooks.powersgd() },
+  require "moonshard.hooks.fp16_compress" {},
+} do
   close("V7", reduced(link, large), { ms.full(40000, { 3 }) }, size == 3 and 16 or 0)
 end
 
--- Matrices of rank 1 pass through it unchanged, with every combination of options (test_powerSGD_ddp_comm_hook_nccl).
+-- Matrices of rank 1 pass through it unchanged, with every combination of options
+-- (test_powerSGD_ddp_comm_hook_nccl).
 local low = { shapes = { { 12, 10 }, { 10, 16 } }, draws = function(t, r, shapes)
   local list = {}
   for i, shape in ipairs(shapes) do
-    list[i] = (ms.randn { shape[1], 1, seed = i } * (r + t + 1)):matmul(ms.randn { 1, shape[2], seed = 50 + i })
+    list[i] = (ms.randn { shape[1], 1, seed = i } * (r + t + 1))
+      :matmul(ms.randn { 1, shape[2], seed = 50 + i })
   end
   return list
 end }
 local expected = means(low)
 for _, error_feedback in ipairs { true, false } do
   for _, warm_start in ipairs { true, false } do
-    close("matrices of rank 1", reduced(hooks.powersgd { start_step = 1, error_feedback = error_feedback, warm_start = warm_start }, low), expected, 1e-4)
+    close("matrices of rank 1", reduced(
+      hooks.powersgd { start_step = 1, error_feedback = error_feedback, warm_start = warm_start },
+      low), expected, 1e-4)
   end
 end
 -- A bucket that as a square has rank 1; gradients of zeros stay zeros; full rank is exact.
-local one = { shapes = { { 6, 6 } }, draws = function(t, r) return { (ms.randn { 6, 1, seed = 3 } * (r + t)):matmul(ms.randn { 1, 6, seed = 4 }) } end, count = 3 }
-close("a square of rank 1", reduced(hooks.powersgd { start_step = 0, batched = true }, one), means(one), 1e-4)
+local one = {
+  shapes = { { 6, 6 } },
+  draws = function(t, r)
+    return { (ms.randn { 6, 1, seed = 3 } * (r + t)):matmul(ms.randn { 1, 6, seed = 4 }) }
+  end,
+  count = 3,
+}
+close("a square of rank 1", reduced(hooks.powersgd { start_step = 0, batched = true }, one),
+  means(one), 1e-4)
 local zeros = { shapes = { { 8, 8 } }, draws = function() return { ms.zeros { 8, 8 } } end }
-for _, batched in ipairs { true, false } do close("zeros", reduced(hooks.powersgd { start_step = 0, batched = batched }, zeros), means(zeros), 0) end
-close("full rank", reduced(hooks.powersgd { start_step = 0, rank = 100, min_rate = 0.01 }), means(), 2e-5)
+for _, batched in ipairs { true, false } do
+  close("zeros", reduced(hooks.powersgd { start_step = 0, batched = batched }, zeros), means(zeros),
+    0)
+end
+close("full rank", reduced(hooks.powersgd { start_step = 0, rank = 100, min_rate = 0.01 }), means(),
+  2e-5)
 
 -- What a link hands to collectives, for one bucket.
 local function payload(hook, shape)
@@ -164,36 +216,50 @@ local function check_bytes(what, hook, shape, due)
   if bytes ~= due then error(("%s: %d bytes, expected %d"):format(what, bytes, due), 0) end
 end
 -- V4: which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
-for _, case in ipairs { { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 } } do
+for _, case in ipairs {
+  { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 },
+} do
   check_bytes("V4", hooks.powersgd { start_step = 0, rank = case[2] }, case[1], 4 * case[3])
 end
-check_bytes("half as many bytes in bf16", hooks.chain { hooks.cast { dtype = "bf16" }, hooks.powersgd { start_step = 0 } }, { 64, 64 }, 256)
+check_bytes("half as many bytes in bf16",
+  hooks.chain { hooks.cast { dtype = "bf16" }, hooks.powersgd { start_step = 0 } }, { 64, 64 }, 256)
 
--------------------------------------------------------------------------------------------------------------------------------- int8
+----------------------------------------------------------------------------------------------- int8
 
 -- V6: from -1 to 3 a step is 4 / 255, and 0 stays 0.
-local vector = { shapes = { { 5 } }, count = 1, draws = function() return { ms.tensor { -1, 0, 3, 1.004, 0.5 } } end }
+local vector = {
+  shapes = { { 5 } },
+  count = 1,
+  draws = function() return { ms.tensor { -1, 0, 3, 1.004, 0.5 } } end,
+}
 local step = 4 / 255
 for _, form in ipairs { "all_gather", "all_to_all" } do
   local got = reduced(hooks.int8 { form = form }, vector)[1]:to_table()
   if form == "all_gather" or size == 1 then
-    for i, whole in ipairs { -64, 0, 191, 64, 32 } do if math.abs(got[i] - whole * step) > 1e-6 then error(("V6: number %d is %.9g"):format(i, got[i]), 0) end end
+    for i, whole in ipairs { -64, 0, 191, 64, 32 } do
+      if math.abs(got[i] - whole * step) > 1e-6 then
+        error(("V6: number %d is %.9g"):format(i, got[i]), 0)
+      end
+    end
   end
   if got[2] ~= 0 then error("V6: 0 does not stay 0", 0) end
 end
 for _, per in ipairs { "tensor", "channel", "block" } do
   for _, form in ipairs { "all_gather", "all_to_all" } do
     local link = hooks.int8 { per = per, form = form, block = 64 }
-    close(("int8 per %s, %s"):format(per, form), reduced(link), means(), form == "all_gather" and 0.02 or 0.04)
+    close(("int8 per %s, %s"):format(per, form), reduced(link), means(),
+      form == "all_gather" and 0.02 or 0.04)
   end
 end
-local n, parts = 6400, (6400 + size - 1) // size        -- bytes: codes, and two numbers for each row, or one for each block
+-- bytes: codes, and two numbers for each row, or one for each block
+local n, parts = 6400, (6400 + size - 1) // size
 check_bytes("int8", hooks.int8(), { n }, n + 8)
 check_bytes("int8 per channel", hooks.int8 { per = "channel", block = 64 }, { n }, n + 8 * n // 64)
 check_bytes("int8 per block", hooks.int8 { per = "block", block = 64 }, { n }, n + 4 * n // 64)
-check_bytes("int8 all_to_all", hooks.int8 { form = "all_to_all" }, { n }, size * parts + 8 * size + parts + 8)
+check_bytes("int8 all_to_all", hooks.int8 { form = "all_to_all" }, { n },
+  size * parts + 8 * size + parts + 8)
 
------------------------------------------------------------------------------------------------------------------------- top_k, sign_vote
+----------------------------------------------------------------------------------- top_k, sign_vote
 
 close("top_k of all", reduced(hooks.top_k { fraction = 1 }), means(), 1e-6)
 -- Whatever is left goes out later.
@@ -208,15 +274,21 @@ for i = 1, 2 do
   close("top_k in the end", { a }, { b }, 1e-5)
 end
 check_bytes("top_k", hooks.top_k { fraction = 0.01 }, { 1000 }, 10 * 8)
--- A decimal fraction means what was written, although 0.07 * 100 is more than 7 in floating point; others are rounded up.
-for i, case in ipairs { { 0.07, 100, 7 }, { 0.0700001, 100, 8 }, { 0.28, 25, 7 }, { 1 / 3, 100, 34 }, { 1e-9, 100, 1 } } do
+-- A decimal fraction means what was written, although 0.07 * 100 is more than 7 in floating point;
+-- others are rounded up.
+for i, case in ipairs {
+  { 0.07, 100, 7 }, { 0.0700001, 100, 8 }, { 0.28, 25, 7 }, { 1 / 3, 100, 34 }, { 1e-9, 100, 1 },
+} do
   local fraction, count, due = table.unpack(case)
   local what = ("top_k, %g of %d"):format(fraction, count)
   check_bytes(what, hooks.top_k { fraction = fraction }, { count }, due * 8)
-  check_bytes(what .. " in Lua", require "moonshard.hooks.top_k" { fraction = fraction, name = "decimal " .. i }, { count }, due * 8)
-  for _, recipe in ipairs { { "dgc", 8 }, { "random_k", 4 } } do          -- in one order on all ranks
+  check_bytes(what .. " in Lua",
+    require "moonshard.hooks.top_k" { fraction = fraction, name = "decimal " .. i }, { count },
+    due * 8)
+  for _, recipe in ipairs { { "dgc", 8 }, { "random_k", 4 } } do  -- in one order on all ranks
     local method = dofile(os.getenv "MOONSHARD_SOURCE" .. "/recipes/hooks/" .. recipe[1] .. ".lua")
-    check_bytes(("%s, %g of %d"):format(recipe[1], fraction, count), method { fraction = fraction }, { count }, due * recipe[2])
+    check_bytes(("%s, %g of %d"):format(recipe[1], fraction, count), method { fraction = fraction },
+      { count }, due * recipe[2])
   end
 end
 local votes, most = reduced("sign_vote", { count = 2 }), {}
@@ -232,10 +304,14 @@ end
 close("sign_vote", votes, most, 0)
 check_bytes("sign_vote", hooks.sign_vote(), { 1000 }, 125)
 
------------------------------------------------------------------------------------------------------------------------------- adasum
+--------------------------------------------------------------------------------------------- adasum
 
 -- V10, per parameter: parallel gradients average, orthogonal ones add, zeros change nothing.
-local function unit(i) local list = {} for k = 1, 8 do list[k] = k == i and i * 1.0 or 0.0 end return ms.tensor(list) end
+local function unit(i)
+  local list = {}
+  for k = 1, 8 do list[k] = k == i and i * 1.0 or 0.0 end
+  return ms.tensor(list)
+end
 local kinds = { shapes = { { 8 }, { 8 }, { 8 }, { 8 } }, count = 1, draws = function(_, r)
   return { unit(3), unit(r + 1), r == 0 and unit(2) or ms.zeros { 8 }, ms.zeros { 8 } }
 end }
@@ -246,14 +322,17 @@ local one_step = { shapes = { { 50 } }, count = 1 }
 local all, power = {}, 1
 for r = 0, size - 1 do all[r] = draws(0, r, one_step.shapes)[1]:to_table() end
 while power * 2 <= size do power = power * 2 end
-local by_definition = dofile((debug.getinfo(1, "S").source:match "^@(.*)hooks%.lua$") .. "adasum_reference.lua")
+local by_definition = dofile((debug.getinfo(1, "S").source:match "^@(.*)hooks%.lua$")
+  .. "adasum_reference.lua")
 close("adasum", reduced("adasum", one_step), { ms.tensor(by_definition(all, size)) }, 1e-6)
--- Halves there and back, and in round k three products for a parameter to each of k ranks; what is no power of two travels whole.
+-- Halves there and back, and in round k three products for a parameter to each of k ranks; what is
+-- no power of two travels whole.
 local rounds, halves = math.log(power, 2) // 1 | 0, 2 * 6400 * 4 * (power - 1) // power
 local beside = rank >= size - power and rank < power and 0 or 6400 * 4
-check_bytes("adasum", hooks.adasum(), { 6400 }, rank < power and halves + 3 * 4 * rounds * (rounds + 1) // 2 + beside or beside)
+check_bytes("adasum", hooks.adasum(), { 6400 },
+  rank < power and halves + 3 * 4 * rounds * (rounds + 1) // 2 + beside or beside)
 
------------------------------------------------------------------------------------------------------------- what is lost, and what is not
+---------------------------------------------------------------------- what is lost, and what is not
 
 -- What stays in the memory of top_k or powersgd is not lost: error_feedback changes nothing there.
 for _, twin in ipairs { false, true } do
@@ -282,19 +361,28 @@ for _, make in ipairs {
   function() return hooks.top_k { fraction = 1 } end, hooks.reduce,
 } do
   local got = reduced(hooks.chain { "error_feedback", doubled, make() })
-  close("what another link has told, before " .. tostring(make()), got, reduced(hooks.chain { doubled, make() }), 0)
+  close("what another link has told, before " .. tostring(make()), got,
+    reduced(hooks.chain { doubled, make() }), 0)
 end
 
--- One rank's inf and NaN spoil the step in which they come, not what links remember for those that follow.
+-- One rank's inf and NaN spoil the step in which they come, not what links remember for those that
+-- follow.
 for _, case in ipairs {
-  { "error_feedback", {}, wraps = true, inner = "int8" }, { "error_feedback", {}, wraps = true }, { "top_k", { fraction = 0.1 } }, { "top_k", { fraction = 0.1, momentum = 0.5 } },
-  { "powersgd", { start_step = 0, rank = 2 } }, { "powersgd", { start_step = 0, batched = true } }, { "powersgd", { start_step = 0, warm_start = false } },
+  { "error_feedback", {}, wraps = true, inner = "int8" },
+  { "error_feedback", {}, wraps = true },
+  { "top_k", { fraction = 0.1 } },
+  { "top_k", { fraction = 0.1, momentum = 0.5 } },
+  { "powersgd", { start_step = 0, rank = 2 } },
+  { "powersgd", { start_step = 0, batched = true } },
+  { "powersgd", { start_step = 0, warm_start = false } },
 } do
   for _, bad in ipairs { 0 / 0, 1 / 0 } do
     local function last(twin)
       local whole = reduced(build(case, twin), { draws = function(t, r, shapes)
         local list = draws(t, r, shapes)
-        if t == 1 and r == 0 then for _, g in ipairs(list) do g:view(-1):narrow(1, 1, 1):fill_(bad) end end
+        if t == 1 and r == 0 then
+          for _, g in ipairs(list) do g:view(-1):narrow(1, 1, 1):fill_(bad) end
+        end
         return list
       end })
       return { table.unpack(whole, 2 * #SHAPES + 1) }
@@ -314,10 +402,11 @@ local function filled(list)
 end
 for i, case in ipairs(cases) do
   local got = filled(reduced(build(case, false), some_empty))
-  close(("%d: %s in Lua, empty parameters"):format(i, case[1]), filled(reduced(build(case, true), some_empty)), got, case.tolerance or 0)
+  close(("%d: %s in Lua, empty parameters"):format(i, case[1]),
+    filled(reduced(build(case, true), some_empty)), got, case.tolerance or 0)
 end
 
--------------------------------------------------------------------------------------------------------------------------------- clip
+----------------------------------------------------------------------------------------------- clip
 
 local function norm_of(list, first, last)
   local sum_of_squares = 0
@@ -325,34 +414,51 @@ local function norm_of(list, first, last)
   return math.sqrt(sum_of_squares)
 end
 local plain, count = means(), #SHAPES
-for _, wrap in ipairs { function(...) return hooks.chain { ... } end, function(...) return hooks.chain { ..., function(bucket, next) return next(bucket) end } end } do
+for _, wrap in ipairs {
+  function(...) return hooks.chain { ... } end,
+  function(...) return hooks.chain { ..., function(bucket, next) return next(bucket) end } end,
+} do
   for scope, expected_of in pairs {
     global = function(t) return norm_of(plain, t * count + 1, (t + 1) * count) end,
     lagged = function(t) return t > 0 and norm_of(plain, (t - 1) * count + 1, t * count) or 0 end,
   } do
     local clipped, expected_list = reduced(wrap(hooks.clip { max_norm = 2, scope = scope })), {}
-    for i, g in ipairs(plain) do expected_list[i] = g * math.min(1, 2 / (expected_of((i - 1) // count) + 1e-6)) end
+    for i, g in ipairs(plain) do
+      expected_list[i] = g * math.min(1, 2 / (expected_of((i - 1) // count) + 1e-6))
+    end
     close("clip " .. scope, clipped, expected_list, 1e-5)
   end
 end
 local by_bucket = reduced(hooks.clip { max_norm = 0.5, scope = "bucket" }, { bucket_bytes = 1 })
-for i = count + 1, #by_bucket do                        -- from the second iteration on each parameter has its bucket
-  close("clip bucket", { by_bucket[i] }, { plain[i] * math.min(1, 0.5 / (plain[i]:norm():item() + 1e-6)) }, 1e-6)
+for i = count + 1, #by_bucket do  -- from the second iteration on each parameter has its bucket
+  close("clip bucket", { by_bucket[i] },
+    { plain[i] * math.min(1, 0.5 / (plain[i]:norm():item() + 1e-6)) }, 1e-6)
 end
 -- The norm of a step whose gradients are not finite says nothing: it does not spoil the next one.
-local odd = { count = 5, shapes = { { 4 } }, draws = function(t) return { ms.full(t == 1 and 0 / 0 or t == 3 and 1 / 0 or 8, { 4 }) } end }
+local odd = {
+  count = 5,
+  shapes = { { 4 } },
+  draws = function(t) return { ms.full(t == 1 and 0 / 0 or t == 3 and 1 / 0 or 8, { 4 }) } end,
+}
 local lagged = reduced(hooks.clip { max_norm = 4, scope = "lagged" }, odd)
-for i, due in pairs { [1] = 8, [3] = 2, [5] = 2 } do close("clip lagged", { lagged[i] }, { ms.full(due, { 4 }) }, 1e-5) end
-close("clip behind a cast", reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }), reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
+for i, due in pairs { [1] = 8, [3] = 2, [5] = 2 } do
+  close("clip lagged", { lagged[i] }, { ms.full(due, { 4 }) }, 1e-5)
+end
+close("clip behind a cast",
+  reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }),
+  reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
 
---------------------------------------------------------------------------------------------------------------------------- nan_check
+------------------------------------------------------------------------------------------ nan_check
 
--- In step 2 one rank has a NaN, in step 4 another an infinity: none of the ranks steps, not even moments and counts move, whatever comes behind the check.
+-- In step 2 one rank has a NaN, in step 4 another an infinity: none of the ranks steps, not even
+-- moments and counts move, whatever comes behind the check.
 for _, inner in ipairs { "reduce", "sign_vote" } do
   local name = "nan_check before " .. inner
   local link, good = require "moonshard.hooks.nan_check" { name = name }
   local models, optimizers = {}, {}
-  for i, hook in ipairs { hooks.chain { "nan_check", inner }, hooks.chain { link, inner }, hooks.chain { inner } } do
+  for i, hook in ipairs {
+    hooks.chain { "nan_check", inner }, hooks.chain { link, inner }, hooks.chain { inner },
+  } do
     models[i] = ms.ddp(Weighted { { 4, 5 }, { 7 } }, { bucket_bytes = 8, comm_hook = hook })
     optimizers[i] = ms.optim.adamw(models[i], { lr = 0.1 })
   end
@@ -360,7 +466,9 @@ for _, inner in ipairs { "reduce", "sign_vote" } do
     local bad = t == 2 or t == 4
     for i, model in ipairs(models) do
       local list = draws(t, rank, { { 4, 5 }, { 7 } })
-      if bad and rank == (t == 2 and 0 or size - 1) and i < 3 then list[t // 2]:view(-1):narrow(1, 3, 1):fill_(t == 2 and 0 / 0 or 1 / 0) end
+      if bad and rank == (t == 2 and 0 or size - 1) and i < 3 then
+        list[t // 2]:view(-1):narrow(1, 3, 1):fill_(t == 2 and 0 / 0 or 1 / 0)
+      end
       if i < 3 or not bad then
         model(list):backward()
         optimizers[i]:step(i == 2 and { only_if = good() } or nil)
@@ -368,22 +476,38 @@ for _, inner in ipairs { "reduce", "sign_vote" } do
     end
   end
   for i = 1, 2 do
-    for k, p in ipairs(models[i]:parameters()) do close(name, { p:detach() }, { models[3]:parameters()[k]:detach() }, 0) end
+    for k, p in ipairs(models[i]:parameters()) do
+      close(name, { p:detach() }, { models[3]:parameters()[k]:detach() }, 0)
+    end
   end
   for _, model in ipairs(models) do model:unwrap() end
 end
 
-------------------------------------------------------------------------------------------------------------------------------- stats
+---------------------------------------------------------------------------------------------- stats
 
--- Bytes are those of the link that has handed them over, in chains that the engine runs and in chains that Lua runs; times are parts of the reductions' time.
+-- Bytes are those of the link that has handed them over, in chains that the engine runs and in
+-- chains that Lua runs; times are parts of the reductions' time.
 local function watch(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end
-local gathering = hooks.stage { name = "gathering", observe = function(buffer) world:all_gather(buffer:narrow(1, 1, 1)) end, decode = function(t) return t + 0 end }
+local gathering = hooks.stage {
+  name = "gathering",
+  observe = function(buffer) world:all_gather(buffer:narrow(1, 1, 1)) end,
+  decode = function(t) return t + 0 end,
+}
 for _, case in ipairs {
-  { { hooks.cast { dtype = "bf16" }, "error_feedback", "int8" }, { "cast bf16", "error_feedback", "int8" }, { 0, 0, 105 + 2 * 8 } },
-  { { watch, gathering, hooks.cast { dtype = "f16" } }, { false, "stage 'gathering'", "cast f16", "reduce" }, { 0, 2 * 4, 0, 105 * 2 } },
+  {
+    { hooks.cast { dtype = "bf16" }, "error_feedback", "int8" },
+    { "cast bf16", "error_feedback", "int8" },
+    { 0, 0, 105 + 2 * 8 },
+  },
+  {
+    { watch, gathering, hooks.cast { dtype = "f16" } },
+    { false, "stage 'gathering'", "cast f16", "reduce" },
+    { 0, 2 * 4, 0, 105 * 2 },
+  },
   { { watch, require "moonshard.hooks.sign_vote" () }, { false, false }, { 0, 10 + 4 } },
 } do
-  local model = ms.ddp(Weighted { { 5, 15 }, { 30 } }, { bucket_bytes = 1, comm_hook = hooks.chain(case[1]) })
+  local model = ms.ddp(Weighted { { 5, 15 }, { 30 } },
+    { bucket_bytes = 1, comm_hook = hooks.chain(case[1]) })
   for t in ms.steps(4) do
     model(draws(t, rank, { { 5, 15 }, { 30 } })):backward()
     for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
@@ -394,11 +518,13 @@ for _, case in ipairs {
   for i, link in ipairs(stats.links) do
     assert(not case[2][i] or link.name == case[2][i], link.name)
     if link.calls ~= 2 or link.payload_bytes ~= case[3][i] or link.group ~= "world" then
-      error(("link %s: %d calls, %d bytes, expected 2 and %d"):format(link.name, link.calls, link.payload_bytes, case[3][i]), 0)
+      error(("link %s: %d calls, %d bytes, expected 2 and %d")
+        :format(link.name, link.calls, link.payload_bytes, case[3][i]), 0)
     end
     ms_sum, exposed = ms_sum + link.ms, exposed + link.exposed_ms
   end
-  assert(ms_sum > 0 and ms_sum <= stats.reduce_ms + 1e-6 and exposed <= stats.exposed_ms + 1e-6 and exposed <= ms_sum, "times")
+  assert(ms_sum > 0 and ms_sum <= stats.reduce_ms + 1e-6 and exposed <= stats.exposed_ms + 1e-6
+    and exposed <= ms_sum, "times")
   model:unwrap()
 end
 

@@ -3,8 +3,9 @@
 local command = require "command"
 
 -- A shipped recipe, small enough for a test; its data are the text of a page.
-local SMALL = " data='%s/recipes/README.md' steps=3 length=16 batch=2 model.layers=1 model.width=32 "
-  .. "model.heads=2 every.sample=0 every.save=0 run=out"
+local SMALL =
+  " data='%s/recipes/README.md' steps=3 length=16 batch=2 model.layers=1 model.width=32 "
+    .. "model.heads=2 every.sample=0 every.save=0 run=out"
 
 local function read(page)
   local file <close> = assert(io.open(("%s/recipes/%s/README.md"):format(command.source, page)))

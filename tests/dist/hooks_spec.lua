@@ -1,5 +1,5 @@
--- Links and their states on several ranks: files of this folder hold what each rank expects; here, that it holds for any number of ranks, and what a job says whose
--- hook fails on one of them.
+-- Links and their states on several ranks: files of this folder hold what each rank expects; here,
+-- that it holds for any number of ranks, and what a job says whose hook fails on one of them.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -8,14 +8,19 @@ after_each(function() command.remove(folder) end)
 local ways = { processes = "", threads = " --thread-ranks" }
 
 local function on_ranks(file, ranks, arguments)
-  local out = command.succeed(folder, ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments))
-  for rank = 0, ranks - 1 do assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out) end
+  local out = command.succeed(folder,
+    ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments))
+  for rank = 0, ranks - 1 do
+    assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out)
+  end
   return out
 end
 
 describe("native links", function()
   for ranks = 1, 4 do
-    it(("do what their twins in Lua do on %d ranks"):format(ranks), function() on_ranks("hooks.lua", ranks, ranks == 2 and "" or "--thread-ranks") end)
+    it(("do what their twins in Lua do on %d ranks"):format(ranks), function()
+      on_ranks("hooks.lua", ranks, ranks == 2 and "" or "--thread-ranks")
+    end)
   end
 end)
 
@@ -26,9 +31,15 @@ for _, ranks in ipairs { 5, 8 } do
       local ms = require "moonshard"
       local rank, size, lengths = ms.rank(), ms.world_size(), { 37, 1, 12 }
       local Weighted = ms.nn.class "Weighted"
-      function Weighted:init() for i, n in ipairs(lengths) do self[i] = ms.nn.Parameter(ms.zeros { n }) end end
-      function Weighted:forward(list) return (self[1] * list[1]):sum() + (self[2] * list[2]):sum() + (self[3] * list[3]):sum() end
-      local function draw(r, i) return ms.randn { lengths[i], seed = 10 * r + i, per_rank = false } end
+      function Weighted:init()
+        for i, n in ipairs(lengths) do self[i] = ms.nn.Parameter(ms.zeros { n }) end
+      end
+      function Weighted:forward(list)
+        return (self[1] * list[1]):sum() + (self[2] * list[2]):sum() + (self[3] * list[3]):sum()
+      end
+      local function draw(r, i)
+        return ms.randn { lengths[i], seed = 10 * r + i, per_rank = false }
+      end
       local function reduced(link)
         local net = ms.ddp(Weighted(), { comm_hook = link })
         net { draw(rank, 1), draw(rank, 2), draw(rank, 3) }:backward()
@@ -45,7 +56,9 @@ for _, ranks in ipairs { 5, 8 } do
       local native, twin = reduced "adasum", reduced(require "moonshard.hooks.adasum" ())
       assert(native:eq(twin):all():item() and (native - ms.cat(expected)):abs():max():item() < 1e-5)
     ]])
-    command.succeed(folder, ("run '%s' -n %d --thread-ranks reference='%s/tests/dist/adasum_reference.lua'"):format(script, ranks, command.source))
+    command.succeed(folder,
+      ("run '%s' -n %d --thread-ranks reference='%s/tests/dist/adasum_reference.lua'")
+        :format(script, ranks, command.source))
   end)
 end
 
@@ -55,20 +68,28 @@ describe("what links remember", function()
       for saved = name == "threads" and 1 or 2, name == "threads" and 3 or 2 do
         local where = (" folder='%s/%d'"):format(folder, saved)
         on_ranks("hooks_state.lua", saved, way .. where)
-        for ranks = 1, 3 do on_ranks("hooks_state.lua", ranks, ("%s %s saved=%d"):format(way, where, saved)) end
+        for ranks = 1, 3 do
+          on_ranks("hooks_state.lua", ranks, ("%s %s saved=%d"):format(way, where, saved))
+        end
       end
     end)
   end
 end)
 
--- Trains with links that remember; `saved` (a folder) or nil, and how many steps. Ends with the weights' bits.
+-- Trains with links that remember; `saved` (a folder) or nil, and how many steps. Ends with the
+-- weights' bits.
 local TRAINING = [[
   local ms = require "moonshard"
   local cfg = ms.config { folder = "", steps = 6, link = "powersgd" }
   ms.seed(1)
-  local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 16, heads = 2 }, { bucket_bytes = { 2000, 6000 }, comm_hook = ms.hooks.chain {
-    ms.hooks.clip { max_norm = 1, scope = "lagged" },
-    cfg.link == "powersgd" and ms.hooks.powersgd { start_step = 1, rank = 2 } or ms.hooks.top_k { fraction = 0.1, momentum = 0.9 } } })
+  local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 16, heads = 2 }, {
+    bucket_bytes = { 2000, 6000 },
+    comm_hook = ms.hooks.chain {
+      ms.hooks.clip { max_norm = 1, scope = "lagged" },
+      cfg.link == "powersgd" and ms.hooks.powersgd { start_step = 1, rank = 2 }
+        or ms.hooks.top_k { fraction = 0.1, momentum = 0.9 },
+    },
+  })
   local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
   local things = { model = model, optimizer = optimizer }
   local first = 0
@@ -81,27 +102,37 @@ local TRAINING = [[
     local x = ms.randint { 4, 9, low = 0, high = 16, seed = 10 * step + ms.rank() }
     model(x:narrow(2, 1, 8)):cross_entropy(x:narrow(2, 2, 8)):backward()
     optimizer:step()
-    if step == 2 and cfg.folder ~= "" then assert(ms.checkpoint.save(cfg.folder, { step = 3, model = model, optimizer = optimizer })) end
+    if step == 2 and cfg.folder ~= "" then
+      assert(ms.checkpoint.save(cfg.folder, { step = 3, model = model, optimizer = optimizer }))
+    end
   end
   local link, sum = model:stats(), 0
   for _, p in ipairs(model:parameters()) do
-    for i, value in ipairs(p:detach():reshape(-1):to_table()) do sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48) end
+    for i, value in ipairs(p:detach():reshape(-1):to_table()) do
+      sum = (sum * 31 + string.unpack("<I4", string.pack("<f", value)) + i) % (1 << 48)
+    end
   end
-  io.stdout:write(("%012x %d %d %d\n"):format(sum, ms.memory().peak, link.payload_bytes, link.wire_bytes))
+  io.stdout:write(("%012x %d %d %d\n")
+    :format(sum, ms.memory().peak, link.payload_bytes, link.wire_bytes))
 ]]
 
 describe("training with links that remember", function()
   for _, link in ipairs { "powersgd", "top_k" } do
     it("goes on bit for bit, and check tells its memory and bytes: " .. link, function()
       local script = command.write(folder .. "/script.lua", TRAINING)
-      local function train(arguments) return command.succeed(folder, ("run '%s' -n 2 --thread-ranks link=%s %s"):format(script, link, arguments)) end
+      local function train(arguments)
+        return command.succeed(folder,
+          ("run '%s' -n 2 --thread-ranks link=%s %s"):format(script, link, arguments))
+      end
       local whole = train ""
       train "steps=3 folder=saved"
       assert.equal(whole:match "^%x+", train "folder=saved":match "^%x+")
       local core = require "moonshard.core"
-      local told = core.json_decode(command.succeed(folder, ("check '%s' -n 2 --json link=%s"):format(script, link)):match "({.*})")
+      local told = core.json_decode(command.succeed(folder,
+        ("check '%s' -n 2 --json link=%s"):format(script, link)):match "({.*})")
       local peak, payload, wire = whole:match "^%x+ (%d+) (%d+) (%d+)"
-      assert.same({ tonumber(peak), tonumber(payload), tonumber(wire) }, { told.peak_bytes[1], told.payload_bytes, told.wire_bytes })
+      assert.same({ tonumber(peak), tonumber(payload), tonumber(wire) },
+        { told.peak_bytes[1], told.payload_bytes, told.wire_bytes })
     end)
   end
 end)
@@ -117,9 +148,12 @@ it("check knows links whose ranks send each other different things", function()
     io.stdout:write(("%d "):format(ms.memory().peak))
   ]])
   local core = require "moonshard.core"
-  local told = core.json_decode(command.succeed(folder, ("check '%s' -n 3 --json"):format(script)):match "({.*})")
+  local told = core.json_decode(command.succeed(folder, ("check '%s' -n 3 --json"):format(script))
+    :match "({.*})")
   local ran = {}
-  for peak in command.succeed(folder, ("run '%s' -n 3"):format(script)):gmatch "%d+" do ran[#ran + 1] = tonumber(peak) end
+  for peak in command.succeed(folder, ("run '%s' -n 3"):format(script)):gmatch "%d+" do
+    ran[#ran + 1] = tonumber(peak)
+  end
   table.sort(ran)
   table.sort(told.peak_bytes)
   assert.same(told.peak_bytes, ran)
@@ -140,12 +174,17 @@ describe("a job whose hook fails on one rank", function()
 
   for name, way in pairs(ways) do
     it("ends with its reason on every rank, as " .. name, function()
-      fails("function(bucket, next) if rank == 1 then error 'boom' end return next(bucket) end", way, "because rank 1", "bucket 0 \"weight\"", "script.lua:3", "boom")
-      fails("function(bucket, next) if rank == 2 then return ms.zeros { 1 } end return next(bucket) end", way, "because rank 2", "expected is [4] f32", "the hook is link '")
-      fails("ms.hooks.chain { function(bucket, next) if rank == 1 then bucket:buffer():fill_(1 / 0) end return next(bucket) end, ms.hooks.nan_check { action = 'stop' } }", way,
+      fails("function(bucket, next) if rank == 1 then error 'boom' end return next(bucket) end",
+        way, "because rank 1", "bucket 0 \"weight\"", "script.lua:3", "boom")
+      fails("function(bucket, next) if rank == 2 then return ms.zeros { 1 } end return \z
+        next(bucket) end", way, "because rank 2", "expected is [4] f32", "the hook is link '")
+      fails("ms.hooks.chain { function(bucket, next) if rank == 1 then bucket:buffer():fill_(1 / \z
+        0) end return next(bucket) end, ms.hooks.nan_check { action = 'stop' } }", way,
         "inf or nan", "nan_check")
-      fails("ms.hooks.stage { name = 'x', decode = function(t) if rank == 0 then return nil end return t end }", way, "because rank 0", "stage 'x'", "decode returned nothing")
-      fails("function(bucket, next) kept = kept or bucket if rank == 1 then kept:index() kept = bucket end return next(bucket) end", way, "because rank 1", "only valid")
+      fails("ms.hooks.stage { name = 'x', decode = function(t) if rank == 0 then return nil end \z
+        return t end }", way, "because rank 0", "stage 'x'", "decode returned nothing")
+      fails("function(bucket, next) kept = kept or bucket if rank == 1 then kept:index() kept = \z
+        bucket end return next(bucket) end", way, "because rank 1", "only valid")
     end)
   end
 end)

@@ -5,17 +5,20 @@ local command = require "command"
 local SCRIPT = [[
 local ms = require "moonshard"
 local rank, size, path = math.tointeger(arg[1]), math.tointeger(arg[2]), arg[3]
-local ok, message = pcall(ms.init, { group = "local", rank = rank, world_size = size, rendezvous = path, threads = 1 })
+local ok, message = pcall(ms.init,
+  { group = "local", rank = rank, world_size = size, rendezvous = path, threads = 1 })
 if not ok then print("refused: " .. message) os.exit(1) end
 local t = ms.full(rank + 1, { 3 })
 ms.world():all_reduce(t):sync()
 print(("rank %d of %d: %g"):format(ms.rank(), ms.world_size(), t:to_table()[1]))
 ]]
 
--- Connects to a socket and speaks as no rank does, then as a rank of another job would. Perl: every Debian has it.
+-- Connects to a socket and speaks as no rank does, then as a rank of another job would. Perl: every
+-- Debian has it.
 local STRANGER = [[
 use Socket;
-for my $message ("GET / HTTP/1.0\r\n\r\n", "x" x 4096, "", pack("Q<a16L<L<a160", 0x3154454d4d44534d, "9.9.9", 2, 1, "")) {
+my $rank = pack("Q<a16L<L<a160", 0x3154454d4d44534d, "9.9.9", 2, 1, "");
+for my $message ("GET / HTTP/1.0\r\n\r\n", "x" x 4096, "", $rank) {
   socket(my $s, AF_UNIX, SOCK_SEQPACKET, 0) or die $!;
   connect($s, sockaddr_un($ARGV[0])) or die $!;
   if (length $message) { send($s, $message, 0) } else { shutdown($s, 1) }
@@ -41,7 +44,8 @@ describe("ms.init", function()
 
   -- said: a file for what it says.
   local function start(rank, size, path, said)
-    local line = ("timeout 100 '%s' '%s/rank.lua' %d %d '%s' 2>&1"):format(interpreter(), folder, rank, size, path or socket)
+    local line = ("timeout 100 '%s' '%s/rank.lua' %d %d '%s' 2>&1")
+      :format(interpreter(), folder, rank, size, path or socket)
     local pipe = io.popen(said and ("%s >'%s'"):format(line, said) or line)
     return function()
       local text = pipe:read "a"
@@ -54,7 +58,9 @@ describe("ms.init", function()
     for _, order in ipairs { { 0, 1, 2 }, { 2, 1, 0 }, { 1, 0, 2 } } do
       local ends = {}
       for i, rank in ipairs(order) do ends[i] = start(rank, 3) end
-      for i, rank in ipairs(order) do assert.equal(("rank %d of 3: 6\n"):format(rank), ends[i]()) end
+      for i, rank in ipairs(order) do
+        assert.equal(("rank %d of 3: 6\n"):format(rank), ends[i]())
+      end
       assert.is_nil(command.read(socket))
       assert.equal("", io.popen(("ls -A '%s' | grep meet"):format(folder)):read "a")
     end
@@ -62,28 +68,34 @@ describe("ms.init", function()
 
   it("replaces what a crash left, and nothing else", function()
     -- A listener that is killed leaves its socket.
-    os.execute(("perl -e 'use Socket; socket(my $s, AF_UNIX, SOCK_SEQPACKET, 0); bind($s, sockaddr_un($ARGV[0])); listen($s, 5)' '%s'"):format(socket))
+    os.execute(("perl -e 'use Socket; socket(my $s, AF_UNIX, SOCK_SEQPACKET, 0); bind($s, \z
+      sockaddr_un($ARGV[0])); listen($s, 5)' '%s'"):format(socket))
     assert.matches("^s", io.popen(("stat -c %%A '%s'"):format(socket)):read "a")
     local first, second = start(0, 2), start(1, 2)
     assert.equal("rank 0 of 2: 3\n", first())
     assert.equal("rank 1 of 2: 3\n", second())
     command.write(socket, "a file of somebody")
-    assert.matches("refused: .*another job meets there, or it is another kind of file", start(0, 2)())
+    assert.matches("refused: .*another job meets there, or it is another kind of file",
+      start(0, 2)())
     assert.equal("a file of somebody", command.read(socket))
   end)
 
   it("lets nobody in who is no rank of this job", function()
     command.write(folder .. "/stranger.pl", STRANGER)
     local first = start(0, 3)
-    -- The strangers and a rank with another world_size go there when it is open; the right ones come then.
+    -- The strangers and a rank with another world_size go there when it is open; the right ones
+    -- come then.
     while not io.popen(("stat -c %%A '%s' 2>/dev/null"):format(socket)):read "l" do end
     local answers = io.popen(("perl '%s/stranger.pl' '%s'"):format(folder, socket)):read "a"
     assert.equal(4, select(2, answers:gsub("%d+\n", "")), answers)
     assert.matches("refused: .*it was told another world_size", start(1, 2)())
-    -- Of two with one rank the later is refused. The last rank comes when that is seen: behind it the door is closed, and who is late waits for another job.
+    -- Of two with one rank the later is refused. The last rank comes when that is seen: behind it
+    -- the door is closed, and who is late waits for another job.
     local said = { folder .. "/said-1", folder .. "/said-2" }
     local pair = { start(1, 3, nil, said[1]), start(1, 3, nil, said[2]) }
-    while not ((command.read(said[1]) or "") .. (command.read(said[2]) or "")):find "\n" do io.popen("stat ."):close() end
+    while not ((command.read(said[1]) or "") .. (command.read(said[2]) or "")):find "\n" do
+      io.popen("stat ."):close()
+    end
     local third = start(2, 3)
     for i = 1, 2 do pair[i]() end
     local texts = { command.read(said[1]), command.read(said[2]) }
@@ -103,7 +115,10 @@ describe("ms.init", function()
       { [[group = "local", rank = 0, world_size = 129, rendezvous = "x"]], "world_size" },
       { [[rank = 0]], "belong to a group" },
       { [[group = "mpi", rank = 0, world_size = 2]], "is not in this build" },
-      { [[group = "local", rank = 0, world_size = 2, rendezvous = "/nowhere/at/all"]], "/nowhere/at/all" },
+      {
+        [[group = "local", rank = 0, world_size = 2, rendezvous = "/nowhere/at/all"]],
+        "/nowhere/at/all",
+      },
       { ([[group = "local", rank = 0, world_size = 2, rendezvous = ("x"):rep(300)]]), "xxx" },
     }
     for _, case in ipairs(bad) do
@@ -143,7 +158,8 @@ end
     local ends = {}
     for rank = 0, 2 do ends[rank] = start(rank, 3) end
     for rank = 0, 1 do
-      assert.matches("rank 2 %(pid %d+%) has ended without leaving after all_reduce #4 of world %[f32 x 8, sum, at [^\n]*rank.lua:6%] at step 4", ends[rank]())
+      assert.matches("rank 2 %(pid %d+%) has ended without leaving after all_reduce #4 of world \z
+        %[f32 x 8, sum, at [^\n]*rank.lua:6%] at step 4", ends[rank]())
     end
     ends[2]()
   end)

@@ -1,23 +1,29 @@
--- What lua/moonshard/meta.lua answers authors of new methods: seeds, dtypes and sizes that they would have to guess. ctest: serial
+-- What lua/moonshard/meta.lua answers authors of new methods: seeds, dtypes and sizes that they
+-- would have to guess. ctest: serial
 local command = require "command"
 local ms = require "moonshard"
 
 local SCRIPT = [[
 local ms = require "moonshard"
 local world, rank = ms.world(), ms.rank()
-local function say(name, ...) print(("%d %s: %s"):format(rank, name, table.concat({ ... }, " "))) end
+local function say(name, ...)
+  print(("%d %s: %s"):format(rank, name, table.concat({ ... }, " ")))
+end
 
 ms.seed(5)
 local function sum(t) return ("%a"):format(t:to "f32":sum():item()) end
-say("numbers", sum(ms.rand { 1000 }), sum(ms.rand { 1000, seed = 7 }), sum(ms.randn { 64, seed = 7 }),
-  sum(ms.randint { 99, low = 0, high = 1000, seed = 3 }), sum(ms.nn.Linear(3, 3).weight),
+say("numbers", sum(ms.rand { 1000 }), sum(ms.rand { 1000, seed = 7 }),
+  sum(ms.randn { 64, seed = 7 }), sum(ms.randint { 99, low = 0, high = 1000, seed = 3 }),
+  sum(ms.nn.Linear(3, 3).weight),
   sum(ms.codec("int8", { rounding = "stochastic" }):encode(ms.full(0.3, { 999 }))))
-say("own numbers", sum(ms.rand { 1000, per_rank = true }), sum(ms.arange(1, 999):to "f32":dropout(0.5)))
+say("own numbers", sum(ms.rand { 1000, per_rank = true }),
+  sum(ms.arange(1, 999):to "f32":dropout(0.5)))
 
 local _, chosen = ms.rand { 8 }:topk(3)
 local _, above, count = ms.rand { 8 }:above(0.5, 4)
 local function gathered(t) return world:all_gather(t):value():dtype() end
-say("indices", chosen:dtype(), above:dtype(), count:dtype(), gathered(chosen), gathered(chosen:to "i32"))
+say("indices", chosen:dtype(), above:dtype(), count:dtype(), gathered(chosen),
+  gathered(chosen:to "i32"))
 
 for _, divisor in ipairs { "all", "live" } do
   local seen = {}
@@ -37,8 +43,11 @@ for _, divisor in ipairs { "all", "live" } do
   say(divisor .. " mean", table.concat(means, ","))
 end
 
-for name, precision in ms.sorted_pairs { full = false, param = { param = "bf16" }, reduce = { reduce = "bf16" } } do
-  local model = ms.ddp(ms.nn.Linear(8, 4), { precision = precision or nil, comm_hook = "bf16_compress" })
+for name, precision in ms.sorted_pairs {
+  full = false, param = { param = "bf16" }, reduce = { reduce = "bf16" },
+} do
+  local model = ms.ddp(ms.nn.Linear(8, 4),
+    { precision = precision or nil, comm_hook = "bf16_compress" })
   for _ in ms.steps(2) do model(ms.ones { 2, 8 }):sum():backward() end
   say("bytes " .. name, model:stats().buckets[1].bytes)
 end
@@ -49,7 +58,8 @@ say("bytes bf16", low:stats().buckets[1].bytes)
 if world:size() == 3 then
   local part = world:split { { 0 }, { 1, 2 } }
   local set = assert(ms.data.bytes "text")
-  say("slice", ms.data.to_text(set:loader { batch = 4, length = 2, group = part }:next():reshape(-1)))
+  say("slice",
+    ms.data.to_text(set:loader { batch = 4, length = 2, group = part }:next():reshape(-1)))
 end
 ]]
 
@@ -94,7 +104,9 @@ describe("what meta.lua answers", function()
       assert.equal("i64 i64 i64 i64 i32", found[rank].indices)
       assert.equal("3,3,3", found[rank].all)
       assert.equal("3,2,1", found[rank].live)
-      for _, name in ipairs { "full", "param", "reduce" } do assert.equal("144", found[rank]["bytes " .. name], name) end
+      for _, name in ipairs { "full", "param", "reduce" } do
+        assert.equal("144", found[rank]["bytes " .. name], name)
+      end
       assert.equal("72", found[rank]["bytes bf16"])
       assert.equal(({ [0] = "abcdefgh", "abcd", "efgh" })[rank], found[rank].slice)
     end
@@ -106,7 +118,9 @@ describe("what meta.lua answers", function()
   it("holds: bytes of scales and codes, at odd lengths too", function()
     local function ceil(a, b) return (a + b - 1) // b end
     local codes = {
-      int8 = function(n) return n end, fp8 = function(n) return n end, int4 = function(n) return ceil(n, 2) end,
+      int8 = function(n) return n end,
+      fp8 = function(n) return n end,
+      int4 = function(n) return ceil(n, 2) end,
       fp4 = function(n) return ceil(n, 2) end, sign = function(n) return ceil(n, 8) end,
     }
     for kind, count in pairs(codes) do
@@ -119,7 +133,8 @@ describe("what meta.lua answers", function()
       end
     end
     assert.equal(2, ms.codec("sign", { scale = false }):bytes(9))
-    -- 7, 7, 7 of a block whose greatest is 7: codes 15, 15 and, in the low half of the last byte, 15.
+    -- 7, 7, 7 of a block whose greatest is 7: codes 15, 15 and, in the low half of the last byte,
+    -- 15.
     local payload = ms.codec "int4":encode(ms.full(7, { 3 })):to_table()
     assert.same({ 0, 0, 128, 63, 0xff, 0x0f }, payload)
   end)

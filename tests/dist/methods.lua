@@ -1,13 +1,18 @@
--- What every rank of methods_spec.lua runs: a tiny GPT trained by one of the methods of recipes/hooks, or by plain means with the same optimizer. Prints losses,
--- the payload of the last step and of all, and what it follows from.
+-- What every rank of methods_spec.lua runs: a tiny GPT trained by one of the methods of
+-- recipes/hooks, or by plain means with the same optimizer. Prints losses, the payload of the last
+-- step and of all, and what it follows from.
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
-local o = ms.config { method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", width = 32, context = 16, batch = 16 }
+local o = ms.config {
+  method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", width = 32,
+  context = 16, batch = 16,
+}
 local rank, size = ms.rank(), ms.world_size()
 
 local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
 
--- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called behind each step of a model that is not wrapped.
+-- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called behind
+-- each step of a model that is not wrapped.
 local half = o.steps // 10
 local methods = {
   powersgd = function() return { link = recipe "powersgd" { rank = 8, start_step = half } } end,
@@ -19,25 +24,47 @@ local methods = {
   int8_all_to_all = function() return { link = recipe "int8_all_to_all" {} } end,
   demo = function() return { link = recipe "demo" { keep = 40, decay = 0.9 } } end,
   random_k = function() return { link = recipe "random_k" { fraction = 0.7 } } end,
-  diloco = function(model) return { outer = recipe "diloco" { model = model, period = o.steps // 20, lr = 0.5, momentum = 0.5 } } end,
+  diloco = function(model)
+    return {
+      outer = recipe "diloco" { model = model, period = o.steps // 20, lr = 0.5, momentum = 0.5 },
+    }
+  end,
   streaming_diloco = function(model)
     local fragments = { { model.wte, model.wpe }, { model.h[1] }, { model.h[2], model.ln_f } }
-    return { outer = recipe "streaming_diloco" { fragments = fragments, period = o.steps // 20, delay = 1, lr = 0.8, momentum = 0.5 } }
+    return {
+      outer = recipe "streaming_diloco" {
+        fragments = fragments, period = o.steps // 20, delay = 1, lr = 0.8, momentum = 0.5,
+      },
+    }
   end,
-  local_sgd = function(model) return { outer = recipe "local_sgd" { model = model, periods = { { o.steps // 30, size // 2 }, { o.steps // 15, size } } } } end,
-  slowmo = function(model) return { outer = recipe "slowmo" { model = model, period = o.steps // 30, momentum = 0.2 } } end,
+  local_sgd = function(model)
+    return {
+      outer = recipe "local_sgd" {
+        model = model, periods = { { o.steps // 30, size // 2 }, { o.steps // 15, size } },
+      },
+    }
+  end,
+  slowmo = function(model)
+    return { outer = recipe "slowmo" { model = model, period = o.steps // 30, momentum = 0.2 } }
+  end,
 }
 
 ms.seed(o.seed)
 local model = nn.gpt2 { vocab = 128, context = o.context, layers = 2, width = o.width, heads = 2 }
 local method = o.method == "none" and {} or methods[o.method](model)
-local net = method.outer and model or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 512 * o.width })
-local kinds = { adamw = { optim.adamw, 1e-3 }, sgd = { optim.sgd, 0.1 }, momentum = { optim.sgd, 0.1, 0.9 } }
+local net = method.outer and model
+  or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 512 * o.width })
+local kinds = {
+  adamw = { optim.adamw, 1e-3 }, sgd = { optim.sgd, 0.1 }, momentum = { optim.sgd, 0.1, 0.9 },
+}
 local kind = kinds[o.optimizer]
 local opt = (method.make or kind[1])(model, {
-  lr = kind[2], momentum = not method.momentum and kind[3] or nil, schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 },
+  lr = kind[2],
+  momentum = not method.momentum and kind[3] or nil,
+  schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 },
 })
--- Letters each of which has a few that follow it, one of them mostly: the same text on every machine, now and later, and a loss that falls evenly.
+-- Letters each of which has a few that follow it, one of them mostly: the same text on every
+-- machine, now and later, and a loss that falls evenly.
 local function make_text()
   local number = 12345
   local function draw(n)
@@ -59,11 +86,14 @@ if rank == 0 and not io.open "text" then
   file:close()
 end
 ms.world():barrier()
-local loader = assert(data.bytes "text"):loader { batch = o.batch, length = o.context, shuffle = true, seed = o.seed, group = ms.world() }
+local loader = assert(data.bytes "text")
+  :loader { batch = o.batch, length = o.context, shuffle = true, seed = o.seed, group = ms.world() }
 
 local function payload()
   local sum = 0
-  for _, group in ipairs(require "moonshard.core".comm_groups()) do sum = sum + select(2, group:_traffic()) end
+  for _, group in ipairs(require "moonshard.core".comm_groups()) do
+    sum = sum + select(2, group:_traffic())
+  end
   return sum
 end
 
@@ -86,7 +116,9 @@ for i = #all - 9, #all do sum = sum + all[i] end
 if rank == 0 then
   local shapes, buckets = {}, {}
   for i, p in ipairs(model:parameters()) do shapes[i] = table.concat(p:shape(), "x") end
-  for i, b in ipairs(not method.outer and net:stats().buckets or {}) do buckets[i] = b.bytes // 4 end
+  for i, b in ipairs(not method.outer and net:stats().buckets or {}) do
+    buckets[i] = b.bytes // 4
+  end
   print("shapes " .. table.concat(shapes, " "))
   print("buckets " .. table.concat(buckets, " "))
   print(("first %.6f last %.6f step %d sent %d"):format(all[1], sum / 10, last, sent))

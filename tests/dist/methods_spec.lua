@@ -1,5 +1,6 @@
--- The methods of recipes/hooks: a tiny GPT trains by each about as well as by plain means with the same optimizer, and each sends exactly the bytes that its
--- formula says. methods.lua is what each rank runs, and makes the text.
+-- The methods of recipes/hooks: a tiny GPT trains by each about as well as by plain means with the
+-- same optimizer, and each sends exactly the bytes that its formula says. methods.lua is what each
+-- rank runs, and makes the text.
 local command = require "command"
 local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
 local folder = command.folder()
@@ -13,8 +14,9 @@ local known = {}
 local function run(method, optimizer, seed, way)
   local key = table.concat({ method, optimizer, seed, way }, " ")
   if not known[key] then
-    local out = command.succeed(folder, ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d %s source='%s'")
-      :format(command.source, way, method, optimizer, seed, steps, dimensions, command.source))
+    local out = command.succeed(folder,
+      ("run '%s/tests/dist/methods.lua' %s method=%s optimizer=%s seed=%d steps=%d %s source='%s'")
+        :format(command.source, way, method, optimizer, seed, steps, dimensions, command.source))
     local first, last, step, sent = out:match "first (%S+) last (%S+) step (%d+) sent (%d+)"
     local shapes, buckets = {}, {}
     for shape in out:match("shapes ([^\n]*)"):gmatch "%S+" do
@@ -22,8 +24,13 @@ local function run(method, optimizer, seed, way)
       for size in shape:gmatch "%d+" do sizes[#sizes + 1] = math.tointeger(size) end
       shapes[#shapes + 1] = sizes
     end
-    for count in out:match("buckets ([^\n]*)"):gmatch "%d+" do buckets[#buckets + 1] = math.tointeger(count) end
-    known[key] = { first = tonumber(first), last = tonumber(last), step = math.tointeger(step), sent = math.tointeger(sent), shapes = shapes, buckets = buckets }
+    for count in out:match("buckets ([^\n]*)"):gmatch "%d+" do
+      buckets[#buckets + 1] = math.tointeger(count)
+    end
+    known[key] = {
+      first = tonumber(first), last = tonumber(last), step = math.tointeger(step),
+      sent = math.tointeger(sent), shapes = shapes, buckets = buckets,
+    }
   end
   return known[key]
 end
@@ -57,7 +64,8 @@ local function powersgd(got)
   for _, sizes in ipairs(got.shapes) do
     local rows, columns = sizes[1], product(sizes) // sizes[1]
     local r = math.min(rows, columns, 8)
-    sum = sum + 4 * ((rows + columns) * r * 2 < rows * columns and (rows + columns) * r or rows * columns)
+    sum = sum
+      + 4 * ((rows + columns) * r * 2 < rows * columns and (rows + columns) * r or rows * columns)
   end
   return sum
 end
@@ -74,11 +82,19 @@ local function rounds(period) return steps // period end
 -- step: bytes of the last step; sent: of all steps. limit: of the loss, against plain means.
 local methods = {
   powersgd = { limit = 1.03, step = powersgd },
-  dgc = { limit = 1.03, optimizer = "momentum", step = each_bucket(function(n) return math.ceil(n * 0.1) * (4 + 4) end) },
+  dgc = {
+    limit = 1.03,
+    optimizer = "momentum",
+    step = each_bucket(function(n) return math.ceil(n * 0.1) * (4 + 4) end),
+  },
   onebit_adam = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n // 8 end) },
   int8_all_to_all = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n end) },
   demo = { limit = 1.03, step = each_bucket(function(n) return ceil(n, 64) * 40 * (4 + 1) end) },
-  random_k = { limit = 1.03, optimizer = "sgd", step = each_bucket(function(n) return math.ceil(n * 0.7) * 4 end) },
+  random_k = {
+    limit = 1.03,
+    optimizer = "sgd",
+    step = each_bucket(function(n) return math.ceil(n * 0.7) * 4 end),
+  },
   diloco = { limit = 1.10, sent = function(got) return rounds(steps // 20) * whole(got) end },
   -- Fragment i begins (i - 1) thirds of a period later.
   streaming_diloco = { limit = 1.10, sent = function(got)
@@ -87,7 +103,9 @@ local methods = {
       local at = i <= 2 and 1 or i <= 14 and 2 or 3
       fragment_of[at] = fragment_of[at] + 4 * product(sizes)
     end
-    for i, bytes in ipairs(fragment_of) do sum = sum + bytes * ((steps - period - (i - 1) * period // 3) // period + 1) end
+    for i, bytes in ipairs(fragment_of) do
+      sum = sum + bytes * ((steps - period - (i - 1) * period // 3) // period + 1)
+    end
     return sum
   end },
   local_sgd = { limit = 1.10, sent = function(got)
@@ -103,18 +121,26 @@ describe("a method of recipes/hooks", function()
     for seed = 1, full and 3 or 1 do
       it(("trains as well as plain means do: %s, seed %d"):format(name, seed), function()
         local way = ("-n %d --thread-ranks"):format(ranks)
-        local plain, got = run("none", method.optimizer or "adamw", seed, way), run(name, method.optimizer or "adamw", seed, way)
+        local plain, got = run("none", method.optimizer or "adamw", seed, way),
+          run(name, method.optimizer or "adamw", seed, way)
         assert.equal(plain.first, got.first)
-        assert.is_true(got.last <= method.limit * plain.last, ("loss %.4f, plain %.4f"):format(got.last, plain.last))
-        assert.is_true(got.last < 0.7 * got.first, ("loss %.4f of %.4f"):format(got.last, got.first))
-        if method.step then assert.equal(method.step(got), got.step) else assert.equal(method.sent(got), got.sent) end
+        assert.is_true(got.last <= method.limit * plain.last,
+          ("loss %.4f, plain %.4f"):format(got.last, plain.last))
+        assert.is_true(got.last < 0.7 * got.first,
+          ("loss %.4f of %.4f"):format(got.last, got.first))
+        if method.step then
+          assert.equal(method.step(got), got.step)
+        else
+          assert.equal(method.sent(got), got.sent)
+        end
       end)
     end
   end
 
   it("does the same on ranks that are processes", function()
     for _, name in ipairs { "int8_all_to_all", "streaming_diloco" } do
-      assert.same(run(name, "adamw", 1, ("-n %d --thread-ranks"):format(ranks)), run(name, "adamw", 1, ("-n %d"):format(ranks)))
+      assert.same(run(name, "adamw", 1, ("-n %d --thread-ranks"):format(ranks)),
+        run(name, "adamw", 1, ("-n %d"):format(ranks)))
     end
   end)
 
@@ -143,27 +169,38 @@ end)
 describe("methods at their edges:", function()
   local function recipe(text, ...)
     command.write(folder .. "/edge.lua", text)
-    return command.run(folder, ("run edge.lua -n 2 --thread-ranks folder='%s/recipes/hooks' %s"):format(command.source, ...))
+    return command.run(folder,
+      ("run edge.lua -n 2 --thread-ranks folder='%s/recipes/hooks' %s"):format(command.source, ...))
   end
 
-  it("links take any model: parameters without dimensions or numbers, 16 bits, a bucket for each; and no options", function()
+  it("links take any model: parameters without dimensions or numbers, 16 bits, a bucket for each; \z
+    and no options", function()
     local code, _, err = recipe([[
       local ms = require "moonshard"
       local o = ms.config { folder = "" }
       local Odd = ms.nn.class "Odd"
       function Odd:init()
-        self.first, self.inner, self.scale = ms.nn.Parameter(ms.zeros { 0 }), ms.nn.Linear(16, 16), ms.nn.Parameter(ms.ones {})
+        self.first, self.inner, self.scale = ms.nn.Parameter(ms.zeros { 0 }), ms.nn.Linear(16, 16),
+          ms.nn.Parameter(ms.ones {})
         self.last = ms.nn.Parameter(ms.zeros { 0, 3 })
       end
-      function Odd:forward(x) return self.inner(x + self.last:sum()) * self.scale + self.first:sum() end
+      function Odd:forward(x)
+        return self.inner(x + self.last:sum()) * self.scale + self.first:sum()
+      end
       for _, dtype in ipairs { "f32", "bf16", "f16" } do
-        for _, name in ipairs { "powersgd", "demo", "dgc", "random_k", "int8_all_to_all", "onebit_adam" } do
+        for _, name in ipairs {
+          "powersgd", "demo", "dgc", "random_k", "int8_all_to_all", "onebit_adam",
+        } do
           for _, bytes in ipairs { 1, 1 << 20 } do
-            local made = dofile(("%s/%s.lua"):format(o.folder, name))(name == "powersgd" and { start_step = 0 } or name == "onebit_adam" and { warmup = 2 } or nil)
-            local net = ms.ddp(Odd():to(dtype), { comm_hook = type(made) == "table" and made.link or made, bucket_bytes = bytes })
+            local made = dofile(("%s/%s.lua"):format(o.folder, name))(name == "powersgd"
+              and { start_step = 0 } or name == "onebit_adam" and { warmup = 2 } or nil)
+            local net = ms.ddp(Odd():to(dtype),
+              { comm_hook = type(made) == "table" and made.link or made, bucket_bytes = bytes })
             for _ in ms.steps(4) do
               net(ms.ones { 2, 16, dtype = dtype }):sum():backward()
-              for _, p in ipairs(net:parameters()) do assert(p:grad():is_finite():all():item() and p:grad():dtype() == dtype, name) end
+              for _, p in ipairs(net:parameters()) do
+                assert(p:grad():is_finite():all():item() and p:grad():dtype() == dtype, name)
+              end
             end
             net:unwrap()
           end
@@ -172,15 +209,19 @@ describe("methods at their edges:", function()
     assert.equal(0, code, err)
   end)
 
-  it("streaming DiLoCo without delay lands at once, and refuses a delay past the next start", function()
+  it("streaming DiLoCo without delay lands at once, and refuses a delay past the next \z
+    start", function()
     local text = [[
       local ms = require "moonshard"
       local o = ms.config { folder = "", delay = 0 }
       local model = ms.nn.Linear(4, 4)
       local opt = ms.optim.sgd(model, { lr = 0.1 })
-      local outer = dofile(o.folder .. "/streaming_diloco.lua") { fragments = { { model } }, period = 2, delay = o.delay, mix = 0, lr = 1, momentum = 0 }
+      local outer = dofile(o.folder .. "/streaming_diloco.lua") {
+        fragments = { { model } }, period = 2, delay = o.delay, mix = 0, lr = 1, momentum = 0,
+      }
       for step in ms.steps(4) do
-        model(ms.randn { 2, 4, seed = 10 * step + ms.rank(), per_rank = false }):square():sum():backward()
+        model(ms.randn { 2, 4, seed = 10 * step + ms.rank(), per_rank = false })
+          :square():sum():backward()
         opt:step()
         outer.after_step(step)
         local all = ms.world():all_gather(model.weight:detach():view(1, -1)):sync()
@@ -197,7 +238,8 @@ end)
 describe("moonshard bench hooks", function()
   it("compares ways of communicating over links, and tells their bytes", function()
     local core, seen = require "moonshard.core", {}
-    local out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --json --links 10Gbit,1us")
+    local out = command.succeed(folder,
+      "bench hooks --steps 1 --thread-ranks --json --links 10Gbit,1us")
     for line in out:gmatch "[^\n]+" do
       local row = core.json_decode(line)
       assert.is_true(row.ms_step_med > 0 and row.exposed_comm_ms >= 0 and row.link == "10Gbit,1us")
@@ -226,9 +268,14 @@ describe("moonshard bench hooks", function()
     local plain = seen.all_reduce
     assert.same({ 0, plain, plain }, { seen.noop, 2 * seen.bf16_compress, seen["plan deferred"] })
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)
-    if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end          -- a minute more, for what is printed
+    -- A minute more, for what is printed.
+    if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end
     out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --links none")
     assert.matches("over no link", out)
-    for hook, bytes in pairs(seen) do assert.truthy(out:find(("\n%s +[%%d.]+ %%( *[%%d.]+%%) +%d\n"):format(hook:gsub("%p", "%%%0"), bytes)), out) end
+    for hook, bytes in pairs(seen) do
+      assert.truthy(
+        out:find(("\n%s +[%%d.]+ %%( *[%%d.]+%%) +%d\n"):format(hook:gsub("%p", "%%%0"), bytes)),
+        out)
+    end
   end)
 end)

@@ -1,39 +1,50 @@
--- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and averagers against numbers worked out by hand.
--- how=other_group: sharded over other ranks than those of the join; how=more_here: ranks without inputs have another optimizer.
+-- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and
+-- averagers against numbers worked out by hand. how=other_group: sharded over other ranks than
+-- those of the join; how=more_here: ranks without inputs have another optimizer.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "all" }
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
 
-local heavy = optim.define { name = "heavy_ball", defaults = { momentum = 0.9 }, step_param = function(p, grad, state, group, step)
-  state.velocity = state.velocity or p:zeros_like()
-  state.velocity:mul_(group.momentum):add_(grad)
-  p:add_(state.velocity, -group.lr / (step + 1))
-end }
+local heavy = optim.define {
+  name = "heavy_ball",
+  defaults = { momentum = 0.9 },
+  step_param = function(p, grad, state, group, step)
+    state.velocity = state.velocity or p:zeros_like()
+    state.velocity:mul_(group.momentum):add_(grad)
+    p:add_(state.velocity, -group.lr / (step + 1))
+  end,
+}
 
 local function make_model()
   ms.seed(1)
   return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
 end
 
-local function pass(net, step) net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward() end
+local function pass(net, step)
+  net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward()
+end
 
 local function bits(tensors)
   local list = {}
-  for _, t in ipairs(tensors) do for _, x in ipairs(t:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end end
+  for _, t in ipairs(tensors) do
+    for _, x in ipairs(t:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end
+  end
   return table.concat(list, " ")
 end
 
 local function same(a, b, what) if a ~= b then error(what .. ": not the same bits", 2) end end
 
----------------------------------------------------------------------------------------------------------------------------- sharded
+-------------------------------------------------------------------------------------------- sharded
 
 -- way(model, opt): what is trained.
 local function train(make, sharded, way)
   local model = make_model()
   local parameters = model:parameters()
-  local opt = make({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { parameters[4], parameters[5], parameters[6] } } },
-    { lr = 0.05, shard = sharded and world or nil })
+  local opt = make({
+    { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
+    { params = { parameters[4], parameters[5], parameters[6] } },
+  }, { lr = 0.05, shard = sharded and world or nil })
   local net = way(model, opt)
   for step in ms.steps(5) do
     pass(net, step)
@@ -51,12 +62,20 @@ local function by_policy(name)
   end
 end
 local function linked(model, opt)
-  return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, "all_reduce" } })
+  return ms.ddp(model, {
+    bucket_bytes = 256,
+    comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, "all_reduce" },
+  })
 end
 
-for name, make in ms.sorted_pairs { adamw = optim.adamw, sgd = optim.sgd, rprop = optim.rprop, heavy = heavy } do
+for name, make in ms.sorted_pairs {
+  adamw = optim.adamw, sgd = optim.sgd, rprop = optim.rprop, heavy = heavy,
+} do
   local want = train(make, false, plain)
-  for how, way in ms.sorted_pairs { plain = plain, in_backward = by_policy "in_backward", deferred = by_policy "deferred", linked = linked } do
+  for how, way in ms.sorted_pairs {
+    plain = plain, in_backward = by_policy "in_backward", deferred = by_policy "deferred",
+    linked = linked,
+  } do
     same(want, train(make, true, way), name .. ", sharded, " .. how)
   end
 end
@@ -65,7 +84,8 @@ end
 do
   local function one(sharded)
     local p = nn.Parameter(ms.ones { 5 })
-    local opt = optim.adam({ nn.Parameter(ms.ones { 9 }), p }, { lr = 0.1, shard = sharded and world or nil })
+    local opt = optim.adam({ nn.Parameter(ms.ones { 9 }), p },
+      { lr = 0.1, shard = sharded and world or nil })
     for step = 1, 3 do opt:step_param(p, ms.randn { 5, seed = step }) end
     return bits { p }
   end
@@ -87,7 +107,8 @@ do
   same(round(false), round(true), "stochastic rounding")
 end
 
--- Each state lies on one rank only; rank 0 gets all of them to save; what was saved goes on in any optimizer.
+-- Each state lies on one rank only; rank 0 gets all of them to save; what was saved goes on in any
+-- optimizer.
 do
   local _, whole = train(optim.adam, false, plain)
   local _, opt = train(optim.adam, true, plain)
@@ -100,16 +121,23 @@ do
     for name, state in pairs(expected.parameters) do
       for key, value in pairs(state) do
         local got = saved.parameters[name][key]
-        if type(value) == "userdata" then same(bits { value }, bits { got }, name .. "." .. key) else assert(got == value, key) end
+        if type(value) == "userdata" then
+          same(bits { value }, bits { got }, name .. "." .. key)
+        else
+          assert(got == value, key)
+        end
       end
     end
   end
-  -- The whole state is what every rank loads: here it is the one of the optimizer that is not sharded.
+  -- The whole state is what every rank loads: here it is the one of the optimizer that is not
+  -- sharded.
   local function go_on(sharded)
     local model = make_model()
     local parameters = model:parameters()
-    local loaded = optim.adam({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { parameters[4], parameters[5], parameters[6] } } },
-      { lr = 0.05, shard = sharded and world or nil })
+    local loaded = optim.adam({
+      { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
+      { params = { parameters[4], parameters[5], parameters[6] } },
+    }, { lr = 0.05, shard = sharded and world or nil })
     loaded:load_state(expected)
     local net = plain(model)
     for step in ms.steps(3) do
@@ -124,7 +152,12 @@ end
 -- Numbers that are no JSON come to rank 0 as they are.
 do
   local values = { best = math.huge, worst = -math.huge, tenth = 0.1, whole = 2.0, count = 3 }
-  local keeps = optim.define { name = "keeps", step_param = function(_, _, state) for key, value in pairs(values) do state[key] = value end end }
+  local keeps = optim.define {
+    name = "keeps",
+    step_param = function(_, _, state)
+      for key, value in pairs(values) do state[key] = value end
+    end,
+  }
   local model = make_model()
   local net, opt = plain(model), keeps(model, { shard = world })
   pass(net, 1)
@@ -138,21 +171,25 @@ do
   end
 end
 
------------------------------------------------------------------------------------------------------------------------------ joined
+--------------------------------------------------------------------------------------------- joined
 
--- Uneven inputs: ranks without any go on stepping what is theirs, and all get what an optimizer that is not sharded gives.
+-- Uneven inputs: ranks without any go on stepping what is theirs, and all get what an optimizer
+-- that is not sharded gives.
 local inputs = ({ { 3 }, { 2, 4 }, { 4, 1, 2 }, { 1, 5, 3, 0 } })[size][rank + 1]
 
 local function train_joined(make, sharded, o)
   local model = make_model()
   local parameters = model:parameters()
-  local opt = make({ { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 }, { params = { table.unpack(parameters, 4) } } },
-    { lr = 0.05, schedule = optim.linear { steps = 20 }, shard = sharded and world or nil })
+  local opt = make({
+    { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
+    { params = { table.unpack(parameters, 4) } },
+  }, { lr = 0.05, schedule = optim.linear { steps = 20 }, shard = sharded and world or nil })
   local net, scaler = o.way(model, opt), o.scaler and optim.scaler { init_scale = 4 } or nil
   net:join({ divisor = o.divisor }, function()
     for step in ms.steps(inputs) do
       net:accumulate(o.passes or 1, function(i)
-        local loss = net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }, step):square():mean()
+        local x = ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }
+        local loss = net(x, step):square():mean()
         if o.overflow == step and i == 1 then loss = loss / 0 end
         if scaler then loss = scaler:scale(loss) end
         loss:backward()
@@ -178,14 +215,21 @@ local function unused(model, opt)
 end
 
 for what, o in ms.sorted_pairs {
-  plain = { way = plain }, ["mean over live ranks"] = { way = plain, divisor = "live" }, ["in_backward"] = { way = by_policy "in_backward" },
-  deferred = { way = by_policy "deferred" }, linked = { way = linked }, ["linked without step()"] = { way = linked, stepless = true },
-  accumulating = { way = plain, passes = 2 }, ["accumulating, in_backward"] = { way = by_policy "in_backward", passes = 2 },
-  clipped = { way = plain, clip = true }, scaled = { way = plain, scaler = true, overflow = 1 }, ["rates set by hand"] = { way = plain, by_hand = true },
+  plain = { way = plain },
+  ["mean over live ranks"] = { way = plain, divisor = "live" },
+  ["in_backward"] = { way = by_policy "in_backward" },
+  deferred = { way = by_policy "deferred" }, linked = { way = linked },
+  ["linked without step()"] = { way = linked, stepless = true },
+  accumulating = { way = plain, passes = 2 },
+  ["accumulating, in_backward"] = { way = by_policy "in_backward", passes = 2 },
+  clipped = { way = plain, clip = true },
+  scaled = { way = plain, scaler = true, overflow = 1 },
+  ["rates set by hand"] = { way = plain, by_hand = true },
   unused = { way = unused },
 } do
   for name, make in ms.sorted_pairs { adamw = optim.adamw, heavy = heavy } do
-    same(train_joined(make, false, o), train_joined(make, true, o), ("joined, %s, %s"):format(what, name))
+    same(train_joined(make, false, o), train_joined(make, true, o),
+      ("joined, %s, %s"):format(what, name))
   end
 end
 
@@ -194,9 +238,13 @@ do
   local model = make_model()
   local opt, net = optim.sgd(model, { shard = world }), plain(model)
   net:join({}, function()
-    for what, f in pairs { ["optimizer:state"] = function() opt:state() end, step_param = function() opt:step_param(model:parameters()[1], ms.ones { 16, 8 }) end } do
+    for what, f in pairs {
+      ["optimizer:state"] = function() opt:state() end,
+      step_param = function() opt:step_param(model:parameters()[1], ms.ones { 16, 8 }) end,
+    } do
       local ok, message = pcall(f)
-      assert(not ok and message:find(what .. ": inside join ranks without inputs left would not take part", 1, true), message)
+      assert(not ok and message:find(
+        what .. ": inside join ranks without inputs left would not take part", 1, true), message)
     end
   end)
 end
@@ -221,7 +269,7 @@ if options.how == "other_group" then
   end)
 end
 
---------------------------------------------------------------------------------------------------------------------------- averaging
+------------------------------------------------------------------------------------------ averaging
 
 local mean = (size - 1) / 2
 local function rank_tensor() return ms.full(rank, { 3 }):keep() end
@@ -232,7 +280,8 @@ do
   for step = 0, 20 do
     local t, half = rank_tensor(), ms.full(rank, { 2, dtype = "bf16" }):keep()
     local averaged = averager:step { t, nested = { half } }
-    assert(t[1]:item() == (averaged and mean or rank) and half[2]:item() == (averaged and mean or rank))
+    assert(t[1]:item() == (averaged and mean or rank)
+      and half[2]:item() == (averaged and mean or rank))
     if averaged then due[#due + 1] = step end
   end
   assert(table.concat(due, " ") == "6 10 14 18", table.concat(due, " "))
@@ -245,12 +294,17 @@ if size == 4 then
     local t = rank_tensor()
     averager:step { t }
     local want = rank
-    if step == 112 then want = mean elseif step >= 100 and step % 4 == 0 then want = rank // 2 * 2 + 0.5 end
+    if step == 112 then
+      want = mean
+    elseif step >= 100 and step % 4 == 0 then
+      want = rank // 2 * 2 + 0.5
+    end
     assert(t[1]:item() == want, ("step %d: %g, not %g"):format(step, t[1]:item(), want))
   end
 end
 
--- Towards a centre: against the same in plain numbers, from a state that was saved and loaded on the way.
+-- Towards a centre: against the same in plain numbers, from a state that was saved and loaded on
+-- the way.
 do
   local averager, p, centre = optim.averager { period = 2, elastic = 0.25 }, {}, 0
   for r = 0, size - 1 do p[r] = r end
@@ -274,7 +328,8 @@ do
       end
       centre = centre + sum
     end
-    assert(math.abs(t[1]:item() - p[rank]) < 1e-4, ("step %d: %g, not %g"):format(step, t[1]:item(), p[rank]))
+    assert(math.abs(t[1]:item() - p[rank]) < 1e-4,
+      ("step %d: %g, not %g"):format(step, t[1]:item(), p[rank]))
   end
 end
 

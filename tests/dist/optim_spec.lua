@@ -7,18 +7,23 @@ after_each(function() command.remove(folder) end)
 describe("sharded optimizers and averagers", function()
   for _, way in ipairs { "-n 1", "-n 2", "-n 3 --thread-ranks", "-n 4 --thread-ranks" } do
     it("hold on " .. way, function()
-      local out = command.succeed(folder, ("run '%s/tests/dist/optim.lua' %s"):format(command.source, way))
+      local out = command.succeed(folder,
+        ("run '%s/tests/dist/optim.lua' %s"):format(command.source, way))
       assert.truthy(out:find("rank 0 is done", 1, true), out)
     end)
   end
 
   it("of which one that is sharded over other ranks than a join's is refused inside it", function()
-    local code, _, err = command.run(folder, ("run '%s/tests/dist/optim.lua' -n 3 --thread-ranks how=other_group"):format(command.source))
+    local code, _, err = command.run(folder,
+      ("run '%s/tests/dist/optim.lua' -n 3 --thread-ranks how=other_group"):format(command.source))
     assert.equal(1, code)
     assert.matches("inside join an optimizer can be sharded over the model's own group only", err)
-    code, _, err = command.run(folder, ("run '%s/tests/dist/optim.lua' -n 2 how=more_here"):format(command.source))
+    code, _, err = command.run(folder,
+      ("run '%s/tests/dist/optim.lua' -n 2 how=more_here"):format(command.source))
     assert.equal(1, code)
-    assert.matches("join: rank 1 steps sgd of 2 parameters in 2 groups, which is sgd of 1 in 1 on this rank", err)
+    assert.matches(
+      "join: rank 1 steps sgd of 2 parameters in 2 groups, which is sgd of 1 in 1 on this rank",
+      err)
   end)
 
   it("are saved with all their state and go on with another number of ranks", function()
@@ -42,8 +47,11 @@ describe("sharded optimizers and averagers", function()
       local sum = 0
       for _, p in ipairs(model:parameters()) do sum = sum + p:sum():item() * 1000 end
       if ms.rank() == 0 then print(("sum %.17g"):format(sum)) end]])
-    local function sum(options) return command.succeed(folder, "run r.lua " .. options):match "sum (%S+)" end
-    -- All ranks see the same inputs and numbers of ranks are powers of two, so the means are exact and the bits the same.
+    local function sum(options)
+      return command.succeed(folder, "run r.lua " .. options):match "sum (%S+)"
+    end
+    -- All ranks see the same inputs and numbers of ranks are powers of two, so the means are exact
+    -- and the bits the same.
     sum "-n 4 --thread-ranks save=saved"
     local want = sum "-n 1 from=saved"
     assert.truthy(want)

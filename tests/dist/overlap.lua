@@ -1,5 +1,6 @@
--- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what planners see. how=differ: planners that disagree;
--- how=sharded: a plan that a sharded optimizer cannot follow.
+-- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what
+-- planners see. how=differ: planners that disagree; how=sharded: a plan that a sharded optimizer
+-- cannot follow.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
@@ -14,17 +15,22 @@ local function train(prepare, link)
   local model = make_model()
   local net, opt = prepare(model, link)
   for step in ms.steps(7) do
-    net:accumulate(2, function(i) net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }):square():mean():backward() end)
+    net:accumulate(2, function(i)
+      net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }):square():mean():backward()
+    end)
     if opt then opt:step() end
   end
   local list = {}
-  for _, p in ipairs(model:parameters()) do for _, x in ipairs(p:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end end
+  for _, p in ipairs(model:parameters()) do
+    for _, x in ipairs(p:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end
+  end
   return table.concat(list, " ")
 end
 
 local function policy(name)
   return function(model, link)
-    local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }), optim.adamw(model, { lr = 0.05 })
+    local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }),
+      optim.adamw(model, { lr = 0.05 })
     if name then opt:overlap(net, name) end
     return net, opt
   end
@@ -32,7 +38,9 @@ end
 
 local function linked(model, link)
   local opt = optim.adamw(model, { lr = 0.05 })
-  return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, link } }), opt
+  return ms.ddp(model, {
+    bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, link },
+  }), opt
 end
 
 local function in_backward(model, link)
@@ -46,7 +54,8 @@ local mixed = ms.overlap { name = "mixed", plan = function(view)
   local numbers = { view.forward_ms, view.backward_ms, view.world_size }
   for i, b in ipairs(view.buckets) do
     plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] }
-    table.move({ b.index, b.bytes, b.ready_ms, b.reduce_ms, b.step_ms, b.first_use_ms }, 1, 6, #numbers + 1, numbers)
+    table.move({ b.index, b.bytes, b.ready_ms, b.reduce_ms, b.step_ms, b.first_use_ms }, 1, 6,
+      #numbers + 1, numbers)
   end
   views[#views + 1] = numbers
   return plan
@@ -55,21 +64,33 @@ end }
 if options.how == "differ" then
   train(policy(ms.overlap { name = "by_rank", plan = function(view)
     local plan = {}
-    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = rank == 1 and b.index == 2 and "on_reduced" or "after_backward" } end
+    for i, b in ipairs(view.buckets) do
+      plan[i] = {
+        bucket = b.index, step = rank == 1 and b.index == 2 and "on_reduced" or "after_backward",
+      }
+    end
     return plan
   end }))
 end
 
-for _, link in ipairs { "all_reduce", "bf16_compress", function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end } do
+for _, link in ipairs {
+  "all_reduce",
+  "bf16_compress",
+  function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end,
+} do
   local want = train(policy(nil), link)
   for name, prepare in ms.sorted_pairs {
-    classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred", hidden = policy "early_where_hidden", mixed = policy(mixed),
-    linked = linked, own = in_backward } do
-    if train(prepare, link) ~= want then error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link))) end
+    classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred",
+    hidden = policy "early_where_hidden", mixed = policy(mixed), linked = linked, own = in_backward,
+  } do
+    if train(prepare, link) ~= want then
+      error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link)))
+    end
   end
 end
 
--- A weight that is also used detached: its gradient is there, and steps early, while backward still reads its values. Every moment gives the bits of the plain loop.
+-- A weight that is also used detached: its gradient is there, and steps early, while backward still
+-- reads its values. Every moment gives the bits of the plain loop.
 do
   local Twice = nn.class "Twice"
   function Twice:init()
@@ -99,7 +120,7 @@ do
           opt:step_param(p, mean:narrow(1, at + 1, p:numel()):view(table.unpack(p:shape())))
           at = at + p:numel()
         end
-        mean:zero_()                                              -- after the call the gradient is the script's again
+        mean:zero_()  -- after the call the gradient is the script's again
       end)
     end
     return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { step, link } })
@@ -107,19 +128,25 @@ do
   for recomputed = 0, 1 do
     local want = run(policy(nil), recomputed == 1, "all_reduce")
     for name, prepare in ms.sorted_pairs {
-      in_backward = policy "in_backward", deferred = policy "deferred", mixed = policy(mixed), linked = linked, own = in_backward, by_hand = by_hand } do
-      if run(prepare, recomputed == 1, "all_reduce") ~= want then error(name .. ", a weight used detached: other weights than the plain loop's") end
+      in_backward = policy "in_backward", deferred = policy "deferred", mixed = policy(mixed),
+      linked = linked, own = in_backward, by_hand = by_hand,
+    } do
+      if run(prepare, recomputed == 1, "all_reduce") ~= want then
+        error(name .. ", a weight used detached: other weights than the plain loop's")
+      end
     end
   end
   local function sharded(name)
     return function(model, link)
-      local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }), optim.adamw(model, { lr = 0.05, shard = ms.world() })
+      local net, opt = ms.ddp(model, { bucket_bytes = 256, comm_hook = link }),
+        optim.adamw(model, { lr = 0.05, shard = ms.world() })
       opt:overlap(net, name)
       return net, opt
     end
   end
   local want = run(policy(nil), false, "all_reduce")
-  assert(run(sharded "deferred", false, "all_reduce") == want, "sharded, deferred, a weight used detached: other weights than the plain loop's")
+  assert(run(sharded "deferred", false, "all_reduce") == want,
+    "sharded, deferred, a weight used detached: other weights than the plain loop's")
   if options.how == "sharded" then run(sharded "in_backward", false, "all_reduce") end
 end
 
@@ -128,10 +155,15 @@ assert(#views > 0)
 for _, numbers in ipairs(views) do
   assert(numbers[2] > 0 and numbers[3] == size)
   local all = ms.world():all_gather(ms.tensor({ numbers }, "f32")):sync():to_table()
-  for _, row in ipairs(all) do for i, x in ipairs(row) do assert(x == all[1][i], "views differ") end end
+  for _, row in ipairs(all) do
+    for i, x in ipairs(row) do assert(x == all[1][i], "views differ") end
+  end
 end
--- Uneven inputs: a rank that only takes part does not step, and all end with the weights of one that went on longest.
-for _, prepare in ipairs { policy "in_backward", policy "deferred", policy(mixed), linked, in_backward } do
+-- Uneven inputs: a rank that only takes part does not step, and all end with the weights of one
+-- that went on longest.
+for _, prepare in ipairs {
+  policy "in_backward", policy "deferred", policy(mixed), linked, in_backward,
+} do
   local model = make_model()
   local net, opt = prepare(model, "all_reduce")
   local steps = 0
@@ -149,7 +181,8 @@ for _, prepare in ipairs { policy "in_backward", policy "deferred", policy(mixed
   local sums = ms.world():all_gather(flat:view(1, -1)):sync()
   for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
 end
--- Planners go on inside join and behind it, on all ranks in the same passes, also where buckets are rebuilt in a pass that some ranks have no inputs for.
+-- Planners go on inside join and behind it, on all ranks in the same passes, also where buckets are
+-- rebuilt in a pass that some ranks have no inputs for.
 for _, kind in ipairs { "moments", "buckets" } do
   for before = 1, 2 do
     for first = 0, 1 do
@@ -159,7 +192,9 @@ for _, kind in ipairs { "moments", "buckets" } do
         net, opt = policy(ms.overlap { name = "told", plan = function(view)
           local plan = {}
           told(view)
-          for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "on_reduced" } end
+          for i, b in ipairs(view.buckets) do
+            plan[i] = { bucket = b.index, step = "on_reduced" }
+          end
           return plan
         end })(model)
       else
@@ -179,12 +214,16 @@ for _, kind in ipairs { "moments", "buckets" } do
       go(5)
       assert(#steps >= 2)
       local all = ms.world():all_gather(ms.tensor({ steps }, "i64")):sync():to_table()
-      for _, row in ipairs(all) do assert(table.concat(row, " ") == table.concat(steps, " "), "ranks have planned in different passes") end
+      for _, row in ipairs(all) do
+        assert(table.concat(row, " ") == table.concat(steps, " "),
+          "ranks have planned in different passes")
+      end
     end
   end
 end
 
--- Parameters that this rank has not used, and others have: their own optimizers, and what a sharded one sends.
+-- Parameters that this rank has not used, and others have: their own optimizers, and what a sharded
+-- one sends.
 local Switch = nn.class "Switch"
 function Switch:init()
   ms.seed(1)
@@ -201,7 +240,8 @@ local function switched(ddp_options, prepare)
   local net, opt = prepare(model, ddp_options)
   for step in ms.steps(4) do
     local turn = ddp_options.static_graph and 0 or step % size
-    net(ms.randn { 3, 2, seed = step }, rank == turn, rank == turn and not ddp_options.static_graph and step % 2 == 0):square():mean():backward()
+    net(ms.randn { 3, 2, seed = step }, rank == turn,
+      rank == turn and not ddp_options.static_graph and step % 2 == 0):square():mean():backward()
     if opt then opt:step() end
   end
   return table.concat(ms.pack(model:parameters()):to_table(), " ")
@@ -217,7 +257,9 @@ for _, name in ipairs { "find_unused", "static_graph" } do
     end
   end
   local want = run(plain())
-  local function same(what, prepare) assert(run(prepare) == want, ("%s, %s: other weights than the plain loop's"):format(name, what)) end
+  local function same(what, prepare)
+    assert(run(prepare) == want, ("%s, %s: other weights than the plain loop's"):format(name, what))
+  end
   same("in_backward", function(model, ddp_options)
     optim.in_backward(optim.adamw, model:parameters(), { lr = 0.1 })
     return ms.ddp(model, ddp_options)
@@ -241,7 +283,8 @@ for _, name in ipairs { "find_unused", "static_graph" } do
     same(what .. ", after a stage that only looks", in_chain(shard or nil, looks))
   end
 end
--- A static graph whose first iteration has two backwards: each parameter's own optimizer steps once.
+-- A static graph whose first iteration has two backwards: each parameter's own optimizer steps
+-- once.
 do
   local Heads = nn.class "Heads"
   function Heads:init()
@@ -263,6 +306,7 @@ do
     return ms.pack(model:parameters()):detach()
   end
   -- The plain loop takes a mean of means, which rounds once more.
-  assert((run(true) - run(false)):abs():max():item() < 1e-4, "two backwards of a static graph: other weights than the plain loop's")
+  assert((run(true) - run(false)):abs():max():item() < 1e-4,
+    "two backwards of a static graph: other weights than the plain loop's")
 end
 print(("rank %d is done"):format(rank))

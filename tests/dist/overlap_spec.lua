@@ -1,4 +1,5 @@
--- Plans for optimizers on several ranks, as processes and as threads: overlap.lua holds what each rank expects.
+-- Plans for optimizers on several ranks, as processes and as threads: overlap.lua holds what each
+-- rank expects.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -7,7 +8,8 @@ after_each(function() command.remove(folder) end)
 describe("plans", function()
   for name, way in pairs { processes = "-n 2", threads = "-n 3 --thread-ranks" } do
     it("give the weights of the plain loop on ranks that are " .. name, function()
-      local out = command.succeed(folder, ("run '%s/tests/dist/overlap.lua' %s"):format(command.source, way))
+      local out = command.succeed(folder,
+        ("run '%s/tests/dist/overlap.lua' %s"):format(command.source, way))
       assert.truthy(out:find("rank 1 is done", 1, true), out)
     end)
   end
@@ -27,20 +29,26 @@ describe("plans", function()
       io.stdout:write(("peak %d\n"):format(ms.memory().peak))]])
     for _, policy in ipairs { "classic", "in_backward", "deferred", "early_where_hidden" } do
       local run = command.succeed(folder, "run r.lua -n 2 policy=" .. policy):match "peak (%d+)"
-      assert.equal(run, command.succeed(folder, "check r.lua -n 2 policy=" .. policy):match "peak memory [^(]*%((%d+) bytes%)", policy)
+      assert.equal(run, command.succeed(folder, "check r.lua -n 2 policy=" .. policy)
+        :match "peak memory [^(]*%((%d+) bytes%)", policy)
     end
   end)
 
   it("that differ between ranks are refused with both sides", function()
-    local code, _, err = command.run(folder, ("run '%s/tests/dist/overlap.lua' -n 2 how=differ"):format(command.source))
+    local code, _, err = command.run(folder,
+      ("run '%s/tests/dist/overlap.lua' -n 2 how=differ"):format(command.source))
     assert.equal(1, code, err)
-    assert.matches("overlap plan by_rank %([^\n]*overlap.lua:%d+%): ranks planned differently: bucket 2 is to step after_backward on rank 0 and on_reduced on rank 1", err)
+    assert.matches("overlap plan by_rank %([^\n]*overlap.lua:%d+%): ranks planned differently: \z
+      bucket 2 is to step after_backward on rank 0 and on_reduced on rank 1", err)
   end)
 
-  it("that step a sharded parameter early which backward still reads are refused by name", function()
-    local code, _, err = command.run(folder, ("run '%s/tests/dist/overlap.lua' -n 2 how=sharded"):format(command.source))
+  it("that step a sharded parameter early which backward still reads are refused by \z
+    name", function()
+    local code, _, err = command.run(folder,
+      ("run '%s/tests/dist/overlap.lua' -n 2 how=sharded"):format(command.source))
     assert.equal(1, code, err)
-    assert.matches("overlap.lua:%d+: overlap: policy in_backward steps parameter 'second.weight' of a sharded optimizer in backward", err)
+    assert.matches("overlap.lua:%d+: overlap: policy in_backward steps parameter \z
+      'second.weight' of a sharded optimizer in backward", err)
     assert.matches('use "classic" or "deferred"', err, 1, true)
   end)
 end)

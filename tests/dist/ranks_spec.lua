@@ -1,4 +1,5 @@
--- Jobs of several ranks: how they end, what is reported, that nothing hangs or is left behind. ctest: serial
+-- Jobs of several ranks: how they end, what is reported, that nothing hangs or is left behind.
+-- ctest: serial
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -55,9 +56,12 @@ describe("a job of several ranks", function()
     command.remove(folder)
   end)
 
-  local function job(arguments, settings) return command.run(folder, ("run %s/ways.lua %s"):format(folder, arguments), settings) end
+  local function job(arguments, settings)
+    return command.run(folder, ("run %s/ways.lua %s"):format(folder, arguments), settings)
+  end
 
-  -- Seconds that a job takes: the least of three, as somebody else may be busy on this machine for a moment.
+  -- Seconds that a job takes: the least of three, as somebody else may be busy on this machine for
+  -- a moment.
   local function length_of(arguments)
     local least = math.huge
     for _ = 1, 3 do
@@ -79,24 +83,39 @@ describe("a job of several ranks", function()
     end)
 
     local ends = {
-      raise = { 1, "rank 1: [^\n]*ways.lua:6: boom\n", "ranks 0, 2 stopped because rank 1: [^\n]*ways.lua:6: boom\n" },
+      raise = {
+        1, "rank 1: [^\n]*ways.lua:6: boom\n",
+        "ranks 0, 2 stopped because rank 1: [^\n]*ways.lua:6: boom\n",
+      },
       table = { 1, "because rank 1: the recipe raised a value that is not a string" },
       exit = { 3, "stopped because rank 1: the recipe called os.exit%(3%)" },
-      exit_well = { 5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world" },
-      leave = { 5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world" },
+      exit_well = {
+        5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world",
+      },
+      leave = {
+        5, "rank 1 left after all_reduce #5 of world", "waits for it at all_reduce #6 of world",
+      },
       memory = { 8, "rank 1: [^\n]*no memory for", "stopped because rank 1: [^\n]*no memory for" },
       file = { 3, "stopped because rank 1: [^\n]*nowhere" },
       hook = { 1, "in a hook", "stopped because rank 1: " },
-      length = { 5, "ranks disagree in call #6", "ranks 0, 2: all_reduce #6 of world %[f32 x 1024, avg", "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:18" },
+      length = {
+        5, "ranks disagree in call #6", "ranks 0, 2: all_reduce #6 of world %[f32 x 1024, avg",
+        "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:18",
+      },
       dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
       operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
       extra = { 5, "rank 1: [^\n]*max" },
-      cross = { 5, "the ranks wait for each other, and none can go on",
-                "\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, at [^\n]*\n  rank 2: all_reduce #6" },
+      cross = {
+        5, "the ranks wait for each other, and none can go on",
+        "\n  rank 0: all_reduce #6 of world [^\n]*\n  rank 1: recv #1 of world %[f32 x 8, peer 0, \z
+          at [^\n]*\n  rank 2: all_reduce #6",
+      },
     }
-    -- What is printed once: by the supervisor, with the lines that lead there, and not by the rank as well.
+    -- What is printed once: by the supervisor, with the lines that lead there, and not by the rank
+    -- as well.
     local once = {
-      raise = "boom", table = "not a string", exit = "the recipe called os.exit", memory = "no memory for", file = "nowhere",
+      raise = "boom", table = "not a string", exit = "the recipe called os.exit",
+      memory = "no memory for", file = "nowhere",
       hook = "in a hook",
     }
     for how, expected in pairs(ends) do
@@ -111,17 +130,20 @@ describe("a job of several ranks", function()
     end
 
     it(name .. ": a mistake that all make is told once", function()
-      command.write(folder .. "/bad.lua", [[require "moonshard".config { steps = 1 } error "everywhere"]])
+      command.write(folder .. "/bad.lua",
+        [[require "moonshard".config { steps = 1 } error "everywhere"]])
       local code, _, err = command.run(folder, ("run bad.lua -n 3 %s"):format(kind))
       assert.equal(1, code)
-      assert.matches("^moonshard: ranks %d, %d stopped because rank %d: bad.lua:1: everywhere\n$", err)
+      assert.matches("^moonshard: ranks %d, %d stopped because rank %d: bad.lua:1: everywhere\n$",
+        err)
       code, _, err = command.run(folder, ("run bad.lua -n 3 %s stepz=3"):format(kind))
       assert.equal(2, code)
       assert.equal(1, select(2, err:gsub("did you mean 'steps'", "")), err)
       command.write(folder .. "/bad.lua", 'require "moonshard".world():barrier() os.exit(3)')
       code, _, err = command.run(folder, ("run bad.lua -n 3 %s"):format(kind))
       assert.equal(3, code)
-      assert.matches("^moonshard: ranks %d, %d stopped because rank %d: the recipe called os.exit%(3%)\n$", err)
+      assert.matches(
+        "^moonshard: ranks %d, %d stopped because rank %d: the recipe called os.exit%(3%)\n$", err)
     end)
 
     it(name .. ": the last line says where the hook of another rank failed", function()
@@ -135,11 +157,15 @@ describe("a job of several ranks", function()
         local function pass() model(ms.ones { 2, 4 }):sum():backward() end
         for _ in ms.steps(2) do pass() end
       ]])
-      for level, place in pairs { "link 'hook.lua:3': hook.lua:4: mine", "link 'hook.lua:3': mine" } do
-        local code, _, err = command.run(folder, ("run hook.lua -n 2 level=%d %s"):format(level, kind))
+      for level, place in pairs {
+        "link 'hook.lua:3': hook.lua:4: mine", "link 'hook.lua:3': mine",
+      } do
+        local code, _, err = command.run(folder,
+          ("run hook.lua -n 2 level=%d %s"):format(level, kind))
         assert.equal(1, code)
         local last = err:match "([^\n]*)\n$"
-        assert.is_truthy(last:match "^moonshard: rank 0 stopped because rank 1: " and last:find(place, 1, true), err)
+        assert.is_truthy(last:match "^moonshard: rank 0 stopped because rank 1: "
+          and last:find(place, 1, true), err)
         assert.equal(1, select(2, err:gsub(": mine", "")), err)
         -- What led to it stands before it, without our own files.
         assert.matches("moonshard: rank 1 was at:\n\t[^\n]*hook.lua:7: ", err)
@@ -183,7 +209,8 @@ print "done"]])
       local clock = core.clock_ms()
       local code, _, err = command.run(folder, "run exits.lua -n 2 --timeout 100 begun=" .. begun)
       assert.equal(5, code, err)
-      assert.matches("rank 1 ended [^\n]*all_reduce #2 of world[^\n]*, which it had enqueued, while rank 0 waits for it there: call ms.synchronize", err)
+      assert.matches("rank 1 ended [^\n]*all_reduce #2 of world[^\n]*, which it had enqueued, \z
+        while rank 0 waits for it there: call ms.synchronize", err)
       assert.is_true(core.clock_ms() - clock < 50000)
     end
   end)
@@ -209,15 +236,19 @@ print "done"]])
       if not (SANITIZED and how == "segv") then
         local code, _, err = job(("-n 3 how=%s who=2 at=7"):format(how))
         assert.equal(7, code)
-        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of world %%[f32 x 1024, avg, at [^\n]*ways.lua:31%%] at step 7\n"):format(signal), err)
-        -- One that has not come to the next collective when it hears of the death is still behind the last one.
-        assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 %a+ all_reduce #[78]", err)
+        assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of \z
+          world %%[f32 x 1024, avg, at [^\n]*ways.lua:31%%] at step 7\n"):format(signal), err)
+        -- One that has not come to the next collective when it hears of the death is still behind
+        -- the last one.
+        assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 \z
+          %a+ all_reduce #[78]", err)
       end
     end
   end)
 
   it("may be run twice at once", function()
-    local first, second = command.start(folder, folder .. "/ways.lua -n 2 steps=300"), command.start(folder, folder .. "/ways.lua -n 2 steps=300")
+    local first, second = command.start(folder, folder .. "/ways.lua -n 2 steps=300"),
+      command.start(folder, folder .. "/ways.lua -n 2 steps=300")
     local a, b = first.finish(), second.finish()
     assert.equal(0, a)
     assert.equal(0, b)
@@ -238,7 +269,8 @@ for step in ms.steps(1 << 40) do
   if step == 3 then io.stdout:write("rank ", ms.rank(), "\n") io.stdout:flush() end
 end]])
     -- The launcher's end is the pipe's end only when its ranks, which hold it too, are gone.
-    local pipe = io.popen(("cd '%s' && '%s' run forever.lua -n 3 2>/dev/null & echo $!; wait"):format(folder, command.program))
+    local pipe = io.popen(("cd '%s' && '%s' run forever.lua -n 3 2>/dev/null & echo $!; wait")
+      :format(folder, command.program))
     local launcher = pipe:read "l"
     for _ = 1, 3 do pipe:read "l" end
     os.execute("kill -KILL " .. launcher)
@@ -254,14 +286,17 @@ local last
 for step in ms.steps(1 << 40) do
   last = step
   if cfg.together then ms.world():all_reduce(ms.ones { 4 }):sync() end
-  if step == cfg.at and ms.rank() == 1 then os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.signal)) end
+  if step == cfg.at and ms.rank() == 1 then
+    os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.signal))
+  end
 end
 print(("rank %d ended behind %d"):format(ms.rank(), last))
 ]])
     local code_of = { INT = 130, TERM = 143, HUP = 129 }
     for signal, expected in pairs(code_of) do
       for _, together in ipairs { "true", "false" } do
-        local code, out, err = command.run(folder, ("run ask.lua -n 3 signal=%s together=%s at=%d"):format(signal, together, together == "true" and 30 or 2000))
+        local code, out, err = command.run(folder, ("run ask.lua -n 3 signal=%s together=%s at=%d")
+          :format(signal, together, together == "true" and 30 or 2000))
         assert.equal(expected, code, err)
         local steps = {}
         for rank = 0, 2 do steps[rank] = out:match(("rank %d ended behind (%%d+)"):format(rank)) end
@@ -277,7 +312,10 @@ print(("rank %d ended behind %d"):format(ms.rank(), last))
 local ms = require "moonshard"
 local cfg = ms.config { twice = false }
 ms.world():barrier()
-if ms.rank() == 0 then os.execute("kill -TERM $(ps -o ppid= -p $PPID)" .. (cfg.twice and "; kill -INT $(ps -o ppid= -p $PPID)" or "")) end
+if ms.rank() == 0 then
+  os.execute("kill -TERM $(ps -o ppid= -p $PPID)"
+    .. (cfg.twice and "; kill -INT $(ps -o ppid= -p $PPID)" or ""))
+end
 ms.world():barrier()
 while true do ms.world():barrier() end
 ]])
@@ -303,7 +341,9 @@ if ms.rank() == 0 then print(core.clock_ms() - before, ms.info().threads) end
     local out = command.succeed(folder, "run link.lua -n 2 --threads 1 --link 1MB,20ms")
     assert.truthy(tonumber(out:match "^[%d.]+") >= 200, out)
     assert.equal("1", out:match "%s(%d+)\n")
-    for _, link in ipairs { "1", "fast", "1Gbit,soon", "0MB" } do assert.equal(2, (command.run(folder, "run link.lua -n 2 --link " .. link))) end
+    for _, link in ipairs { "1", "fast", "1Gbit,soon", "0MB" } do
+      assert.equal(2, (command.run(folder, "run link.lua -n 2 --link " .. link)))
+    end
   end)
 
   it("of unusual size is refused, or runs", function()
@@ -335,7 +375,7 @@ warn("part ", "by part")
   end)
 
   it("names the switch that helps where address space is rationed", function()
-    if SANITIZED then return end                            -- a sanitizer reserves terabytes for itself
+    if SANITIZED then return end  -- a sanitizer reserves terabytes for itself
     command.write(folder .. "/sum.lua", [[
 local ms = require "moonshard"
 print(ms.world():all_reduce(ms.ones { 3 }):value():to_table()[1])
@@ -343,7 +383,8 @@ print(ms.world():all_reduce(ms.ones { 3 }):value():to_table()[1])
     local code, _, refusal = command.run(folder, "run sum.lua -n 4", "ulimit -v 4000000;")
     assert.equal(2, code)
     assert.matches("no address space for the memory of 4 ranks .* %(%-%-memory BYTES", refusal)
-    assert.equal("4.0\n4.0\n4.0\n4.0\n", (command.succeed(folder, "run sum.lua -n 4 --memory 50000000", "ulimit -v 4000000;")))
+    assert.equal("4.0\n4.0\n4.0\n4.0\n",
+      (command.succeed(folder, "run sum.lua -n 4 --memory 50000000", "ulimit -v 4000000;")))
   end)
 
   it("whose rank starts another job is not disturbed by it", function()
@@ -357,8 +398,9 @@ assert(ok)
     assert.equal(0, (command.run(folder, "run outer.lua -n 2")))
   end)
 
-  -- The moment is drawn over the whole run, its beginning and end included, and so is the rank; both by time, and by place in the recipe. At its end the address
-  -- sanitizer's search for leaks is a child of the launcher too, and nobody survives its death.
+  -- The moment is drawn over the whole run, its beginning and end included, and so is the rank;
+  -- both by time, and by place in the recipe. At its end the address sanitizer's search for leaks
+  -- is a child of the launcher too, and nobody survives its death.
   it("survives nothing, but never hangs: kills", function()
     local count = command.full and 200 or 12
     math.randomseed(20)
@@ -379,24 +421,28 @@ echo rc=$?]]):format(command.program, folder, ranks, folder, moment, victim)
       local output = io.popen(("timeout 60 sh '%s/kill.sh'"):format(folder)):read "a"
       local process, code = output:match "^(%d*)\n?rc=(%d+)"
       local err = command.read(folder .. "/.stderr")
-      local where = ("trial %d: %d ranks, the %dth killed after %.4f s: %s%s"):format(trial, ranks, victim, moment, output, err)
+      local where = ("trial %d: %d ranks, the %dth killed after %.4f s: %s%s")
+        :format(trial, ranks, victim, moment, output, err)
       assert.truthy(code, where)
       if process ~= "" and code ~= "0" then
         killed = killed + 1
         assert.equal("7", code, where)
-        assert.matches(("rank %d %%(pid %s%%) killed by SIGKILL"):format(victim - 1, process), err, where)
+        assert.matches(("rank %d %%(pid %s%%) killed by SIGKILL"):format(victim - 1, process), err,
+          where)
       else assert.equal("0", code, where) end
     end
     assert.truthy(killed > count / 4, ("%d of %d were killed in time"):format(killed, count))
   end)
 
-  -- Once or twice, to the launcher alone or, as a terminal does, to all; at any moment, the beginning and the end included.
+  -- Once or twice, to the launcher alone or, as a terminal does, to all; at any moment, the
+  -- beginning and the end included.
   it("ends in order whenever it is asked to: signals", function()
     math.randomseed(5)
     local length = length_of "-n 2 steps=200"
     local expected = { INT = 130, TERM = 143, HUP = 129 }
     for trial = 1, command.full and 100 or 6 do
-      local ranks, signal, moment = math.random(2, 4), ({ "INT", "TERM", "HUP" })[math.random(3)], math.random() * length
+      local ranks, signal, moment = math.random(2, 4), ({ "INT", "TERM", "HUP" })[math.random(3)],
+        math.random() * length
       local whom, twice = math.random(2) == 1 and "$L" or "-$L", math.random(4) == 1
       local send = ("kill -%s -- %s 2>/dev/null"):format(signal, whom)
       command.write(folder .. "/signal.sh", ([[
@@ -407,13 +453,16 @@ sleep %.6f
 %s; %s
 wait $L
 echo rc=$?]]):format(command.program, folder, ranks, folder, moment, send, twice and send or ":"))
-      local code = io.popen(("timeout 60 bash '%s/signal.sh' 2>/dev/null"):format(folder)):read "a":match "rc=(%d+)"
+      local code = io.popen(("timeout 60 bash '%s/signal.sh' 2>/dev/null"):format(folder)):read "a"
+        :match "rc=(%d+)"
       local err = command.read(folder .. "/.stderr")
-      local where = ("trial %d: SIG%s to %s of %d ranks after %.4f s%s: %s: %s"):format(trial, signal, whom, ranks, moment, twice and ", twice" or "", tostring(code), err)
+      local where = ("trial %d: SIG%s to %s of %d ranks after %.4f s%s: %s: %s")
+        :format(trial, signal, whom, ranks, moment, twice and ", twice" or "", tostring(code), err)
       assert.is_true(code == "0" or tonumber(code) == expected[signal], where)
       if not twice then assert.equal("", err, where) end
       -- The ranks go with their launcher.
-      assert.equal("", io.popen(("pgrep -f '^[^ ]*moonshard run %s/'"):format(folder)):read "a", where)
+      assert.equal("", io.popen(("pgrep -f '^[^ ]*moonshard run %s/'"):format(folder)):read "a",
+        where)
     end
   end)
 

@@ -1,9 +1,11 @@
--- Ranks that show no progress: which of them end the job, which are only warned about, and what is said of where they are. ctest: serial
+-- Ranks that show no progress: which of them end the job, which are only warned about, and what is
+-- said of where they are. ctest: serial
 local command = require "command"
 
 local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
 
--- After one collective rank 1 does something, and rank 0 ends (or, with waits=true, waits for rank 1 in another collective).
+-- After one collective rank 1 does something, and rank 0 ends (or, with waits=true, waits for rank
+-- 1 in another collective).
 local RECIPE = [[
 local ms = require "moonshard"
 local cfg = ms.config { how = "loop", waits = false }
@@ -24,7 +26,8 @@ local ways = {
     coroutine.wrap(function() coroutine.resume(inner) end)()
   end,
   call = function()
-    local x = ms.randn { 6000, 6000 }         -- one task of some seconds: the supervisor asks, and waits half a second for an answer
+    -- One task of some seconds: the supervisor asks, and waits half a second for an answer.
+    local x = ms.randn { 6000, 6000 }
     x:matmul(x):sum():item()
   end,
   works = function()
@@ -50,21 +53,27 @@ describe("a rank that shows no progress", function()
 
   -- What is said of rank 1, by what it does.
   local PLACES = {
-    loop = "it runs its script at r.lua:6", finalizer = "it runs a finalizer %(__gc%), its last known line is r.lua:4",
-    at_close = "it runs a finalizer %(__gc%)", stop = "its process is stopped %(T%), its last known line is r.lua:4",
-    library = "it runs code that is neither its script nor the engine %(a library function, say%), its last known line is r.lua:4",
+    loop = "it runs its script at r.lua:6",
+    finalizer = "it runs a finalizer %(__gc%), its last known line is r.lua:4",
+    at_close = "it runs a finalizer %(__gc%)",
+    stop = "its process is stopped %(T%), its last known line is r.lua:4",
+    library = "it runs code that is neither its script nor the engine %(a library function, \z
+      say%), its last known line is r.lua:4",
     coroutine = "it runs its script at r.lua:16",
   }
 
   for how, place in pairs(PLACES) do
     for _, waits in ipairs { false, true } do
-      -- Who waits makes no difference to what is found: two ways are enough. Sanitizers hold signals back from loops that call nothing.
+      -- Who waits makes no difference to what is found: two ways are enough. Sanitizers hold
+      -- signals back from loops that call nothing.
       if (not waits or how == "loop" or how == "stop") and not SANITIZED then
-        it(("(%s) ends the job when %s"):format(how, waits and "others wait for it" or "the others have finished"), function()
+        it(("(%s) ends the job when %s")
+          :format(how, waits and "others wait for it" or "the others have finished"), function()
           local code, _, err = job(("-n 2 --timeout 0.5 how=%s waits=%s"):format(how, waits))
           assert.equal(6, code, err)
           assert.matches("moonshard: rank 1 has [^\n]*" .. place, err)
-          assert.matches(waits and "rank 0 waits for it" or "rank 0 has finished and waits for it", err)
+          assert.matches(waits and "rank 0 waits for it" or "rank 0 has finished and waits for it",
+            err)
         end)
       end
     end
@@ -75,7 +84,9 @@ describe("a rank that shows no progress", function()
       for _, how in ipairs { "loop", "coroutine" } do
         local code, _, err = job("-n 2 --thread-ranks --timeout 0.5 how=" .. how)
         assert.equal(6, code, err)
-        assert.matches("rank 1 has shown no progress for [%d.]+ s, and rank 0 has finished and waits for it; " .. PLACES[how], err)
+        assert.matches(
+          "rank 1 has shown no progress for [%d.]+ s, and rank 0 has finished and waits for it; "
+            .. PLACES[how], err)
       end
     end)
 
@@ -87,7 +98,9 @@ describe("a rank that shows no progress", function()
         local function plan(view)
           while stuck and cfg.place == "planner" do end
           local moments = {}
-          for i, b in ipairs(view.buckets) do moments[i] = { bucket = b.index, step = "after_backward" } end
+          for i, b in ipairs(view.buckets) do
+            moments[i] = { bucket = b.index, step = "after_backward" }
+          end
           return moments
         end
         local function link(bucket, next)
@@ -101,10 +114,11 @@ describe("a rank that shows no progress", function()
           net(ms.ones { 2, 4 }):sum():backward()
           opt:step()
         end]])
-      for place, line in pairs { planner = 5, link = 11 } do
+      for place, line in pairs { planner = 5, link = 13 } do
         local code, _, err = command.run(folder, "run p.lua -n 2 --timeout 0.5 place=" .. place)
         assert.equal(6, code, err)
-        assert.matches("moonshard: rank 1 has not come to [^\n]*it runs its script at p.lua:" .. line, err)
+        assert.matches(
+          "moonshard: rank 1 has not come to [^\n]*it runs its script at p.lua:" .. line, err)
       end
     end)
   end
@@ -114,7 +128,8 @@ describe("a rank that shows no progress", function()
       local code, out, err = job(("-n 2 --timeout 0.3 how=child waits=%s"):format(waits))
       assert.equal(0, code, err)
       assert.matches("rank 1 done", out)
-      assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it waits for a process that it has started, its last known line is r.lua:4", err)
+      assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it waits for a process \z
+        that it has started, its last known line is r.lua:4", err)
     end
   end)
 
@@ -122,7 +137,8 @@ describe("a rank that shows no progress", function()
     local code, out, err = job "-n 2 --timeout 0.05 how=call waits=true"
     assert.equal(0, code, err)
     assert.matches("rank 1 done", out)
-    assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it is inside a call of the engine, its last known line is r.lua:%d+", err)
+    assert.matches("warning: rank 1 has shown no progress for [%d.]+ s: it is inside a call of \z
+      the engine, its last known line is r.lua:%d+", err)
   end)
 
   it("shows some as long as its device works, however long the others wait", function()
@@ -143,7 +159,11 @@ describe("a rank that shows no progress", function()
     assert.equal(0, code, err)
     for rank = 0, 1 do
       assert.matches(("rank %d done"):format(rank), out)
-      if not SANITIZED then assert.matches(("warning: rank %d has shown no progress for [%%d.]+ s: it runs its script at lua.lua:4"):format(rank), err) end
+      if not SANITIZED then
+        assert.matches(
+          ("warning: rank %d has shown no progress for [%%d.]+ s: it runs its script at lua.lua:4")
+            :format(rank), err)
+      end
     end
   end)
 end)
@@ -174,7 +194,8 @@ describe("coroutines of a rank", function()
         print(pcall(failing))
         print(pcall(coroutine.resume, 1))
         print(pcall(coroutine.wrap, 1))
-        print(coroutine.isyieldable(coroutine.create(print)), coroutine.wrap(function() return coroutine.isyieldable() end)())
+        print(coroutine.isyieldable(coroutine.create(print)),
+          coroutine.wrap(function() return coroutine.isyieldable() end)())
         local deep = 0
         local function nest(n) if n > 0 then coroutine.wrap(nest)(n - 1) end deep = deep + 1 end
         nest(50)

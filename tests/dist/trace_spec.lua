@@ -7,7 +7,11 @@ local ms = require "moonshard"
 local cfg = ms.config { kill = false, own = "" }
 local hooks = require "moonshard.hooks"
 local model = ms.nn.Linear(32, 32)
-local twice = hooks.stage { name = "twice", encode = function(buffer) return buffer * 2 end, decode = function(reduced) return reduced / 2 end }
+local twice = hooks.stage {
+  name = "twice",
+  encode = function(buffer) return buffer * 2 end,
+  decode = function(reduced) return reduced / 2 end,
+}
 local net = ms.ddp(model, { comm_hook = hooks.chain { twice, hooks.cast { dtype = "bf16" } } })
 local opt = ms.optim.sgd(model, { lr = 0.1 })
 if cfg.own ~= "" then assert(ms.trace.start(cfg.own)) end
@@ -28,7 +32,8 @@ describe("the trace of a job", function()
   after_each(function() command.remove(folder) end)
 
   local function events_of(path)
-    assert.equal("", io.popen(("ls -A '%s' | grep rank-"):format(folder)):read "a")      -- no part is left
+    -- No part is left.
+    assert.equal("", io.popen(("ls -A '%s' | grep rank-"):format(folder)):read "a")
     return core.json_decode(command.read(folder .. "/" .. path))
   end
 
@@ -36,7 +41,9 @@ describe("the trace of a job", function()
     local names, seen, collectives, threads, about = {}, {}, {}, {}, {}
     for _, event in ipairs(events) do
       if event.name == "process_name" then names[event.pid] = event.args.name end
-      if event.name == "thread_name" then threads[event.pid .. "/" .. event.tid] = event.args.name end
+      if event.name == "thread_name" then
+        threads[event.pid .. "/" .. event.tid] = event.args.name
+      end
       if event.name == "moonshard" then about[event.pid] = event.args end
       if event.ph == "X" then
         local args = event.args
@@ -50,7 +57,9 @@ describe("the trace of a job", function()
           collectives[event.pid] = collectives[event.pid] or {}
           table.insert(collectives[event.pid], event)
         end
-        if threads[event.pid .. "/" .. event.tid] == "steps" then seen[event.pid][event.name] = args end
+        if threads[event.pid .. "/" .. event.tid] == "steps" then
+          seen[event.pid][event.name] = args
+        end
       end
     end
     for rank = 0, ranks - 1 do
@@ -62,7 +71,8 @@ describe("the trace of a job", function()
       local own = seen[rank]
       -- Stages and links by name, with bytes and the line from which they come.
       assert.matches("r.lua:%d+$", own["bucket 0: stage 'twice'/mul"].script)
-      assert.truthy(own["bucket 0: cast bf16/cast"] or own["bucket 0: cast bf16/copy"] or own["bucket 0: cast bf16/contiguous"], "cast is not there")
+      assert.truthy(own["bucket 0: cast bf16/cast"] or own["bucket 0: cast bf16/copy"]
+        or own["bucket 0: cast bf16/contiguous"], "cast is not there")
       assert.equal(0, own["bucket 0: stage 'twice'/mul"].bucket)
       assert.truthy(own["step 2"])
       assert.equal(3, #collectives[rank])
@@ -87,13 +97,16 @@ describe("the trace of a job", function()
       command.write(folder .. "/t.json.rank-1", "[]")
       command.succeed(folder, ("run r.lua -n 2 %s --trace t.json"):format(kind))
       check(events_of "t.json", 2)
-      local summary = core.json_decode((command.succeed(folder, "trace t.json --json --html page.html")))
+      local summary = core.json_decode(
+        (command.succeed(folder, "trace t.json --json --html page.html")))
       assert.equal(2, summary.ranks)
       assert.equal(3, #summary.steps)
       assert.equal(6, #summary.rows)
       for _, row in ipairs(summary.rows) do
-        assert.is_true(row.comm_ms > 0 and row.compute_ms > 0 and row.exposed_ms <= row.comm_ms and row.idle_ms >= 0)
-        assert.is_true(row.compute_ms <= row.step_ms and row.idle_ms + row.exposed_ms <= row.step_ms)
+        assert.is_true(row.comm_ms > 0 and row.compute_ms > 0 and row.exposed_ms <= row.comm_ms
+          and row.idle_ms >= 0)
+        assert.is_true(row.compute_ms <= row.step_ms
+          and row.idle_ms + row.exposed_ms <= row.step_ms)
       end
       assert.matches("rank ${rank}", command.read(folder .. "/page.html"), 1, true)
     end)

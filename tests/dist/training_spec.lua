@@ -1,4 +1,5 @@
--- Training on several ranks: one run as users see it, resuming at other sizes, requests, numbers that are not finite, checks that predict. ctest: serial
+-- Training on several ranks: one run as users see it, resuming at other sizes, requests, numbers
+-- that are not finite, checks that predict. ctest: serial
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -6,19 +7,36 @@ local TEXT = ("The quick brown fox jumps over the lazy dog. "):rep(80)
 
 local RECIPE = [[
 local ms = require "moonshard"
-local cfg = ms.config { data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1, on_nan = "stop", ask = "", at = 3,
-  clip = 0.0, chain = false }
+local cfg = ms.config {
+  data = "text", steps = 8, resume = "never", run = "run", save = 4, dtype = "f32", poison = -1,
+  on_nan = "stop", ask = "", at = 3, clip = 0.0, chain = false,
+}
 local train, valid = assert(ms.data.bytes(cfg.data)):split(0.8)
 local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 1, width = 16, heads = 2 }
 local links
-if cfg.chain then links = ms.hooks.chain { ms.hooks.cast { dtype = "bf16" }, function(bucket, next) return next(bucket) end, "all_reduce" } end
+if cfg.chain then
+  links = ms.hooks.chain {
+    ms.hooks.cast { dtype = "bf16" },
+    function(bucket, next) return next(bucket) end,
+    "all_reduce",
+  }
+end
 if ms.world_size() > 1 then model = ms.ddp(model, { comm_hook = links }) end
-local everyone, first, last = ms.metric "everyone", ms.metric("first", "min"), ms.metric("last", "max")
+local everyone, first, last = ms.metric "everyone", ms.metric("first", "min"),
+  ms.metric("last", "max")
 local count = ms.metric("count", "sum")
 local result = ms.train {
-  model = model, steps = cfg.steps, run = cfg.run, resume = cfg.resume, dtype = cfg.dtype, on_nan = cfg.on_nan, clip = cfg.clip > 0 and cfg.clip or nil,
+  model = model,
+  steps = cfg.steps,
+  run = cfg.run,
+  resume = cfg.resume,
+  dtype = cfg.dtype,
+  on_nan = cfg.on_nan,
+  clip = cfg.clip > 0 and cfg.clip or nil,
   optimizer = ms.optim.adamw(model, { lr = 1e-2 }),
-  data = train:loader { batch = 12, length = 16, shuffle = true }, valid = valid:loader { batch = 12, length = 16 }, eval = { every = 4, batches = 2 },
+  data = train:loader { batch = 12, length = 16, shuffle = true },
+  valid = valid:loader { batch = 12, length = 16 },
+  eval = { every = 4, batches = 2 },
   save = { every = cfg.save }, sample = { every = 4, count = 5 },
   loss = function(m, x, y)
     local outputs = m(x)
@@ -32,12 +50,15 @@ local result = ms.train {
     last:push(ms.full(ms.rank(), {}))
     count:push(1)
     count:push(1)
-    if cfg.ask ~= "" and step == cfg.at and ms.rank() == 1 then os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.ask)) end
+    if cfg.ask ~= "" and step == cfg.at and ms.rank() == 1 then
+      os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.ask))
+    end
   end,
 }
 local sum = 0
 for _, p in ipairs(model:parameters()) do sum = sum + p:detach():square():sum():item() end
-print(("rank %d: loss %.17g valid %.17g weights %.17g peak %d run %s"):format(ms.rank(), result.loss or 0, result.valid.loss, sum, ms.memory().peak, result.run))
+print(("rank %d: loss %.17g valid %.17g weights %.17g peak %d run %s")
+  :format(ms.rank(), result.loss or 0, result.valid.loss, sum, ms.memory().peak, result.run))
 ]]
 
 describe("training on several ranks", function()
@@ -60,11 +81,15 @@ describe("training on several ranks", function()
   local function metrics(run)
     local list = command.metrics(folder .. "/" .. run)
     -- Times differ from run to run.
-    for _, entry in ipairs(list) do entry.ms_step, entry.tok_s, entry.mfu, entry.exposed_comm_ms = nil, nil, nil, nil end
+    for _, entry in ipairs(list) do
+      entry.ms_step, entry.tok_s, entry.mfu, entry.exposed_comm_ms = nil, nil, nil, nil
+    end
     return list
   end
 
-  local function near(a, b, tolerance) assert.truthy(math.abs(a - b) <= tolerance * math.abs(a), ("%.9g is not %.9g"):format(b, a)) end
+  local function near(a, b, tolerance)
+    assert.truthy(math.abs(a - b) <= tolerance * math.abs(a), ("%.9g is not %.9g"):format(b, a))
+  end
 
   it("tells in metrics.jsonl what each link of a chain took", function()
     command.succeed(folder, "run r.lua -n 2 --thread-ranks chain=true save=0")
@@ -76,7 +101,8 @@ describe("training on several ranks", function()
         assert.equal(3, #links)
         assert.equal("cast bf16", links[1].name)
         assert.equal("all_reduce", links[3].name)
-        assert.is_true(links[3].calls > 0 and links[3].payload_bytes > 0 and links[3].ms >= 0 and links[3].exposed_ms >= 0)
+        assert.is_true(links[3].calls > 0 and links[3].payload_bytes > 0 and links[3].ms >= 0
+          and links[3].exposed_ms >= 0)
         assert.equal(0, links[1].payload_bytes)
       end
     end
@@ -103,7 +129,8 @@ describe("training on several ranks", function()
     end)(threads))
     assert.same(metrics "run", metrics "threads")
     for _, name in ipairs { "step-00000008/tensors.safetensors", "step-00000008/manifest.json" } do
-      assert.equal(command.read(folder .. "/run/" .. name), command.read(folder .. "/threads/" .. name), name)
+      assert.equal(command.read(folder .. "/run/" .. name),
+        command.read(folder .. "/threads/" .. name), name)
     end
     local third = train "-n 3 --threads 2 run=third"
     assert.equal(processes[1]:match "weights (%S+)", third[1]:match "weights (%S+)")
@@ -124,10 +151,11 @@ describe("training on several ranks", function()
   end)
 
   it("ends before the first step where validation data have fewer windows than ranks", function()
-    command.write(folder .. "/short", TEXT:sub(1, 200))       -- a fifth of it: 40 bytes, 2 windows of 16
+    command.write(folder .. "/short", TEXT:sub(1, 200))  -- a fifth of it: 40 bytes, 2 windows of 16
     local code, out, err = command.run(folder, "run r.lua -n 3 data=short")
     assert.equal(1, code, out)
-    assert.matches("r.lua:%d+: train: valid: loader: 2 windows of 16 tokens for 3 ranks; each rank needs at least one", err)
+    assert.matches("r.lua:%d+: train: valid: loader: 2 windows of 16 tokens for 3 ranks; each \z
+      rank needs at least one", err)
     assert.is_nil(out:match "step +0/")
     assert.matches("valid +7  loss", (command.succeed(folder, "run r.lua -n 2 data=short run=two")))
   end)
@@ -147,7 +175,8 @@ describe("training on several ranks", function()
     end
   end)
 
-  it("goes on bit for bit at the same size, and at any other without losing or repeating data", function()
+  it("goes on bit for bit at the same size, and at any other without losing or repeating \z
+    data", function()
     train "-n 2 run=whole steps=8 save=100"
     local whole = metrics "whole"
     for _, ranks in ipairs { 2, 1, 3, 4 } do
@@ -157,7 +186,11 @@ describe("training on several ranks", function()
       local resumed = metrics("r" .. ranks)
       assert.equal(8, #resumed)
       for i = 6, 8 do
-        if ranks == 2 then assert.equal(whole[i].loss, resumed[i].loss) else near(whole[i].loss, resumed[i].loss, 1e-4) end
+        if ranks == 2 then
+          assert.equal(whole[i].loss, resumed[i].loss)
+        else
+          near(whole[i].loss, resumed[i].loss, 1e-4)
+        end
       end
       assert.truthy(ranks ~= 2 or whole[8].grad_norm == resumed[8].grad_norm)
     end
@@ -170,12 +203,15 @@ describe("training on several ranks", function()
   it("stops on request with a checkpoint from which it goes on, and saves on request", function()
     train "-n 2 run=whole steps=12 save=100"
     for _, signal in ipairs { "INT", "TERM", "HUP" } do
-      local code, out, err = command.run(folder, ("run r.lua -n 2 run=%s steps=100000 save=100000 ask=%s"):format(signal, signal))
+      local code, out, err = command.run(folder,
+        ("run r.lua -n 2 run=%s steps=100000 save=100000 ask=%s"):format(signal, signal))
       assert.equal(75, code, err)
-      local step = tonumber(err:match "^moonshard: stopped on request behind step (%d+); a checkpoint is saved in ")
+      local step = tonumber(
+        err:match "^moonshard: stopped on request behind step (%d+); a checkpoint is saved in ")
       assert.equal(1, select(2, err:gsub("stopped on request", "")))
       assert.truthy(step and step >= 3, err)
-      assert.truthy(core.exists(("%s/%s/step-%08d/manifest.json"):format(folder, signal, step + 1)), out)
+      assert.truthy(core.exists(("%s/%s/step-%08d/manifest.json"):format(folder, signal, step + 1)),
+        out)
     end
     local list = metrics "whole"
     for i, entry in ipairs(metrics "INT") do
@@ -199,7 +235,9 @@ describe("training on several ranks", function()
     assert.matches("step 2: loss or gradients are inf or nan", err)
     for _, more in ipairs { "on_nan=skip", "dtype=f16" } do
       local ranks = train(("-n 3 poison=2 %s run=skip"):format(more))
-      for rank = 2, 3 do assert.equal(ranks[1]:match "weights (%S+)", ranks[rank]:match "weights (%S+)") end
+      for rank = 2, 3 do
+        assert.equal(ranks[1]:match "weights (%S+)", ranks[rank]:match "weights (%S+)")
+      end
       assert.falsy(ranks[1]:find "weights %-?nan")
     end
   end)
@@ -208,10 +246,12 @@ describe("training on several ranks", function()
     -- That kills the launcher.
     assert.equal(137, (command.run(folder, "run r.lua -n 2 steps=100000 save=5 ask=KILL at=12")))
     command.write(folder .. "/dies.lua", (RECIPE:gsub("%$%(ps %-o ppid= %-p %$PPID%)", "$PPID")))
-    local code, _, err = command.run(folder, "run dies.lua -n 2 run=dies save=5 steps=1000 ask=KILL at=12")
+    local code, _, err = command.run(folder,
+      "run dies.lua -n 2 run=dies save=5 steps=1000 ask=KILL at=12")
     assert.equal(7, code)
     assert.matches("^moonshard: rank 1 %(pid %d+%) killed by SIGKILL [^\n]*at step 12\n", err)
-    assert.matches("last committed checkpoint: dies/step%-00000010 %(resume: moonshard run dies.lua %-n 2 run=dies save=5 steps=1000 ask=KILL at=12 resume=auto%)\n", err)
+    assert.matches("last committed checkpoint: dies/step%-00000010 %(resume: moonshard run \z
+      dies.lua %-n 2 run=dies save=5 steps=1000 ask=KILL at=12 resume=auto%)\n", err)
     for rank = 0, 1 do
       local lines = 0
       for line in io.lines(("%s/dies/flight/rank-%d.jsonl"):format(folder, rank)) do
@@ -224,7 +264,8 @@ describe("training on several ranks", function()
     end
     -- What goes on from there ends as if nothing had happened.
     train "-n 2 run=whole save=100 steps=20"
-    local _, warnings = command.succeed(folder, "run dies.lua -n 2 run=dies save=5 steps=20 resume=auto")
+    local _, warnings = command.succeed(folder,
+      "run dies.lua -n 2 run=dies save=5 steps=20 resume=auto")
     assert.equal("", warnings)
     local whole, resumed = metrics "whole", metrics "dies"
     assert.equal(20, #resumed)
@@ -237,19 +278,23 @@ describe("training on several ranks", function()
   it("is predicted by check: peak and bytes, to the byte", function()
     for _, options in ipairs { "", "dtype=bf16", "dtype=f16 clip=1.0 steps=5" } do
       for _, ranks in ipairs { 2, 3 } do
-        local predicted = assert(core.json_decode((command.succeed(folder, ("check r.lua -n %d --json %s"):format(ranks, options)))))
+        local predicted = assert(core.json_decode((command.succeed(folder,
+          ("check r.lua -n %d --json %s"):format(ranks, options)))))
         assert.equal(ranks, predicted.ranks)
         assert.equal(ranks, #predicted.peak_bytes)
         local run = ("c%d%s"):format(ranks, options:gsub("%W", ""))
         local said = train(("-n %d run=%s %s"):format(ranks, run, options))
-        for rank = 1, ranks do assert.equal(said[rank]:match "peak (%d+)", tostring(predicted.peak_bytes[rank]), options) end
+        for rank = 1, ranks do
+          assert.equal(said[rank]:match "peak (%d+)", tostring(predicted.peak_bytes[rank]), options)
+        end
         assert.equal("all_reduce", predicted.collectives[1].op)
         assert.equal(predicted.wire_bytes, predicted.groups[1].wire_bytes)
       end
     end
     local a = core.json_decode((command.succeed(folder, "check r.lua -n 2 --json")))
     local b = core.json_decode((command.succeed(folder, "check r.lua -n 2 --json")))
-    local c = core.json_decode((command.succeed(folder, "check r.lua -n 2 --json clip=1.0 steps=3")))
+    local c = core.json_decode(
+      (command.succeed(folder, "check r.lua -n 2 --json clip=1.0 steps=3")))
     assert.same(a, b)
     assert.truthy(c.order_hash)
   end)
@@ -275,8 +320,13 @@ print(payload - before[1], wire - before[2])
     assert.equal(tonumber(payload), predicted.payload_bytes)
     assert.equal(tonumber(wire), predicted.wire_bytes)
     local ops = {}
-    for i, call in ipairs(predicted.collectives) do ops[i] = ("%s %s %d %s/%d"):format(call.op, call.dtype, call.count, call.group, call.channel) end
-    assert.same({ "all_reduce f32 1002 world/1", "all_gather bf16 40 world/2", "broadcast i64 3 world/1" }, ops)
-    assert.equal(64, core.json_decode((command.succeed(folder, "check hand.lua -n 64 --json"))).ranks)
+    for i, call in ipairs(predicted.collectives) do
+      ops[i] = ("%s %s %d %s/%d"):format(call.op, call.dtype, call.count, call.group, call.channel)
+    end
+    assert.same(
+      { "all_reduce f32 1002 world/1", "all_gather bf16 40 world/2", "broadcast i64 3 world/1" },
+      ops)
+    assert.equal(64,
+      core.json_decode((command.succeed(folder, "check hand.lua -n 64 --json"))).ranks)
   end)
 end)

@@ -1,14 +1,16 @@
 -- moonshard run --watch: scripts that change while a job runs. ctest: serial
 local command = require "command"
 
--- Each step all ranks add the loss's gradient through the hook; what the hook did is in the weights. Between steps rank 0 puts files in the place of others: as
--- an editor would, but at known steps. It prints what the hook of each step multiplied with.
+-- Each step all ranks add the loss's gradient through the hook; what the hook did is in the
+-- weights. Between steps rank 0 puts files in the place of others: as an editor would, but at known
+-- steps. It prints what the hook of each step multiplied with.
 local RECIPE = [[
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local cfg = ms.config { steps = 12, policy = "", buckets = "" }
 local model = ms.nn.Linear(4, 4, { bias = false })
-local net = ms.ddp(model, { comm_hook = "hook.lua", buckets = cfg.buckets ~= "" and cfg.buckets or nil })
+local net = ms.ddp(model,
+  { comm_hook = "hook.lua", buckets = cfg.buckets ~= "" and cfg.buckets or nil })
 local opt = ms.optim.sgd(model, { lr = 0.0 })
 if cfg.policy ~= "" then opt:overlap(net, cfg.policy) end
 local factors = {}
@@ -28,13 +30,17 @@ end
 print(("rank %d: %s"):format(ms.rank(), table.concat(factors, " ")))
 ]]
 
-local function times(factor) return ("return function(bucket, next) return next(bucket):and_then(function(mean) return mean * %d end) end"):format(factor) end
+local function times(factor)
+  return ("return function(bucket, next) return next(bucket):and_then(function(mean) return mean \z
+    * %d end) end"):format(factor)
+end
 
 describe("watched scripts", function()
   local folder
   before_each(function()
     folder = command.folder()
-    command.write(folder .. "/r.lua", (RECIPE:gsub("model.weight:zero_grad%(%)", "opt:zero_grad()")))
+    command.write(folder .. "/r.lua",
+      (RECIPE:gsub("model.weight:zero_grad%(%)", "opt:zero_grad()")))
     command.write(folder .. "/hook.lua", times(1))
   end)
   after_each(function() command.remove(folder) end)
@@ -52,10 +58,14 @@ describe("watched scripts", function()
     return first, out, err
   end
 
-  -- The two steps with which something new was in force. Where rank 0 is ahead of others, they meet a step later.
+  -- The two steps with which something new was in force. Where rank 0 is ahead of others, they meet
+  -- a step later.
   local function switches(out, file)
     local found = {}
-    for step in out:gmatch(("watch: '%s' has changed: the new one is in force from step (%%d+) on\n"):format(file)) do found[#found + 1] = tonumber(step) end
+    for step in out:gmatch(
+        ("watch: '%s' has changed: the new one is in force from step (%%d+) on\n"):format(file)) do
+      found[#found + 1] = tonumber(step)
+    end
     assert.equal(2, #found, out)
     assert.is_true((found[1] == 3 or found[1] == 4) and (found[2] == 6 or found[2] == 7), out)
     return found[1], found[2]
@@ -69,12 +79,17 @@ describe("watched scripts", function()
       -- A script may be longer than what other texts that ranks share.
       command.write(folder .. "/next-5.lua", ("-- long\n"):rep(2000) .. [[
         local hooks = require "moonshard.hooks"
-        return hooks.chain { hooks.cast { dtype = "bf16" }, hooks.stage { name = "by five", decode = function(mean) return mean * 5 end }, hooks.all_reduce() }
+        return hooks.chain {
+          hooks.cast { dtype = "bf16" },
+          hooks.stage { name = "by five", decode = function(mean) return mean * 5 end },
+          hooks.all_reduce(),
+        }
       ]])
       local factors, out, err = run(kind, ranks)
       assert.equal("", err)
       local first, second = switches(out, "hook.lua")
-      assert.equal(("1 "):rep(first) .. ("3 "):rep(second - first) .. ("5 "):rep(12 - second), factors .. " ")
+      assert.equal(("1 "):rep(first) .. ("3 "):rep(second - first) .. ("5 "):rep(12 - second),
+        factors .. " ")
     end)
 
     it("go on as they were when the new one does not load or is none: " .. kind, function()
@@ -84,8 +99,13 @@ describe("watched scripts", function()
       local factors, _, err = run(kind, ranks)
       assert.equal(("1 "):rep(12), factors .. " ")
       for rank = 0, ranks - 1 do
-        local told = ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one goes on: it "):format(rank)
-        for _, why in ipairs { "cannot be loaded: hook.lua:1:", "returned a number, not a link", "failed: hook.lua:1: not yet" } do
+        local told =
+          ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one goes on: it ")
+            :format(rank)
+        for _, why in ipairs {
+          "cannot be loaded: hook.lua:1:", "returned a number, not a link",
+          "failed: hook.lua:1: not yet",
+        } do
           assert.truthy(err:find(told .. why, 1, true), err)
         end
       end
@@ -93,20 +113,29 @@ describe("watched scripts", function()
 
     it("go on as they were when the new one fails in its first step: " .. kind, function()
       command.write(folder .. "/hook.lua", times(2))
-      command.write(folder .. "/next-2.lua", "return function(bucket) local x = bucket:nothing() return x end")
-      command.write(folder .. "/next-11.lua", [[return function(bucket, next) return next(bucket):and_then(function(mean) return mean:to "bf16" end) end]])
+      command.write(folder .. "/next-2.lua",
+        "return function(bucket) local x = bucket:nothing() return x end")
+      command.write(folder .. "/next-11.lua", [[
+        return function(bucket, next)
+          return next(bucket):and_then(function(mean) return mean:to "bf16" end)
+        end
+      ]])
       command.write(folder .. "/next-5.lua", [[return function(bucket, next) next(bucket) end]])
       command.write(folder .. "/next-8.lua", [[
         local hooks = require "moonshard.hooks"
-        return hooks.chain { hooks.stage { name = "outer", decode = function(mean) return mean * 100 end }, hooks.stage { name = "inner", encode = function(t) return t * 10 end,
-          decode = function(mean) return mean.nothing.at_all end } }
+        return hooks.chain {
+          hooks.stage { name = "outer", decode = function(mean) return mean * 100 end },
+          hooks.stage { name = "inner", encode = function(t) return t * 10 end,
+            decode = function(mean) return mean.nothing.at_all end },
+        }
       ]])
       local factors, _, err = run(kind .. " steps=15", ranks)
       assert.equal(("2 "):rep(15), factors .. " ")
       local told = "watch: 'hook.lua' failed in its first step, the old one goes on: "
       assert.equal(4 * ranks, select(2, err:gsub(told:gsub("%p", "%%%0"), "")), err)
       assert.truthy(err:find(told .. "it returned nothing", 1, true), err)
-      assert.matches(told:gsub("%p", "%%%0") .. "it returned [^\n]*bf16[^\n]*; 16 numbers in f32 are expected", err)
+      assert.matches(told:gsub("%p", "%%%0")
+        .. "it returned [^\n]*bf16[^\n]*; 16 numbers in f32 are expected", err)
     end)
   end
 
@@ -119,7 +148,8 @@ describe("watched scripts", function()
       end]=])
     local code, _, err = command.run(folder, "run r.lua --watch -n 2")
     assert.equal(1, code)
-    assert.truthy(err:find("watch: 'hook.lua' failed in its first step on 1 of 2 ranks", 1, true), err)
+    assert.truthy(err:find("watch: 'hook.lua' failed in its first step on 1 of 2 ranks", 1, true),
+      err)
   end)
 
   it("keep the state of their links, by name", function()
@@ -139,7 +169,9 @@ describe("watched scripts", function()
     local factors, out = run("-n 2", 2)
     local first, second = switches(out, "hook.lua")
     local expected = {}
-    for step = 0, 11 do expected[step + 1] = step + 1 + (step >= second and 200 or step >= first and 100 or 0) end
+    for step = 0, 11 do
+      expected[step + 1] = step + 1 + (step >= second and 200 or step >= first and 100 or 0)
+    end
     assert.equal(table.concat(expected, " "), factors)
   end)
 
@@ -156,19 +188,28 @@ describe("watched scripts", function()
     command.write(folder .. "/policy-5.lua", policy("whenever", "bad"))
     local _, out, err = run("-n 2 policy=policy.lua", 2)
     switches(out, "policy.lua")
-    assert.matches("rank 0: watch: 'policy.lua' failed in its first step, the old one goes on: [^\n]*unknown step 'whenever'", err)
-    command.write(folder .. "/policy.lua", [[return require "moonshard".buckets { name = "one", plan = function(view) return { caps_bytes = { 1 << 20 } } end }]])
-    command.write(folder .. "/policy-2.lua", [[return require "moonshard".buckets { name = "none", plan = function(view) return {} end }]])
+    assert.matches("rank 0: watch: 'policy.lua' failed in its first step, the old one goes on: \z
+      [^\n]*unknown step 'whenever'", err)
+    command.write(folder .. "/policy.lua", [[
+      local function plan() return { caps_bytes = { 1 << 20 } } end
+      return require "moonshard".buckets { name = "one", plan = plan }
+    ]])
+    command.write(folder .. "/policy-2.lua",
+      [[return require "moonshard".buckets { name = "none", plan = function(view) return {} end }]])
     _, out, err = run("-n 2 buckets=policy.lua", 2)
     assert.matches("'policy.lua' has changed: the new one is in force from step [34] on", out)
-    assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one goes on: ", err)
+    assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one goes on: ",
+      err)
   end)
 
   it("are forgotten with the models that are unwrapped, until another has them", function()
     local script = command.write(folder .. "/unwrap.lua", [[
       local ms, core = require "moonshard", require "moonshard.core"
       local chain = ms.hooks.chain { "hook.lua" }
-      local function wrap(hook) return ms.ddp(ms.nn.Linear(4, 4, { bias = false }), { comm_hook = hook, buckets = "plan.lua" }) end
+      local function wrap(hook)
+        return ms.ddp(ms.nn.Linear(4, 4, { bias = false }),
+          { comm_hook = hook, buckets = "plan.lua" })
+      end
       local nets = { wrap(chain), wrap(chain), wrap "other.lua" }
       local optimizer = ms.optim.sgd(nets[1])
       optimizer:overlap(nets[1], "policy.lua")
@@ -178,10 +219,13 @@ describe("watched scripts", function()
           for i = 1, 3 do nets[i]:unwrap() end
           nets = { wrap "other.lua" }
         elseif step == 8 then nets = { wrap(chain) } end
-        last = (nets[#nets](ms.ones { 1, 4 }):sum():backward() or nets[#nets]).weight:grad():select(1, 1):select(1, 1):item()
+        last = (nets[#nets](ms.ones { 1, 4 }):sum():backward() or nets[#nets]).weight:grad()
+          :select(1, 1):select(1, 1):item()
         nets[#nets].weight:set_grad(nil)
         if step == 2 and ms.rank() == 0 then
-          for _, name in ipairs { "hook", "other", "plan", "policy" } do os.rename("next-" .. name .. ".lua", name .. ".lua") end
+          for _, name in ipairs { "hook", "other", "plan", "policy" } do
+            os.rename("next-" .. name .. ".lua", name .. ".lua")
+          end
         end
         if ms.rank() == 0 then
           local from = core.clock_ms()
@@ -190,26 +234,37 @@ describe("watched scripts", function()
       end
       print(("rank %d ends with %g"):format(ms.rank(), last))
     ]])
-    local plan, policy = 'return require "moonshard".buckets { name = "p", plan = function() return { caps_bytes = { 99 } } end }', [[
+    local plan, policy = 'return require "moonshard".buckets { name = "p", plan = function() \z
+      return { caps_bytes = { 99 } } end }', [[
       return require "moonshard".overlap { name = "p", plan = function(view)
         local plan = {}
-        for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "after_backward" } end
+        for i, b in ipairs(view.buckets) do
+          plan[i] = { bucket = b.index, step = "after_backward" }
+        end
         return plan
       end }]]
-    for name, text in pairs { other = times(1), plan = plan, policy = policy } do command.write(("%s/%s.lua"):format(folder, name), text) end
-    for name, text in pairs { hook = times(3), other = times(1) .. " ", plan = plan .. " ", policy = policy .. " " } do
+    for name, text in pairs { other = times(1), plan = plan, policy = policy } do
+      command.write(("%s/%s.lua"):format(folder, name), text)
+    end
+    for name, text in pairs {
+      hook = times(3), other = times(1) .. " ", plan = plan .. " ", policy = policy .. " ",
+    } do
       command.write(("%s/next-%s.lua"):format(folder, name), text)
     end
     local out, err = command.succeed(folder, ("run '%s' --watch -n 2"):format(script))
     assert.equal("", err)
     local told = {}
-    for file, step in out:gmatch "watch: '(%w+)%.lua' has changed: the new one is in force from step (%d+)" do
+    for file, step in out:gmatch "watch: '(%w+)%.lua' has changed: the new one is in force from \z
+        step (%d+)" do
       told[#told + 1] = file
       assert.is_true((tonumber(step) > 8) == (file == "hook"), out)
     end
     table.sort(told)
-    assert.same({ "hook", "other", "plan" }, told, out)                       -- the plan of the model that is still wrapped; nobody has the policy
-    for rank = 0, 1 do assert.truthy(out:find(("rank %d ends with 3"):format(rank), 1, true), out) end
+    -- The plan of the model that is still wrapped; nobody has the policy.
+    assert.same({ "hook", "other", "plan" }, told, out)
+    for rank = 0, 1 do
+      assert.truthy(out:find(("rank %d ends with 3"):format(rank), 1, true), out)
+    end
   end)
 
   it("are read once where nobody watches", function()

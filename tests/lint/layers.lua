@@ -1,14 +1,19 @@
--- Reads the sources as text and reports what breaks the house rules: layers, system calls, global state, flags, first lines.
+-- Reads the sources as text and reports what breaks the house rules: layers, system calls, global
+-- state, flags, first lines.
 --
 --     lua5.4 tests/lint/layers.lua [ROOT]
 --
--- It knows C only as far as these rules need: comments and strings are blanked, the rest is matched by words.
+-- It knows C only as far as these rules need: comments and strings are blanked, the rest is matched
+-- by words.
 
 local root = arg[1] or "."
 
--- Lower layers have lower numbers; a layer may include its own headers and those of lower numbers. io stands beside comm.
-local RANK = { base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, optim = 6, hook = 7, ddp = 8, fsdp = 9,
-  moonshard = 10, bindings = 11 }
+-- Lower layers have lower numbers; a layer may include its own headers and those of lower numbers.
+-- io stands beside comm.
+local RANK = {
+  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, optim = 6, hook = 7, ddp = 8,
+  fsdp = 9, moonshard = 10, bindings = 11,
+}
 
 -- Installed headers that are not named after their layer.
 local HEADER_LAYER = { ops = "tensor", moonshard_lua = "bindings" }
@@ -18,33 +23,42 @@ local OUTSIDE = {
   { header = "^lua%.h$", place = "^bindings/" }, { header = "^lualib%.h$", place = "^bindings/" },
   { header = "^lauxlib%.h$", place = "^bindings/" },
   { header = "^cuda[%w_]*%.h$", place = "/cuda/" },
-  { header = "^cu[bfs][%w_]*%.h$", place = "/cuda/" }, { header = "^cudnn[%w_]*%.h$", place = "/cuda/" },
+  { header = "^cu[bfs][%w_]*%.h$", place = "/cuda/" },
+  { header = "^cudnn[%w_]*%.h$", place = "/cuda/" },
   { header = "^mpi%.h$", place = "/mpi/" }, { header = "^nccl%.h$", place = "/nccl/" },
-  { header = "dnnl[%w_]*%.h$", place = "^engine/tensor/cpu/" }, { header = "^cblas%.h$", place = "^engine/tensor/cpu/" },
+  { header = "dnnl[%w_]*%.h$", place = "^engine/tensor/cpu/" },
+  { header = "^cblas%.h$", place = "^engine/tensor/cpu/" },
 }
 
 -- Calls that belong to the table ms_os, and calls with which a library would take over its host.
 local SYSTEM = {}
-for name in ([[malloc calloc realloc free reallocarray posix_memalign aligned_alloc memalign strdup strndup asprintf vasprintf
-    getline open openat creat fopen fdopen freopen tmpfile mkstemp mmap munmap mremap opendir stat fstat lstat rename unlink
-    mkdir clock_gettime gettimeofday time clock nanosleep usleep sleep fork vfork execv execve execvp execl execlp posix_spawn
-    system popen pthread_create getenv setenv sysconf getrandom getpid]]):gmatch("%S+") do
+for name in ([[malloc calloc realloc free reallocarray posix_memalign aligned_alloc memalign strdup
+    strndup asprintf vasprintf getline open openat creat fopen fdopen freopen tmpfile mkstemp mmap
+    munmap mremap opendir stat fstat lstat rename unlink mkdir clock_gettime gettimeofday time clock
+    nanosleep usleep sleep fork vfork execv execve execvp execl execlp posix_spawn system popen
+    pthread_create getenv setenv sysconf getrandom getpid]]):gmatch("%S+") do
   SYSTEM[name] = "goes through the table ms_os (engine/base/os_posix.c alone calls the system)"
 end
-for name in ("exit _exit abort quick_exit printf fprintf vprintf vfprintf puts fputs putchar perror longjmp siglongjmp"):gmatch("%S+") do
+for name in ("exit _exit abort quick_exit printf fprintf vprintf vfprintf puts fputs putchar \z
+    perror longjmp siglongjmp"):gmatch("%S+") do
   SYSTEM[name] = "is for programs: a library returns an ms_status, and never prints, exits or jumps"
 end
 
 -- Exceptions: file -> the calls that it may make ("*" is all), each with its reason.
 local ALLOWED = {
   ["engine/base/os_posix.c"] = { "*" },                -- it is the table
-  ["engine/base/os_socket.c"] = { "*" },               -- the part of the table that speaks through sockets
-  ["engine/base/os_machine.c"] = { "*" },              -- the part of the table that describes the machine
-  ["engine/base/thread.c"] = { "clock_gettime" },      -- bounds how long a thread spins; no result depends on it
+  -- The part of the table that speaks through sockets.
+  ["engine/base/os_socket.c"] = { "*" },
+  -- The part of the table that describes the machine.
+  ["engine/base/os_machine.c"] = { "*" },
+  -- Bounds how long a thread spins; no result depends on it.
+  ["engine/base/thread.c"] = { "clock_gettime" },
   ["bindings/launcher.c"] = { "fprintf" },             -- the supervisor's warnings
-  ["bindings/launcher_processes.c"] = { "open", "fork", "execve", "getpid", "_exit" },   -- part of the program, as main.c
+  -- Part of the program, as main.c.
+  ["bindings/launcher_processes.c"] = { "open", "fork", "execve", "getpid", "_exit" },
   ["bindings/launcher_threads.c"] = { "pthread_create", "getpid" },
-  ["bindings/main.c"] = { "fprintf", "exit", "_exit", "getenv" },   -- the CLI's entry is a program; a second request to stop ends it at once
+  -- The CLI's entry is a program; a second request to stop ends it at once.
+  ["bindings/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
 }
 
 -- Mutable variables of a process that are allowed, as "file:name", each with its reason.
@@ -68,8 +82,8 @@ end
 local function list(folders, names)
   local expression = {}
   for i, name in ipairs(names) do expression[i] = ("-name '%s'"):format(name) end
-  local handle = assert(io.popen(("cd '%s' && find %s -type f \\( %s \\) -print 2>/dev/null"):format(
-    root, folders, table.concat(expression, " -o "))))
+  local handle = assert(io.popen(("cd '%s' && find %s -type f \\( %s \\) -print 2>/dev/null")
+    :format(root, folders, table.concat(expression, " -o "))))
   local files = {}
   for line in handle:lines() do files[#files + 1] = (line:gsub("^%./", "")) end
   handle:close()
@@ -81,7 +95,8 @@ local function blank(text)
   return (text:gsub("[^\n]", " "))
 end
 
--- Walks over C text and blanks comments and, if asked, what stands inside quotes; line numbers stay true.
+-- Walks over C text and blanks comments and, if asked, what stands inside quotes; line numbers stay
+-- true.
 local function strip(text, strings_too)
   local out, at = {}, 1
   while at <= #text do
@@ -119,7 +134,8 @@ end
 
 -- The layer that a file belongs to: its folder, or for installed headers the header's name.
 local function layer_of(path)
-  local public = path:match("^engine/include/moonshard/([%w_]+)%.h$") or path:match("^moonshard/([%w_]+)%.h$")
+  local public = path:match("^engine/include/moonshard/([%w_]+)%.h$")
+    or path:match("^moonshard/([%w_]+)%.h$")
   if public then return HEADER_LAYER[public] or public end
   return path:match("^engine/([%w_]+)/") or path:match("^(bindings)/") or path:match("^([%w_]+)/")
 end
@@ -127,12 +143,15 @@ end
 local function check_includes(path, text)
   local own = layer_of(path)
   if not RANK[own] then
-    return report(path, 1, "\"%s\" is not a layer: use a folder or header name of DESIGN.md", tostring(own))
+    return report(path, 1, "\"%s\" is not a layer: use a folder or header name of DESIGN.md",
+      tostring(own))
   end
-  for position, kind, header in strip(text, false):gmatch("()#%s*include%s*([<\"])([^>\"\n]+)[>\"]") do
+  for position, kind, header in strip(text, false)
+      :gmatch("()#%s*include%s*([<\"])([^>\"\n]+)[>\"]") do
     local line = line_of(text, position)
     for _, rule in ipairs(OUTSIDE) do
-      if header:find(rule.header) and not path:find(rule.place) and path ~= "engine/include/moonshard/moonshard_lua.h" then
+      if header:find(rule.header) and not path:find(rule.place)
+          and path ~= "engine/include/moonshard/moonshard_lua.h" then
         report(path, line, "<%s> may be included only in %s", header, rule.place:gsub("[%^%%]", ""))
       end
     end
@@ -156,7 +175,9 @@ local function check_calls(path, code)
     -- A member (os->open, table.free) is somebody's function pointer, not the system's function.
     if SYSTEM[name] and not allowed[name] then
       local before = code:sub(math.max(1, position - 40), position - 1):match("(%S*)%s*$")
-      if not before:find("%.$") and not before:find("->$") then report(path, line_of(code, position), "%s() %s", name, SYSTEM[name]) end
+      if not before:find("%.$") and not before:find("->$") then
+        report(path, line_of(code, position), "%s() %s", name, SYSTEM[name])
+      end
     end
   end
 end
@@ -168,32 +189,39 @@ local function is_mutable(head)
 end
 
 local function check_global(path, code, position, statement)
-  statement = statement:gsub("%s+", " ")               -- blanked comments are long, and the patterns below go over spaces again and again
+  -- Blanked comments are long, and the patterns below go over spaces again and again.
+  statement = statement:gsub("%s+", " ")
   local head = statement:match("^%s*(.-)%s*=[^=]") or statement:match("^%s*(.-)%s*$")
-  if head == "" or head:find("^typedef%f[^%w_]") or head:find("^extern%f[^%w_]") or head:find("^_Static_assert")
-      or head:find("^static_assert") then
+  if head == "" or head:find("^typedef%f[^%w_]") or head:find("^extern%f[^%w_]")
+      or head:find("^_Static_assert") or head:find("^static_assert") then
     return
   end
-  -- What has parentheses is a function, unless they hold a pointer's star: static void (*handler)(int).
+  -- What has parentheses is a function, unless they hold a pointer's star: static void
+  -- (*handler)(int).
   if head:find("%(") and not head:find("^[%w_%s*]*%(%s*%*") then return end
   -- A type alone: struct point {}, enum {}, union value.
-  if head:find("^%a+%s*[%w_]*%s*{}%s*$") or head:find("^struct%s+[%w_]+$") or head:find("^union%s+[%w_]+$")
-      or head:find("^enum%s+[%w_]+$") or head:find("{}%s*__attribute__") then
+  if head:find("^%a+%s*[%w_]*%s*{}%s*$") or head:find("^struct%s+[%w_]+$")
+      or head:find("^union%s+[%w_]+$") or head:find("^enum%s+[%w_]+$")
+      or head:find("{}%s*__attribute__") then
     return
   end
   if is_mutable(head) then
     local bare = head:gsub("%b[]", "")
     local name = bare:match("%(%s*%*%s*([%w_]+)") or bare:match("([%w_]+)%s*$")
     if not GLOBALS[path .. ":" .. tostring(name)] then
-      report(path, line_of(code, position), "\"%s\" is state of the whole process: hang it off ms_engine, or make it const", tostring(name))
+      report(path, line_of(code, position),
+        "\"%s\" is state of the whole process: hang it off ms_engine, or make it const",
+        tostring(name))
     end
   end
 end
 
--- Splits a file into its outermost statements; each block is replaced by {}. A block behind a closing parenthesis is a
--- function's body and ends its statement; statics inside bodies are looked for by their word.
+-- Splits a file into its outermost statements; each block is replaced by {}. A block behind a
+-- closing parenthesis is a function's body and ends its statement; statics inside bodies are looked
+-- for by their word.
 local function check_globals(path, code)
-  code = code:gsub("\\\n", "  "):gsub("\n[ \t]*#[^\n]*", function(text) return "\n" .. blank(text:sub(2)) end)
+  code = code:gsub("\\\n", "  ")
+    :gsub("\n[ \t]*#[^\n]*", function(text) return "\n" .. blank(text:sub(2)) end)
   local at, start = 1, 1
   local statement = {}
   local function flush(stop)
@@ -215,7 +243,8 @@ local function check_globals(path, code)
       if text:find("%)%s*$") and not text:find("=") then
         for offset, head in code:sub(position, stop):gmatch("()%f[%w_]static%f[^%w_]([^;={]*)") do
           if is_mutable(head) then
-            report(path, line_of(code, position + offset), "a static variable in a function is state of the whole process")
+            report(path, line_of(code, position + offset),
+              "a static variable in a function is state of the whole process")
           end
         end
         statement, start = {}, stop + 1
@@ -230,7 +259,9 @@ end
 local function check_words(path, text)
   for _, word in ipairs(WORDS) do
     local position = text:find("%f[%w]" .. word .. "%f[%W]")
-    if position then report(path, line_of(text, position), "\"%s\": finish it, or leave it out", word) end
+    if position then
+      report(path, line_of(text, position), "\"%s\": finish it, or leave it out", word)
+    end
   end
 end
 
@@ -242,10 +273,12 @@ for _, path in ipairs(list("engine bindings", { "*.c", "*.h" })) do
   if path:find("^engine/.*%.c$") then check_globals(path, code) end
 end
 
-for _, path in ipairs(list("engine bindings lua recipes tests", { "*.c", "*.h", "*.lua", "*.cmake", "CMakeLists.txt", "*.cu" })) do
+for _, path in ipairs(list("engine bindings lua recipes tests",
+    { "*.c", "*.h", "*.lua", "*.cmake", "CMakeLists.txt", "*.cu" })) do
   local text = read(path)
   local first = text:gsub("^#![^\n]*\n", ""):match("^[^\n]*")
-  local comment = path:find("%.lua$") and "^%-%-+%s*%S" or path:find("%.[ch]u?$") and "^/[*/]+%s*%S" or "^#+%s*%S"
+  local comment = path:find("%.lua$") and "^%-%-+%s*%S" or path:find("%.[ch]u?$") and "^/[*/]+%s*%S"
+    or "^#+%s*%S"
   if not first:find(comment) then
     report(path, 1, "the first line says in a comment what the file is")
   end
@@ -253,13 +286,15 @@ for _, path in ipairs(list("engine bindings lua recipes tests", { "*.c", "*.h", 
 end
 
 for _, path in ipairs(list(". -path ./build -prune -o -path ./.git -prune -o",
-    { "*.cmake", "CMakeLists.txt", "CMakePresets.json", "moonshard", "run" })) do
+      { "*.cmake", "CMakeLists.txt", "CMakePresets.json", "moonshard", "run" })) do
   local number = 0
   for line in (read(path) .. "\n"):gmatch("([^\n]*)\n") do
     number = number + 1
-    local flag = line:gsub("#.*", ""):match("%-march=[%w_-]*") or line:gsub("#.*", ""):match("%-ffast%-math")
-      or line:gsub("#.*", ""):match("%-Ofast")
-    if flag then report(path, number, "%s: kernels are chosen at run time and keep IEEE arithmetic", flag) end
+    local flag = line:gsub("#.*", ""):match("%-march=[%w_-]*")
+      or line:gsub("#.*", ""):match("%-ffast%-math") or line:gsub("#.*", ""):match("%-Ofast")
+    if flag then
+      report(path, number, "%s: kernels are chosen at run time and keep IEEE arithmetic", flag)
+    end
   end
 end
 

@@ -1,4 +1,5 @@
--- For specs: what lua/moonshard/meta.lua declares: classes, their functions with parameters, the fields of tables of options.
+-- For specs: what lua/moonshard/meta.lua declares: classes, their functions with parameters, the
+-- fields of tables of options.
 local annotations = {}
 
 -- Splits at a character that stands outside of brackets and quotes.
@@ -29,12 +30,14 @@ local function parameters_of(text)
   local inner = text:match "^fun(%b())":sub(2, -2)
   if not inner:find "%S" then return list end
   for _, part in ipairs(split(inner, ",")) do
-    list[#list + 1] = part:match "^%s*self%s*$" and { name = "self", type = "self" } or declared(part)
+    list[#list + 1] = part:match "^%s*self%s*$" and { name = "self", type = "self" }
+      or declared(part)
   end
   return list
 end
 
--- The type at the beginning of what follows a field's name: comments follow it after two spaces or more.
+-- The type at the beginning of what follows a field's name: comments follow it after two spaces or
+-- more.
 local function type_of(text)
   local depth = 0
   for i = 1, #text do
@@ -45,7 +48,8 @@ local function type_of(text)
   return text
 end
 
---- Classes by name: { functions = { { name, parameters } }, fields = { { name, optional, type } } }; the second result are aliases.
+--- Classes by name: { functions = { { name, parameters } }, fields = { { name, optional, type } }
+--- }; the second result are aliases.
 ---@param path string
 ---@return table<string, table>, table<string, string>
 function annotations.read(path)
@@ -61,7 +65,9 @@ function annotations.read(path)
     local field, optional, rest = line:match "^%-%-%-@field%s+([%w_]+)(%??)%s+(.*)$"
     if field and class then
       table.insert(class.fields, { name = field, optional = optional == "?", type = type_of(rest) })
-      if rest:match "^fun%b()" then table.insert(class.functions, { name = field, parameters = parameters_of(rest) }) end
+      if rest:match "^fun%b()" then
+        table.insert(class.functions, { name = field, parameters = parameters_of(rest) })
+      end
     end
     if line == "" then class = nil end
   end
@@ -69,7 +75,8 @@ function annotations.read(path)
 end
 
 local plain = {
-  integer = "integer", number = "number", string = "string", boolean = "boolean", any = "any", table = "table", ["function"] = "function",
+  integer = "integer", number = "number", string = "string", boolean = "boolean", any = "any",
+  table = "table", ["function"] = "function",
   ["ms.Tensor"] = "tensor", ["ms.Parameter"] = "tensor",
 }
 
@@ -81,8 +88,8 @@ local function is_object(class)
   return false
 end
 
---- Which kinds of values a type allows, as a set: integer, number, string, boolean, any, table, function, tensor, or the name of a class of
---- objects (those with methods on self).
+--- Which kinds of values a type allows, as a set: integer, number, string, boolean, any, table,
+--- function, tensor, or the name of a class of objects (those with methods on self).
 ---@param text string
 ---@param classes table<string, table>
 ---@param aliases table<string, string>

@@ -25,7 +25,8 @@ end
 local function hyper_parameters()
   local kinds, above = {}, ""
   for line in io.lines((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua") do
-    local kind, options, beside = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, options%?: ms.(%w+)%): ms.Optimizer%s*(.*)$"
+    local kind, options, beside = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, \z
+      options%?: ms.(%w+)%): ms.Optimizer%s*(.*)$"
     if kind and options == "OptimizerOptions" then
       local comment = above .. beside
       local other = comment:match "^as (%w+);"
@@ -53,16 +54,26 @@ describe("the annotations", function()
   end })
   ddp(ms.ones { 2 }):sum():backward()
   local objects = {
-    ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data, ["ms.checkpoint"] = ms.checkpoint,
-    ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.scripts"] = ms.scripts, ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
-    ["ms.Module"] = layer, ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
-    ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(), ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
-    ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec", ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
-    ["ms.Averager"] = ms.optim.averager { period = 2 }, ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
-    ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set, ["ms.Loader"] = set:loader { batch = 1, length = 4 },
+    ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data,
+    ["ms.checkpoint"] = ms.checkpoint,
+    ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.scripts"] = ms.scripts,
+    ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
+    ["ms.Module"] = layer,
+    ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
+    ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(),
+    ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
+    ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
+    ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
+    ["ms.Averager"] = ms.optim.averager { period = 2 },
+    ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
+    ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set,
+    ["ms.Loader"] = set:loader { batch = 1, length = 4 },
   }
   -- Descriptions of tables that users write: nothing of them exists by itself.
-  local descriptions = { ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true, ["ms.DDPOptions"] = true, ["ms.Stage"] = true }
+  local descriptions = {
+    ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true,
+    ["ms.DDPOptions"] = true, ["ms.Stage"] = true,
+  }
 
   for class, fields in pairs(classes) do
     if #fields > 0 and not descriptions[class] then
@@ -70,8 +81,10 @@ describe("the annotations", function()
         local object = assert(objects[class], "this spec has no object of class " .. class)
         for _, field in ipairs(fields) do
           local ok, value = pcall(function() return object[field] end)
-          local callable = type(value) == "function" or type(value) == "table" and (getmetatable(value) or {}).__call ~= nil
-          assert.is_true(ok and callable, ("%s.%s is annotated but does not exist"):format(class, field))
+          local callable = type(value) == "function" or type(value) == "table"
+            and (getmetatable(value) or {}).__call ~= nil
+          assert.is_true(ok and callable,
+            ("%s.%s is annotated but does not exist"):format(class, field))
         end
       end)
     end
@@ -90,14 +103,19 @@ describe("the annotations", function()
     end
   end
   local tables = {
-    ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.hooks"] = ms.hooks, ["ms.data"] = ms.data,
+    ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.hooks"] = ms.hooks,
+    ["ms.data"] = ms.data,
     ["ms.checkpoint"] = ms.checkpoint, ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace,
     ["ms.scripts"] = ms.scripts, ["ms.Tensor"] = core.tensor_methods,
-    ["ms.Module"] = require "moonshard.nn.module".base, ["ms.DDP"] = upvalue(debug.getmetatable(ddp).__index, "DDP"),
+    ["ms.Module"] = require "moonshard.nn.module".base,
+    ["ms.DDP"] = upvalue(debug.getmetatable(ddp).__index, "DDP"),
   }
   for _, name in ipairs {
-    "Optimizer", "Scaler", "Averager", "Stream", "Group", "Bucket", "State", "Future", "Codec", "Metric", "Report", "Dataset", "Loader",
-  } do tables["ms." .. name] = methods_of(objects["ms." .. name]) end
+    "Optimizer", "Scaler", "Averager", "Stream", "Group", "Bucket", "State", "Future", "Codec",
+    "Metric", "Report", "Dataset", "Loader",
+  } do
+    tables["ms." .. name] = methods_of(objects["ms." .. name])
+  end
 
   local all = annotations.read((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua")
   local function fields_of(class)
@@ -120,10 +138,14 @@ describe("the annotations", function()
     end)
   end
 
-  local folder_of_tables = { "nn", "optim", "hooks", "data", "checkpoint", "safetensors", "trace", "scripts", "version" }
+  local folder_of_tables = {
+    "nn", "optim", "hooks", "data", "checkpoint", "safetensors", "trace", "scripts", "version",
+  }
   it("name the parts of ms", function()
     local known = fields_of "ms"
-    for _, name in ipairs(folder_of_tables) do assert.is_truthy(known[name] and ms[name] ~= nil, name) end
+    for _, name in ipairs(folder_of_tables) do
+      assert.is_truthy(known[name] and ms[name] ~= nil, name)
+    end
     for name in pairs(known) do assert.is_true(ms[name] ~= nil, name) end
   end)
 
@@ -147,18 +169,27 @@ describe("the annotations", function()
   end
   local function nothing() end
   local takes = {
-    ["ms.Codec.encode"] = on("ms.Codec", "encode", x), ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
+    ["ms.Codec.encode"] = on("ms.Codec", "encode", x),
+    ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
     ["ms.Dataset.loader"] = on("ms.Dataset", "loader"),
-    ["ms.LanguageModel.generate"] = on("ms.LanguageModel", "generate", ms.zeros { 1, 2, dtype = "i64" }),
-    ["ms.Module.add_buffer"] = on("ms.Module", "add_buffer", "b", x), ["ms.Module.load"] = on("ms.Module", "load", folder),
-    ["ms.Module.load_state"] = on("ms.Module", "load_state", layer:state()), ["ms.Module.save"] = on("ms.Module", "save", folder),
-    ["ms.Module.state"] = on("ms.Module", "state"), ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
+    ["ms.LanguageModel.generate"] = on("ms.LanguageModel", "generate",
+      ms.zeros { 1, 2, dtype = "i64" }),
+    ["ms.Module.add_buffer"] = on("ms.Module", "add_buffer", "b", x),
+    ["ms.Module.load"] = on("ms.Module", "load", folder),
+    ["ms.Module.load_state"] = on("ms.Module", "load_state", layer:state()),
+    ["ms.Module.save"] = on("ms.Module", "save", folder),
+    ["ms.Module.state"] = on("ms.Module", "state"),
+    ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
     ["ms.Optimizer.step_param"] = on("ms.Optimizer", "step_param", layer.weight, x),
-    ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end, ["ms.Tensor.backward"] = function(o) x:backward(o) end,
+    ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end,
+    ["ms.Tensor.backward"] = function(o) x:backward(o) end,
     ["ms.Tensor.cross_entropy"] = function(o) x:cross_entropy(x, o) end,
     ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
-    ["ms.codec"] = of(ms, "codec", "int8"), ["ms.stream"] = of(ms, "stream", "of_api_spec"), ["ms.ddp"] = of(ms, "ddp", layer),
-    ["ms.data.mnist"] = of(ms.data, "mnist", folder), ["ms.nn.pretrained"] = of(ms.nn, "pretrained", folder),
+    ["ms.codec"] = of(ms, "codec", "int8"),
+    ["ms.stream"] = of(ms, "stream", "of_api_spec"),
+    ["ms.ddp"] = of(ms, "ddp", layer),
+    ["ms.data.mnist"] = of(ms.data, "mnist", folder),
+    ["ms.nn.pretrained"] = of(ms.nn, "pretrained", folder),
     ["ms.nn.Linear"] = of(ms.nn, "Linear", 2, 2), ["ms.nn.LayerNorm"] = of(ms.nn, "LayerNorm", 2),
     ["ms.nn.RMSNorm"] = of(ms.nn, "RMSNorm", 2), ["ms.nn.MLP"] = of(ms.nn, "MLP", 2, 2),
     ["ms.scripts.apply"] = of(ms.scripts, "apply", {}, layer, nothing),
@@ -182,7 +213,8 @@ describe("the annotations", function()
   local function accepted(f)
     local ok, message = pcall(f, { zzqqxxzzqqxx = 1 })
     assert.is_false(ok)
-    local list = message:match "'zzqqxxzzqqxx'; it has (.*)$" or message:match "'zzqqxxzzqqxx': known are (.*)$"
+    local list = message:match "'zzqqxxzzqqxx'; it has (.*)$"
+      or message:match "'zzqqxxzzqqxx': known are (.*)$"
     assert.is_truthy(list, message)
     local names = {}
     for name in list:gmatch "[%w_]+" do names[name] = true end
@@ -193,10 +225,12 @@ describe("the annotations", function()
     local documented = {}
     for _, field in ipairs(fields) do
       documented[field.name] = true
-      assert.is_true(known[field.name] == true, ("%s does not take %s, which meta.lua tells of"):format(where, field.name))
+      assert.is_true(known[field.name] == true,
+        ("%s does not take %s, which meta.lua tells of"):format(where, field.name))
     end
     for name in pairs(known) do
-      assert.is_true(documented[name] or open ~= nil and open:find("%f[%w_]" .. name .. "%f[^%w_]") ~= nil,
+      assert.is_true(
+        documented[name] or open ~= nil and open:find("%f[%w_]" .. name .. "%f[^%w_]") ~= nil,
         ("meta.lua does not tell that %s takes %s"):format(where, name))
     end
   end
@@ -206,18 +240,22 @@ describe("the annotations", function()
       local last = method.parameters[#method.parameters]
       if last and last.name == "f" then last = method.parameters[#method.parameters - 1] end
       local fields = last and last.type and annotations.fields(last.type, all) or {}
-      local is_table = last and (last.type:match "^{" or last.type:match "Options$" or last.type:match "Shape$"
-        or last.type:match "Stage$" or last.type:match "Scaling$")
+      local is_table = last
+        and (last.type:match "^{" or last.type:match "Options$" or last.type:match "Shape$"
+          or last.type:match "Stage$" or last.type:match "Scaling$")
       if is_table and #fields > 0 and not last.type:match "^{ %[" then
         local where = class .. "." .. method.name
         it("tell of the options that " .. where .. " takes", function()
           local f = takes[where]
           local optimizer = last.type == "ms.OptimizerOptions"
           if not f and optimizer then f = of(ms.optim, method.name, layer) end
-          if not f and tables[class] then f = function(o) return tables[class][method.name](o) end end
+          if not f and tables[class] then
+            f = function(o) return tables[class][method.name](o) end
+          end
           assert.is_truthy(f, "this spec has no call of " .. where)
           -- The hyper-parameters of a kind stand in its comment.
-          local open = optimizer and (method.name == "in_backward" and kinds.sgd or kinds[method.name]) or nil
+          local open = optimizer
+            and (method.name == "in_backward" and kinds.sgd or kinds[method.name]) or nil
           if last.type == "ms.RandomShape" then
             local shape = all["ms.Shape"].fields
             table.move(shape, 1, #shape, #fields + 1, fields)
@@ -236,7 +274,8 @@ describe("the annotations", function()
   end
 
   it("tell of the options inside of options", function()
-    compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end), all["ms.Precision"].fields)
+    compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end),
+      all["ms.Precision"].fields)
   end)
 
   it("are found at all", function()

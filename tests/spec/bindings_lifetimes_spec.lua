@@ -1,5 +1,6 @@
--- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an error or a value, never a crash.
--- Here: finalizers, borrowed gradients, the collector, opening and closing (B2 to B4, B17 to B19). Hosts with several engines are in recipes/embed.
+-- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
+-- error or a value, never a crash. Here: finalizers, borrowed gradients, the collector, opening and
+-- closing (B2 to B4, B17 to B19). Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -10,8 +11,13 @@ local leaf, training, specimens = hazards.leaf, hazards.training, hazards.specim
 
 describe("B2: finalizers", function()
   it("cannot be reached by getmetatable", function()
-    local dataset = assert(ms.data.bytes { (os.getenv "MOONSHARD_SOURCE" or ".") .. "/tests/spec/bindings_lifetimes_spec.lua" })
-    for _, object in ipairs { ms.ones { 1 }, ms.stream(), core.probe(ms.ones {}), dataset, dataset:loader { batch = 1, length = 2 }, ms.all {} } do
+    local dataset = assert(ms.data.bytes {
+      (os.getenv "MOONSHARD_SOURCE" or ".") .. "/tests/spec/bindings_lifetimes_spec.lua",
+    })
+    for _, object in ipairs {
+      ms.ones { 1 }, ms.stream(), core.probe(ms.ones {}), dataset,
+      dataset:loader { batch = 1, length = 2 }, ms.all {},
+    } do
       assert.equal("locked", getmetatable(object))
       assert.has_error(function() setmetatable(object, {}) end)
     end
@@ -52,7 +58,10 @@ describe("B3: a borrowed gradient", function()
     end)
     ;(x * 3):sum():backward()
     for _, use in ipairs {
-      function() upvalue:sum() end, function() place[1]:shape() end, function() borrowed_global:item() end, function() routine() end, -- luacheck: ignore 113
+      function() upvalue:sum() end,
+      function() place[1]:shape() end,
+      function() borrowed_global:item() end, -- luacheck: ignore 113
+      function() routine() end,
       function() for key in pairs(place) do if core.is_tensor(key) then key:keep() end end end,
     } do
       local ok, message = pcall(use)
@@ -119,8 +128,10 @@ local function alone(text, expected)
   file:close()
   local interpreter = arg and arg[-1] or "lua5.4"
   for i = -1, -20, -1 do if arg and arg[i] then interpreter = arg[i] end end
-  -- Who leaves in the middle of a hook leaves the engine's frames behind; all else must free what it has.
-  local quiet = text:find("os.exit(0, true) end) x:sum", 1, true) and "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " or ""
+  -- Who leaves in the middle of a hook leaves the engine's frames behind; all else must free what
+  -- it has.
+  local quiet = text:find("os.exit(0, true) end) x:sum", 1, true)
+    and "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " or ""
   local code, output = shell(("%s'%s' '%s'"):format(quiet, interpreter, path))
   os.remove(path)
   assert.equal(expected or 0, code, output)
@@ -139,9 +150,12 @@ describe("B17, B18: opening and closing", function()
   it("changes no global and no standard table", function()
     alone [=[
       local before = {}
-      for _, t in ipairs { _G, string, table, math, io, os, debug, coroutine, package } do for k, v in pairs(t) do before[#before + 1] = { t, k, v } end end
+      for _, t in ipairs { _G, string, table, math, io, os, debug, coroutine, package } do
+        for k, v in pairs(t) do before[#before + 1] = { t, k, v } end
+      end
       local ms = require "moonshard"
-      local _ = ms.nn, ms.optim, ms.data, ms.train, ms.config, ms.all, ms.metric, ms.checkpoint, ms.trace, ms.report
+      local _ = ms.nn, ms.optim, ms.data, ms.train, ms.config, ms.all, ms.metric, ms.checkpoint,
+        ms.trace, ms.report
       for _, item in ipairs(before) do assert(item[1][item[2]] == item[3], item[2]) end
       for _, t in ipairs { _G, string, table, math, io, os, debug, coroutine, package } do
         for k in pairs(t) do
@@ -158,21 +172,30 @@ describe("B17, B18: opening and closing", function()
     local scripts = {
       "t = ms.ones { 1000 } u = t:view(10, 100) p = require('moonshard.core').probe(t:sum())",
       "for _ in ms.steps(5) do x = ms.ones { 2 } os.exit(0, true) end",
-      "x = ms.ones { 2, requires_grad = true } y = x * 2 y:on_grad(function() return y end) z = ms.recompute(function(t) return t * y end, x)",
-      "x = ms.ones { 2, requires_grad = true } x:on_grad(function() os.exit(0, true) end) x:sum():backward()",
-      "setmetatable({}, { __gc = function() local ok, e = pcall(function() return ms.ones { 2 }:sum() end) print('gc', ok, e) end }) t = ms.ones { 3 }",
-      "t = ms.ones { 3 } setmetatable({}, { __gc = function() print(pcall(t.shape, t)) print(pcall(tostring, t)) saved = t end })",
+      "x = ms.ones { 2, requires_grad = true } y = x * 2 y:on_grad(function() return y end) z = \z
+        ms.recompute(function(t) return t * y end, x)",
+      "x = ms.ones { 2, requires_grad = true } x:on_grad(function() os.exit(0, true) end) \z
+        x:sum():backward()",
+      "setmetatable({}, { __gc = function() local ok, e = pcall(function() return ms.ones { 2 \z
+        }:sum() end) print('gc', ok, e) end }) t = ms.ones { 3 }",
+      "t = ms.ones { 3 } setmetatable({}, { __gc = function() print(pcall(t.shape, t)) \z
+        print(pcall(tostring, t)) saved = t end })",
       "s = ms.stream 'side' s:run(function() for i = 1, 200 do ms.ones { 10000 }:exp() end end)",
       "c = coroutine.wrap(function() local t <close> = ms.ones { 2 } coroutine.yield() end) c()",
-      "f = ms.all { ms.ones { 2 } }:and_then(function(l) return l[1] end) m = ms.metric 'x' for _ in ms.steps(2) do m:push(ms.ones {}) end",
-      "model = ms.nn.gpt2 { vocab = 9, context = 4, layers = 1, width = 8, heads = 2 } o = ms.optim.adam(model) model(ms.tensor { { 1, 2 } }):sum():backward()",
+      "f = ms.all { ms.ones { 2 } }:and_then(function(l) return l[1] end) m = ms.metric 'x' for _ \z
+        in ms.steps(2) do m:push(ms.ones {}) end",
+      "model = ms.nn.gpt2 { vocab = 9, context = 4, layers = 1, width = 8, heads = 2 } o = \z
+        ms.optim.adam(model) model(ms.tensor { { 1, 2 } }):sum():backward()",
       "ms.tensor({ 99 }):embedding(ms.ones { 2, 2 })",
       "error_object = setmetatable({}, { __gc = function() error 'in gc' end })",
-      "d = ms.data.bytes { arg[0] } l = d:loader { batch = 1, length = 4, shuffle = true } l:next()",
-      "local t <close> = ms.ones { 2 } local u <close> = setmetatable({}, { __close = function() error({}) end }) pcall(error)",
+      "d = ms.data.bytes { arg[0] } l = d:loader { batch = 1, length = 4, shuffle = true } \z
+        l:next()",
+      "local t <close> = ms.ones { 2 } local u <close> = setmetatable({}, { __close = function() \z
+        error({}) end }) pcall(error)",
     }
     for i, script in ipairs(scripts) do
-      local ok, message = pcall(alone, "ms = require 'moonshard' " .. script, i == #scripts and 1 or 0)
+      local ok, message = pcall(alone, "ms = require 'moonshard' " .. script,
+        i == #scripts and 1 or 0)
       assert.is_true(ok, script .. "\n" .. tostring(message))
     end
   end)
@@ -187,7 +210,11 @@ describe("B19: Lua's finalizers", function()
       setmetatable({}, { __gc = function()
         tried = tried + 1
         for _, f in ipairs {
-          function() optimizer:zero_grad() end, function() core.step_end() end, function() return p * 2 end, function() core.collect() end, function() p:set_grad(nil) end,
+          function() optimizer:zero_grad() end,
+          function() core.step_end() end,
+          function() return p * 2 end,
+          function() core.collect() end,
+          function() p:set_grad(nil) end,
         } do
           local ok, message = pcall(f)
           if not ok and message:find("finalizer", 1, true) then refused = refused + 1 end

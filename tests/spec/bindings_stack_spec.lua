@@ -1,5 +1,6 @@
--- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an error or a value, never a crash.
--- Here: yields, deep and wide structures, recursion (B12, B13, F34). Hosts with several engines are in recipes/embed.
+-- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
+-- error or a value, never a crash. Here: yields, deep and wide structures, recursion (B12, B13,
+-- F34). Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -12,9 +13,12 @@ describe("B12: yields", function()
   it("across the engine are errors", function()
     local x = leaf { 1 }
     local ways = {
-      hook = function() x:on_grad(coroutine.yield) x:sum():backward() end, no_grad = function() ms.no_grad(coroutine.yield) end,
-      autocast = function() ms.autocast("bf16", coroutine.yield) end, recompute = function() ms.recompute(coroutine.yield, x) end,
-      stream = function() ms.stream():run(coroutine.yield) end, and_then = function() ms.all { x }:and_then(coroutine.yield) end,
+      hook = function() x:on_grad(coroutine.yield) x:sum():backward() end,
+      no_grad = function() ms.no_grad(coroutine.yield) end,
+      autocast = function() ms.autocast("bf16", coroutine.yield) end,
+      recompute = function() ms.recompute(coroutine.yield, x) end,
+      stream = function() ms.stream():run(coroutine.yield) end,
+      and_then = function() ms.all { x }:and_then(coroutine.yield) end,
     }
     for name, way in ms.sorted_pairs(ways) do
       x = leaf { 1 }
@@ -55,7 +59,9 @@ describe("B12: yields", function()
 
   it("a step in a coroutine that is closed ends", function()
     local held
-    local routine = coroutine.create(function() for _ in ms.steps(3) do held = ms.ones { 1 } coroutine.yield() end end)
+    local routine = coroutine.create(function()
+      for _ in ms.steps(3) do held = ms.ones { 1 } coroutine.yield() end
+    end)
     coroutine.resume(routine)
     assert.is_true(select(2, core.step()))
     coroutine.close(routine)
@@ -78,7 +84,9 @@ describe("B13: deep and wide", function()
   end)
 
   it("tables with lists beside numbers, and tensors of many empty lists", function()
-    for _, list in ipairs { { 1, {} }, { {}, 1 }, { { 1 }, { {} } }, { { {} }, {} } } do fails(function() ms.tensor(list) end, "tensor: ") end
+    for _, list in ipairs { { 1, {} }, { {}, 1 }, { { 1 }, { {} } }, { { {} }, {} } } do
+      fails(function() ms.tensor(list) end, "tensor: ")
+    end
     fails(function() ms.zeros({ 100000000, 0 }):to_table() end, "a million")
     assert.same({ {}, {} }, ms.zeros({ 2, 0 }):to_table())
   end)
@@ -95,7 +103,8 @@ describe("B13: deep and wide", function()
     assert.same({ 3000, 1 }, ms.stack(many):shape())
     assert.equal(3000, #ms.ones({ 3000 }):split(1))
     assert.equal(240, select("#", ms.no_grad(function() return table.unpack(ones) end)))
-    local got = ms.recompute(function(...) return (select(1, ...)) * select("#", ...) end, t, table.unpack(ones))
+    local got = ms.recompute(function(...) return (select(1, ...)) * select("#", ...) end, t,
+      table.unpack(ones))
     assert.equal(241, got:item())
     local huge = {}
     for i = 1, 200000 do huge[i] = "name" .. i end
@@ -109,7 +118,9 @@ describe("B13: deep and wide", function()
     local x = leaf { 1 }
     local function deep(n, f) if n == 0 then return f() end return (deep(n - 1, f)) end
     for _, depth in ipairs { 150, 180, 190, 195, 198 } do
-      pcall(deep, depth, function() return ms.no_grad(function() return ms.tensor { { 1 } }:to_table() end) end)
+      pcall(deep, depth, function()
+        return ms.no_grad(function() return ms.tensor { { 1 } }:to_table() end)
+      end)
     end
     assert.is_true(deep(15000, function() (x * 2):sum():backward() return true end))
     local function endless(n) return (n % 5000 == 0 and (x * 1):sum() or 1) + endless(n + 1) end

@@ -24,7 +24,8 @@ describe("moonshard check", function()
     return assert(core.json_decode(out))
   end
 
-  -- Runs it really and by check; both peaks must be equal. Nothing but what the real run wrote may be in the folder afterwards.
+  -- Runs it really and by check; both peaks must be equal. Nothing but what the real run wrote may
+  -- be in the folder afterwards.
   local function same_peak(recipe, options)
     local before = core.list(folder)
     local predicted = checked(recipe, options)
@@ -37,7 +38,8 @@ describe("moonshard check", function()
       if name ~= ".stdout" and name ~= ".stderr" then visible[#visible + 1] = name end
     end
     assert.same(visible, after)
-    local out = command.succeed(folder, "run with_peak.lua " .. (options or ""), ("RECIPE='%s'"):format(recipe))
+    local out = command.succeed(folder, "run with_peak.lua " .. (options or ""),
+      ("RECIPE='%s'"):format(recipe))
     local real = math.tointeger(tonumber(out:match "peak (%d+)"))
     assert.equal(real, predicted.peak_bytes[1])
     return real
@@ -60,21 +62,27 @@ describe("moonshard check", function()
 
   it("gpt_bytes, with validation, text and checkpoints", function()
     command.write(folder .. "/text", TEXT)
-    local options = "data=text run=out steps=7 batch=4 length=32 model.layers=2 model.width=32 model.heads=2 every.eval=3 every.sample=3 every.save=2"
+    local options = "data=text run=out steps=7 batch=4 length=32 model.layers=2 model.width=32 \z
+      model.heads=2 every.eval=3 every.sample=3 every.save=2"
     local recipe = command.source .. "/recipes/gpt_bytes.lua"
     local peak = same_peak(recipe, options)
     local metrics = command.metrics(folder .. "/out")
     assert.equal(peak, metrics[#metrics].peak_bytes)
-    -- Going on from a checkpoint holds what it read beside the model; and a second run has measured nothing first.
+    -- Going on from a checkpoint holds what it read beside the model; and a second run has measured
+    -- nothing first.
     same_peak(recipe, options:gsub("steps=7", "steps=9") .. " resume=auto")
-    for _, dtype in ipairs { "f32", "f16" } do same_peak(recipe, options:gsub("run=out", "run=" .. dtype) .. " dtype=" .. dtype) end
+    for _, dtype in ipairs { "f32", "f16" } do
+      same_peak(recipe, options:gsub("run=out", "run=" .. dtype) .. " dtype=" .. dtype)
+    end
   end)
 
   it("mnist", function()
     local pixels = {}
     for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
-    command.write(folder .. "/images-idx3-ubyte", ("\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28)) .. table.concat(pixels))
-    command.write(folder .. "/labels-idx1-ubyte", "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2\3\4\5\6\7\8\9"):rep(6))
+    command.write(folder .. "/images-idx3-ubyte",
+      ("\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28)) .. table.concat(pixels))
+    command.write(folder .. "/labels-idx1-ubyte",
+      "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2\3\4\5\6\7\8\9"):rep(6))
     same_peak(command.source .. "/recipes/mnist.lua", "data=. run=out steps=5 batch=10")
   end)
 
@@ -82,30 +90,39 @@ describe("moonshard check", function()
   local function shard(name, count, vocab)
     local tokens = {}
     for i = 1, count do tokens[i] = ("<I2"):pack(i * i * 7 % vocab) end
-    command.write(folder .. "/" .. name, ("<I4I4I4"):pack(20240520, 1, count) .. ("\0"):rep(1012) .. table.concat(tokens))
+    command.write(folder .. "/" .. name,
+      ("<I4I4I4"):pack(20240520, 1, count) .. ("\0"):rep(1012) .. table.concat(tokens))
   end
 
   it("gpt2 and llama on token shards, from scratch and from weights", function()
     shard("a.bin", 3000, 200)
     shard("b.bin", 3000, 200)
-    local options = "data='*.bin' steps=4 batch=2 accumulate=2 length=32 vocab=256 every.eval=2 every.save=2 model.layers=2 model.width=64"
-    local gpt2, llama = command.source .. "/recipes/gpt2.lua", command.source .. "/recipes/llama.lua"
+    local options = "data='*.bin' steps=4 batch=2 accumulate=2 length=32 vocab=256 every.eval=2 \z
+      every.save=2 model.layers=2 model.width=64"
+    local gpt2, llama = command.source .. "/recipes/gpt2.lua",
+      command.source .. "/recipes/llama.lua"
     same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
     same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=b.bin")
     same_peak(llama, options .. " run=llama dtype=f32")
-    for _, file in ipairs { gpt2, llama } do same_peak(file, options .. " model.heads=4 every.eval=0 every.save=0 run=bare") end
-    same_peak(llama, options:gsub("%*.bin", "a.bin") .. " weights=llama/model run=llama-more bytes=true")
+    for _, file in ipairs { gpt2, llama } do
+      same_peak(file, options .. " model.heads=4 every.eval=0 every.save=0 run=bare")
+    end
+    same_peak(llama,
+      options:gsub("%*.bin", "a.bin") .. " weights=llama/model run=llama-more bytes=true")
   end)
 
   it("every size of gpt2 within seconds", function()
     shard("a.bin", 300000, 50257)
     for size, parameters in pairs { ["124M"] = 124e6, ["1558M"] = 1557e6 } do
-      local result = checked(command.source .. "/recipes/gpt2.lua", "data=a.bin steps=3 size=" .. size)
+      local result = checked(command.source .. "/recipes/gpt2.lua",
+        "data=a.bin steps=3 size=" .. size)
       assert.is_true(result.peak_bytes[1] > 16 * parameters)
     end
   end)
 
-  it("an optimizer in Lua", function() same_peak(command.source .. "/recipes/optim/lion.lua", "steps=4 width=16") end)
+  it("an optimizer in Lua", function()
+    same_peak(command.source .. "/recipes/optim/lion.lua", "steps=4 width=16")
+  end)
 
   it("a loop written by hand, with what is dropped, kept, read and cast", function()
     command.write(folder .. "/hand.lua", [[
@@ -114,10 +131,12 @@ describe("moonshard check", function()
       local model = ms.nn.Sequential(ms.nn.Linear(64, 256), ms.nn.GELU(), ms.nn.Linear(256, 64))
       local optimizer = ms.optim.sgd(model, { momentum = 0.9 })
       local kept = {}
-      for _ = 1, 400 do ms.rand { 256, 64 } end                     -- garbage outside of steps: 25 MB
+      for _ = 1, 400 do ms.rand { 256, 64 } end  -- garbage outside of steps: 25 MB
       for step in ms.steps(cfg.steps) do
         local x = ms.randn { 64, 64 }
-        local loss = ms.autocast("bf16", function() return ms.recompute(model, x):to("f32"):mse_loss(x) end)
+        local loss = ms.autocast("bf16", function()
+          return ms.recompute(model, x):to("f32"):mse_loss(x)
+        end)
         kept[#kept + 1] = x:t():keep()
         loss:backward()
         model:clip_grad_norm(1)
@@ -151,7 +170,9 @@ describe("moonshard check", function()
   it("never allocates the data: a model of 124M parameters in less than 300 MiB", function()
     command.write(folder .. "/big.lua", [[
       local ms = require "moonshard"
-      local model = ms.nn.gpt2 { vocab = 50304, context = 1024, layers = 12, width = 768, heads = 12 }
+      local model = ms.nn.gpt2 {
+        vocab = 50304, context = 1024, layers = 12, width = 768, heads = 12,
+      }
       local optimizer = ms.optim.adamw(model)
       for _ in ms.steps(3) do
         local x = ms.randint { 4, 1024, low = 0, high = 50257 }
@@ -166,11 +187,14 @@ describe("moonshard check", function()
     -- Weights, gradients and two moments alone are 4 x 4 bytes x 124M.
     assert.is_true(core.json_decode(out).peak_bytes[1] > 16 * 124000000)
     -- Sanitizers keep shadow memory of their own.
-    if (os.getenv "MOONSHARD_SANITIZE" or "") == "" then assert.is_true(tonumber(err:match "%d+") < 300 * 1024, err) end
+    if (os.getenv "MOONSHARD_SANITIZE" or "") == "" then
+      assert.is_true(tonumber(err:match "%d+") < 300 * 1024, err)
+    end
   end)
 
   it("says whether a limit holds", function()
-    command.write(folder .. "/r.lua", [[local ms = require "moonshard" A, B = ms.zeros { 1 << 20 }, ms.zeros { 1 << 20 }]])
+    command.write(folder .. "/r.lua",
+      [[local ms = require "moonshard" A, B = ms.zeros { 1 << 20 }, ms.zeros { 1 << 20 }]])
     assert.equal(0, (command.run(folder, "check r.lua --memory 9000000")))
     local code, _, err = command.run(folder, "check r.lua --memory 6000000")
     assert.equal(8, code)

@@ -30,11 +30,15 @@ describe("checkpoint", function()
 
   it("gives every kind of value back exactly", function()
     local value = {
-      integer = math.mininteger, float = 0.1, one = 1.0, tiny = 5e-324, zero = -0.0, inf = math.huge, minus = -math.huge,
-      text = "é \"\\\n", bytes = "\0\255", yes = true, no = false, empty = {}, list = { 1, 2.5, { "x" } },
-      ["$tensor"] = "not one", mixed = { 1, 2, x = 3, [10] = 4, [-1] = 5 }, nested = { a = { b = { c = 1 } } },
+      integer = math.mininteger, float = 0.1, one = 1.0, tiny = 5e-324, zero = -0.0,
+      inf = math.huge, minus = -math.huge,
+      text = "é \"\\\n", bytes = "\0\255", yes = true, no = false, empty = {},
+      list = { 1, 2.5, { "x" } },
+      ["$tensor"] = "not one", mixed = { 1, 2, x = 3, [10] = 4, [-1] = 5 },
+      nested = { a = { b = { c = 1 } } },
     }
-    local path = assert(checkpoint.save(folder, { step = 3, plain = value, object = thing(value), nan = 0 / 0 }))
+    local path = assert(checkpoint.save(folder,
+      { step = 3, plain = value, object = thing(value), nan = 0 / 0 }))
     assert.equal(folder .. "/step-00000003", path)
     local object = thing()
     local loaded = assert(checkpoint.load(path, { object = object }))
@@ -50,11 +54,14 @@ describe("checkpoint", function()
 
   it("gives tensors back bit for bit, wherever they stand", function()
     local state = {
-      ["a/b"] = ms.randn { 3, 4 }, a = { b = ms.tensor { 1, 2 } }, [1] = ms.tensor({ 0.1 }, "bf16"), ["1"] = ms.tensor { true },
+      ["a/b"] = ms.randn { 3, 4 }, a = { b = ms.tensor { 1, 2 } }, [1] = ms.tensor({ 0.1 }, "bf16"),
+      ["1"] = ms.tensor { true },
       ["%2f#"] = ms.full(7, {}), list = { ms.zeros { 0 }, { ms.tensor({ 9 }, "u8") } },
     }
     local object = thing()
-    assert(checkpoint.load(assert(checkpoint.save(folder, { step = 0, object = thing(state), lone = ms.ones { 2 } })), { object = object }))
+    assert(checkpoint.load(
+      assert(checkpoint.save(folder, { step = 0, object = thing(state), lone = ms.ones { 2 } })),
+      { object = object }))
     local function same(a, b, name)
       if not core.is_tensor(a) then
         for key in pairs(a) do same(a[key], b[key], name .. "/" .. key) end
@@ -119,24 +126,28 @@ describe("checkpoint", function()
     core.make_directory(folder .. "/step-00000003")
     core.make_directory(folder .. "/.tmp-step-00000004")
     assert.equal(folder .. "/step-00000001", checkpoint.latest(folder))
-    -- A crash in the middle of a replacement leaves it under another name, until the next save puts it back.
+    -- A crash in the middle of a replacement leaves it under another name, until the next save puts
+    -- it back.
     shell("mv '%s/step-00000001' '%s/.old-step-00000001'", folder, folder)
     local aside = checkpoint.latest(folder)
     assert.equal(1, assert(checkpoint.load(aside, {})).step)
     assert(checkpoint.save(folder, { step = 5 }))
     checkpoint.wait()
-    assert.same({ "step-00000001", "step-00000002", "step-00000003", "step-00000005" }, core.list(folder))
+    assert.same({ "step-00000001", "step-00000002", "step-00000003", "step-00000005" },
+      core.list(folder))
   end)
 
   it("finds a flipped bit anywhere as corrupt, changes nothing then, and names the file", function()
-    local path = assert(checkpoint.save(folder, { step = 1, object = thing { w = ms.randn { 40 }, lr = 0.1 }, note = "x" }))
+    local path = assert(checkpoint.save(folder,
+      { step = 1, object = thing { w = ms.randn { 40 }, lr = 0.1 }, note = "x" }))
     checkpoint.wait()
     local function write(file, text)
       local handle = assert(io.open(file, "wb"))
       handle:write(text)
       handle:close()
     end
-    -- All of the tensors' header (a flipped dtype may be an unknown one), and places of all kinds elsewhere, in a short time.
+    -- All of the tensors' header (a flipped dtype may be an unknown one), and places of all kinds
+    -- elsewhere, in a short time.
     for name, stride in pairs { ["manifest.json"] = 7, ["tensors.safetensors"] = 61 } do
       local file = path .. "/" .. name
       local text = core.file_read(file)
@@ -144,7 +155,8 @@ describe("checkpoint", function()
       for bit = 0, #text * 8 - 1 do
         if bit < header or bit % stride == 0 then
           local at = bit // 8 + 1
-          write(file, text:sub(1, at - 1) .. string.char(text:byte(at) ~ 1 << bit % 8) .. text:sub(at + 1))
+          write(file,
+            text:sub(1, at - 1) .. string.char(text:byte(at) ~ 1 << bit % 8) .. text:sub(at + 1))
           local object = thing "untouched"
           local value, message, code = checkpoint.load(path, { object = object })
           assert.is_nil(value, ("%s bit %d"):format(name, bit))
@@ -160,12 +172,15 @@ describe("checkpoint", function()
     assert.equal("corrupt", select(3, checkpoint.load(path, {})))
   end)
 
-  it("says what latest passes over, and whether nothing could be read or nothing is there", function()
+  it("says what latest passes over, and whether nothing could be read or nothing is \z
+    there", function()
     local log, said = require "moonshard.log", {}
     local warn = log.warn
     log.warn = function(...) said[#said + 1] = string.format(...) end
     finally(function() log.warn = warn end)
-    for step = 1, 3 do assert(checkpoint.save(folder, { step = step, object = thing { ms.ones { 4 } } })) end
+    for step = 1, 3 do
+      assert(checkpoint.save(folder, { step = step, object = thing { ms.ones { 4 } } }))
+    end
     checkpoint.wait()
     core.file_write(folder .. "/step-00000003/manifest.json", "{}")
     local tensors = folder .. "/step-00000002/tensors.safetensors"
@@ -203,7 +218,9 @@ describe("checkpoint", function()
     for _, value in ipairs { print, { f = print }, loop, { [1.5] = 1 }, { [true] = 1 } } do
       assert.has_error(function() checkpoint.save(folder, { step = 1, x = value }) end)
     end
-    assert.error_matches(function() checkpoint.save(folder, { x = { state = function() return {} end } }) end, "no load_state")
+    assert.error_matches(
+      function() checkpoint.save(folder, { x = { state = function() return {} end } }) end,
+      "no load_state")
     assert.same({}, core.list(folder))
   end)
 
@@ -222,14 +239,19 @@ describe("checkpoint", function()
     assert.equal(folder .. "/step-00000002", checkpoint.latest(folder))
   end)
 
-  it("of ddp models have the buckets that training goes on with, for models that are there or wrapped in the step that follows", function()
-    local function train(net, first, last) for step = first, last do net(ms.randn { 2, 4, seed = step }):square():sum():backward() end end
+  it("of ddp models have the buckets that training goes on with, for models that are there or \z
+    wrapped in the step that follows", function()
+    local function train(net, first, last)
+      for step = first, last do net(ms.randn { 2, 4, seed = step }):square():sum():backward() end
+    end
     local function sizes(net)
       local list = {}
       for i, b in ipairs(net:stats().buckets) do list[i] = b.parameters end
       return table.concat(list, " ")
     end
-    local function make() return ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)), { bucket_bytes = 3 }) end
+    local function make()
+      return ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)), { bucket_bytes = 3 })
+    end
     local net = make()
     train(net, 1, 1)
     assert.equal("4", sizes(net))
@@ -266,7 +288,8 @@ describe("checkpoint", function()
 
   it("of ddp models that have changed since says what does not fit, and changes nothing", function()
     local layouts = require "moonshard.ddp.layouts"
-    local model = ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)), { bucket_bytes = 3 })
+    local model = ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)),
+      { bucket_bytes = 3 })
     for i = 1, 2 do model(ms.randn { 2, 4, seed = i }):sum():backward() end
     local save = layouts.save
     local function refused(lists, ...)
@@ -280,7 +303,9 @@ describe("checkpoint", function()
       local object = thing "untouched"
       local value, message, code = checkpoint.load(path, { object = object })
       assert.same({ nil, "mismatch", "untouched" }, { value, code, object.saved })
-      for _, text in ipairs { "buckets", ... } do assert.truthy(message:find(text, 1, true), message) end
+      for _, text in ipairs { "buckets", ... } do
+        assert.truthy(message:find(text, 1, true), message)
+      end
     end
     refused({ { 1, 2, 3 } }, "'1.bias' is in none", "wrapped as it was when it was saved")
     refused({ { 1, 2 }, { 3, 4, 5 } }, "have more")
@@ -294,7 +319,8 @@ describe("checkpoint", function()
     local script = ([[
       local ms = require "moonshard"
       local state = ms.ones { 1000000 }
-      assert(ms.checkpoint.save(%q, { step = 1, object = { state = function() return { state } end, load_state = print } }))
+      assert(ms.checkpoint.save(%q,
+        { step = 1, object = { state = function() return { state } end, load_state = print } }))
     ]]):format(folder)
     local file = os.tmpname()
     core.file_write(file, script)

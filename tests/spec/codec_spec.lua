@@ -1,4 +1,5 @@
--- ms.codec and orthonormalize_ as scripts see them; tests/unit/codec.c has the format, tests/unit/orthonormalize.c the numbers.
+-- ms.codec and orthonormalize_ as scripts see them; tests/unit/codec.c has the format,
+-- tests/unit/orthonormalize.c the numbers.
 local ms = require "moonshard"
 
 describe("a codec", function()
@@ -10,7 +11,9 @@ describe("a codec", function()
       assert.same({ 3, codec:bytes(200) }, payload:shape())
       assert.equal("u8", payload:dtype())
       assert.is_true((codec:decode(payload, 200) + left - t):abs():max():item() < 1e-6)
-      assert.is_true(((codec:decode(payload, 200):sum(1) - codec:decode_sum(payload, 200)):abs():max():item()) < 1e-5)
+      assert.is_true(
+        ((codec:decode(payload, 200):sum(1) - codec:decode_sum(payload, 200)):abs():max():item())
+          < 1e-5)
       assert.equal(1, select("#", codec:encode(t)))
     end
   end)
@@ -21,7 +24,8 @@ describe("a codec", function()
     assert.equal(13, ms.codec("sign", { scale = false }):bytes(100))
   end)
 
-  it("draws anew at each call when it rounds stochastically, and the same again from the same seed", function()
+  it("draws anew at each call when it rounds stochastically, and the same again from the same \z
+    seed", function()
     local codec, t = ms.codec("int4", { rounding = "stochastic" }), ms.randn { 1000, seed = 1 }
     local function twice()
       ms.seed(9)
@@ -34,12 +38,14 @@ describe("a codec", function()
   end)
 
   it("names mistakes", function()
-    assert.error_matches(function() ms.codec "int9" end, "unknown kind of codec .int9.: did you mean .int8.")
+    assert.error_matches(function() ms.codec "int9" end,
+      "unknown kind of codec .int9.: did you mean .int8.")
     assert.error_matches(function() ms.codec("int8", { blok = 8 }) end, "did you mean 'block'")
     assert.error_matches(function() ms.codec("int8", { block = 12 }) end, "multiple of 8")
     assert.error_matches(function() ms.codec("int4", { scale = false }) end, "only 'sign'")
     local codec = ms.codec("int8", { block = 8 })
-    assert.error_matches(function() codec:decode(codec:encode(ms.ones { 16 }), 17) end, "n = 16 would fit")
+    assert.error_matches(function() codec:decode(codec:encode(ms.ones { 16 }), 17) end,
+      "n = 16 would fit")
     assert.error_matches(function() codec:encode(ms.tensor { 1, 2 }) end, "f32, f16 or bf16")
   end)
 end)
@@ -50,7 +56,9 @@ describe("orthonormalize_", function()
     assert.equal(t, t:orthonormalize_())
     local products = t:t():matmul(t):to_table()
     for _, matrix in ipairs(products) do
-      for i, row in ipairs(matrix) do for j, x in ipairs(row) do assert.near(i == j and 1 or 0, x, 1e-5) end end
+      for i, row in ipairs(matrix) do
+        for j, x in ipairs(row) do assert.near(i == j and 1 or 0, x, 1e-5) end
+      end
     end
   end)
 

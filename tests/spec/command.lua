@@ -1,5 +1,9 @@
--- For specs: runs the program in a folder of its own and tells how it ended. Nothing waits for a time to pass; `timeout` only ends what hangs.
-local command = { program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE", full = os.getenv "MOONSHARD_TEST_FULL" == "1" }
+-- For specs: runs the program in a folder of its own and tells how it ended. Nothing waits for a
+-- time to pass; `timeout` only ends what hangs.
+local command = {
+  program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE",
+  full = os.getenv "MOONSHARD_TEST_FULL" == "1",
+}
 
 -- Sanitizers make everything an order of magnitude slower.
 local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
@@ -31,10 +35,11 @@ function command.write(path, text)
   return path
 end
 
---- The line for a shell that runs `moonshard ARGUMENTS` in a folder; settings: NAME=value ... in front. The peak of products is kept
---- in the folder, not in the user's cache.
+--- The line for a shell that runs `moonshard ARGUMENTS` in a folder; settings: NAME=value ... in
+--- front. The peak of products is kept in the folder, not in the user's cache.
 function command.line(folder, arguments, settings)
-  return ("cd '%s' && XDG_CACHE_HOME='%s/cache' %s timeout -k 5 %d '%s' %s"):format(folder, folder, settings or "", DEADLINE, command.program, arguments)
+  return ("cd '%s' && XDG_CACHE_HOME='%s/cache' %s timeout -k 5 %d '%s' %s")
+    :format(folder, folder, settings or "", DEADLINE, command.program, arguments)
 end
 
 -- What a shell says of the end of a command, as one number: 128 + n for a signal.
@@ -45,7 +50,8 @@ local function code_of(_, how, number) return how == "signal" and 128 + number o
 ---@return string stdout
 ---@return string stderr
 function command.run(folder, arguments, settings)
-  local code = code_of(os.execute(("{ %s; } >'%s/.stdout' 2>'%s/.stderr'"):format(command.line(folder, arguments, settings), folder, folder)))
+  local code = code_of(os.execute(("{ %s; } >'%s/.stdout' 2>'%s/.stderr'")
+    :format(command.line(folder, arguments, settings), folder, folder)))
   return code, command.read(folder .. "/.stdout"), command.read(folder .. "/.stderr")
 end
 
@@ -53,13 +59,16 @@ end
 ---@return string stdout
 function command.succeed(folder, arguments, settings)
   local code, out, err = command.run(folder, arguments, settings)
-  if code ~= 0 then error(("moonshard %s ended with %d\n%s%s"):format(arguments, code, out, err), 2) end
+  if code ~= 0 then
+    error(("moonshard %s ended with %d\n%s%s"):format(arguments, code, out, err), 2)
+  end
   return out, err
 end
 
 --- Starts it and gives its output as a file to read lines from; finish() waits and tells the code.
 function command.start(folder, arguments, settings)
-  local file = assert(io.popen(("{ %s; } 2>'%s/.stderr'"):format(command.line(folder, "run " .. arguments, settings), folder), "r"))
+  local file = assert(io.popen(("{ %s; } 2>'%s/.stderr'")
+    :format(command.line(folder, "run " .. arguments, settings), folder), "r"))
   local self = { file = file }
   function self.finish()
     local rest = file:read "a"
@@ -72,7 +81,9 @@ end
 --- metrics.jsonl as a list of objects.
 function command.metrics(run)
   local core, list = require "moonshard.core", {}
-  for line in assert(io.lines(run .. "/metrics.jsonl")) do list[#list + 1] = assert(core.json_decode(line)) end
+  for line in assert(io.lines(run .. "/metrics.jsonl")) do
+    list[#list + 1] = assert(core.json_decode(line))
+  end
   return list
 end
 

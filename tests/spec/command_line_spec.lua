@@ -1,5 +1,5 @@
--- The program's commands but `run` and `check`: what they answer, what they refuse, and the peak that figures are shares of.
--- ctest: serial
+-- The program's commands but `run` and `check`: what they answer, what they refuse, and the peak
+-- that figures are shares of. ctest: serial
 local core = require "moonshard.core"
 local command = require "command"
 
@@ -9,7 +9,8 @@ describe("the command line", function()
   after_each(function() command.remove(folder) end)
 
   local commands = {
-    "run", "check", "info", "repl", "trace", "test", "bench step", "bench gemm", "bench optim", "bench enqueue",
+    "run", "check", "info", "repl", "trace", "test", "bench step", "bench gemm", "bench optim",
+    "bench enqueue",
     "bench collectives", "bench hook", "bench hooks",
   }
 
@@ -33,14 +34,19 @@ describe("the command line", function()
     local seen = 0
     for _, name in ipairs(commands) do
       local options = command.succeed(folder, name .. " --help"):match "\nOptions:\n(.*)"
-      -- A switch begins its line with three spaces; longer helps go on in lines that are further in. -n, --ranks takes two lines.
-      options = ("\n" .. options):gsub("\n +%-n N,([^\n]*)\n   %-%-ranks N", "\n   -n N %1"):gsub("\n" .. (" "):rep(9) .. "+", " ")
+      -- A switch begins its line with three spaces; longer helps go on in lines that are further
+      -- in. -n, --ranks takes two lines.
+      options = ("\n" .. options):gsub("\n +%-n N,([^\n]*)\n   %-%-ranks N", "\n   -n N %1")
+        :gsub("\n" .. (" "):rep(9) .. "+", " ")
       for switch in options:gmatch "\n   ([^\n]+)" do
         local _, count = switch:gsub("default", "")
-        -- What takes a value and has a default says it; these have none: nothing is done without them.
-        local none = switch:match "^%-%-trace" or switch:match "^%-%-html" or switch:match "^%-%-golden"
-          or switch:match "^%-%-rank " or switch:match "^%-%-config FILE"
-          or name == "bench hooks" and (switch:match "^%-%-overlap" or switch:match "^%-%-hook" or switch:match "^%-%-buckets")
+        -- What takes a value and has a default says it; these have none: nothing is done without
+        -- them.
+        local none = switch:match "^%-%-trace" or switch:match "^%-%-html"
+          or switch:match "^%-%-golden" or switch:match "^%-%-rank "
+          or switch:match "^%-%-config FILE" or name == "bench hooks"
+            and (switch:match "^%-%-overlap" or switch:match "^%-%-hook"
+              or switch:match "^%-%-buckets")
         local takes_value = switch:match "^%-%-[%w-]+ [%u{<]" or switch:match "^%-n N "
         seen = seen + 1
         assert.equal(takes_value and not none and 1 or 0, count, name .. ": " .. switch)
@@ -61,7 +67,9 @@ describe("the command line", function()
       return code, out, err
     end
     for _, name in ipairs { "test", "build", "clean", "lua-path", "packages" } do
-      for _, arguments in ipairs { name .. " --help", name .. " -h", name .. " --full release --help" } do
+      for _, arguments in ipairs {
+        name .. " --help", name .. " -h", name .. " --full release --help",
+      } do
         local code, out, err = launcher(arguments)
         assert.equal(0, code, arguments)
         assert.matches("^usage: moonshard .*" .. name:gsub("%-", "%%-"), out)
@@ -79,10 +87,14 @@ describe("the command line", function()
 
   it("refuses switches that make no sense with code 2, saying what is expected", function()
     for arguments, text in pairs {
-      ["info --threads=0"] = "1 or more", ["info --threads=x"] = "an integer", ["info --memory=1.5"] = "an integer", ["info --seed=x"] = "an integer",
-      ["info extra"] = "too many arguments", ["info --devise cpu"] = "%-%-device", ["bench"] = "usage", ["bench speed"] = "usage",
-      ["bench step --steps 0"] = "1 or more", ["bench optim --parameters 0"] = "1 or more", ["bench optim --kind addam"] = "must be one of",
-      ["bench gemm --device sim"] = "sim", ["run -n 0 x.lua"] = "1 or more", ["run -n x x.lua"] = "an integer", ["run"] = "which recipe", ["check"] = "which recipe",
+      ["info --threads=0"] = "1 or more", ["info --threads=x"] = "an integer",
+      ["info --memory=1.5"] = "an integer", ["info --seed=x"] = "an integer",
+      ["info extra"] = "too many arguments", ["info --devise cpu"] = "%-%-device",
+      ["bench"] = "usage", ["bench speed"] = "usage",
+      ["bench step --steps 0"] = "1 or more", ["bench optim --parameters 0"] = "1 or more",
+      ["bench optim --kind addam"] = "must be one of",
+      ["bench gemm --device sim"] = "sim", ["run -n 0 x.lua"] = "1 or more",
+      ["run -n x x.lua"] = "an integer", ["run"] = "which recipe", ["check"] = "which recipe",
     } do
       local code, _, err = command.run(folder, arguments)
       assert.equal(2, code, arguments .. "\n" .. err)
@@ -100,14 +112,16 @@ describe("the command line", function()
       ["run own.lua --step 3"] = "'--step': did you mean steps=VALUE, an option of the recipe?",
       ["run -n 2 own.lua --steps=3"] = "'--steps': did you mean steps=VALUE",
       ["check own.lua --learning_rate=3"] = "'--learning_rate': did you mean lr=VALUE",
-      ["run own.lua --sed 3"] = "'--sed': did you mean --seed?", ["run --sed 3"] = "did you mean --seed?",
+      ["run own.lua --sed 3"] = "'--sed': did you mean --seed?",
+      ["run --sed 3"] = "did you mean --seed?",
       ["bench step --jsno"] = "did you mean --json?", ["trace --htm x"] = "did you mean --html?",
     } do
       local code, _, err = command.run(folder, arguments)
       assert.equal(2, code, arguments .. "\n" .. err)
       assert.is_truthy(err:find(text, 1, true), arguments .. "\n" .. err)
     end
-    assert.matches("unknown switch '%-%-quxquxqux'\n", (select(3, command.run(folder, "run own.lua --quxquxqux"))))
+    assert.matches("unknown switch '%-%-quxquxqux'\n",
+      (select(3, command.run(folder, "run own.lua --quxquxqux"))))
   end)
 
   it("keeps matrix products within the instruction set that was asked for", function()
@@ -118,7 +132,10 @@ describe("the command line", function()
     local best, any = products()
     if not any then pending "these matrix products do not tell what they use" return end
     local order = { "portable", "avx2", "avx512", "avx512bf16" }
-    local allowed = { portable = "^sse41$", avx2 = "^avx2", avx512 = "^avx512_core$", avx512bf16 = "^avx512_core_bf16$" }
+    local allowed = {
+      portable = "^sse41$", avx2 = "^avx2", avx512 = "^avx512_core$",
+      avx512bf16 = "^avx512_core_bf16$",
+    }
     for _, cap in ipairs(order) do
       local kernels, isa = products(cap)
       assert.equal(cap, kernels)
@@ -151,7 +168,9 @@ describe("the peak of products", function()
     local second, again = peak.flops "f32"
     assert(first > 0 and first == second and not again)
     assert(peak.raise("f32", first / 2) == first and peak.flops "f32" == first)
-    if measured then assert(peak.raise("f32", first * 2) == first * 2 and peak.flops "f32" == first * 2) end
+    if measured then
+      assert(peak.raise("f32", first * 2) == first * 2 and peak.flops "f32" == first * 2)
+    end
     print(measured or false)
   ]]
 
@@ -166,7 +185,10 @@ describe("the peak of products", function()
     command.write(folder .. "/peak.lua", script)
     command.succeed(folder, "run peak.lua")
     local path = folder .. "/cache/moonshard/peak.json"
-    for _, text in ipairs { "[1, 2]", "{", "7", '{"a": [1], "b": "c"}', command.read(path):gsub(":%s*[%d.e+]+", ":0"), (command.read(path):gsub(":%s*[%d.e+]+", ":null")) } do
+    for _, text in ipairs {
+      "[1, 2]", "{", "7", '{"a": [1], "b": "c"}', command.read(path):gsub(":%s*[%d.e+]+", ":0"),
+      (command.read(path):gsub(":%s*[%d.e+]+", ":null")),
+    } do
       command.write(path, text)
       assert.equal("true\n", (command.succeed(folder, "run peak.lua")), text)
     end
@@ -174,6 +196,8 @@ describe("the peak of products", function()
 
   it("is at least what bench shows", function()
     local result = core.json_decode((command.succeed(folder, "bench gemm --json")))
-    for _, row in ipairs(result.products) do assert.is_true(row.gflops > 0 and row.share_of_peak <= 1) end
+    for _, row in ipairs(result.products) do
+      assert.is_true(row.gflops > 0 and row.share_of_peak <= 1)
+    end
   end)
 end)

@@ -1,4 +1,5 @@
--- Options of recipes: types, groups, choices, files, errors, help; as a user meets them, through `moonshard run`.
+-- Options of recipes: types, groups, choices, files, errors, help; as a user meets them, through
+-- `moonshard run`.
 local support = require "support"
 
 local declare = [[
@@ -7,7 +8,8 @@ local cfg = ms.config {
   steps = { 200, help = "how many" }, lr = 3e-4, name = "x", fast = false, deep = { 1.0 },
   kind = { "b", choices = { "a", "b", "c" } }, model = { layers = 4, inner = { width = 8 } },
 }
-print(cfg.steps, math.type(cfg.steps), cfg.lr, cfg.name, cfg.fast, cfg.deep, cfg.kind, cfg.model.layers, cfg.model.inner.width)
+print(cfg.steps, math.type(cfg.steps), cfg.lr, cfg.name, cfg.fast, cfg.deep, cfg.kind,
+  cfg.model.layers, cfg.model.inner.width)
 ]]
 
 local function run(arguments, text) return support.recipe(text or declare, arguments) end
@@ -37,7 +39,8 @@ end
 describe("ms.config", function()
   it("gives defaults, and what the command line says", function()
     shows("200 integer 0.0003 x false 1.0 b 4 8\n", "")
-    shows("7 integer 1.0 y=z true 2.0 c 1 16\n", "steps=7 lr=1 'name=y=z' fast=true deep=2 kind=c model.layers=1 model.inner.width=16")
+    shows("7 integer 1.0 y=z true 2.0 c 1 16\n",
+      "steps=7 lr=1 'name=y=z' fast=true deep=2 kind=c model.layers=1 model.inner.width=16")
     shows("7 integer 0.0003  false 1.0 b 4 8\n", "steps=7.0 name=")
   end)
 
@@ -58,7 +61,8 @@ describe("ms.config", function()
   end)
 
   it("reads files, which the command line overrides", function()
-    local lua, json = file_with(".lua", "return { steps = 9, model = { layers = 2 } }"), file_with(".json", '{"lr": 1, "fast": true, "model": {"inner": {"width": 3}}}')
+    local lua, json = file_with(".lua", "return { steps = 9, model = { layers = 2 } }"),
+      file_with(".json", '{"lr": 1, "fast": true, "model": {"inner": {"width": 3}}}')
     shows("9 integer 0.0003 x false 1.0 b 2 8\n", "--config " .. lua)
     shows("1 integer 0.0003 x false 1.0 b 2 8\n", "--config " .. lua .. " steps=1")
     shows("200 integer 1.0 x true 1.0 b 4 3\n", "--config " .. json)
@@ -79,7 +83,9 @@ describe("ms.config", function()
   it("prints help", function()
     local code, output = run "--help"
     assert.equal(0, code)
-    for _, text in ipairs { "steps = 200", "how many", 'kind = "b"', "a|b|c", "model.inner.width = 8", "key=value" } do
+    for _, text in ipairs {
+      "steps = 200", "how many", 'kind = "b"', "a|b|c", "model.inner.width = 8", "key=value",
+    } do
       assert.truthy(output:find(text, 1, true), output)
     end
     -- The recipe stops there.
@@ -88,7 +94,10 @@ describe("ms.config", function()
 
   it("refuses declarations that make no sense", function()
     for text, expected in pairs {
-      ["ms.config { 5 }"] = "names", ["ms.config { a = print }"] = "function", ["ms.config(5)"] = "table", ["ms.config { a = 1 } ms.config { b = 2 }"] = "already",
+      ["ms.config { 5 }"] = "names",
+      ["ms.config { a = print }"] = "function",
+      ["ms.config(5)"] = "table",
+      ["ms.config { a = 1 } ms.config { b = 2 }"] = "already",
     } do
       local code, output = run("", 'local ms = require "moonshard" ' .. text)
       assert.equal(1, code, output)
@@ -106,7 +115,9 @@ end)
 
 describe("moonshard run", function()
   it("ends with 1 and the user's lines when the recipe fails", function()
-    local code, output = run("", 'local ms = require "moonshard"\nlocal function deep() return 1 + ms.zeros { 2 } + ms.zeros { 3 } end\nlocal x = deep()\nprint(x)')
+    local code, output = run("",
+      'local ms = require "moonshard"\nlocal function deep() return 1 + ms.zeros { 2 } + ms.zeros \z
+        { 3 } end\nlocal x = deep()\nprint(x)')
     assert.equal(1, code)
     assert.truthy(output:find("RECIPE:2: add: [2] f32 and [3] f32", 1, true), output)
     assert.truthy(output:find("RECIPE:3:", 1, true), output)
@@ -126,7 +137,8 @@ x:sum():backward()]])
   end)
 
   it("knows files that are not there, and syntax errors", function()
-    local code, output = support.shell(("'%s' run /nowhere/recipe.lua"):format(os.getenv "MOONSHARD_BIN"))
+    local code, output = support.shell(("'%s' run /nowhere/recipe.lua")
+      :format(os.getenv "MOONSHARD_BIN"))
     assert.equal(2, code)
     assert.truthy(output:find("/nowhere/recipe.lua", 1, true), output)
     code, output = run("", "x = = 1")
@@ -136,8 +148,12 @@ x:sum():backward()]])
 
   it("ends with 3 for what is missing or unfit outside, whoever finds it", function()
     for call, text in pairs {
-      ["ms.data.mnist '/proc/self/fdinfo'"] = "images%-idx3%-ubyte", ["ms.data.tokens '/tmp/no-such-*.bin'"] = "no file matches", ["ms.data.bytes '/no/such'"] = "No such file",
-      ["ms.checkpoint.load '/proc/self'"] = "no checkpoint", ["ms.nn.Linear(1, 1):load '/proc/self/fdinfo'"] = "no .safetensors", ["ms.nn.pretrained '/proc/self'"] = "config.json",
+      ["ms.data.mnist '/proc/self/fdinfo'"] = "images%-idx3%-ubyte",
+      ["ms.data.tokens '/tmp/no-such-*.bin'"] = "no file matches",
+      ["ms.data.bytes '/no/such'"] = "No such file",
+      ["ms.checkpoint.load '/proc/self'"] = "no checkpoint",
+      ["ms.nn.Linear(1, 1):load '/proc/self/fdinfo'"] = "no .safetensors",
+      ["ms.nn.pretrained '/proc/self'"] = "config.json",
     } do
       local code, output = support.recipe("local ms = require 'moonshard'\nassert(" .. call .. ")")
       assert.equal(3, code, output)
@@ -146,8 +162,11 @@ x:sum():backward()]])
   end)
 
   it("takes values that are errors", function()
-    for _, text in ipairs { "error()", "error(nil)", "error({})", "error(5)", "error(setmetatable({}, { __tostring = function() return 'my error' end }))",
-      "error(setmetatable({}, { __tostring = function() error 'again' end }))" } do
+    for _, text in ipairs {
+      "error()", "error(nil)", "error({})", "error(5)",
+      "error(setmetatable({}, { __tostring = function() return 'my error' end }))",
+      "error(setmetatable({}, { __tostring = function() error 'again' end }))",
+    } do
       local code, output = run("", text)
       assert.equal(1, code, text .. output)
       assert.truthy(output:find("moonshard:", 1, true), text .. output)
@@ -155,8 +174,10 @@ x:sum():backward()]])
   end)
 
   it("does not load binary chunks", function()
-    local code, output = run("", "local f, message = load(string.dump(function() end), 'x') print(f, message) print(pcall(load, 'return 1', 'x', 'b'))")
+    local code, output = run("", "local f, message = load(string.dump(function() end), 'x') \z
+      print(f, message) print(pcall(load, 'return 1', 'x', 'b'))")
     assert.equal(0, code, output)
-    assert.truthy(output:find("nil", 1, true) and output:find("binary", 1, true) and output:find("false", 1, true), output)
+    assert.truthy(output:find("nil", 1, true) and output:find("binary", 1, true)
+      and output:find("false", 1, true), output)
   end)
 end)

@@ -1,15 +1,20 @@
--- For specs that stand for tests of PyTorch: runs a file of case("name", ...) on all ranks, which prints "ok: name on rank R".
+-- For specs that stand for tests of PyTorch: runs a file of case("name", ...) on all ranks, which
+-- prints "ok: name on rank R".
 local command = require "command"
 
---- The names of all cases that ran anywhere, in order; for each whether it was right on every rank of every way; how many stand in the file; what went wrong.
+--- The names of all cases that ran anywhere, in order; for each whether it was right on every rank
+--- of every way; how many stand in the file; what went wrong.
 ---@param path string within the repository
 ---@param ways { [1]: integer, [2]: string }[] numbers of ranks, and more arguments
 return function(path, ways)
   local names, right, written, wrong = {}, {}, 0, ""
-  for line in io.lines(command.source .. "/" .. path) do if line:match "^ *case%(" then written = written + 1 end end
+  for line in io.lines(command.source .. "/" .. path) do
+    if line:match "^ *case%(" then written = written + 1 end
+  end
   local folder = command.folder()
   for i, way in ipairs(ways) do
-    local _, out, err = command.run(folder, ("run '%s/%s' -n %d%s"):format(command.source, path, way[1], way[2]))
+    local _, out, err = command.run(folder,
+      ("run '%s/%s' -n %d%s"):format(command.source, path, way[1], way[2]))
     local seen = {}
     for name in out:gmatch "ok: ([^\n]-) on rank %d+\n" do
       seen[name] = (seen[name] or 0) + 1

@@ -37,10 +37,12 @@ describe("data", function()
 
   it("a pass with fewer samples than ranks is an error that names both", function()
     local set = assert(data.bytes(put("text", ("x"):rep(13))))          -- 3 windows of 4
-    assert.equal("function", type(core.loader(set, { batch = 3, length = 4, rank = 2, ranks = 3 }):batches()))
+    assert.equal("function",
+      type(core.loader(set, { batch = 3, length = 4, rank = 2, ranks = 3 }):batches()))
     local four = core.loader(set, { batch = 4, length = 4, rank = 0, ranks = 4 })
-    assert.error_matches(function() four:batches() end, "loader: 3 windows of 4 tokens for 4 ranks; each rank needs at least one")
-    four:next()                                                         -- training goes on into the next epoch
+    assert.error_matches(function() four:batches() end,
+      "loader: 3 windows of 4 tokens for 4 ranks; each rank needs at least one")
+    four:next()  -- training goes on into the next epoch
     put("t10k-images-idx3-ubyte", idx({ 2, 1, 1 }, "ab"))
     put("t10k-labels-idx1-ubyte", idx({ 2 }, "\1\2"))
     local images = core.loader(assert(data.mnist(folder)), { batch = 3, rank = 0, ranks = 3 })
@@ -130,7 +132,8 @@ describe("data", function()
     -- The one that ran on can also go back.
     loader:load_state(state)
     assert.equal(expected[1], data.to_text(loader:next():reshape(64)))
-    assert.error_matches(function() set:loader { batch = 4, length = 17 }:load_state(state) end, "must be the same")
+    assert.error_matches(function() set:loader { batch = 4, length = 17 }:load_state(state) end,
+      "must be the same")
   end)
 
   it("batches begin at the beginning, leave nothing out and do not move next", function()
@@ -166,14 +169,17 @@ describe("data", function()
     assert.error_matches(function()
       core.loader(set, { batch = 3, length = 2, rank = 0, ranks = 2 })
     end, "a batch of 3 does not divide by 2 ranks")
-    assert.error_matches(function() set:loader { batch = 4, length = 2, group = {} } end, "group must be a group of ranks")
+    assert.error_matches(function() set:loader { batch = 4, length = 2, group = {} } end,
+      "group must be a group of ranks")
   end)
 
   it("wrong options are named", function()
     local set = assert(data.bytes(put("text", "abc")))
-    assert.error_matches(function() set:loader { batch = 1, lenght = 2 } end, "did you mean 'length'")
+    assert.error_matches(function() set:loader { batch = 1, lenght = 2 } end,
+      "did you mean 'length'")
     assert.error_matches(function() set:loader { length = 2 } end, "give a batch")
-    assert.error_matches(function() set:loader { batch = 1, length = 3 } end, "a length of 3 needs 4 tokens")
+    assert.error_matches(function() set:loader { batch = 1, length = 3 } end,
+      "a length of 3 needs 4 tokens")
   end)
 
   it("token shards are found by pattern, in order", function()
@@ -209,9 +215,12 @@ describe("data", function()
     local x, y = set:loader { batch = 2 }:next()
     assert.same({ 2, 1, 2 }, x:shape())
     -- A pixel is a byte divided by 255, rounded to f32.
-    for i, expected in ipairs { 0, 1, 51 / 255, 102 / 255 } do assert.near(expected, x:reshape(4)[i]:item(), 1e-7) end
+    for i, expected in ipairs { 0, 1, 51 / 255, 102 / 255 } do
+      assert.near(expected, x:reshape(4)[i]:item(), 1e-7)
+    end
     assert.same({ 7, 3 }, y:to_table())
-    local none, message, code = data.mnist(folder, { images = "t10k-images-idx3-ubyte", labels = "train-labels-idx1-ubyte" })
+    local none, message, code = data.mnist(folder,
+      { images = "t10k-images-idx3-ubyte", labels = "train-labels-idx1-ubyte" })
     assert.is_nil(none)
     assert.matches("1 images", message)
     assert.equal("mismatch", code)

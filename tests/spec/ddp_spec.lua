@@ -1,4 +1,5 @@
--- ddp and hooks as scripts see them on one rank: what a wrapped model does, options, what links may and may not. Several ranks: dist/ddp_spec.lua.
+-- ddp and hooks as scripts see them on one rank: what a wrapped model does, options, what links may
+-- and may not. Several ranks: dist/ddp_spec.lua.
 local ms = require "moonshard"
 local support = require "support"
 local near, fails = support.near, support.fails
@@ -46,14 +47,19 @@ describe("a ddp model", function()
     assert.same({ { index = 0, bytes = 8, parameters = 1 } }, model:stats().buckets)
     ms.synchronize()
     local stats = model:stats()
-    for _, name in ipairs { "forward_ms", "backward_ms", "reduce_ms", "step_ms" } do assert.is_true(stats[name] > 0 and stats[name] < 60000, name) end
+    for _, name in ipairs { "forward_ms", "backward_ms", "reduce_ms", "step_ms" } do
+      assert.is_true(stats[name] > 0 and stats[name] < 60000, name)
+    end
     assert.is_true(stats.exposed_ms >= 0 and stats.exposed_ms < 60000)
     local link = stats.links[1]
-    assert.same({ 1, "reduce", 3, true }, { stats.world_size, stats.hook, stats.iteration, stats.rebuilt })
+    assert.same({ 1, "reduce", 3, true },
+      { stats.world_size, stats.hook, stats.iteration, stats.rebuilt })
     assert.same({
-      bucket_bytes = { 1 << 20, 25 << 20 }, find_unused = false, static_graph = false, init_sync = true, broadcast_buffers = true, buffer_hook = false,
+      bucket_bytes = { 1 << 20, 25 << 20 }, find_unused = false, static_graph = false,
+      init_sync = true, broadcast_buffers = true, buffer_hook = false,
     }, stats.options)
-    assert.same({ "reduce", "world", 1, 8, 0 }, { link.name, link.group, link.calls, link.payload_bytes, link.wire_bytes })
+    assert.same({ "reduce", "world", 1, 8, 0 },
+      { link.name, link.group, link.calls, link.payload_bytes, link.wire_bytes })
   end)
 
   it("gives a view of its bucket as gradient, which adds up", function()
@@ -65,14 +71,16 @@ describe("a ddp model", function()
     model:no_sync(function() run(model) end)
     near({ { 6, 8 } }, first, 0)
     assert.equal(first, model.weight:grad())
-    model.weight:set_grad(ms.tensor { { 1., 1 } })      -- a gradient of the script's own comes into the bucket
+    -- A gradient of the script's own comes into the bucket.
+    model.weight:set_grad(ms.tensor { { 1., 1 } })
     run(model)
     near({ { 4, 5 } }, model.weight:grad(), 0)
   end)
 
   it("reduces in the last pass of accumulate only", function()
     local calls = 0
-    local model = ms.ddp(linear(), { comm_hook = function(bucket, next) calls = calls + 1 return next(bucket) end })
+    local model = ms.ddp(linear(),
+      { comm_hook = function(bucket, next) calls = calls + 1 return next(bucket) end })
     model:accumulate(3, function() run(model) end)
     assert.equal(1, calls)
     near({ { 9, 12 } }, model.weight:grad(), 0)
@@ -223,7 +231,12 @@ describe("a ddp model", function()
     local inner = linear()
     inner:add_buffer("half", ms.ones { 2 })
     for _, options in ipairs {
-      {}, { find_unused = true }, { static_graph = true }, { delayed = { "weight" } }, { precision = { param = "bf16", buffer = "bf16", output = "f32" } }, { buckets = "arrival" },
+      {},
+      { find_unused = true },
+      { static_graph = true },
+      { delayed = { "weight" } },
+      { precision = { param = "bf16", buffer = "bf16", output = "f32" } },
+      { buckets = "arrival" },
       { bucket_bytes = { 4, 8 }, comm_hook = "bf16_compress", broadcast_buffers = false },
     } do
       local model = ms.ddp(inner, options)
@@ -234,9 +247,11 @@ describe("a ddp model", function()
       near({ { 3, 4 } }, inner.weight:grad(), 0)
       assert.equal(inner, model:unwrap())
       fails(function() model:no_sync(run) end, "unwrapped")
-      for _, method in ipairs { "stats", "join", "rebuild_buckets" } do fails(function() model[method](model, {}, run) end, "unwrapped") end
+      for _, method in ipairs { "stats", "join", "rebuild_buckets" } do
+        fails(function() model[method](model, {}, run) end, "unwrapped")
+      end
       inner.weight:set_grad(nil)
-      run(inner)                                           -- twice, without a forward of a ddp model
+      run(inner)  -- twice, without a forward of a ddp model
       run(inner)
       near({ { 6, 8 } }, inner.weight:grad(), 0)
       assert.equal("f32", inner.half:dtype())
@@ -262,7 +277,8 @@ describe("a ddp model", function()
     local live
     for i = 1, 5 do
       (function()
-        local model = ms.ddp(linear(), { comm_hook = function(bucket, next) return next(bucket) end })
+        local model = ms.ddp(linear(),
+          { comm_hook = function(bucket, next) return next(bucket) end })
         run(model)
         run(model)
       end)()
@@ -277,7 +293,8 @@ describe("a ddp model", function()
         local ms = require "moonshard"
         local layers = {}
         for i = 1, 6 do layers[i] = ms.nn.Linear(1024, 1024, { bias = false }) end
-        local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)), { bucket_bytes = 4 << 20, find_unused = true, comm_hook = %s })
+        local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)),
+          { bucket_bytes = 4 << 20, find_unused = true, comm_hook = %s })
         for _ in ms.steps(4) do
           model(ms.ones { 1, 1024 }):sum():backward()
           for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
@@ -288,7 +305,8 @@ describe("a ddp model", function()
       return tonumber(text:match "(%d+)%s*$")
     end
     -- 16 MiB a bucket, 96 in all; from 16 on what nobody holds goes.
-    local piled = peak "function(b, next) local t = b:buffer() * 2 return next(b):and_then(function(r) return r * 1 + t * 0 end) end"
+    local piled = peak "function(b, next) local t = b:buffer() * 2 return \z
+      next(b):and_then(function(r) return r * 1 + t * 0 end) end"
     assert.is_true(piled <= peak "'reduce'" + 32, piled)
   end)
 
@@ -300,17 +318,22 @@ describe("a ddp model", function()
     fails(function() ms.ddp(linear(), { delayed = { "[" } }) end, "delayed[1], '[', is no pattern")
     fails(function() ms.ddp(linear(), { ignored = { "weigth" } }) end, "ignored", "'weigth'")
     fails(function() ms.ddp(linear(), { ignored = { 3 } }) end, "ignored[1]", "not a number")
-    fails(function() ms.ddp(linear(), { ignored = { "weight" } }) end, "no parameter of the model requires a gradient", "ignored")
+    fails(function() ms.ddp(linear(), { ignored = { "weight" } }) end,
+      "no parameter of the model requires a gradient", "ignored")
     fails(function() ms.ddp(ms.nn.GELU()) end, "no parameter of the model requires a gradient")
-    fails(function() ms.ddp(linear(), { group = "world" }) end, "group must be a group of ranks", "string")
+    fails(function() ms.ddp(linear(), { group = "world" }) end, "group must be a group of ranks",
+      "string")
     fails(function() ms.ddp(linear(), { precision = "bf16" }) end, "precision is a table")
     fails(function() ms.ddp(linear(), { precision = { params = "bf16" } }) end, "'param'")
-    fails(function() ms.ddp(linear(), { precision = { param = "i64" } }) end, "precision.param must be f32, f16 or bf16")
-    fails(function() ms.ddp(linear(), { precision = { cast_inputs = true } }) end, "precision.param, which is not given")
+    fails(function() ms.ddp(linear(), { precision = { param = "i64" } }) end,
+      "precision.param must be f32, f16 or bf16")
+    fails(function() ms.ddp(linear(), { precision = { cast_inputs = true } }) end,
+      "precision.param, which is not given")
     fails(function() ms.ddp(linear(), { bucket_bytes = 0 }) end, "bucket_bytes[1]")
     fails(function() ms.ddp(linear(), { bucket_bytes = {} }) end, "bucket_bytes")
     fails(function() ms.ddp(linear(), { bucket_bytes = 1.5 }) end, "bucket_bytes[1]", "1.5")
-    assert.same({ 25000000 }, ms.ddp(linear(), { bucket_bytes = 25e6 }):stats().options.bucket_bytes)
+    assert.same({ 25000000 },
+      ms.ddp(linear(), { bucket_bytes = 25e6 }):stats().options.bucket_bytes)
     fails(function() ms.ddp(linear(), { broadcast_buffers = 1 }) end, "broadcast_buffers")
     fails(function() ms.ddp(linear(), { comm_hook = "fp16_compres" }) end, "'fp16_compress'")
     fails(function() ms.ddp(linear(), { comm_hook = 5 }) end, "not a number")
@@ -320,9 +343,12 @@ describe("a ddp model", function()
 end)
 
 describe("a bucket plan", function()
-  -- Three layers, used last to first; the sizes of buckets, in parameters, behind `passes` passes by a plan.
+  -- Three layers, used last to first; the sizes of buckets, in parameters, behind `passes` passes
+  -- by a plan.
   local Three = ms.nn.class "Three"
-  function Three:init() self.a, self.b, self.c = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) end
+  function Three:init()
+    self.a, self.b, self.c = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2), ms.nn.Linear(2, 2)
+  end
   function Three:forward(x) return self.a(self.b(self.c(x))) end
   local function layouts(plan, passes)
     local model, seen = ms.ddp(Three(), { buckets = plan }), {}
@@ -350,10 +376,12 @@ describe("a bucket plan", function()
     assert.equal(6, #view.parameters)
     assert.equal("a.", view.parameters[1].name:sub(1, 2))
     for _, p in ipairs(view.parameters) do
-      assert.is_true(p.ready_ms >= at and p.ready_ms < 60000 and p.dtype == "f32" and (p.bytes == 16 or p.bytes == 8))
+      assert.is_true(p.ready_ms >= at and p.ready_ms < 60000 and p.dtype == "f32"
+        and (p.bytes == 16 or p.bytes == 8))
       at = p.ready_ms
     end
-    assert.is_true(view.backward_ms > 0 and view.forward_ms > 0 and view.world_size == 1 and view.latency_ms >= 0 and view.bytes_per_ms > 0)
+    assert.is_true(view.backward_ms > 0 and view.forward_ms > 0 and view.world_size == 1
+      and view.latency_ms >= 0 and view.bytes_per_ms > 0)
     for _ = 1, 2 do run(model) end
     assert.equal(3, #views)
   end)
@@ -373,10 +401,12 @@ describe("a bucket plan", function()
   end)
 
   it("may give sizes, a name, a file", function()
-    assert.same({ "6", "6", "1 2 2 1" }, (layouts(by(function() return { caps_bytes = { 1, 24, 20, 1 } } end), 3)))
+    assert.same({ "6", "6", "1 2 2 1" },
+      (layouts(by(function() return { caps_bytes = { 1, 24, 20, 1 } } end), 3)))
     local path = os.tmpname() .. ".lua"
     local file = assert(io.open(path, "w"))
-    file:write 'return require "moonshard".buckets { name = "single", plan = function() return { caps_bytes = { 1 } } end }'
+    file:write 'return require "moonshard".buckets { name = "single", plan = function() return { \z
+      caps_bytes = { 1 } } end }'
     file:close()
     assert.same({ "6", "6", "1 1 1 1 1 1", "1 1 1 1 1 1" }, (layouts(path, 4)))
     os.remove(path)
@@ -390,10 +420,25 @@ describe("a bucket plan", function()
 
   for what, case in pairs {
     ["nothing"] = { function() end, "it returned nothing" },
-    ["a parameter left out"] = { function() return { { 1, 2, 3, 4, 5 } } end, "parameter 6 ('c.", "in no bucket" },
-    ["one twice"] = { function() return { { 1, 2 }, { 2 } } end, "bucket 1: 2 ('a.", "in bucket 0 already" },
-    ["one that there is not"] = { function() return { { 7 } } end, "bucket 0: there is no parameter 7", "1 to 6" },
-    ["an empty bucket"] = { function() return { {}, { 1, 2, 3, 4, 5, 6 } } end, "bucket 0 is empty" },
+    ["a parameter left out"] = {
+      function() return { { 1, 2, 3, 4, 5 } } end,
+      "parameter 6 ('c.",
+      "in no bucket",
+    },
+    ["one twice"] = {
+      function() return { { 1, 2 }, { 2 } } end,
+      "bucket 1: 2 ('a.",
+      "in bucket 0 already",
+    },
+    ["one that there is not"] = {
+      function() return { { 7 } } end,
+      "bucket 0: there is no parameter 7",
+      "1 to 6",
+    },
+    ["an empty bucket"] = {
+      function() return { {}, { 1, 2, 3, 4, 5, 6 } } end,
+      "bucket 0 is empty",
+    },
     ["a wrong size"] = { function() return { caps_bytes = { 0 } } end, "caps_bytes[1]" },
     ["an error"] = { function() error "boom" end, "boom" },
     ["a tensor's value"] = { function() return ms.ones { 1 }:item() end, "numbers only" },
@@ -407,28 +452,35 @@ describe("a bucket plan", function()
     ["lists and a field"] = { function() return { { 1, 2, 3, 4, 5, 6 }, size = 1 } end, "'size'" },
     ["a field beside sizes"] = { function() return { caps_bytes = { 1, most = 2 } } end, "'most'" },
   } do
-    it("is told its line when it gives " .. what, function() fails(function() layouts(by(case[1]), 3) end, "bucket plan mine (", "ddp_spec.lua:", table.unpack(case, 2)) end)
+    it("is told its line when it gives " .. what, function()
+      fails(function() layouts(by(case[1]), 3) end, "bucket plan mine (", "ddp_spec.lua:",
+        table.unpack(case, 2))
+    end)
   end
 
   it("keeps dtypes apart", function()
     local model = Three()
     model.b:to "bf16"
     function model.forward(self, x) return self.a(self.b(self.c(x):to "bf16"):to "f32") end
-    local wrapped = ms.ddp(model, { buckets = by(function(view) return { caps_bytes = { 1 << 20 } } end) })
+    local wrapped = ms.ddp(model,
+      { buckets = by(function(view) return { caps_bytes = { 1 << 20 } } end) })
     for _ = 1, 3 do run(wrapped) end
     assert.equal(2, #wrapped:stats().buckets)
-    wrapped = ms.ddp(wrapped:unwrap(), { buckets = by(function() return { { 1, 2, 3, 4, 5, 6 } } end) })
+    wrapped = ms.ddp(wrapped:unwrap(),
+      { buckets = by(function() return { { 1, 2, 3, 4, 5, 6 } } end) })
     for _ = 1, 2 do run(wrapped) end
     fails(function() run(wrapped) end, "bucket 0 has", "f32", "bf16")
   end)
 end)
 
 describe("a comm hook", function()
-  -- f raises a message that begins with the line of backward, has the texts, and perhaps the line of the hook.
+  -- f raises a message that begins with the line of backward, has the texts, and perhaps the line
+  -- of the hook.
   local function told(f, ...)
     local ok, message = pcall(f)
     assert.is_false(ok)
-    assert.truthy(tostring(message):match "^[^ ]*ddp_spec%.lua:%d+: comm hook, bucket 0 \"weight\": ", message)
+    assert.truthy(
+      tostring(message):match "^[^ ]*ddp_spec%.lua:%d+: comm hook, bucket 0 \"weight\": ", message)
     for _, text in ipairs { ... } do assert.truthy(message:find(text, 1, true), message) end
   end
 
@@ -444,10 +496,18 @@ describe("a comm hook", function()
     local file = assert(io.open(path, "w"))
     file:write "return function(bucket, next) bucket:buffer():mul_(10) return next(bucket) end"
     file:close()
-    local function twice(bucket, next) return next(bucket):and_then(function(t) return t * 2 end) end
+    local function twice(bucket, next)
+      return next(bucket):and_then(function(t) return t * 2 end)
+    end
     for expected, hook in pairs {
-      [3] = "all_reduce", [6] = twice, [12] = hooks.chain { twice, twice, hooks.reduce() }, [30] = path, [60] = hooks.chain { twice, path, "bf16_compress" },
-    } do near({ { expected, expected * 4 / 3 } }, reduced(hook), 0) end
+      [3] = "all_reduce",
+      [6] = twice,
+      [12] = hooks.chain { twice, twice, hooks.reduce() },
+      [30] = path,
+      [60] = hooks.chain { twice, path, "bf16_compress" },
+    } do
+      near({ { expected, expected * 4 / 3 } }, reduced(hook), 0)
+    end
     os.remove(path)
   end)
 
@@ -459,19 +519,24 @@ describe("a comm hook", function()
         return next(bucket):and_then(function() order[#order + 1] = name .. "'" end)
       end
     end
-    reduced(hooks.chain { link "a", hooks.chain { link "b", hooks.cast { dtype = "bf16" } }, link "c" })
+    reduced(
+      hooks.chain { link "a", hooks.chain { link "b", hooks.cast { dtype = "bf16" } }, link "c" })
     assert.same({ "a", "b", "c", "c'", "b'", "a'" }, order)
   end)
 
   it("sees what links before it have put into the bucket", function()
     local seen
-    local model = ms.ddp(linear(), { comm_hook = hooks.chain { hooks.cast { dtype = "f16" }, function(bucket, next)
-      seen = { bucket:buffer():dtype(), bucket:dtype(), bucket:gradients()[1]:dtype(), #bucket:gradients()[1]:shape(), bucket:parameters()[1], tostring(bucket) }
-      bucket:set_buffer(bucket:buffer():narrow(1, 1, 1))
-      assert(not pcall(bucket.gradients, bucket))
-      bucket:set_buffer(ms.tensor({ 7., 8 }, "f16"))
-      return next(bucket)
-    end } })
+    local model = ms.ddp(linear(),
+      { comm_hook = hooks.chain { hooks.cast { dtype = "f16" }, function(bucket, next)
+        seen = {
+          bucket:buffer():dtype(), bucket:dtype(), bucket:gradients()[1]:dtype(),
+          #bucket:gradients()[1]:shape(), bucket:parameters()[1], tostring(bucket),
+        }
+        bucket:set_buffer(bucket:buffer():narrow(1, 1, 1))
+        assert(not pcall(bucket.gradients, bucket))
+        bucket:set_buffer(ms.tensor({ 7., 8 }, "f16"))
+        return next(bucket)
+      end } })
     run(model)
     assert.same({ "f16", "f32", "f16", 2, model.weight, 'bucket 0 "weight"' }, seen)
     near({ { 7, 8 } }, model.weight:grad(), 0)
@@ -480,23 +545,58 @@ describe("a comm hook", function()
   local wrong = {
     { "returns nothing", function(bucket, next) next(bucket) end, "returned nothing" },
     { "returns a number", function() return 1 end, "returned a number" },
-    { "returns a list", function(bucket) return ms.all { bucket:buffer() } end, "future of a table" },
+    {
+      "returns a list",
+      function(bucket) return ms.all { bucket:buffer() } end,
+      "future of a table",
+    },
     { "returns another length", function() return ms.zeros { 3 } end, "[3] f32", "[2] f32" },
-    { "returns another dtype", function(bucket) return bucket:buffer():to "bf16" end, "[2] bf16", "[2] f32" },
-    { "returns what is not contiguous", function() return ms.zeros({ 2, 2 }):select(2, 1) end, "not contiguous" },
-    { "calls next twice", function(bucket, next) next(bucket) return next(bucket) end, "next twice" },
+    {
+      "returns another dtype",
+      function(bucket) return bucket:buffer():to "bf16" end,
+      "[2] bf16",
+      "[2] f32",
+    },
+    {
+      "returns what is not contiguous",
+      function() return ms.zeros({ 2, 2 }):select(2, 1) end,
+      "not contiguous",
+    },
+    {
+      "calls next twice",
+      function(bucket, next) next(bucket) return next(bucket) end,
+      "next twice",
+    },
     { "raises", function() error "boom" end, ": boom", "link '" },
     { "raises what is no string", function() error {} end, "table" },
-    { "raises behind a future", function(bucket, next) return next(bucket):and_then(function() error "boom" end) end, "boom", "ddp_spec.lua" },
-    { "raises in a link behind", hooks.chain { function(bucket, next) return next(bucket) end, function() error "boom" end }, "boom", "link '" },
-    { "blocks", function(bucket) return bucket:buffer() * bucket:buffer():sum():item() end, "item" },
+    {
+      "raises behind a future",
+      function(bucket, next) return next(bucket):and_then(function() error "boom" end) end,
+      "boom",
+      "ddp_spec.lua",
+    },
+    {
+      "raises in a link behind",
+      hooks.chain { function(bucket, next) return next(bucket) end, function() error "boom" end },
+      "boom",
+      "link '",
+    },
+    {
+      "blocks",
+      function(bucket) return bucket:buffer() * bucket:buffer():sum():item() end,
+      "item",
+    },
     { "waits for a future", function(bucket, next) return next(bucket):sync() end, "sync" },
     { "goes backward", function() linear()(input):sum():backward() end, "backward" },
     { "steps an optimizer", function() ms.optim.sgd(linear()):step() end, "step_param" },
     { "makes a group", function(bucket) bucket:group():split { { 0 } } end, "split" },
     { "waits at a barrier", function(bucket) bucket:group():barrier() end, "barrier" },
     { "wraps a model", function() ms.ddp(linear()) end, "hook" },
-    { "registers a hook", function(bucket) bucket:parameters()[1]:on_grad(function() end) end, "hook" },
+    {
+      "registers a hook",
+      function(bucket) bucket:parameters()[1]:on_grad(function() end) end,
+      "hook",
+    },
     { "begins a step", function() ms.steps(1)() end, "hook" },
     { "asks for a level that is not there", function(bucket) bucket:group "shards" end, "shard" },
     { "yields", function() coroutine.yield() end, "yield" },
@@ -539,11 +639,14 @@ describe("a comm hook", function()
   it("has its bucket until its result is there", function()
     local kept, buffer, gradient, future, cloned
     reduced(function(bucket, next)
-      kept, buffer, gradient, cloned = bucket, bucket:buffer(), bucket:gradients()[1], bucket:buffer():clone():keep()
+      kept, buffer, gradient, cloned = bucket, bucket:buffer(), bucket:gradients()[1],
+        bucket:buffer():clone():keep()
       future = next(bucket):and_then(function(t) assert(kept:index() == 0) return t end)
       return future
     end)
-    for _, method in ipairs { "index", "buffer", "gradients", "parameters", "group", "is_last", "kind", "dtype", "divisor" } do
+    for _, method in ipairs {
+      "index", "buffer", "gradients", "parameters", "group", "is_last", "kind", "dtype", "divisor",
+    } do
       fails(function() kept[method](kept) end, "bucket 0", "only valid")
     end
     fails(function() kept:set_buffer(ms.zeros { 2 }) end, "only valid")
@@ -567,12 +670,13 @@ describe("a comm hook", function()
 end)
 
 describe("a model that nobody has any more", function()
-  it("is not asked at the end of steps or for a checkpoint, also where it was part of another", function()
+  it("is not asked at the end of steps or for a checkpoint, also where it was part of \z
+    another", function()
     local folder = os.tmpname()
     os.remove(folder)
     local wrapped = ms.ddp(ms.nn.Linear(2, 2))
     ms.nn.List { ms.ddp(ms.nn.Linear(2, 2)) }
-    collectgarbage()                                        -- finalizes the reducer; its memory goes in the next cycle
+    collectgarbage()  -- finalizes the reducer; its memory goes in the next cycle
     for _ in ms.steps(2) do end
     assert.is_truthy(ms.checkpoint.save(folder, { model = wrapped }))
     ms.checkpoint.wait()
@@ -584,16 +688,19 @@ describe("without data", function()
   it("a bucket plan sees modelled times", function()
     local code, out = support.recipe([[
       local ms = require "moonshard"
-      local model = ms.ddp(ms.nn.MLP(64, 128), { buckets = ms.buckets { name = "told", plan = function(view)
-        print(#view.parameters, view.latency_ms, view.bytes_per_ms, view.forward_ms, view.backward_ms, view.parameters[1].name, view.parameters[1].ready_ms)
-        return { caps_bytes = { 40000 } }
-      end } })
+      local model = ms.ddp(ms.nn.MLP(64, 128),
+        { buckets = ms.buckets { name = "told", plan = function(view)
+          print(#view.parameters, view.latency_ms, view.bytes_per_ms, view.forward_ms,
+            view.backward_ms, view.parameters[1].name, view.parameters[1].ready_ms)
+          return { caps_bytes = { 40000 } }
+        end } })
       for step in ms.steps(3) do model(ms.ones { 2, 64 }):sum():backward() end
       print(#model:stats().buckets)
     ]], "--device sim")
     assert.equal(0, code, out)
     -- One bucket of 66304 bytes at first: its reduction is latency and speed in one.
-    local count, latency, speed, ahead, back, name, ready = out:match "(%d+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)"
+    local count, latency, speed, ahead, back, name, ready =
+      out:match "(%d+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)"
     assert.same({ "4", "down.weight" }, { count, name }, out)
     near(66304e-6, tonumber(ahead), 1e-6)
     near(2 * 66304e-6, tonumber(back), 1e-6)
@@ -606,8 +713,14 @@ describe("without data", function()
   it("all of it works on the sim executor in a world of any size", function()
     local code, out = support.recipe([[
       local ms = require "moonshard"
-      local model = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }, {
-        bucket_bytes = { 3000, 9000 }, comm_hook = ms.hooks.chain { function(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end, "fp16_compress" } })
+      local model = ms.ddp(
+        ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }, {
+          bucket_bytes = { 3000, 9000 },
+          comm_hook = ms.hooks.chain {
+            function(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end,
+            "fp16_compress",
+          },
+        })
       local optimizer = ms.optim.adamw(model)
       local x = ms.randint { 2, 8, low = 0, high = 16 }
       for step in ms.steps(3) do

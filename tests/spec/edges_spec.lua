@@ -1,14 +1,17 @@
--- Where programs end up by accident: tensors without elements, shapes that cannot be counted, gradients that an operator
--- has none of, and what messages call a dimension.
+-- Where programs end up by accident: tensors without elements, shapes that cannot be counted,
+-- gradients that an operator has none of, and what messages call a dimension.
 local ms = require "moonshard"
 local support = require "support"
 local fails = support.fails
 
--- Every way to use a tensor of some shape without elements; each gives a tensor to go backward from.
+-- Every way to use a tensor of some shape without elements; each gives a tensor to go backward
+-- from.
 local function uses_of(x)
   local dims, uses = x:dim(), {}
   local function use(name, f) uses[#uses + 1] = { name, f } end
-  for _, name in ipairs { "exp", "log", "neg", "relu", "tanh", "square", "gelu", "silu", "clone", "contiguous" } do
+  for _, name in ipairs {
+    "exp", "log", "neg", "relu", "tanh", "square", "gelu", "silu", "clone", "contiguous",
+  } do
     use(name, function() return x[name](x) end)
   end
   for _, name in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do
@@ -26,7 +29,9 @@ local function uses_of(x)
     use("cumsum " .. d, function() return x:cumsum(d) end)
     use("cat " .. d, function() return ms.cat({ x, x }, d) end)
     use("narrow " .. d, function() return x:narrow(d, 1, 0) end)
-    use("index_select " .. d, function() return x:index_select(d, ms.zeros { 0, dtype = "i64" }) end)
+    use("index_select " .. d, function()
+      return x:index_select(d, ms.zeros { 0, dtype = "i64" })
+    end)
     use("transpose " .. d, function() return x:transpose(1, d) end)
   end
   use("sum", function() return x:sum() end)
@@ -35,7 +40,8 @@ local function uses_of(x)
   use("where", function() return ms.where(x:gt(0), x, x * 2) end)
   use("linear", function()
     local width = x:size(-1)
-    return x:linear(ms.ones { 3, width, requires_grad = true }, ms.zeros { 3, requires_grad = true })
+    return x:linear(ms.ones { 3, width, requires_grad = true },
+      ms.zeros { 3, requires_grad = true })
   end)
   use("cast", function() return x:to("bf16"):to("f32") end)
   use("recompute", function() return ms.recompute(function(t) return t * 2 end, x) end)
@@ -44,7 +50,9 @@ local function uses_of(x)
     y:mul_(3)
     return y
   end)
-  use("the sum of two ways", function() return (x * ms.ones(x:shape())):sum() + (x:sum(1, true) * 2):sum() end)
+  use("the sum of two ways", function()
+    return (x * ms.ones(x:shape())):sum() + (x:sum(1, true) * 2):sum()
+  end)
   return uses
 end
 
@@ -74,7 +82,8 @@ describe("shapes that cannot be counted", function()
   it("are refused, also where strides of 0 need no memory for them", function()
     local one = ms.ones { 1, 1 }
     fails(function() one:expand(1 << 32, 1 << 32) end, "more bytes than 63 bits can count")
-    fails(function() one:expand(1 << 31, 1 << 31) end, "more bytes than 63 bits can count")   -- elements can, their bytes not
+    -- Elements can, their bytes not.
+    fails(function() one:expand(1 << 31, 1 << 31) end, "more bytes than 63 bits can count")
     assert.equal(1 << 40, one:expand(1 << 20, 1 << 20):numel())
   end)
 end)
@@ -84,8 +93,10 @@ describe("operators without a gradient", function()
     local x = ms.tensor({ 3, 1, 2 }, "f32"):requires_grad_()
     local codec = ms.codec("int8", { block = 8 })
     for name, f in pairs {
-      quantile = function(t) return t:quantile(0.5) end, above = function(t) return t:above(1.5, 3) end,
-      codec_encode = function(t) return codec:encode(t) end } do
+      quantile = function(t) return t:quantile(0.5) end,
+      above = function(t) return t:above(1.5, 3) end,
+      codec_encode = function(t) return codec:encode(t) end,
+    } do
       fails(function() f(x * 1) end, name, "has no gradient", "detach the input", "no_grad")
       assert.is_truthy(f((x * 1):detach()))
       assert.is_truthy(ms.no_grad(function() return f(x * 1) end))
@@ -94,7 +105,8 @@ describe("operators without a gradient", function()
   end)
 
   it("pack has one, for the whole and for each part", function()
-    local a, b = ms.tensor({ { 1, 2 } }, "f32"):requires_grad_(), ms.tensor({ 3 }, "f32"):requires_grad_()
+    local a, b = ms.tensor({ { 1, 2 } }, "f32"):requires_grad_(),
+      ms.tensor({ 3 }, "f32"):requires_grad_()
     local whole = ms.pack { a, b, a }
     whole:mul(ms.tensor({ 1, 2, 3, 4, 5 }, "f32")):sum():backward()
     assert.same({ { 5, 7 } }, a:grad():to_table())
@@ -115,7 +127,8 @@ describe("messages", function()
     local x = ms.ones { 2, 3 }
     local index = ms.zeros { 3, 3, dtype = "i64" }
     fails(function() x:gather(2, index) end, "gather", "all dimensions but 2")
-    fails(function() x:scatter_add(1, ms.zeros { 3, 2, dtype = "i64" }, ms.ones { 3, 2 }) end, "scatter_add", "all dimensions but 1")
+    fails(function() x:scatter_add(1, ms.zeros { 3, 2, dtype = "i64" }, ms.ones { 3, 2 }) end,
+      "scatter_add", "all dimensions but 1")
     fails(function() x:expand(4, 3) end, "expand", "dimension 1 of size 2 cannot become 4")
     fails(function() x:squeeze(2) end, "squeeze", "dimension 2 has size 3")
     fails(function() x:split({ 1, 1 }, 2) end, "split", "dimension 2 has 3")

@@ -1,4 +1,5 @@
--- recipes/embed/two_engines: a C program with two engines; what happens in one is nothing to the other.
+-- recipes/embed/two_engines: a C program with two engines; what happens in one is nothing to the
+-- other.
 local command = require "command"
 
 local HOST = ("'%s/tests/embed/two_engines'"):format(os.getenv "MOONSHARD_BUILD")
@@ -12,7 +13,8 @@ describe("a host with two engines", function()
   local function host(first, second)
     command.write(folder .. "/a.lua", first)
     command.write(folder .. "/b.lua", second)
-    local _, how, code = os.execute(("cd '%s' && timeout -k 5 100 %s a.lua x=1 -- b.lua x=2 >out 2>err"):format(folder, HOST))
+    local _, how, code = os.execute(
+      ("cd '%s' && timeout -k 5 100 %s a.lua x=1 -- b.lua x=2 >out 2>err"):format(folder, HOST))
     assert.equal("exit", how)
     return code, command.read(folder .. "/out"), command.read(folder .. "/err")
   end
@@ -45,7 +47,8 @@ describe("a host with two engines", function()
       ["error 'broken'"] = { 1, "a.lua ended with 1: a.lua:1: broken" },
       ["os.exit(7)"] = { 7, "a.lua ended with 7: the recipe called os.exit" },
       ["require 'moonshard'.config { y = 1 }"] = { 2, "unknown option 'x'" },
-      ["local ms = require 'moonshard' ms.init { memory_bytes = 1000000 } ms.config { x = 0 } ms.zeros { 1000000 }"] = { 8, "no memory for 4000000 bytes" },
+      ["local ms = require 'moonshard' ms.init { memory_bytes = 1000000 } \z
+        ms.config { x = 0 } ms.zeros { 1000000 }"] = { 8, "no memory for 4000000 bytes" },
       ["local s = string.dump(function() end) load(s)()"] = { 1, "a.lua:1" },
     } do
       local code, out, err = host(text, GOOD)

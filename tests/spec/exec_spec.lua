@@ -1,5 +1,5 @@
--- Streams as scripts see them: the host runs ahead of the work, streams run side by side, and recorded times show both.
--- ctest: serial
+-- Streams as scripts see them: the host runs ahead of the work, streams run side by side, and
+-- recorded times show both. ctest: serial
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"
@@ -14,7 +14,10 @@ describe("streams", function()
         for _ = 1, 20 do a:matmul(a) end
       end)
       assert.equal(21, #list)
-      for i = 1, 21 do assert.is_true(list[i].enqueued_ns <= list[i].start_ns and list[i].start_ns <= list[i].end_ns) end
+      for i = 1, 21 do
+        assert.is_true(list[i].enqueued_ns <= list[i].start_ns
+          and list[i].start_ns <= list[i].end_ns)
+      end
       for i = 2, 21 do assert.is_true(list[i].start_ns >= list[i - 1].end_ns) end
       -- The last product was enqueued before the first one was done: the host did not wait for any.
       return list[21].enqueued_ns < list[1].end_ns

@@ -1,19 +1,36 @@
--- The folder of a run: which checkpoints stay, which are set aside, what resume=auto does with damaged ones.
+-- The folder of a run: which checkpoints stay, which are set aside, what resume=auto does with
+-- damaged ones.
 local command = require "command"
 local core = require "moonshard.core"
 
--- A model so small that a step takes no time. It prints its weight, which tells branches with other data apart.
+-- A model so small that a step takes no time. It prints its weight, which tells branches with other
+-- data apart.
 local RECIPE = [[
 local ms = require "moonshard"
-local cfg = ms.config { steps = 10, run = "out", resume = "never", every = 5, last = 0, keep_every = 0, target = 0.0, width = 2,
-  kill = -1 }
+local cfg = ms.config {
+  steps = 10, run = "out", resume = "never", every = 5, last = 0, keep_every = 0, target = 0.0,
+  width = 2, kill = -1,
+}
 local model = ms.nn.Linear(cfg.width, 2)
 local function batch() return ms.ones { 4, cfg.width }, ms.full(cfg.target, { 4, 2 }) end
 local result = ms.train {
-  model = model, optimizer = ms.optim.adamw(model, { lr = 0.1 }), data = batch, steps = cfg.steps, run = cfg.run, resume = cfg.resume,
+  model = model,
+  optimizer = ms.optim.adamw(model, { lr = 0.1 }),
+  data = batch,
+  steps = cfg.steps,
+  run = cfg.run,
+  resume = cfg.resume,
   loss = function(m, x, y) return m(x):mse_loss(y) end,
-  before_step = function(step) if step == cfg.kill then io.popen("kill -TERM " .. io.open "/proc/self/stat":read "a":match "^%d+"):close() end end,
-  save = { every = cfg.every, last = cfg.last > 0 and cfg.last or nil, keep_every = cfg.keep_every > 0 and cfg.keep_every or nil },
+  before_step = function(step)
+    if step == cfg.kill then
+      io.popen("kill -TERM " .. io.open "/proc/self/stat":read "a":match "^%d+"):close()
+    end
+  end,
+  save = {
+    every = cfg.every,
+    last = cfg.last > 0 and cfg.last or nil,
+    keep_every = cfg.keep_every > 0 and cfg.keep_every or nil,
+  },
 }
 print("lost " .. tostring(result.lost_save))
 print(("weight %.9g"):format(model.weight:detach():sum():item()))
@@ -43,18 +60,27 @@ describe("the folder of a run", function()
   local function damage(path, at)
     local bytes = assert(command.read(path))
     at = at < 0 and #bytes + 1 + at or at
-    command.write(path, bytes:sub(1, at - 1) .. string.char(bytes:byte(at) ~ 1) .. bytes:sub(at + 1))
+    command.write(path,
+      bytes:sub(1, at - 1) .. string.char(bytes:byte(at) ~ 1) .. bytes:sub(at + 1))
   end
-  local function damage_manifest(step) damage(("%s/out/step-%08d/manifest.json"):format(folder, step), 30) end
-  local function damage_data(step) damage(("%s/out/step-%08d/tensors.safetensors"):format(folder, step), -1) end
+  local function damage_manifest(step)
+    damage(("%s/out/step-%08d/manifest.json"):format(folder, step), 30)
+  end
+  local function damage_data(step)
+    damage(("%s/out/step-%08d/tensors.safetensors"):format(folder, step), -1)
+  end
 
   it("keeps what a rewound run saves, and sets the branch aside that was left", function()
     succeed "steps=30 last=1 keep_every=10"
     assert.same({ "step-00000010", "step-00000020", "step-00000030" }, names "step-")
     local out = succeed "steps=25 last=1 keep_every=10 target=3 resume=out/step-00000010"
-    assert.matches("set aside +out/step%-00000030, now aside%-step%-00000030: the run goes on from step 10\n", out)
+    assert.matches(
+      "set aside +out/step%-00000030, now aside%-step%-00000030: the run goes on from step 10\n",
+      out)
     assert.matches("set aside +out/step%-00000020, now aside%-step%-00000020: ", out)
-    for _, step in ipairs { 15, 20, 25 } do assert.matches(("saved out/step%%-000000%d\n"):format(step), out) end
+    for _, step in ipairs { 15, 20, 25 } do
+      assert.matches(("saved out/step%%-000000%d\n"):format(step), out)
+    end
     assert.same({ "step-00000010", "step-00000020", "step-00000025" }, names "step-")
     assert.same({ "aside-step-00000020", "aside-step-00000030" }, names "aside-")
     -- auto goes on with the branch that was trained last.
@@ -63,20 +89,24 @@ describe("the folder of a run", function()
     assert.equal(weight(out), weight(resumed))
     -- A second branch that is left does not overwrite the first.
     succeed "steps=21 last=1 keep_every=10 target=5 resume=out/step-00000010"
-    assert.same({ "aside-2-step-00000020", "aside-step-00000020", "aside-step-00000025", "aside-step-00000030" }, names "aside-")
+    assert.same({
+      "aside-2-step-00000020", "aside-step-00000020", "aside-step-00000025", "aside-step-00000030",
+    }, names "aside-")
   end)
 
   it("gives one that was set aside its name back when it is gone on from", function()
     local whole = weight((succeed "steps=20"))
     succeed "steps=20 target=3 resume=out/step-00000010"
-    assert.same({ "step-00000005", "step-00000010", "step-00000015", "step-00000020" }, names "step-")
+    assert.same({ "step-00000005", "step-00000010", "step-00000015", "step-00000020" },
+      names "step-")
     local out = succeed "steps=25 every=100 resume=out/aside-step-00000020"
     assert.matches("set aside +out/step%-00000020, now aside%-2%-step%-00000020", out)
     assert.same({ "aside-2-step-00000020", "aside-step-00000015" }, names "aside-")
     assert.equal(whole, weight((succeed "steps=20 resume=out/step-00000020")))
   end)
 
-  it("tells a checkpoint of the same step that is another one from the one that it goes on from, however that is named", function()
+  it("tells a checkpoint of the same step that is another one from the one that it goes on from, \z
+    however that is named", function()
     succeed "steps=10"
     succeed "steps=10 target=3 run=other"
     local ours = weight((succeed "steps=12 every=100 run=copy resume=./out/step-00000010"))
@@ -102,12 +132,15 @@ describe("the folder of a run", function()
     os.remove(folder .. "/out/step-00000010/tensors.safetensors")
     -- 15 and 10 are damaged: with 25, the three newest that can be read are 25, 20 and 5.
     succeed "steps=25 last=3 resume=auto"
-    assert.same({ "step-00000005", "step-00000010", "step-00000015", "step-00000020", "step-00000025" }, names "step-")
+    assert.same(
+      { "step-00000005", "step-00000010", "step-00000015", "step-00000020", "step-00000025" },
+      names "step-")
     succeed "steps=26 last=3 resume=auto"
     assert.same({ "step-00000020", "step-00000025", "step-00000026" }, names "step-")
   end)
 
-  it("with last = 1, the checkpoint that was gone on from stays until the next is on disk", function()
+  it("with last = 1, the checkpoint that was gone on from stays until the next is on \z
+    disk", function()
     succeed "steps=10"
     damage_data(10)
     local out, err = succeed "steps=12 last=1 every=1 resume=auto"
@@ -117,13 +150,17 @@ describe("the folder of a run", function()
     assert.same({ "aside-step-00000010" }, names "aside-")
   end)
 
-  it("resume=auto says what it passes over, and goes on from the newest that can be read", function()
+  it("resume=auto says what it passes over, and goes on from the newest that can be \z
+    read", function()
     local whole = weight((succeed "steps=20"))
     damage_manifest(20)
     assert(os.remove(folder .. "/out/step-00000015/tensors.safetensors"))
     damage_data(10)
     local out, err = succeed "steps=20 resume=auto"
-    for _, file in ipairs { "step%-00000020/manifest.json", "step%-00000015/tensors.safetensors", "step%-00000010/tensors.safetensors" } do
+    for _, file in ipairs {
+      "step%-00000020/manifest.json", "step%-00000015/tensors.safetensors",
+      "step%-00000010/tensors.safetensors",
+    } do
       assert.matches("rank 0: 'out/" .. file .. "'[^\n]*; it is passed over\n", err)
     end
     assert.matches("going on from out/step%-00000005", err)
@@ -152,13 +189,16 @@ describe("the folder of a run", function()
     damage_data(5)
     local code, _, err = run "steps=10 resume=auto"
     assert.equal(3, code)
-    assert.matches("tensors.safetensors.*it is passed over\n.*no checkpoint in 'out' can be read", err)
+    assert.matches("tensors.safetensors.*it is passed over\n.*no checkpoint in 'out' can be read",
+      err)
     assert.equal(metrics, command.read(folder .. "/out/metrics.jsonl"))
     -- Where there is none at all, training begins, and says so.
-    assert.matches("nothing to resume in fresh: training begins at step 0", (succeed "steps=1 run=fresh resume=auto"))
+    assert.matches("nothing to resume in fresh: training begins at step 0",
+      (succeed "steps=1 run=fresh resume=auto"))
   end)
 
-  it("ends with 3 where the newest is of a newer version or does not fit: it is never passed over", function()
+  it("ends with 3 where the newest is of a newer version or does not fit: it is never passed \z
+    over", function()
     succeed "steps=10"
     local path = folder .. "/out/step-00000010/manifest.json"
     local text = assert(command.read(path))
@@ -178,7 +218,9 @@ describe("the folder of a run", function()
 
   it("says saved only when it is so, and a lost last save ends with 3", function()
     -- A file where the temporary folder should be: the thread that writes meets it.
-    local function block(step) command.write(("%s/out/.tmp-step-%08d"):format(folder, step), "in the way") end
+    local function block(step)
+      command.write(("%s/out/.tmp-step-%08d"):format(folder, step), "in the way")
+    end
     succeed "steps=5 every=5"
     block(15)
     local code, out, err = run "steps=15 every=5 resume=auto"
@@ -186,9 +228,11 @@ describe("the folder of a run", function()
     assert.matches("saved out/step%-00000010\n", out)
     assert.is_nil(out:match "saved out/step%-00000015")
     assert.matches("lost [^\n]*out/.tmp%-step%-00000015", out)
-    assert.matches("weight ", out)                            -- what the recipe does after training is done all the same
+    assert.matches("weight ", out)  -- what the recipe does after training is done all the same
     assert.matches("rank 0: out/step%-00000015 was not saved: [^\n]*out/.tmp%-step%-00000015", err)
-    assert.matches("\nmoonshard: the last checkpoint was not saved: [^\n]*out/.tmp%-step%-00000015[^\n]*\n$", err)
+    assert.matches(
+      "\nmoonshard: the last checkpoint was not saved: [^\n]*out/.tmp%-step%-00000015[^\n]*\n$",
+      err)
     assert.same({ "step-00000005", "step-00000010" }, names "step-")
     -- One that was lost on the way is told, and a later one that is saved makes the run good.
     block(12)
@@ -201,23 +245,28 @@ describe("the folder of a run", function()
     block(18)
     code, out, err = run "steps=40 every=100 kill=17 resume=auto"
     assert.equal(128 + 15, code, out)
-    assert.matches("step%-00000018 was not saved.*stopped on request behind step 17; no checkpoint is saved", err)
+    assert.matches(
+      "step%-00000018 was not saved.*stopped on request behind step 17; no checkpoint is saved",
+      err)
     assert.equal(75, (run "steps=40 every=100 kill=18 resume=auto"))
     assert.matches("resumed at step 19%)", (succeed "steps=20 every=100 resume=auto"))
     for step = 16, 20 do command.remove(("%s/out/step-%08d"):format(folder, step)) end
-    assert.same({ 3, 0 }, { (run "-n 2 steps=15 every=5 resume=auto"), (run "-n 2 steps=16 every=2 resume=auto") })
+    assert.same({ 3, 0 },
+      { (run "-n 2 steps=15 every=5 resume=auto"), (run "-n 2 steps=16 every=2 resume=auto") })
   end)
 
-  it("a disk that is full when the last checkpoint is written ends the run with 3, and metrics.jsonl has whole lines", function()
-    -- The shell's limit of a file's size, with its signal ignored, is a disk that is full for every file at once: the tensors do not fit, and
-    -- then a line of metrics.jsonl does not.
+  it("a disk that is full when the last checkpoint is written ends the run with 3, and \z
+    metrics.jsonl has whole lines", function()
+    -- The shell's limit of a file's size, with its signal ignored, is a disk that is full for every
+    -- file at once: the tensors do not fit, and then a line of metrics.jsonl does not.
     local limited = ("sh -c 'trap \"\" XFSZ; ulimit -f %d; exec \"$@\"' sh")
     local function run_limited(blocks, options)
       local line = command.line(folder, "run r.lua " .. options, limited:format(blocks))
-      local _, _, code = os.execute(("{ %s; } >'%s/.stdout' 2>'%s/.stderr'"):format(line, folder, folder))
+      local _, _, code = os.execute(("{ %s; } >'%s/.stdout' 2>'%s/.stderr'")
+        :format(line, folder, folder))
       return code, command.read(folder .. "/.stdout"), command.read(folder .. "/.stderr")
     end
-    succeed "steps=1 width=1024"                              -- the peak is measured and kept, which needs no limit
+    succeed "steps=1 width=1024"  -- the peak is measured and kept, which needs no limit
     local code, out, err = run_limited(16, "steps=4 every=4 width=1024 run=full")
     assert.equal(3, code, out .. err)
     assert.is_nil(out:match "saved")
@@ -225,17 +274,20 @@ describe("the folder of a run", function()
     assert.same({ "lock", "metrics.jsonl" }, core.list(folder .. "/full"))
     code, out, err = run_limited(1, "steps=40 every=0 run=cut")
     assert.equal(0, code, out .. err)
-    assert.matches("metrics are not written: cannot write '[^\n]*cut/metrics.jsonl': File too large", err)
+    assert.matches(
+      "metrics are not written: cannot write '[^\n]*cut/metrics.jsonl': File too large", err)
     local text = command.read(folder .. "/cut/metrics.jsonl")
     assert.equal("\n", text:sub(-1))
     for i, entry in ipairs(command.metrics(folder .. "/cut")) do assert.equal(i - 1, entry.step) end
   end)
 
-  it("by hand: a lost last save ends with 3 as well, and os.exit waits for one that is being written", function()
+  it("by hand: a lost last save ends with 3 as well, and os.exit waits for one that is being \z
+    written", function()
     local by_hand = [[
       local ms = require "moonshard"
       local big = ms.ones { 1 << 20 }
-      assert(ms.checkpoint.save("hand", { step = 1, object = { state = function() return { big } end, load_state = print } }))
+      local object = { state = function() return { big } end, load_state = print }
+      assert(ms.checkpoint.save("hand", { step = 1, object = object }))
       %s]]
     local function by(ending)
       command.write(folder .. "/hand.lua", by_hand:format(ending))
@@ -246,7 +298,8 @@ describe("the folder of a run", function()
       assert.truthy(core.exists(folder .. "/hand/step-00000001/manifest.json"), ending)
       command.remove(folder .. "/hand")
       command.write(folder .. "/hand.tmp", "")
-      assert(os.execute(("mkdir '%s/hand' && mv '%s/hand.tmp' '%s/hand/.tmp-step-00000001'"):format(folder, folder, folder)))
+      assert(os.execute(("mkdir '%s/hand' && mv '%s/hand.tmp' '%s/hand/.tmp-step-00000001'")
+        :format(folder, folder, folder)))
       local code, _, err = by(ending)
       assert.equal(3, code, ending)
       assert.matches("^moonshard: the last checkpoint was not saved: ", err)
@@ -257,10 +310,12 @@ describe("the folder of a run", function()
   end)
 
   it("counts steps from 0 everywhere; a checkpoint's number is the step that comes next", function()
-    command.write(folder .. "/count.lua", RECIPE:gsub("local result = ms.train {", [[local result = ms.train {
-      after_step = function(step) print(("ends %%d, ms.step %%d"):format(step, ms.step())) end,]]) .. 'print("result " .. result.step)')
+    local counting = RECIPE:gsub("local result = ms.train {", [[local result = ms.train {
+      after_step = function(step) print(("ends %%d, ms.step %%d"):format(step, ms.step())) end,]])
+    command.write(folder .. "/count.lua", counting .. 'print("result " .. result.step)')
     local out = command.succeed(folder, "run count.lua steps=6 every=3")
-    assert.matches("ends 0, ms.step 0\n.*step +0/6 .*ends 5, ms.step 5\n.*step +5/6 .*result 5\n", out)
+    assert.matches("ends 0, ms.step 0\n.*step +0/6 .*ends 5, ms.step 5\n.*step +5/6 .*result 5\n",
+      out)
     assert.is_nil(out:match "step +6/6")
     assert.same({ "step-00000003", "step-00000006" }, names "step-")
     local seen = {}
@@ -282,8 +337,10 @@ describe("the folder of a run", function()
     assert.same({ "step-00000000", "step-00000002", "step-00000003" }, core.list(folder .. "/hand"))
   end)
 
-  it("has each step once in metrics.jsonl, also where a run ended before its first checkpoint", function()
-    command.write(folder .. "/dies.lua", (RECIPE:gsub("save = {", "after_step = function(step) if step == 3 then error 'dies' end end, save = {")))
+  it("has each step once in metrics.jsonl, also where a run ended before its first \z
+    checkpoint", function()
+    command.write(folder .. "/dies.lua", (RECIPE:gsub("save = {",
+      "after_step = function(step) if step == 3 then error 'dies' end end, save = {")))
     local code = command.run(folder, "run dies.lua")
     assert.equal(1, code)
     assert.equal(4, #command.metrics(folder .. "/out"))

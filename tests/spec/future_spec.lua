@@ -16,7 +16,9 @@ describe("a future", function()
 
   it("keeps its tensors beyond their step", function()
     local f
-    for _ in ms.steps(1) do f = ms.all { ms.ones { 2 } }:and_then(function(list) return list[1] * 5 end) end
+    for _ in ms.steps(1) do
+      f = ms.all { ms.ones { 2 } }:and_then(function(list) return list[1] * 5 end)
+    end
     near({ 5, 5 }, f:sync())
   end)
 
@@ -27,12 +29,16 @@ describe("a future", function()
     assert.is_true(g:value() == f:value())
     local list = f:and_then(function(t) return { t, t + 1 } end):value()
     near({ 7 }, list[2])
-    near({ 12 }, f:and_then(function(t) return ms.all { t * 2 }:and_then(function(l) return l[1] end) end):value())
+    near({ 12 }, f:and_then(function(t)
+      return ms.all { t * 2 }:and_then(function(l) return l[1] end)
+    end):value())
   end)
 
   it("flattens futures that are not known yet", function()
     local f = ready { 1 }:and_then(function(list)
-      return ms.all { list[1] + 1 }:and_then(function(l) return ms.all { l[1] * 10 }:and_then(function(m) return m[1] + 5 end) end)
+      return ms.all { list[1] + 1 }:and_then(function(l)
+        return ms.all { l[1] * 10 }:and_then(function(m) return m[1] + 5 end)
+      end)
     end)
     near({ 25 }, f:value())
   end)
@@ -141,8 +147,10 @@ describe("a future", function()
     fails(function() f:and_then(function() f:sync() end) end, "inside a hook", "value()")
     fails(function() f:and_then(function(list) return list[1]:item() end) end, "inside a hook")
     fails(function() f:and_then(function() ms.synchronize() end) end, "inside a hook")
-    assert.error_matches(function() f:and_then(function() coroutine.yield() end) end, "attempt to yield")
-    fails(function() f:and_then(function() f:and_then(function() end):value() end) end, "not run yet")
+    assert.error_matches(function() f:and_then(function() coroutine.yield() end) end,
+      "attempt to yield")
+    fails(function() f:and_then(function() f:and_then(function() end):value() end) end,
+      "not run yet")
     fails(function()
       local own
       f:and_then(function()
@@ -179,7 +187,8 @@ describe("a stream", function()
       stream:sync()
     end)
     assert.is_false(ok)
-    assert.truthy(message:find("embedding", 1, true) and message:find((":%d"):format(line), 1, true), message)
+    assert.truthy(
+      message:find("embedding", 1, true) and message:find((":%d"):format(line), 1, true), message)
   end)
 
   it("stays the current one only inside run, also after an error", function()

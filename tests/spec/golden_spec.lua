@@ -1,4 +1,5 @@
--- `moonshard test --golden` notices what it must: changed values, unknown names, missing tensors. (That all cases pass is the test golden.data.)
+-- `moonshard test --golden` notices what it must: changed values, unknown names, missing tensors.
+-- (That all cases pass is the test golden.data.)
 local core = require "moonshard.core"
 local ms = require "moonshard"
 local program = os.getenv "MOONSHARD_BIN"
@@ -10,7 +11,9 @@ local function folder_with(change)
   os.remove(folder)
   assert(core.make_directory(folder))
   for _, name in ipairs(assert(core.list(data))) do
-    if name:match "%.safetensors$" then assert(os.execute(("ln -s '%s/%s' '%s/%s'"):format(data, name, folder, name))) end
+    if name:match "%.safetensors$" then
+      assert(os.execute(("ln -s '%s/%s' '%s/%s'"):format(data, name, folder, name)))
+    end
   end
   local manifest = core.json_decode(assert(core.file_read(data .. "/manifest.json")))
   change(manifest, folder)
@@ -28,7 +31,9 @@ local function run(change)
 end
 
 local function only(manifest, kind)
-  for _, other in ipairs { "optimizers", "operators", "models", "comm_hooks" } do if other ~= kind then manifest[other] = nil end end
+  for _, other in ipairs { "optimizers", "operators", "models", "comm_hooks" } do
+    if other ~= kind then manifest[other] = nil end
+  end
 end
 
 -- Writes a changed copy of a tensor file.
@@ -68,7 +73,9 @@ describe("moonshard test --golden", function()
   it("sees a value that is not a number", function()
     local code, text = run(function(manifest, folder)
       only(manifest, "optimizers")
-      rewrite(folder, "optimizers.safetensors", function(tensors) tensors["3.param.2"][1][1]:fill_(0 / 0) end)
+      rewrite(folder, "optimizers.safetensors", function(tensors)
+        tensors["3.param.2"][1][1]:fill_(0 / 0)
+      end)
     end)
     assert.equal(1, code, text)
     assert.truthy(text:find("case 3 (sgd), param.2", 1, true), text)
@@ -84,17 +91,22 @@ describe("moonshard test --golden", function()
     assert.truthy(text:find("hooks +1 cases, 0 failures"), text)
     code, text = run(function(manifest, folder)
       first_only(manifest)
-      rewrite(folder, manifest.comm_hooks[1].file, function(tensors) tensors["iter0.reduced.0"][1][1]:mul_(1.000001) end)
+      rewrite(folder, manifest.comm_hooks[1].file, function(tensors)
+        tensors["iter0.reduced.0"][1][1]:mul_(1.000001)
+      end)
     end)
     assert.equal(1, code, text)
-    assert.truthy(text:find("FAILED hooks, case allreduce, 2 ranks, iter0.reduced.0 by all_reduce", 1, true), text)
+    assert.truthy(text:find("FAILED hooks, case allreduce, 2 ranks, iter0.reduced.0 by all_reduce",
+      1, true), text)
   end)
 
   it("sees a missing tensor", function()
     local code, text = run(function(manifest, folder)
       only(manifest, "models")
       for i = #manifest.models, 2, -1 do manifest.models[i] = nil end
-      rewrite(folder, manifest.models[1].file, function(tensors) tensors["final.ln_f.bias"] = nil end)
+      rewrite(folder, manifest.models[1].file, function(tensors)
+        tensors["final.ln_f.bias"] = nil
+      end)
     end)
     assert.equal(1, code, text)
     assert.truthy(text:find("final.ln_f.bias: the file has no such tensor", 1, true), text)
@@ -102,14 +114,49 @@ describe("moonshard test --golden", function()
 
   local changes = {
     { "kind", function(m) m.tokenizers = { { case = 0 } } end, "unknown kind 'tokenizers'" },
-    { "optimizer", function(m) only(m, "optimizers"); m.optimizers.cases[1].optimizer = "linear" end, "unknown optimizer 'linear'" },
-    { "hyper-parameter", function(m) only(m, "optimizers"); m.optimizers.cases[1].hyperparameters.betas = { 0.9, 0.99 } end, "unknown option 'betas'" },
-    { "option that is no hyper-parameter", function(m) only(m, "optimizers"); m.optimizers.cases[1].hyperparameters.schedule = 1 end, "unknown hyper-parameter 'schedule'" },
-    { "operator", function(m) only(m, "operators"); m.operators.cases[3].op = "fold" end, "unknown operator 'fold'" },
-    { "attribute", function(m) only(m, "operators"); m.operators.cases[3].attributes = { scale = 2 } end, "unknown attribute 'scale'" },
-    { "input", function(m) only(m, "operators"); m.operators.cases[1].inputs[3] = "c" end, "unknown input 'c'" },
-    { "model", function(m) only(m, "models"); m.models[1].model = "rnn" end, "unknown model 'rnn'" },
-    { "configuration", function(m) only(m, "models"); m.models[1].config.experts = 8 end, "unknown configuration 'experts'" },
+    {
+      "optimizer",
+      function(m) only(m, "optimizers"); m.optimizers.cases[1].optimizer = "linear" end,
+      "unknown optimizer 'linear'",
+    },
+    {
+      "hyper-parameter",
+      function(m)
+        only(m, "optimizers")
+        m.optimizers.cases[1].hyperparameters.betas = { 0.9, 0.99 }
+      end,
+      "unknown option 'betas'",
+    },
+    {
+      "option that is no hyper-parameter",
+      function(m) only(m, "optimizers"); m.optimizers.cases[1].hyperparameters.schedule = 1 end,
+      "unknown hyper-parameter 'schedule'",
+    },
+    {
+      "operator",
+      function(m) only(m, "operators"); m.operators.cases[3].op = "fold" end,
+      "unknown operator 'fold'",
+    },
+    {
+      "attribute",
+      function(m) only(m, "operators"); m.operators.cases[3].attributes = { scale = 2 } end,
+      "unknown attribute 'scale'",
+    },
+    {
+      "input",
+      function(m) only(m, "operators"); m.operators.cases[1].inputs[3] = "c" end,
+      "unknown input 'c'",
+    },
+    {
+      "model",
+      function(m) only(m, "models"); m.models[1].model = "rnn" end,
+      "unknown model 'rnn'",
+    },
+    {
+      "configuration",
+      function(m) only(m, "models"); m.models[1].config.experts = 8 end,
+      "unknown configuration 'experts'",
+    },
     { "hook", function(m) m.comm_hooks[1].hook = "gossip" end, "unknown hook 'gossip'" },
   }
   for _, change in ipairs(changes) do
@@ -121,8 +168,12 @@ describe("moonshard test --golden", function()
   end
 
   it("takes numbers of steps, sizes and hyper-parameters from the manifest", function()
-    -- Other hyper-parameters than those of the file must be noticed: nothing is compared with what we know already.
-    local code, text = run(function(m) only(m, "optimizers"); m.optimizers.cases[1].hyperparameters.lr = 0.2 end)
+    -- Other hyper-parameters than those of the file must be noticed: nothing is compared with what
+    -- we know already.
+    local code, text = run(function(m)
+      only(m, "optimizers")
+      m.optimizers.cases[1].hyperparameters.lr = 0.2
+    end)
     assert.equal(1, code, text)
     assert.truthy(text:find("case 0 (sgd), param.1: error", 1, true), text)
     -- Fewer steps are fewer comparisons, not a failure.

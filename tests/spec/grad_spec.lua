@@ -1,4 +1,5 @@
--- Gradients as scripts see them: backward, accumulation, hooks, scopes, recomputation, deep graphs, and their errors.
+-- Gradients as scripts see them: backward, accumulation, hooks, scopes, recomputation, deep graphs,
+-- and their errors.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"
@@ -7,7 +8,9 @@ local near, fails = support.near, support.fails
 local function leaf(values) return ms.tensor(values, "f32"):requires_grad_() end
 
 -- The line of the caller, `offset` lines further.
-local function line(offset) return (":%d"):format(debug.getinfo(2, "l").currentline + (offset or 0)) end
+local function line(offset)
+  return (":%d"):format(debug.getinfo(2, "l").currentline + (offset or 0))
+end
 
 describe("backward", function()
   it("gives gradients of what requires them, and adds up", function()
@@ -72,11 +75,13 @@ describe("backward", function()
     local written = line()
     w:on_grad_ready(function() ms.no_grad(function() w:mul_(100) end) end)
     written = written:gsub("%d+", function(n) return tostring(n + 1) end)
-    fails(function() z:backward() end, "backward: mul (at ", saved .. ") saved", "written in place since, by mul (at ", written .. ")")
+    fails(function() z:backward() end, "backward: mul (at ", saved .. ") saved",
+      "written in place since, by mul (at ", written .. ")")
     assert.is_nil(x:grad())
   end)
 
-  it("notices that a recomputed function is to read a detached parameter that was written", function()
+  it("notices that a recomputed function is to read a detached parameter that was \z
+    written", function()
     local x, w = leaf { 3 }, leaf { 10 }
     local y = ms.recompute(function(t) return t * w:detach() end, x)
     local z = (y * w):sum()
@@ -288,7 +293,8 @@ describe("recompute", function()
     local results = {}
     for i, way in ipairs { f, function(...) return ms.recompute(f, ...) end } do
       ms.seed(7)
-      local x, w = ms.randn { 8, 16, requires_grad = true, seed = 1 }, ms.randn { 16, 16, requires_grad = true, seed = 2 }
+      local x, w = ms.randn { 8, 16, requires_grad = true, seed = 1 },
+        ms.randn { 16, 16, requires_grad = true, seed = 2 }
       for step in ms.steps(1) do assert.equal(0, step)
         local y, z = way(x, w, 3)
         local loss = (y * y):mean()
@@ -301,9 +307,15 @@ describe("recompute", function()
     assert.is_true(results[1][2] == results[2][2] and results[1][3] == results[2][3])
   end
 
-  it("gives the same gradients", function() both(function(x, w, n) return x:matmul(w):gelu() * n end) end)
-  it("draws the same random numbers again", function() both(function(x, w) return x:matmul(w):dropout(0.5):matmul(w):dropout(0.25) end) end)
-  it("returns several results", function() both(function(x, w) local y = x:matmul(w) return y, y:exp() end) end)
+  it("gives the same gradients", function()
+    both(function(x, w, n) return x:matmul(w):gelu() * n end)
+  end)
+  it("draws the same random numbers again", function()
+    both(function(x, w) return x:matmul(w):dropout(0.5):matmul(w):dropout(0.25) end)
+  end)
+  it("returns several results", function()
+    both(function(x, w) local y = x:matmul(w) return y, y:exp() end)
+  end)
   it("nests", function()
     both(function(x, w)
       local inner = ms.recompute(function(t) return t:matmul(w):tanh() end, x)
@@ -324,8 +336,11 @@ describe("recompute", function()
       return ms.memory().peak - before
     end
     local plain = peak(function() return body(body(body(x))) end)
-    local less = peak(function() return ms.recompute(body, ms.recompute(body, ms.recompute(body, x))) end)
-    -- Plainly the 24 results are kept; else the inputs of three parts, eight results of the one that runs, and some gradients.
+    local less = peak(function()
+      return ms.recompute(body, ms.recompute(body, ms.recompute(body, x)))
+    end)
+    -- Plainly the 24 results are kept; else the inputs of three parts, eight results of the one
+    -- that runs, and some gradients.
     local one = x:numel() * 4
     assert.is_true(plain >= 24 * one, ("%d"):format(plain))
     assert.is_true(less <= 14 * one + 64, ("%d against %d"):format(less, plain))
@@ -348,7 +363,8 @@ describe("recompute", function()
     assert.has_error(function() ms.recompute(5) end)
     -- An error in the second run only.
     local runs = 0
-    local y = ms.recompute(function(t) runs = runs + 1 if runs == 2 then error "second run" end return t * 2 end, x)
+    local y = ms.recompute(
+      function(t) runs = runs + 1 if runs == 2 then error "second run" end return t * 2 end, x)
     fails(function() y:sum():backward() end, "second run")
   end)
 end)
@@ -356,7 +372,8 @@ end)
 describe("linear", function()
   it("sums the bias gradient of many rows without losing small ones", function()
     local rows, width = 20000, 5
-    local x, w, b = ms.randn { rows, 3, seed = 1 }, ms.randn { width, 3, seed = 2 }, ms.zeros({ width }):requires_grad_()
+    local x, w, b = ms.randn { rows, 3, seed = 1 }, ms.randn { width, 3, seed = 2 },
+      ms.zeros({ width }):requires_grad_()
     local g = ms.randn { rows, width, seed = 3 } + 100
     ;(x:linear(w, b) * g):sum():backward()
     local sums, values = {}, g:to_table()
@@ -371,11 +388,13 @@ end)
 
 describe("autocast", function()
   it("computes products in bf16, and gives f32 gradients", function()
-    local x, w = ms.randn { 16, 32, seed = 1, requires_grad = true }, ms.randn { 8, 32, seed = 2, requires_grad = true }
+    local x, w = ms.randn { 16, 32, seed = 1, requires_grad = true },
+      ms.randn { 8, 32, seed = 2, requires_grad = true }
     local exact = x:linear(w):to_table()
     local cast = ms.autocast("bf16", function() return x:linear(w) end)
     assert.not_same(exact, cast:to_table())
-    -- 8 bits a factor, 32 products of size about 1: 32 * 2^-8 is far beyond what is seen; the usual error is sqrt(32) * 2^-8.
+    -- 8 bits a factor, 32 products of size about 1: 32 * 2^-8 is far beyond what is seen; the usual
+    -- error is sqrt(32) * 2^-8.
     near(exact, cast:to "f32", 0.1)
     cast:sum():backward()
     assert.equal("f32", w:grad():dtype())
@@ -386,7 +405,8 @@ describe("autocast", function()
     near(x:rms_norm():to_table(), ms.autocast("bf16", function() return x:rms_norm() end), 0)
   end)
 
-  -- What runs before a product also writes the product's operand in bf16. That copy must be what a cast gives, and end with the values that it copies.
+  -- What runs before a product also writes the product's operand in bf16. That copy must be what a
+  -- cast gives, and end with the values that it copies.
   local before_products = {
     layer_norm = function(x, w) return x:layer_norm(w, w) end,
     rms_norm = function(x, w) return x:rms_norm(w) end,
@@ -400,7 +420,8 @@ describe("autocast", function()
   local same_values = function(t) return ms.tensor(t:to_table(), "f32") end
   for name, f in pairs(before_products) do
     it("gives products the operand in bf16 along with the f32 result of " .. name, function()
-      local x, w, v = ms.randn { 2, 6, 40, seed = 1 }, ms.randn { 40, seed = 2 }, ms.randn { 7, 40, seed = 3 }
+      local x, w, v = ms.randn { 2, 6, 40, seed = 1 }, ms.randn { 40, seed = 2 },
+        ms.randn { 7, 40, seed = 3 }
       for _, dtype in ipairs { "bf16", "f16" } do
         ms.autocast(dtype, function()
           local y = f(x, w)
@@ -409,7 +430,8 @@ describe("autocast", function()
           assert.same(product_of(fresh), product_of(y))
           assert.same(product_of(fresh:narrow(2, 2, 3)), product_of(y:narrow(2, 2, 3)))
           assert.same(product_of(fresh:view(12, 40)), product_of(y:view(12, 40)))
-          assert.same(fresh:select(1, 2):t():matmul(ms.ones { 6, 2 }):to_table(), y:select(1, 2):t():matmul(ms.ones { 6, 2 }):to_table())
+          assert.same(fresh:select(1, 2):t():matmul(ms.ones { 6, 2 }):to_table(),
+            y:select(1, 2):t():matmul(ms.ones { 6, 2 }):to_table())
           local view = y:view(12, 40)
           y:mul_(3)
           assert.same(product_of(same_values(y)), product_of(y))
@@ -419,15 +441,20 @@ describe("autocast", function()
     end)
   end
 
-  it("casts only weights in a pass of their own where a norm or an activation comes before each product", function()
+  it("casts only weights in a pass of their own where a norm or an activation comes before each \z
+    product", function()
     local model = ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }
     local x = ms.randint { 2, 8, low = 0, high = 16, seed = 1 }
     local weights = 0
-    for _, entry in ipairs(model:named_parameters()) do weights = weights + (#entry.parameter:shape() == 2 and entry.name ~= "wpe.weight" and 1 or 0) end
+    for _, entry in ipairs(model:named_parameters()) do
+      weights = weights + (#entry.parameter:shape() == 2 and entry.name ~= "wpe.weight" and 1 or 0)
+    end
     core.trace_start()
     ms.autocast("bf16", function() return model(x):cross_entropy(x) end):backward()
     local casts = 0
-    for _, record in ipairs(core.trace_stop()) do casts = casts + (record.name == "cast" and 1 or 0) end
+    for _, record in ipairs(core.trace_stop()) do
+      casts = casts + (record.name == "cast" and 1 or 0)
+    end
     assert.equal(weights, casts)
   end)
 

@@ -19,12 +19,22 @@ describe("the world of one rank", function()
     local t = ms.tensor { { 1., 2 }, { 3, 4 } }
     local want = t:to_table()
     for _, f in ipairs {
-      function() return world:all_reduce(t) end, function() return world:all_reduce(t, "avg") end, function() return world:reduce(t, 0, "max") end,
-      function() return world:reduce_scatter(t) end, function() return world:reduce_scatter(t, "sum", { 2 }) end, function() return world:all_gather(t) end,
-      function() return world:all_gather(t, { 2 }) end, function() return world:all_to_all(t) end, function() return world:all_to_all(t, { 2 }, { 2 }) end,
-      function() return world:broadcast(t, 0) end, function() return world:gather(t, 0) end, function() return world:scatter(t, 0) end,
+      function() return world:all_reduce(t) end,
+      function() return world:all_reduce(t, "avg") end,
+      function() return world:reduce(t, 0, "max") end,
+      function() return world:reduce_scatter(t) end,
+      function() return world:reduce_scatter(t, "sum", { 2 }) end,
+      function() return world:all_gather(t) end,
+      function() return world:all_gather(t, { 2 }) end,
+      function() return world:all_to_all(t) end,
+      function() return world:all_to_all(t, { 2 }, { 2 }) end,
+      function() return world:broadcast(t, 0) end,
+      function() return world:gather(t, 0) end,
+      function() return world:scatter(t, 0) end,
       function() return world:scatter(t, 0, { 2 }) end,
-    } do near(want, f():value(), 0) end
+    } do
+      near(want, f():value(), 0)
+    end
     near({ { 0.5, 1 }, { 1.5, 2 } }, world:all_reduce(t, { premul_sum = 0.5 }):value(), 0)
     near({ { 0.5, 1 }, { 1.5, 2 } }, t, 0)
   end)
@@ -60,9 +70,11 @@ describe("the world of one rank", function()
     fails(function() world:reduce(t) end, "which rank is the root")
     fails(function() world:broadcast(t, 1) end, "rank")
     fails(function() world:reduce_scatter(ms.ones {}) end, "dimension 1")
-    fails(function() world:reduce_scatter(t, "sum", { 1 }) end, "add up to 1 rows, the tensor has 2")
+    fails(function() world:reduce_scatter(t, "sum", { 1 }) end,
+      "add up to 1 rows, the tensor has 2")
     fails(function() world:all_gather(t, { 1, 1 }) end, "list of 1 numbers")
-    fails(function() world:all_gather(t, { 1 }) end, "counts say 1 rows for rank 0, its tensor has 2")
+    fails(function() world:all_gather(t, { 1 }) end,
+      "counts say 1 rows for rank 0, its tensor has 2")
     fails(function() world:all_to_all(t, { 2 }) end, "both, send and receive")
     fails(function() world:split { { 0, 0 } } end, "split")
     fails(function() world:split { {} } end, "part 1 is empty")
@@ -77,8 +89,12 @@ describe("the world of one rank", function()
     local x = ms.tensor({ 1., 2, 3, 4 }):requires_grad_()
     local weights = ms.tensor { 1., 10, 100, 1000 }
     for _, f in ipairs {
-      function(t) return world:all_reduce(t) end, function(t) return world:all_reduce(t, "avg") end, function(t) return world:broadcast(t, 0) end,
-      function(t) return world:all_gather(t) end, function(t) return world:reduce_scatter(t, "avg") end, function(t) return world:all_to_all(t, { 4 }, { 4 }) end,
+      function(t) return world:all_reduce(t) end,
+      function(t) return world:all_reduce(t, "avg") end,
+      function(t) return world:broadcast(t, 0) end,
+      function(t) return world:all_gather(t) end,
+      function(t) return world:reduce_scatter(t, "avg") end,
+      function(t) return world:all_to_all(t, { 4 }, { 4 }) end,
     } do
       local y = x * 2
       local z = f(y):value()

@@ -11,7 +11,8 @@ function hazards.leaf(values) return ms.tensor(values, "f32"):requires_grad_() e
 --- Trains a small model; its weights as bytes. hook: on the inputs' gradients.
 function hazards.training(steps, hook)
   ms.seed(1)
-  local model = ms.nn.Sequential(ms.nn.Linear(4, 8), ms.nn.GELU(), ms.nn.LayerNorm(8), ms.nn.Linear(8, 2))
+  local model = ms.nn.Sequential(ms.nn.Linear(4, 8), ms.nn.GELU(), ms.nn.LayerNorm(8),
+    ms.nn.Linear(8, 2))
   local optimizer = ms.optim.adamw(model, { lr = 0.01 })
   for _ in ms.steps(steps) do
     local x = ms.randn { 5, 4, requires_grad = true }
@@ -39,12 +40,45 @@ function hazards.specimens()
   local self_table = {}
   self_table[1] = self_table
   return {
-    ["nil"] = nil, yes = true, no = false, zero = 0, minus = -1, fraction = 1.5, nan = 0 / 0, inf = math.huge, least = math.mininteger, large = 1 << 53,
-    text = "x", empty = "", bytes = "a\0b", format = "%s%n", dtype = "f32", table = {}, numbers = { 1, 2, 3 }, keys = { nonsense = 1 }, nested = { {} },
-    itself = self_table, f = function() end, thread = coroutine.create(function() end), file = io.stdout, light = debug.upvalueid(function() return core end, 1),
-    scalar = ms.ones {}, float = ms.ones { 2, 3 }, long = ms.tensor { 1, 2 }, bool = ms.tensor { true, false }, half = ms.ones { 2, dtype = "bf16" },
-    none = ms.zeros { 0 }, graph = hazards.leaf { 1, 2 } * 2, closed = closed, released = released, stream = ms.stream(), probe = core.probe(ms.ones {}),
-    future = ms.all {}, module = ms.nn.Linear(2, 2), optimizer = ms.optim.sgd({ ms.ones { 1 } }), tensors = { ms.ones { 2 }, ms.ones { 2 } },
+    ["nil"] = nil,
+    yes = true,
+    no = false,
+    zero = 0,
+    minus = -1,
+    fraction = 1.5,
+    nan = 0 / 0,
+    inf = math.huge,
+    least = math.mininteger,
+    large = 1 << 53,
+    text = "x",
+    empty = "",
+    bytes = "a\0b",
+    format = "%s%n",
+    dtype = "f32",
+    table = {},
+    numbers = { 1, 2, 3 },
+    keys = { nonsense = 1 },
+    nested = { {} },
+    itself = self_table,
+    f = function() end,
+    thread = coroutine.create(function() end),
+    file = io.stdout,
+    light = debug.upvalueid(function() return core end, 1),
+    scalar = ms.ones {},
+    float = ms.ones { 2, 3 },
+    long = ms.tensor { 1, 2 },
+    bool = ms.tensor { true, false },
+    half = ms.ones { 2, dtype = "bf16" },
+    none = ms.zeros { 0 },
+    graph = hazards.leaf { 1, 2 } * 2,
+    closed = closed,
+    released = released,
+    stream = ms.stream(),
+    probe = core.probe(ms.ones {}),
+    future = ms.all {},
+    module = ms.nn.Linear(2, 2),
+    optimizer = ms.optim.sgd({ ms.ones { 1 } }),
+    tensors = { ms.ones { 2 }, ms.ones { 2 } },
   }
 end
 

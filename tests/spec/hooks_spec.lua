@@ -1,4 +1,5 @@
--- Links and stages on one rank: what is checked when a chain is built, files as links, what links remember and how it is saved. Several ranks: dist/hooks_spec.lua.
+-- Links and stages on one rank: what is checked when a chain is built, files as links, what links
+-- remember and how it is saved. Several ranks: dist/hooks_spec.lua.
 local ms = require "moonshard"
 local command = require "command"
 local support = require "support"
@@ -14,7 +15,8 @@ end
 
 local Three = ms.nn.class "Three"
 function Three:init()
-  self.a, self.b, self.c = ms.nn.Parameter(ms.ones { 2 }), ms.nn.Parameter(ms.ones { 3 }), ms.nn.Parameter(ms.ones { 2, 2 })
+  self.a, self.b, self.c = ms.nn.Parameter(ms.ones { 2 }), ms.nn.Parameter(ms.ones { 3 }),
+    ms.nn.Parameter(ms.ones { 2, 2 })
 end
 -- Gradients: 1 for a, 2 for b, 3 for c.
 function Three:forward() return self.a:sum() + self.b:sum() * 2 + self.c:sum() * 3 end
@@ -27,8 +29,16 @@ end
 describe("a stage", function()
   it("encodes, decodes and observes", function()
     local seen = {}
-    local double = hooks.stage { name = unique(), needs = "f32", gives = "f32", encode = function(buffer) return buffer * 2 end }
-    local plus = hooks.stage { name = unique(), decode = function(reduced, _, bucket) return reduced + bucket:index() + 1 end }
+    local double = hooks.stage {
+      name = unique(),
+      needs = "f32",
+      gives = "f32",
+      encode = function(buffer) return buffer * 2 end,
+    }
+    local plus = hooks.stage {
+      name = unique(),
+      decode = function(reduced, _, bucket) return reduced + bucket:index() + 1 end,
+    }
     local watch = hooks.stage { name = unique(), observe = function(buffer, state, bucket)
       local own = state:of(bucket)
       own.count = (own.count or 0) + 1
@@ -46,19 +56,27 @@ describe("a stage", function()
     fails(function() hooks.stage {} end, "name")
     fails(function() hooks.stage { name = unique(), encod = print } end, "'encode'")
     fails(function() hooks.stage { name = unique(), encode = 1 } end, "encode must be a function")
-    fails(function() hooks.stage { name = unique(), needs = "f31" } end, "needs must be a dtype", "f31")
+    fails(function() hooks.stage { name = unique(), needs = "f31" } end, "needs must be a dtype",
+      "f31")
     local wants = hooks.stage { name = unique(), needs = "f32", encode = function(b) return b end }
-    local gives = hooks.stage { name = unique(), gives = "f16", encode = function(b) return b:to "f16" end }
-    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, wants } end, "link 2", "needs f32", "link 1 (cast bf16) gives bf16")
-    fails(function() hooks.chain { gives, hooks.error_feedback(), wants } end, "link 3", "needs f32", "gives f16")
-    fails(function() ms.ddp(Three(), { comm_hook = hooks.chain { hooks.chain { gives }, wants } }) end, "needs f32")
+    local gives =
+      hooks.stage { name = unique(), gives = "f16", encode = function(b) return b:to "f16" end }
+    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, wants } end, "link 2",
+      "needs f32", "link 1 (cast bf16) gives bf16")
+    fails(function() hooks.chain { gives, hooks.error_feedback(), wants } end, "link 3",
+      "needs f32", "gives f16")
+    fails(
+      function() ms.ddp(Three(), { comm_hook = hooks.chain { hooks.chain { gives }, wants } }) end,
+      "needs f32")
     hooks.chain { wants, gives, hooks.cast { dtype = "f32" }, wants }
   end)
 
   it("tells what it gave wrongly, with its name", function()
     for text, stage in pairs {
-      ["encode returned nothing"] = { encode = function() end }, ["decode returned a number"] = { decode = function() return 1 end },
-      ["gives f16, but encode returned f32"] = { gives = "f16", encode = function(b) return b end }, ["boom"] = { observe = function() error "boom" end },
+      ["encode returned nothing"] = { encode = function() end },
+      ["decode returned a number"] = { decode = function() return 1 end },
+      ["gives f16, but encode returned f32"] = { gives = "f16", encode = function(b) return b end },
+      ["boom"] = { observe = function() error "boom" end },
       ["needs bf16, but the buffer is f32"] = { needs = "bf16" },
     } do
       stage.name = unique()
@@ -80,7 +98,9 @@ describe("a file as a link", function()
 
   it("is loaded in a chain and by itself", function()
     write "return function(bucket, next) bucket:buffer():mul_(10) return next(bucket) end"
-    for hook, expected in pairs { [path] = 10, [hooks.chain { path, path, "bf16_compress" }] = 100 } do
+    for hook, expected in pairs {
+      [path] = 10, [hooks.chain { path, path, "bf16_compress" }] = 100,
+    } do
       local model = ms.ddp(Three(), { comm_hook = hook })
       pass(model)
       near({ expected, expected }, model.a:grad(), 0)
@@ -88,7 +108,8 @@ describe("a file as a link", function()
   end)
 
   it("tells what is wrong with it", function()
-    fails(function() hooks.chain { "no_such_folder/link.lua" } end, "link 1", "no_such_folder/link.lua")
+    fails(function() hooks.chain { "no_such_folder/link.lua" } end, "link 1",
+      "no_such_folder/link.lua")
     fails(function() hooks.chain { write "return 5" } end, "returned a number", path)
     fails(function() hooks.chain { write "error 'boom'" } end, "boom", path)
     fails(function() hooks.chain { write "retrun" } end, path)
@@ -100,7 +121,10 @@ describe("a bucket", function()
   it("has every level of groups", function()
     local sizes, sum
     local model = ms.ddp(Three(), { comm_hook = function(bucket, next)
-      sizes = { bucket:group():size(), bucket:group("all") == bucket:group(), bucket:group("shard"):size(), bucket:group("replicate") == bucket:group() }
+      sizes = {
+        bucket:group():size(), bucket:group("all") == bucket:group(), bucket:group("shard"):size(),
+        bucket:group("replicate") == bucket:group(),
+      }
       sum = bucket:group("shard"):all_reduce(ms.tensor { 1., 2 })
       return next(bucket)
     end })
@@ -123,14 +147,16 @@ describe("a state", function()
   it("follows its parameters when buckets are rebuilt", function()
     local layouts = {}
     local state = hooks.state(unique())
-    local model = ms.ddp(Three(), { bucket_bytes = 1, comm_hook = hooks.chain { adding(state), function(bucket, next)
-      layouts[#layouts + 1] = bucket:buffer():numel()
-      return next(bucket)
-    end } })
+    local model = ms.ddp(Three(),
+      { bucket_bytes = 1, comm_hook = hooks.chain { adding(state), function(bucket, next)
+        layouts[#layouts + 1] = bucket:buffer():numel()
+        return next(bucket)
+      end } })
     for pass_number = 1, 3 do
       pass(model)
       near({ pass_number, pass_number }, model.a:grad(), 0)
-      near({ { 3 * pass_number, 3 * pass_number }, { 3 * pass_number, 3 * pass_number } }, model.c:grad(), 0)
+      near({ { 3 * pass_number, 3 * pass_number }, { 3 * pass_number, 3 * pass_number } },
+        model.c:grad(), 0)
     end
     assert.equal(7, #layouts)                            -- one bucket, then three, then three
     model:rebuild_buckets()
@@ -171,7 +197,11 @@ describe("a state", function()
 
   it("goes when nobody has it, with its memory", function()
     local function train()
-      local model = ms.ddp(Three(), { comm_hook = hooks.chain { adding(hooks.state "of hooks_spec, passing"), hooks.error_feedback() } })
+      local model = ms.ddp(Three(), {
+        comm_hook = hooks.chain {
+          adding(hooks.state "of hooks_spec, passing"), hooks.error_feedback(),
+        },
+      })
       pass(model)
       pass(model)
     end
@@ -240,7 +270,8 @@ describe("clipping by the norm of all", function()
   it("comes first, and refuses steps before the last bucket is there", function()
     local clip = hooks.clip { max_norm = 1, scope = "global" }
     fails(function() hooks.chain { "bf16_compress", clip } end, "reduces")
-    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, clip } end, "link 2 (clip)", "must be the first")
+    fails(function() hooks.chain { hooks.cast { dtype = "bf16" }, clip } end, "link 2 (clip)",
+      "must be the first")
     fails(function() hooks.clip { max_norm = 1 } end, "scope")
     fails(function() hooks.clip { max_norm = 0, scope = "bucket" } end, "max_norm")
     local model = ms.ddp(Three(), { comm_hook = clip })
@@ -259,23 +290,31 @@ end)
 
 describe("a link that remembers passes", function()
   it("serves one model at a time", function()
-    for _, link in ipairs { hooks.clip { max_norm = 1, scope = "global" }, hooks.clip { max_norm = 1, scope = "lagged" }, hooks.nan_check(), hooks.powersgd() } do
+    for _, link in ipairs {
+      hooks.clip { max_norm = 1, scope = "global" }, hooks.clip { max_norm = 1, scope = "lagged" },
+      hooks.nan_check(), hooks.powersgd(),
+    } do
       local first = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = hooks.chain { link } })
-      support.fails(function() ms.ddp(ms.nn.Linear(2, 2), { comm_hook = link }) end, link.kind, "serves another one already", "make one for each")
+      support.fails(function() ms.ddp(ms.nn.Linear(2, 2), { comm_hook = link }) end, link.kind,
+        "serves another one already", "make one for each")
       local second = ms.ddp(first:unwrap(), { comm_hook = link })
       second(ms.ones { 1, 2 }):sum():backward()
       first, second = nil, nil                                            -- luacheck: ignore
       ms.ddp(ms.nn.Linear(2, 2), { comm_hook = link }):unwrap()
     end
     local shared = hooks.error_feedback()
-    local one, two = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared }), ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared })
+    local one, two = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared }),
+      ms.ddp(ms.nn.Linear(2, 2), { comm_hook = shared })
     for _, net in ipairs { one, two } do net(ms.ones { 1, 2 }):sum():backward() end
   end)
 end)
 
 describe("error feedback", function()
   it("brings back what was lost", function()
-    for _, feedback in ipairs { hooks.error_feedback { decay = 0.5 }, require "moonshard.hooks.error_feedback" { decay = 0.5 } } do
+    for _, feedback in ipairs {
+      hooks.error_feedback { decay = 0.5 },
+      require "moonshard.hooks.error_feedback" { decay = 0.5 },
+    } do
       local inputs = {}
       local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, function(bucket)
         inputs[#inputs + 1] = bucket:buffer():clone():keep()
@@ -296,15 +335,24 @@ describe("error feedback", function()
     local third = ms.nn.class "Third"
     function third:init() self.a = ms.nn.Parameter(ms.ones { 1 }) end
     function third:forward() return self.a:sum() / 3 end
-    local model = ms.ddp(third(), { comm_hook = hooks.chain { hooks.error_feedback(), "bf16_compress" } })
+    local model = ms.ddp(third(),
+      { comm_hook = hooks.chain { hooks.error_feedback(), "bf16_compress" } })
     local sum = 0
     for _ = 1, 64 do
       pass(model)
       sum = sum + model.a:grad():item()
     end
-    near(64 / 3, sum, 2e-3 / 64)                         -- the error of all together is that of the last one
-    model = ms.ddp(third(), { comm_hook = hooks.chain { hooks.error_feedback(), hooks.stage {
-      name = unique(), encode = function(b) return ms.cat { b, b } end, decode = function(r) return r:narrow(1, 1, 1) end } } })
+    near(64 / 3, sum, 2e-3 / 64)  -- the error of all together is that of the last one
+    model = ms.ddp(third(), {
+      comm_hook = hooks.chain {
+        hooks.error_feedback(),
+        hooks.stage {
+          name = unique(),
+          encode = function(b) return ms.cat { b, b } end,
+          decode = function(r) return r:narrow(1, 1, 1) end,
+        },
+      },
+    })
     fails(function() pass(model) end, "set_sent", "1 numbers", "2 travel")
   end)
 
@@ -320,13 +368,24 @@ describe("error feedback", function()
         bucket:buffer():mul_(0.5)
         return next(bucket):and_then(double)
       end,
-      stage = hooks.stage { name = unique(), encode = function(buffer) return buffer * 0.5 end, decode = double },
+      stage = hooks.stage {
+        name = unique(),
+        encode = function(buffer) return buffer * 0.5 end,
+        decode = double,
+      },
     }
     for what, way in pairs(ways) do
-      for how, feedback in pairs { native = hooks.error_feedback(), twin = require "moonshard.hooks.error_feedback" { name = unique() } } do
-        for _, behind in ipairs { hooks.all_reduce(), hooks.chain { hooks.cast { dtype = "bf16" }, "all_reduce" }, hooks.int8() } do
+      for how, feedback in pairs {
+        native = hooks.error_feedback(),
+        twin = require "moonshard.hooks.error_feedback" { name = unique() },
+      } do
+        for _, behind in ipairs {
+          hooks.all_reduce(), hooks.chain { hooks.cast { dtype = "bf16" }, "all_reduce" },
+          hooks.int8(),
+        } do
           local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, way, behind } })
-          fails(function() pass(model) end, what == "stage" and "stage" or "link '", "behind error_feedback", "set_sent")
+          fails(function() pass(model) end, what == "stage" and "stage" or "link '",
+            "behind error_feedback", "set_sent")
           assert.truthy(how)
         end
       end
@@ -343,8 +402,13 @@ describe("error feedback", function()
       bucket:set_buffer(bucket:buffer():to "bf16")
       return next(bucket):and_then(function(reduced) return reduced:to "f32" end)
     end
-    local looks = hooks.stage { name = unique(), observe = function(buffer) buffer:norm() end, encode = function(buffer) return buffer end }
-    pass(ms.ddp(Three(), { comm_hook = hooks.chain { "error_feedback", looks, cast, told, "all_reduce" } }))
+    local looks = hooks.stage {
+      name = unique(),
+      observe = function(buffer) buffer:norm() end,
+      encode = function(buffer) return buffer end,
+    }
+    pass(ms.ddp(Three(),
+      { comm_hook = hooks.chain { "error_feedback", looks, cast, told, "all_reduce" } }))
   end)
 
   it("refuses a reduction that does not tell what was sent", function()
@@ -393,15 +457,22 @@ end)
 it("links and chains that make no sense are refused where they are made", function()
   fails(function() hooks.chain { nil, "noop" } end, "a gap")
   fails(function() hooks.chain { "noop", name = "x" } end, "a field name")
-  fails(function() ms.ddp(Three(), { comm_hook = { "noop" } }) end, "a list of links belongs into hooks.chain")
+  fails(function() ms.ddp(Three(), { comm_hook = { "noop" } }) end,
+    "a list of links belongs into hooks.chain")
   fails(function() hooks.all_reduce { group = 3 } end, "group must be a group of ranks", "number")
-  fails(function() hooks.post_local_sgd { start_step = 1, subgroup = "world" } end, "subgroup must be a group of ranks")
+  fails(function() hooks.post_local_sgd { start_step = 1, subgroup = "world" } end,
+    "subgroup must be a group of ranks")
   fails(function() hooks.top_k { momentum = 0.5 } end, "fraction is missing")
   fails(function() hooks.clip { scope = "bucket" } end, "max_norm is missing")
   fails(function() hooks.powersgd { eps = math.huge } end, "eps", "inf")
-  fails(function() pass(ms.ddp(Three(), { comm_hook = function(bucket, next) return next(bucket:buffer()) end })) end, "next takes the bucket, or nothing")
-  local large = hooks.chain { hooks.cast { dtype = "bf16" }, hooks.int8 { per = "channel", block = 1 << 60 } }
-  fails(function() pass(ms.ddp(Three(), { comm_hook = large })) end, 'comm hook, bucket 0 "', '": int8: no memory')
+  fails(function()
+    pass(ms.ddp(Three(), { comm_hook = function(bucket, next) return next(bucket:buffer()) end }))
+  end, "next takes the bucket, or nothing")
+  local large = hooks.chain {
+    hooks.cast { dtype = "bf16" }, hooks.int8 { per = "channel", block = 1 << 60 },
+  }
+  fails(function() pass(ms.ddp(Three(), { comm_hook = large })) end, 'comm hook, bucket 0 "',
+    '": int8: no memory')
 end)
 
 describe("powersgd", function()
@@ -410,7 +481,8 @@ describe("powersgd", function()
       local ms = require "moonshard"
       for _, options in ipairs { { rank = 2 }, { batched = true } } do
         options.start_step, options.stats_every = 1, 2
-        local model = ms.ddp(ms.nn.Linear(30, 40), { comm_hook = ms.hooks.chain { "nan_check", ms.hooks.powersgd(options) } })
+        local model = ms.ddp(ms.nn.Linear(30, 40),
+          { comm_hook = ms.hooks.chain { "nan_check", ms.hooks.powersgd(options) } })
         local told = {}
         for i in ms.steps(5) do
           model(ms.ones { 30 }):sum():backward()
@@ -423,23 +495,31 @@ describe("powersgd", function()
     ]], "")
     assert.equal(0, code, text)
     -- A vector of 40 numbers travels as it is; the square is 36 x 36.
-    assert.equal("0 0 0.000, 1240 180 6.889, 2480 360 6.889, 3720 540 6.889, 4960 720 6.889\n0 0 0.000, 1240 72 17.222, 2480 144 17.222, 3720 216 17.222, 4960 288 17.222\n", text)
+    assert.equal("0 0 0.000, 1240 180 6.889, 2480 360 6.889, 3720 540 6.889, 4960 720 6.889\n\z
+      0 0 0.000, 1240 72 17.222, 2480 144 17.222, 3720 216 17.222, 4960 288 17.222\n", text)
   end)
 
   it("says so in the log, from its first iteration on and then at that distance", function()
     local folder = command.folder()
     local script = command.write(folder .. "/script.lua", [[
       local ms = require "moonshard"
-      local model = ms.ddp(ms.nn.Linear(30, 40), { comm_hook = ms.hooks.powersgd { rank = 2, start_step = 1, stats_every = 2 } })
+      local model = ms.ddp(ms.nn.Linear(30, 40),
+        { comm_hook = ms.hooks.powersgd { rank = 2, start_step = 1, stats_every = 2 } })
       for _ in ms.steps(5) do model(ms.ones { 30 }):sum():backward() end
     ]])
-    local code, _, log = command.run(folder, ("run '%s' -n 2 --thread-ranks"):format(script), "MOONSHARD_LOG=info")
+    local code, _, log = command.run(folder, ("run '%s' -n 2 --thread-ranks"):format(script),
+      "MOONSHARD_LOG=info")
     command.remove(folder)
     assert.equal(0, code)
     local lines = {}
     for line in log:gmatch "powersgd: [^\n]*" do lines[#lines + 1] = line end
-    assert.same({ "powersgd: iteration 1: of 1240 numbers so far 180 have travelled, 14.5 %", "powersgd: iteration 3: of 3720 numbers so far 540 have travelled, 14.5 %" }, lines)
+    assert.same({
+      "powersgd: iteration 1: of 1240 numbers so far 180 have travelled, 14.5 %",
+      "powersgd: iteration 3: of 3720 numbers so far 540 have travelled, 14.5 %",
+    }, lines)
   end)
 
-  it("refuses to tell never", function() fails(function() hooks.powersgd { stats_every = 0 } end, "stats_every", "0") end)
+  it("refuses to tell never", function()
+    fails(function() hooks.powersgd { stats_every = 0 } end, "stats_every", "0")
+  end)
 end)

@@ -23,7 +23,8 @@ describe("files", function()
   end)
 
   it("are appended to, by several handles in turn", function()
-    local a, b = assert(core.file_append(folder .. "/log")), assert(core.file_append(folder .. "/log"))
+    local a, b = assert(core.file_append(folder .. "/log")),
+      assert(core.file_append(folder .. "/log"))
     a:write("one\n"):write("two\n")
     b:write("three\n")
     a:close()
@@ -96,7 +97,10 @@ end)
 describe("json", function()
   it("keeps integers, floats, text, lists and tables apart", function()
     local value = {
-      list = { 1, 2.0, "three", true, { nested = {} } }, big = math.maxinteger, small = math.mininteger, tenth = 0.1,
+      list = { 1, 2.0, "three", true, { nested = {} } },
+      big = math.maxinteger,
+      small = math.mininteger,
+      tenth = 0.1,
       tiny = 5e-324, text = "é \0 \" \\ \n", no = false,
     }
     local text = core.json_encode(value)
@@ -122,7 +126,9 @@ describe("json", function()
     assert.is_nil(value)
     assert.matches("line 2", message)
     assert.equal("corrupt", code)
-    for _, text in ipairs { "", "{", "[1,]", "{'a':1}", '{"a":1}x', "[1e999]", "[9223372036854775808]", '"\xff"' } do
+    for _, text in ipairs {
+      "", "{", "[1,]", "{'a':1}", '{"a":1}x', "[1e999]", "[9223372036854775808]", '"\xff"',
+    } do
       assert.equal("corrupt", select(3, core.json_decode(text)), text)
     end
     assert.equal("corrupt", select(3, core.json_decode(("["):rep(1000000))))
@@ -133,7 +139,10 @@ describe("json", function()
     local loop = {}
     loop.loop = loop
     local holes = { 1, nil, 3 }
-    for _, value in ipairs { { [0] = 1 }, { 1, 2, x = 3 }, holes, { f = print }, { "\xff" }, { ["\xff"] = 1 }, { [1.5] = 1 }, loop } do
+    for _, value in ipairs {
+      { [0] = 1 }, { 1, 2, x = 3 }, holes, { f = print }, { "\xff" }, { ["\xff"] = 1 },
+      { [1.5] = 1 }, loop,
+    } do
       assert.has_error(function() core.json_encode(value) end)
     end
   end)

@@ -1,10 +1,14 @@
--- The live line of a run on a terminal, which `script` makes. What the program writes is read as a terminal would show it.
+-- The live line of a run on a terminal, which `script` makes. What the program writes is read as a
+-- terminal would show it.
 local command = require "command"
 local core = require "moonshard.core"
 
 local RECIPE = [[
 local ms = require "moonshard"
-local cfg = ms.config { steps = 12, narrow = -1, columns = 30, say = false, fail = -1, lua_warns = -1, leave = -1, log_every = 0, hand = false }
+local cfg = ms.config {
+  steps = 12, narrow = -1, columns = 30, say = false, fail = -1, lua_warns = -1, leave = -1,
+  log_every = 0, hand = false,
+}
 local model = ms.nn.Linear(2, 2)
 local function batch() return ms.ones { 4, 2 }, ms.zeros { 4, 2 } end
 local function after_step(step)
@@ -26,8 +30,14 @@ if cfg.hand then
   end
 else
   ms.train {
-    model = model, optimizer = ms.optim.adamw(model, { lr = 0.1 }), data = batch, steps = cfg.steps, run = "out",
-    loss = function(m, x, y) return m(x):mse_loss(y) end, clip = 1.0, log_every = cfg.log_every > 0 and cfg.log_every or nil,
+    model = model,
+    optimizer = ms.optim.adamw(model, { lr = 0.1 }),
+    data = batch,
+    steps = cfg.steps,
+    run = "out",
+    loss = function(m, x, y) return m(x):mse_loss(y) end,
+    clip = 1.0,
+    log_every = cfg.log_every > 0 and cfg.log_every or nil,
     after_step = after_step,
   }
   print "the recipe ends"
@@ -42,11 +52,14 @@ describe("the live line", function()
   end)
   after_each(function() command.remove(folder) end)
 
-  -- Runs it on a terminal of so many columns. The rows that the terminal shows at the end, and each text that a row has had.
+  -- Runs it on a terminal of so many columns. The rows that the terminal shows at the end, and each
+  -- text that a row has had.
   local function run(columns, options)
     local file = folder .. "/typescript"
     local line = command.line(folder, "run r.lua " .. options):gsub("'", "'\\''")
-    os.execute(("script -q -e -c 'stty cols %d && { %s; }; echo ended $?' '%s' </dev/null >/dev/null"):format(columns, line, file))
+    os.execute(
+      ("script -q -e -c 'stty cols %d && { %s; }; echo ended $?' '%s' </dev/null >/dev/null")
+        :format(columns, line, file))
     local text = assert(command.read(file)):gsub("^Script started[^\n]*\n", "")
     local rows = {}
     for row in text:gmatch "([^\n]*)\n" do
@@ -66,7 +79,9 @@ describe("the live line", function()
     local list = {}
     for _, row in ipairs(rows) do
       for _, state in ipairs(row.states) do
-        if state:match "^step " then list[#list + 1] = { step = math.tointeger(state:match "^step +(%d+)"), text = state } end
+        if state:match "^step " then
+          list[#list + 1] = { step = math.tointeger(state:match "^step +(%d+)"), text = state }
+        end
       end
     end
     return list
@@ -80,7 +95,8 @@ describe("the live line", function()
   it("shows each step in one row, cut to the terminal at whole values", function()
     local wide = steps_of((run(200, "")))
     assert.equal(12, #wide)
-    assert.matches("^step +11/12  loss %S+  norm %S+  lr %S+  %S+ ms  %S+ tok/s  mfu %d+%%  mem %d+ MiB  eta 0:00$", wide[12].text)
+    assert.matches("^step +11/12  loss %S+  norm %S+  lr %S+  %S+ ms  %S+ tok/s  mfu %d+%%  mem \z
+      %d+ MiB  eta 0:00$", wide[12].text)
     local rows = run(40, "")
     local narrow = steps_of(rows)
     assert.equal(12, #narrow)
@@ -133,7 +149,7 @@ describe("the live line", function()
 
   it("is ended by an error, by os.exit and by the end of a loop by hand", function()
     local rows = run(100, "fail=5")
-    local at = row_of(rows, "moonshard: r.lua:13: broken")
+    local at = row_of(rows, "moonshard: r.lua:16: broken")
     assert.matches("^step +5/12 ", rows[at - 1].text)
     rows = run(100, "leave=5")
     at = row_of(rows, "ended 9")
@@ -155,7 +171,8 @@ describe("the live line", function()
     assert.same({ 0, 5, 10, 11 }, numbers "--log-every 5 log_every=4")
   end)
 
-  it("is none without a terminal: whole lines, and log_every and --log-every choose which", function()
+  it("is none without a terminal: whole lines, and log_every and --log-every choose \z
+    which", function()
     local function numbers(options)
       local out, list = command.succeed(folder, "run r.lua " .. options), {}
       assert.is_nil(out:find("\27", 1, true))

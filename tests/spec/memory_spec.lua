@@ -1,4 +1,5 @@
--- What training operators need of memory, as a script meets it: forward and backward, with whatever Lua still holds.
+-- What training operators need of memory, as a script meets it: forward and backward, with whatever
+-- Lua still holds.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 
@@ -19,7 +20,8 @@ describe("memory", function()
     local q, k, v = make(), make(), make()
     local one = heads * time * width * 4
     local peak = peak_of(function() q:attention(k, v):sum():backward() end)
-    -- The result, its gradient, three gradients, and a number a row; the scores would be 128 times one of them.
+    -- The result, its gradient, three gradients, and a number a row; the scores would be 128 times
+    -- one of them.
     assert.is_true(peak <= 5.1 * one, ("%.2f tensors"):format(peak / one))
   end)
 
@@ -52,7 +54,7 @@ describe("memory", function()
     local before = live()
     do
       local x = ms.ones { 1024, requires_grad = true }
-      for _ = 1, 3 do                                -- each function refers to the result of the one before
+      for _ = 1, 3 do  -- each function refers to the result of the one before
         local inner = x
         x = ms.recompute(function(t) return t * inner end, ms.ones { 1024, requires_grad = true })
       end

@@ -11,12 +11,16 @@ describe("a metric", function()
       for op in ms.sorted_pairs(ops) do
         for _, form in ipairs { "number", "tensor", "mixed" } do
           local m = ms.metric(op .. "." .. form, op)
-          for i = 2, 4 do m:push((form == "tensor" or form == "mixed" and i == 3) and ms.tensor(i) or i) end
+          for i = 2, 4 do
+            m:push((form == "tensor" or form == "mixed" and i == 3) and ms.tensor(i) or i)
+          end
         end
       end
     end
     for op, expected in pairs(ops) do
-      for _, form in ipairs { "number", "tensor", "mixed" } do near(expected, metric.values(0)[op .. "." .. form]) end
+      for _, form in ipairs { "number", "tensor", "mixed" } do
+        near(expected, metric.values(0)[op .. "." .. form])
+      end
     end
     assert.is_true(ms.metric "avg.number" == ms.metric("avg.number", "avg"))
   end)

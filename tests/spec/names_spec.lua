@@ -15,22 +15,29 @@ describe("an unknown name", function()
   local layer = layer_of()
   local optimizer = ms.optim.sgd(layer)
   local places = {
-    ms = ms, ["ms.nn"] = ms.nn, ["ms.hooks"] = ms.hooks, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data,
+    ms = ms, ["ms.nn"] = ms.nn, ["ms.hooks"] = ms.hooks, ["ms.optim"] = ms.optim,
+    ["ms.data"] = ms.data,
     ["ms.checkpoint"] = ms.checkpoint, ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace,
-    ["ms.scripts"] = ms.scripts, ["a tensor"] = ms.zeros { 2 }, ["an optimizer"] = optimizer, ["ms.Group"] = ms.world(),
+    ["ms.scripts"] = ms.scripts, ["a tensor"] = ms.zeros { 2 }, ["an optimizer"] = optimizer,
+    ["ms.Group"] = ms.world(),
     ["ms.Stream"] = ms.stream(), ["ms.Codec"] = ms.codec "int8",
   }
 
   it("is answered with the nearest", function()
     for place, misspelled in pairs {
-      ms = { "zeroes", "zeros" }, ["ms.nn"] = { "Linaer", "Linear" }, ["ms.hooks"] = { "topk", "top_k" },
-      ["ms.optim"] = { "adamW", "adamw" }, ["ms.data"] = { "byte", "bytes" }, ["ms.checkpoint"] = { "sve", "save" },
-      ["ms.safetensors"] = { "laod", "load" }, ["ms.trace"] = { "strat", "start" }, ["ms.scripts"] = { "option", "options" },
-      ["a tensor"] = { "shpe", "shape" }, ["an optimizer"] = { "setp", "step" }, ["ms.Group"] = { "allreduce", "all_reduce" },
+      ms = { "zeroes", "zeros" }, ["ms.nn"] = { "Linaer", "Linear" },
+      ["ms.hooks"] = { "topk", "top_k" },
+      ["ms.optim"] = { "adamW", "adamw" }, ["ms.data"] = { "byte", "bytes" },
+      ["ms.checkpoint"] = { "sve", "save" },
+      ["ms.safetensors"] = { "laod", "load" }, ["ms.trace"] = { "strat", "start" },
+      ["ms.scripts"] = { "option", "options" },
+      ["a tensor"] = { "shpe", "shape" }, ["an optimizer"] = { "setp", "step" },
+      ["ms.Group"] = { "allreduce", "all_reduce" },
       ["ms.Stream"] = { "snyc", "sync" }, ["ms.Codec"] = { "encod", "encode" },
     } do
       local message = failure(function() return places[place][misspelled[1]] end)
-      local text = ("%s has no '%s': did you mean '%s'?"):format(place, misspelled[1], misspelled[2])
+      local text = ("%s has no '%s': did you mean '%s'?")
+        :format(place, misspelled[1], misspelled[2])
       assert.is_truthy(message:find(text, 1, true), message)
       assert.matches("names_spec.lua:%d+: ", message)
     end
@@ -50,7 +57,8 @@ describe("an unknown name", function()
   it("among options is answered with the nearest, or with what has these initials", function()
     local function says(name, text)
       local message = failure(function() ms.optim.adamw(layer, { [name] = 1 }) end)
-      assert.is_truthy(message:find(("unknown option '%s': did you mean '%s'?"):format(name, text), 1, true), message)
+      assert.is_truthy(message:find(("unknown option '%s': did you mean '%s'?"):format(name, text),
+        1, true), message)
     end
     says("learning_rate", "lr")
     says("wd", "weight_decay")
@@ -65,7 +73,8 @@ describe("a missing folder", function()
   it("is named as it was given", function()
     for _, folder in ipairs { "no/where", "no/where/", "./no//where" } do
       for name, f in pairs {
-        bytes = ms.data.bytes, tokens = ms.data.tokens, mnist = ms.data.mnist, pretrained = ms.nn.pretrained,
+        bytes = ms.data.bytes, tokens = ms.data.tokens, mnist = ms.data.mnist,
+        pretrained = ms.nn.pretrained,
         checkpoint = ms.checkpoint.load, safetensors = ms.safetensors.load,
         module = function(path) return layer_of():load(path) end,
       } do

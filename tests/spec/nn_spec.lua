@@ -1,4 +1,5 @@
--- Modules as scripts see them: names, order, ties, buffers, state, hooks, layers, models, writing text, recomputation.
+-- Modules as scripts see them: names, order, ties, buffers, state, hooks, layers, models, writing
+-- text, recomputation.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"
@@ -32,7 +33,10 @@ describe("a module", function()
     function Block:forward(x) return self.down(self.up(x):relu()) * self.gain end
     local model = nn.List { Block(2), Block(2) }
     -- A module's own before those of its parts.
-    assert.same({ "0.gain", "0.up.weight", "0.up.bias", "0.down.weight", "1.gain", "1.up.weight", "1.up.bias", "1.down.weight" }, names_of(model))
+    assert.same({
+      "0.gain", "0.up.weight", "0.up.bias", "0.down.weight", "1.gain", "1.up.weight", "1.up.bias",
+      "1.down.weight",
+    }, names_of(model))
     assert.equal(2, model[2].width)
     assert.equal(2, #model)
     assert.equal("1.up.weight", model[2].up.weight:name())
@@ -41,13 +45,16 @@ describe("a module", function()
     assert.equal("", nn.Parameter(ms.ones { 1 }):name())
     local seen = {}
     for name, object in model:modules() do seen[#seen + 1] = name .. ":" .. object.class_name end
-    assert.same({ ":List", "0:Block", "0.up:Linear", "0.down:Linear", "1:Block", "1.up:Linear", "1.down:Linear" }, seen)
+    assert.same({
+      ":List", "0:Block", "0.up:Linear", "0.down:Linear", "1:Block", "1.up:Linear", "1.down:Linear",
+    }, seen)
     assert.equal(2, #model[1]:children())
     assert.is_true(model[1]:children()[1] == model[1].up)
     near(model[1].down(model[1].up(ms.ones { 1, 2 }):relu()):to_table(), model[1](ms.ones { 1, 2 }))
   end)
 
-  -- One name for each parameter: what it says itself, what filters and lists say, and what is saved.
+  -- One name for each parameter: what it says itself, what filters and lists say, and what is
+  -- saved.
   local function names_agree(model, expected)
     local filtered = {}
     model:parameters(function(p, name)
@@ -129,10 +136,13 @@ describe("a module", function()
   end)
 
   it("filters parameters, and counts tied ones once under their first name", function()
-    local model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, { bias = false }), nn.Linear(5, 5))
+    local model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, { bias = false }),
+      nn.Linear(5, 5))
     model[2].weight = model[1].weight
     assert.same({ "0.weight", "2.weight", "2.bias" }, names_of(model))
-    local filtered = model:parameters(function(p, name) return p:dim() == 2 and name ~= "0.weight" end)
+    local filtered = model:parameters(function(p, name)
+      return p:dim() == 2 and name ~= "0.weight"
+    end)
     assert.equal(1, #filtered)
     assert.equal("2.weight", filtered[1]:name())
     model(ms.tensor { 1, 2 }):sum():backward()
@@ -156,11 +166,14 @@ describe("a module", function()
     local a, b = tiny "gpt2", tiny "gpt2"
     for _, p in ipairs(b:parameters()) do ms.no_grad(function() p:add_(1) end) end
     b:load_state(a:state())
-    for name, t in pairs(a:state()) do assert.is_true(core.bytes(t:detach()) == core.bytes(b:state()[name]:detach())) end
+    for name, t in pairs(a:state()) do
+      assert.is_true(core.bytes(t:detach()) == core.bytes(b:state()[name]:detach()))
+    end
     local state, before = {}, core.bytes(b.wte.weight:detach())
     for name, t in pairs(a:state()) do state[name] = t:detach() + 1 end
     state["ln_f.bias"], state["h.0.ln_1.bias"], state.extra = nil, ms.zeros { 3 }, ms.zeros { 1 }
-    fails(function() b:load_state(state) end, "missing: ln_f.bias", "unknown: extra", "wrong shape: h.0.ln_1.bias", "[16]", "[3]")
+    fails(function() b:load_state(state) end, "missing: ln_f.bias", "unknown: extra",
+      "wrong shape: h.0.ln_1.bias", "[16]", "[3]")
     assert.is_true(before == core.bytes(b.wte.weight:detach()))
     state["h.0.ln_1.bias"] = nil
     b:load_state(state, { partial = true })
@@ -228,8 +241,13 @@ describe("module hooks", function()
   it("run around forward, in order, and replace", function()
     local model, calls = nn.Linear(2, 2, { bias = false }), {}
     ms.no_grad(function() model.weight:copy_(ms.tensor { { 1., 0 }, { 0, 1 } }) end)
-    model:hook("pre_forward", function(m, inputs) calls[#calls + 1] = "pre" assert.is_true(m == model) return { inputs[1] * 2 } end)
-    model:hook("pre_forward", function(_, inputs) calls[#calls + 1] = "pre2" return inputs[1] + 1 end)
+    model:hook("pre_forward", function(m, inputs)
+      calls[#calls + 1] = "pre"
+      assert.is_true(m == model)
+      return { inputs[1] * 2 }
+    end)
+    model:hook("pre_forward",
+      function(_, inputs) calls[#calls + 1] = "pre2" return inputs[1] + 1 end)
     local remove = model:hook("forward", function(_, inputs, outputs)
       calls[#calls + 1] = "forward"
       near({ { 3, 5 } }, inputs[1])
@@ -273,7 +291,9 @@ describe("module hooks", function()
     local Sum, seen = nn.class "Sum", nil
     function Sum:forward(a, b) return a * 2 + b * 3 end
     local model = Sum()
-    local remove = model:hook("backward", function(_, gradients) seen = { gradients[1]:clone(), gradients[2]:clone() } end)
+    local remove = model:hook("backward", function(_, gradients)
+      seen = { gradients[1]:clone(), gradients[2]:clone() }
+    end)
     local a, b = ms.ones { 2, requires_grad = true }, ms.ones { 2, requires_grad = true }
     model(a, b):sum():backward()
     near({ 2, 2 }, seen[1])
@@ -319,18 +339,26 @@ describe("layers", function()
       changed:narrow(2, 5, 2):fill_(3)
       near(out:narrow(2, 1, 4):to_table(), layer(changed):narrow(2, 1, 4), 1e-5)
     end
-    assert.same({ 8, 16 }, nn.Attention({ width = 16, heads = 4, kv_heads = 2 }).k_proj.weight:shape())
+    assert.same({ 8, 16 },
+      nn.Attention({ width = 16, heads = 4, kv_heads = 2 }).k_proj.weight:shape())
   end)
 end)
 
 describe("models", function()
   local hugging = {
-    gpt2 = { "wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias", "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias", "h.0.attn.c_proj.weight",
-      "h.0.attn.c_proj.bias", "h.0.ln_2.weight", "h.0.ln_2.bias", "h.0.mlp.c_fc.weight", "h.0.mlp.c_fc.bias", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias" },
-    llama = { "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight",
-      "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight",
-      "model.layers.0.post_attention_layernorm.weight", "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
-      "model.layers.0.mlp.down_proj.weight" },
+    gpt2 = {
+      "wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias", "h.0.attn.c_attn.weight",
+      "h.0.attn.c_attn.bias", "h.0.attn.c_proj.weight", "h.0.attn.c_proj.bias", "h.0.ln_2.weight",
+      "h.0.ln_2.bias", "h.0.mlp.c_fc.weight", "h.0.mlp.c_fc.bias", "h.0.mlp.c_proj.weight",
+      "h.0.mlp.c_proj.bias",
+    },
+    llama = {
+      "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight",
+      "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight",
+      "model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight",
+      "model.layers.0.post_attention_layernorm.weight", "model.layers.0.mlp.gate_proj.weight",
+      "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight",
+    },
   }
 
   for _, kind in ipairs { "gpt2", "llama" } do
@@ -346,7 +374,8 @@ describe("models", function()
       else
         assert.same({ 64, 16 }, state["model.layers.0.mlp.up_proj.weight"]:shape())
         assert.truthy(state["lm_head.weight"])
-        assert.same({ 8, 16 }, tiny("llama", { kv_heads = 2 }):state()["model.layers.1.self_attn.k_proj.weight"]:shape())
+        assert.same({ 8, 16 },
+          tiny("llama", { kv_heads = 2 }):state()["model.layers.1.self_attn.k_proj.weight"]:shape())
       end
       fails(function() model(ms.zeros({ 1, 13, dtype = "i64" })) end, "13", "context of 12")
       fails(function() model(ms.zeros({ 13, dtype = "i64" })) end, "[batch, time]")
@@ -423,15 +452,19 @@ describe("models", function()
   end)
 
   it("refuse the options of another model", function()
-    fails(function() tiny("gpt2", { kv_heads = 2 }) end, "nn.gpt2: unknown option 'kv_heads'", "did you mean 'heads'")
-    fails(function() tiny("gpt2", { rotary_base = 500 }) end, "nn.gpt2: unknown option 'rotary_base'")
-    fails(function() tiny("gpt2", { rotary_scaling = { type = "default" } }) end, "unknown option 'rotary_scaling'")
+    fails(function() tiny("gpt2", { kv_heads = 2 }) end, "nn.gpt2: unknown option 'kv_heads'",
+      "did you mean 'heads'")
+    fails(function() tiny("gpt2", { rotary_base = 500 }) end,
+      "nn.gpt2: unknown option 'rotary_base'")
+    fails(function() tiny("gpt2", { rotary_scaling = { type = "default" } }) end,
+      "unknown option 'rotary_scaling'")
     fails(function() tiny("llama", { dropout = 0.1 }) end, "nn.llama: unknown option 'dropout'")
     local folder = os.tmpname()
     os.remove(folder)
     tiny("llama"):save(folder .. "/")
     assert(nn.pretrained(folder, { dropout = 0 }))           -- recipes give their default
-    fails(function() nn.pretrained(folder, { dropout = 0.1 }) end, "option dropout: the llama in", "has no dropout")
+    fails(function() nn.pretrained(folder, { dropout = 0.1 }) end, "option dropout: the llama in",
+      "has no dropout")
     os.execute("rm -r '" .. folder .. "'")
   end)
 end)
@@ -449,20 +482,32 @@ describe("generate", function()
       local new = model:generate(ms.tensor(prompt), { count = 14, temperature = 0 })
       assert.same({ table.unpack(all, 4) }, new:to_table())
       assert.equal("i64", new:dtype())
-      assert.same({ table.unpack(all, 4) }, model:generate(ms.tensor(prompt), { count = 14, top_k = 1 }):to_table())
-      assert.same({ table.unpack(all, 4) }, model:generate(ms.tensor(prompt), { count = 14, top_p = 0 }):to_table())
+      assert.same({ table.unpack(all, 4) },
+        model:generate(ms.tensor(prompt), { count = 14, top_k = 1 }):to_table())
+      assert.same({ table.unpack(all, 4) },
+        model:generate(ms.tensor(prompt), { count = 14, top_p = 0 }):to_table())
     end)
   end
 
   it("repeats with a seed, and draws within top_k", function()
     local model = tiny "gpt2"
-    local function draw(how) how.count = 20 return model:generate(ms.tensor { 1 }, how):to_table() end
+    local function draw(how)
+      how.count = 20
+      return model:generate(ms.tensor { 1 }, how):to_table()
+    end
     assert.same(draw { seed = 1 }, draw { seed = 1 })
     assert.not_same(draw { seed = 1 }, draw { seed = 2 })
     assert.not_same(draw {}, draw {})
     local three = {}
-    for _, id in ipairs(ms.no_grad(function() return select(2, model(ms.tensor { { 1 } })[1][1]:topk(3)) end):to_table()) do three[id] = true end
-    for seed = 1, 30 do assert.is_true(three[model:generate(ms.tensor { 1 }, { count = 1, top_k = 3, seed = seed }):item()]) end
+    for _, id in ipairs(ms.no_grad(function()
+      return select(2, model(ms.tensor { { 1 } })[1][1]:topk(3))
+    end):to_table()) do
+      three[id] = true
+    end
+    for seed = 1, 30 do
+      assert.is_true(
+        three[model:generate(ms.tensor { 1 }, { count = 1, top_k = 3, seed = seed }):item()])
+    end
   end)
 
   it("leaves the mode as it was, also after an error", function()
@@ -477,6 +522,7 @@ describe("generate", function()
     fails(function() model:generate(ms.tensor { 1 }, { cuont = 1 }) end, "'cuont'", "'count'")
     fails(function() model:generate(ms.tensor { 1 }) end, "count")
     fails(function() model:generate(ms.zeros({ 0, dtype = "i64" }), { count = 1 }) end, "tokens")
-    fails(function() model:generate(ms.tensor { 1 }, { count = 1, temperature = -1 }) end, "temperature")
+    fails(function() model:generate(ms.tensor { 1 }, { count = 1, temperature = -1 }) end,
+      "temperature")
   end)
 end)

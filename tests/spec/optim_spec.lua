@@ -1,5 +1,5 @@
--- Optimizers as scripts see them: groups, live hyper-parameters, schedules, own kinds, saving, flags, clipping, the scaler. (That each kind's
--- formula is right is shown by the golden data.)
+-- Optimizers as scripts see them: groups, live hyper-parameters, schedules, own kinds, saving,
+-- flags, clipping, the scaler. (That each kind's formula is right is shown by the golden data.)
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"
@@ -55,7 +55,9 @@ describe("an optimizer", function()
     assert.equal(4, #optimizer:groups()[1].params)
     assert.equal(1e-3, optimizer:groups()[1].lr)
     assert.same({ 0.9, 0.999 }, optimizer:groups()[1].betas)
-    local groups = optim.sgd({ { params = { model[1].weight }, lr = 0.1 }, { params = { model[1].bias } } }, { lr = 0.2, momentum = 0.9 }):groups()
+    local groups = optim.sgd(
+      { { params = { model[1].weight }, lr = 0.1 }, { params = { model[1].bias } } },
+      { lr = 0.2, momentum = 0.9 }):groups()
     assert.equal(0.1, groups[1].lr)
     assert.equal(0.2, groups[2].lr)
     assert.equal(0.9, groups[1].momentum)
@@ -89,7 +91,8 @@ describe("an optimizer", function()
 
   it("multiplies lr by the schedule, by its own count of steps", function()
     local p, seen = parameter { 0 }, {}
-    local optimizer = optim.sgd({ p }, { lr = 2, schedule = function(n) seen[#seen + 1] = n return 1 / (n + 1) end })
+    local optimizer = optim.sgd({ p },
+      { lr = 2, schedule = function(n) seen[#seen + 1] = n return 1 / (n + 1) end })
     assert.equal(2, optimizer:lr())
     for _ = 1, 3 do p:set_grad(ms.ones { 1 }) optimizer:step() end
     near({ -2 - 1 - 2 / 3 }, p)
@@ -143,7 +146,8 @@ describe("only_if", function()
           p:set_grad(flag and ms.tensor({ 0.5 * i, -1, 2 }, "f32") or ms.full(1e9, { 3 }))
           optimizer:step { only_if = ms.tensor(flag) }
         end
-        return core.bytes(p:detach()), core.bytes(optimizer:state().parameters["#1"].step), optimizer:state().steps
+        return core.bytes(p:detach()), core.bytes(optimizer:state().parameters["#1"].step),
+          optimizer:state().steps
       end
       -- Gradients of taken steps depend on the position, so leave a gap there too.
       local function taken(flags)
@@ -155,7 +159,8 @@ describe("only_if", function()
             optimizer:step()
           end
         end
-        return core.bytes(p:detach()), core.bytes(optimizer:state().parameters["#1"].step), optimizer:state().steps
+        return core.bytes(p:detach()), core.bytes(optimizer:state().parameters["#1"].step),
+          optimizer:state().steps
       end
       local flags = { true, true, false }
       local a, b, c = run({ true, true })
@@ -188,14 +193,16 @@ describe("only_if", function()
     assert.equal(2, optimizer:state().steps)
   end)
 
-  it("false leaves the state of a kind in Lua as it begins, also if the first step is not taken and the gradient is nan", function()
+  it("false leaves the state of a kind in Lua as it begins, also if the first step is not taken \z
+    and the gradient is nan", function()
     local kind = optim.define {
       name = "memory", defaults = { lr = 1 },
       step_param = function(p, grad, state)
         state.scale = state.scale or p:ones_like()
         state.scale:mul_(grad)                                       -- written in place
         state.sum = (state.sum or p:zeros_like()) + grad             -- another tensor each time
-        state.last = grad:clone()                                    -- begins with a gradient: zeros as long as there was none
+        -- Begins with a gradient: zeros as long as there was none.
+        state.last = grad:clone()
       end,
     }
     local p = parameter { 0 }
@@ -212,7 +219,8 @@ describe("only_if", function()
     assert.same({ 6.0, 5.0, 2.0 }, { run(true, 2) })
   end)
 
-  it("false is not counted for a kind in Lua, and only for the parameters that had a gradient", function()
+  it("false is not counted for a kind in Lua, and only for the parameters that had a \z
+    gradient", function()
     local seen = {}
     local kind = optim.define {
       name = "counting", defaults = { lr = 1 },
@@ -229,7 +237,8 @@ describe("only_if", function()
     run(false, false)
     for _ = 1, 3 do run(true, true) end
     assert.same({ 3, 3 }, seen)
-    -- The same when the lost step is counted out only behind a checkpoint; what the other had counted before it was loaded is gone.
+    -- The same when the lost step is counted out only behind a checkpoint; what the other had
+    -- counted before it was loaded is gone.
     run(false, false)
     local saved = optimizer:state()
     assert.equal(3, saved.parameters["#1"]["#taken"])
@@ -247,16 +256,22 @@ end)
 describe("saved state", function()
   for _, kind in ipairs(kinds) do
     it("continues bit for bit: " .. kind, function()
-      local function options() return { lr = 0.01, weight_decay = 0.01, schedule = optim.cosine { steps = 10 } } end
+      local function options()
+        return { lr = 0.01, weight_decay = 0.01, schedule = optim.cosine { steps = 10 } }
+      end
       local whole = network()
       local first = optim[kind](whole, options())
       for i = 1, 3 do step(whole, first, i) end
       local weights, saved = {}, { parameters = {} }
       for name, t in pairs(whole:state()) do weights[name] = t:detach():clone() end
-      for key, value in pairs(first:state()) do if key ~= "parameters" then saved[key] = value end end
+      for key, value in pairs(first:state()) do
+        if key ~= "parameters" then saved[key] = value end
+      end
       for name, state in pairs(first:state().parameters) do
         saved.parameters[name] = {}
-        for key, value in pairs(state) do saved.parameters[name][key] = core.is_tensor(value) and value:clone() or value end
+        for key, value in pairs(state) do
+          saved.parameters[name][key] = core.is_tensor(value) and value:clone() or value
+        end
       end
       for i = 4, 6 do step(whole, first, i) end
       local resumed = network(77)
@@ -277,9 +292,12 @@ describe("saved state", function()
     local names = {}
     for name, state in ms.sorted_pairs(optimizer:state().parameters) do
       names[#names + 1] = name
-      for key in ms.sorted_pairs(state) do if name == "0.bias" then names[#names + 1] = "  " .. key end end
+      for key in ms.sorted_pairs(state) do
+        if name == "0.bias" then names[#names + 1] = "  " .. key end
+      end
     end
-    assert.same({ "0.bias", "  exp_avg", "  exp_avg_sq", "  step", "0.weight", "2.bias", "2.weight" }, names)
+    assert.same(
+      { "0.bias", "  exp_avg", "  exp_avg_sq", "  step", "0.weight", "2.bias", "2.weight" }, names)
   end)
 
   it("is refused where it does not belong", function()
@@ -308,7 +326,8 @@ describe("a kind defined in Lua", function()
   it("has groups, schedules, saving, hooks as the built-in ones", function()
     made = {}
     local p, q = parameter { 1, 1 }, parameter { 5 }
-    local optimizer = signs({ { params = { p } }, { params = { q }, lr = 1 } }, { lr = 0.25, schedule = optim.constant { warmup = 2 } })
+    local optimizer = signs({ { params = { p } }, { params = { q }, lr = 1 } },
+      { lr = 0.25, schedule = optim.constant { warmup = 2 } })
     p:set_grad(ms.tensor { 3., -3 })
     q:set_grad(ms.tensor { 9. })
     optimizer:step()
@@ -355,12 +374,16 @@ describe("schedules", function()
   it("linear", function()
     local f = optim.linear { steps = 10, warmup = 2, floor = 0.2 }
     near({ 0.5, 1, 1, 0.6, 0.2, 0.2 }, { f(0), f(1), f(2), f(6), f(10), f(50) })
-    near({ 1, 0.5, 0 }, { optim.linear({ steps = 4 })(0), optim.linear({ steps = 4 })(2), optim.linear({ steps = 4 })(4) })
+    near({ 1, 0.5, 0 }, {
+      optim.linear({ steps = 4 })(0), optim.linear({ steps = 4 })(2),
+      optim.linear({ steps = 4 })(4),
+    })
   end)
 
   it("cosine", function()
     local f = optim.cosine { steps = 12, warmup = 4, floor = 0.1 }
-    near({ 0.25, 1, 1, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 0.55, 0.1, 0.1 }, { f(0), f(3), f(4), f(6), f(8), f(12), f(99) })
+    near({ 0.25, 1, 1, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 0.55, 0.1, 0.1 },
+      { f(0), f(3), f(4), f(6), f(8), f(12), f(99) })
   end)
 
   it("wsd", function()
@@ -421,7 +444,8 @@ end)
 describe("the scaler", function()
   it("scales, unscales, skips, shrinks and grows", function()
     local p = parameter { 1 }
-    local optimizer, scaler = optim.sgd({ p }, { lr = 1 }), optim.scaler { init_scale = 8, growth_interval = 2 }
+    local optimizer, scaler = optim.sgd({ p }, { lr = 1 }),
+      optim.scaler { init_scale = 8, growth_interval = 2 }
     local function run(gradient)
       local loss = (p * gradient):sum()
       near(loss:item() * scaler:state().factor:item(), scaler:scale(loss))
@@ -447,7 +471,8 @@ describe("the scaler", function()
     near({ -1 }, p, 1e-5)
   end)
 
-  it("serves several optimizers in a step, each unscaled once by the factor of that step", function()
+  it("serves several optimizers in a step, each unscaled once by the factor of that \z
+    step", function()
     local p, q = parameter { 1 }, parameter { 1 }
     local a, b = optim.sgd({ p }, { lr = 1 }), optim.sgd({ q }, { lr = 1 })
     local scaler = optim.scaler { init_scale = 4, growth_interval = 1 }
@@ -579,7 +604,8 @@ describe("16-bit parameters", function()
     -- 256 steps of 2^-12 are 2^-4; each alone is far below half a unit of bf16 at 1 (2^-9).
     near(1 - 2 ^ -4, run("bf16"))
     near(1 - 2 ^ -4, run("f16"))
-    -- Stochastic rounding gets there on average: the deviation of a walk of such steps over 64 values is below 0.002; five of them.
+    -- Stochastic rounding gets there on average: the deviation of a walk of such steps over 64
+    -- values is below 0.002; five of them.
     near(1 - 2 ^ -4, run("bf16", "none"), 0.01)
   end)
 end)
@@ -587,12 +613,15 @@ end)
 describe("an averager", function()
   it("names mistakes", function()
     fails(function() optim.averager {} end, "either period or periods")
-    fails(function() optim.averager { period = 2, periods = { { 1, 1 } } } end, "either period or periods")
-    fails(function() optim.averager { period = 0 } end, "period must be a whole number of 1 or more")
+    fails(function() optim.averager { period = 2, periods = { { 1, 1 } } } end,
+      "either period or periods")
+    fails(function() optim.averager { period = 0 } end,
+      "period must be a whole number of 1 or more")
     fails(function() optim.averager { period = 2, warmup = -1 } end, "warmup")
     fails(function() optim.averager { period = 2, elastic = 0 } end, "elastic")
     fails(function() optim.averager { periods = {} } end, "a list of { period, ranks }")
-    fails(function() optim.averager { periods = { { 4, 2 } } } end, "1 ranks do not divide into blocks of 2")
+    fails(function() optim.averager { periods = { { 4, 2 } } } end,
+      "1 ranks do not divide into blocks of 2")
     fails(function() optim.averager { periods = { { 4, 1 }, { 2, 1 } } } end, "must ascend")
     fails(function() optim.averager { perod = 2 } end, "did you mean 'period'")
     fails(function() optim.averager { period = 2 }:step {} end, "no parameters")
@@ -605,7 +634,8 @@ end)
 -- V9: first steps that can be worked out in the head, by step() and in backward.
 describe("the first step of", function()
   local cases = {
-    adam = { { lr = 0.1 }, 0.5, 1 - 0.1 }, adagrad = { { lr = 0.1 }, 2, 1 - 0.1 }, rprop = { {}, 0.5, 1 - 0.01 }, adamax = { { lr = 0.1 }, 0.5, 1 - 0.1 },
+    adam = { { lr = 0.1 }, 0.5, 1 - 0.1 }, adagrad = { { lr = 0.1 }, 2, 1 - 0.1 },
+    rprop = { {}, 0.5, 1 - 0.01 }, adamax = { { lr = 0.1 }, 0.5, 1 - 0.1 },
     sgd = { { lr = 0.1 }, 0.5, 1 - 0.05 },
   }
   for kind, case in pairs(cases) do

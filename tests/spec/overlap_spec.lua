@@ -1,5 +1,6 @@
--- When optimizers run: every plan and every way to step early gives the bits of the plain loop; recorded times show that early is early; mistakes are named.
--- tests/dist/overlap.lua has what needs several ranks.
+-- When optimizers run: every plan and every way to step early gives the bits of the plain loop;
+-- recorded times show that early is early; mistakes are named. tests/dist/overlap.lua has what
+-- needs several ranks.
 -- ctest: serial
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -10,7 +11,8 @@ local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local function make_model(width)
   ms.seed(1)
   width = width or 16
-  return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 4))
+  return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, width), nn.GELU(),
+    nn.Linear(width, 4))
 end
 
 local function values(model)
@@ -21,21 +23,33 @@ local function values(model)
   return table.concat(list, " ")
 end
 
-local function pass(model, seed) model(ms.randn { 4, 8, seed = seed }):square():mean():backward() end
+local function pass(model, seed)
+  model(ms.randn { 4, 8, seed = seed }):square():mean():backward()
+end
 
 local wrap = { bucket_bytes = 256 }
 
 -- An optimizer written in Lua, with state and a step count.
-local heavy = optim.define { name = "heavy_ball", base = "sgd", defaults = { momentum = 0.9 }, step_param = function(p, grad, state, group, step)
-  state.velocity = state.velocity or p:zeros_like()
-  state.velocity:mul_(group.momentum):add_(grad)
-  p:add_(state.velocity, -group.lr / (step + 1))
-end }
+local heavy = optim.define {
+  name = "heavy_ball",
+  base = "sgd",
+  defaults = { momentum = 0.9 },
+  step_param = function(p, grad, state, group, step)
+    state.velocity = state.velocity or p:zeros_like()
+    state.velocity:mul_(group.momentum):add_(grad)
+    p:add_(state.velocity, -group.lr / (step + 1))
+  end,
+}
 
 local makers = { heavy = heavy }
-for _, kind in ipairs { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax" } do makers[kind] = optim[kind] end
+for _, kind in ipairs {
+  "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax",
+} do
+  makers[kind] = optim[kind]
+end
 
--- The loop that a user writes; prepare gets the model and the options and gives what is trained and what is stepped.
+-- The loop that a user writes; prepare gets the model and the options and gives what is trained and
+-- what is stepped.
 local function train(make, prepare, passes)
   local model = make_model()
   local net, opt = prepare(model, make, { lr = 0.05, schedule = optim.linear { steps = 20 } })
@@ -59,7 +73,8 @@ end
 local function as_link(stepping)
   return function(model, make, options)
     local opt = make(model, options)
-    local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt } } })
+    local net = ms.ddp(model,
+      { bucket_bytes = 256, comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt } } })
     return net, stepping and opt or nil
   end
 end
@@ -72,11 +87,15 @@ local function by_parameter(wrapped)
 end
 
 local ways = {
-  ["the policy classic"] = with_policy "classic", ["the policy in_backward"] = with_policy "in_backward", ["the policy deferred"] = with_policy "deferred",
+  ["the policy classic"] = with_policy "classic",
+  ["the policy in_backward"] = with_policy "in_backward",
+  ["the policy deferred"] = with_policy "deferred",
   ["the policy early_where_hidden"] = with_policy "early_where_hidden",
   ["a plan that mixes"] = with_policy(ms.overlap { name = "mixed", every = 2, plan = function(view)
     local plan, moments = {}, { "on_reduced", "before_next_use", "after_backward" }
-    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] } end
+    for i, b in ipairs(view.buckets) do
+      plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] }
+    end
     return plan
   end }),
   ["in_backward behind wrapping"] = function(model, make, options)
@@ -91,7 +110,9 @@ local ways = {
 describe("every moment to step gives the same weights:", function()
   for name, way in pairs(ways) do
     it(name, function()
-      for kind, make in pairs(makers) do assert.equal(train(make, plain), train(make, way), kind) end
+      for kind, make in pairs(makers) do
+        assert.equal(train(make, plain), train(make, way), kind)
+      end
     end)
 
     it(name .. ", accumulating over three passes", function()
@@ -126,7 +147,8 @@ describe("every moment to step gives the same weights:", function()
       local one, two = make_model(), make_model()
       local params = { table.unpack(one:parameters()) }
       for _, p in ipairs(two:parameters()) do params[#params + 1] = p end
-      local nets, opt = { ms.ddp(one, wrap), ms.ddp(two, wrap) }, optim.adam(params, { lr = 0.1, schedule = optim.linear { steps = 10 } })
+      local nets, opt = { ms.ddp(one, wrap), ms.ddp(two, wrap) },
+        optim.adam(params, { lr = 0.1, schedule = optim.linear { steps = 10 } })
       if first then opt:overlap(nets[1], first) end
       if second then opt:overlap(nets[2], second) end
       for step in ms.steps(5) do
@@ -144,7 +166,11 @@ describe("every moment to step gives the same weights:", function()
       local model = make_model()
       local opt = optim.adam(model, { lr = 0.1 })
       local some = { model:parameters()[1], model:parameters()[4] }
-      local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = linked and hooks.chain { hooks.then_optimizer { optimizer = opt, params = some } } or nil })
+      local net = ms.ddp(model, {
+        bucket_bytes = 256,
+        comm_hook = linked
+          and hooks.chain { hooks.then_optimizer { optimizer = opt, params = some } } or nil,
+      })
       for step in ms.steps(4) do
         pass(net, step)
         opt:step()
@@ -163,7 +189,7 @@ describe("every moment to step gives the same weights:", function()
         if opt then opt:step() end
         if resume and step == 1 then
           local saved = opt:state()
-          ms.rand { 3 }                                                   -- what else is drawn makes no difference
+          ms.rand { 3 }  -- what else is drawn makes no difference
           opt = optim.sgd(model, { lr = 1e-2, master = "none" })
           opt:load_state(saved)
         end
@@ -196,7 +222,8 @@ describe("then_optimizer", function()
     local function start(from)
       local model = make_model()
       local opt = optim.adamw(model, { lr = 0.05, schedule = optim.linear { steps = 20 } })
-      local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.then_optimizer { optimizer = opt } })
+      local net = ms.ddp(model,
+        { bucket_bytes = 256, comm_hook = hooks.then_optimizer { optimizer = opt } })
       if from then
         model:load_state(from.model:state())
         opt:load_state(from.opt:state())
@@ -218,7 +245,11 @@ describe("then_optimizer", function()
       local opt = optim.sgd(model, { lr = 0.1 })
       local chain = link and { hooks.then_optimizer { optimizer = opt }, function(bucket, next)
         return next(bucket):and_then(function(reduced) return reduced * 2 end)
-      end } or { function(bucket, next) return next(bucket):and_then(function(reduced) return reduced * 2 end) end }
+      end } or {
+          function(bucket, next)
+            return next(bucket):and_then(function(reduced) return reduced * 2 end)
+          end,
+        }
       local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain(chain) })
       for step in ms.steps(3) do
         pass(net, step)
@@ -232,7 +263,12 @@ describe("then_optimizer", function()
   it("takes gradients in 16 bits", function()
     local model = make_model()
     local opt = optim.sgd(model, { lr = 0.1 })
-    local net = ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { hooks.cast { dtype = "bf16" }, hooks.then_optimizer { optimizer = opt } } })
+    local net = ms.ddp(model, {
+      bucket_bytes = 256,
+      comm_hook = hooks.chain {
+        hooks.cast { dtype = "bf16" }, hooks.then_optimizer { optimizer = opt },
+      },
+    })
     local before = values(model)
     for step in ms.steps(2) do pass(net, step) end
     assert.are_not.equal(before, values(model))
@@ -248,7 +284,8 @@ describe("recorded times show that", function()
     local list = recorded(function()
       for step in ms.steps(4) do
         if step == 3 then next_forward = debug.getinfo(1, "l").currentline + 1 end
-        local loss = step == 3 and net(ms.randn { 4, 8, seed = step }) or net(ms.randn { 4, 8, seed = step }):square():mean()
+        local loss = step == 3 and net(ms.randn { 4, 8, seed = step })
+          or net(ms.randn { 4, 8, seed = step }):square():mean()
         if step < 3 then
           loss:backward()
           opt:step()
@@ -263,11 +300,16 @@ describe("recorded times show that", function()
     eventually(function()
       local list, first, last = one_step "in_backward", nil, nil
       for _, record in ipairs(list) do
-        if record.stream == "optimizer" then first = record.start_ns end                       -- of the last step
-        if record.stream == "compute" and record.script:match "overlap_spec.lua:%d+" and record.name:match "backward" then last = record.start_ns end
+        if record.stream == "optimizer" then first = record.start_ns end  -- of the last step
+        if record.stream == "compute" and record.script:match "overlap_spec.lua:%d+"
+            and record.name:match "backward" then
+          last = record.start_ns
+        end
       end
       assert.truthy(first and last)
-      for _, record in ipairs(list) do if record.stream == "optimizer" and record.start_ns < last then return true end end
+      for _, record in ipairs(list) do
+        if record.stream == "optimizer" and record.start_ns < last then return true end
+      end
     end)
   end)
 
@@ -276,24 +318,30 @@ describe("recorded times show that", function()
       local list, line = one_step "deferred"
       local begun
       for _, record in ipairs(list) do
-        if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line) and record.name ~= "random" then
+        if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line)
+            and record.name ~= "random" then
           begun = math.min(begun or record.start_ns, record.start_ns)
         end
       end
       assert.truthy(begun)
-      for _, record in ipairs(list) do if record.stream == "optimizer" and record.start_ns > begun then return true end end
+      for _, record in ipairs(list) do
+        if record.stream == "optimizer" and record.start_ns > begun then return true end
+      end
     end)
   end)
 
   it("classic has no steps beside the model's stream", function()
-    for _, record in ipairs((one_step "classic")) do assert.are_not.equal("optimizer", record.stream) end
+    for _, record in ipairs((one_step "classic")) do
+      assert.are_not.equal("optimizer", record.stream)
+    end
   end)
 end)
 
 describe("a plan", function()
   -- Two passes with a planner; the second is planned.
   local function planned(plan, options)
-    local net, opt = with_policy(ms.overlap { name = "tried", plan = plan })(make_model(), optim.sgd, { lr = 0.1 })
+    local net, opt = with_policy(ms.overlap { name = "tried", plan = plan })(make_model(),
+      optim.sgd, { lr = 0.1 })
     for step in ms.steps(options and options.steps or 5) do
       pass(net, step)
       if options and options.clip then net:clip_grad_norm(1) end
@@ -312,7 +360,8 @@ describe("a plan", function()
       seen = view
       return all(view, "after_backward")
     end)
-    assert.is_true(#seen.buckets > 2 and seen.step > 0 and seen.world_size == 1 and seen.needs_global_norm == false)
+    assert.is_true(#seen.buckets > 2 and seen.step > 0 and seen.world_size == 1
+      and seen.needs_global_norm == false)
     assert.is_true(seen.forward_ms > 0 and seen.backward_ms > 0)
     for i, b in ipairs(seen.buckets) do
       assert.is_true(b.bytes > 0 and b.reduce_ms >= 0 and b.step_ms >= 0 and b.first_use_ms >= 0)
@@ -351,7 +400,8 @@ describe("a plan", function()
       plan[#plan] = nil
       return plan
     end) end, here, "is missing")
-    fails(function() planned(function(view) return all(view, "on_reducd") end) end, here, "did you mean 'on_reduced'")
+    fails(function() planned(function(view) return all(view, "on_reducd") end) end, here,
+      "did you mean 'on_reduced'")
     fails(function() planned(function() error "no idea" end) end, here, "no idea")
     fails(function() planned(function(view)
       ms.ones { 1 }:item()
@@ -413,12 +463,15 @@ describe("a plan", function()
       local ms = require "moonshard"
       return ms.overlap { name = "late", plan = function(view)
         local plan = {}
-        for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = "before_next_use" } end
+        for i, b in ipairs(view.buckets) do
+          plan[i] = { bucket = b.index, step = "before_next_use" }
+        end
         return plan
       end }]]))
     assert(core.file_write(folder .. "/wrong.lua", "return 1"))
     assert.equal(train(optim.adam, plain), train(optim.adam, with_policy(folder .. "/late.lua")))
-    fails(function() train(optim.adam, with_policy(folder .. "/wrong.lua")) end, "wrong.lua", "ms.overlap")
+    fails(function() train(optim.adam, with_policy(folder .. "/wrong.lua")) end, "wrong.lua",
+      "ms.overlap")
     fails(function() train(optim.adam, with_policy(folder .. "/none.lua")) end, "none.lua")
     fails(function() train(optim.adam, with_policy "in_backwrd") end, "did you mean 'in_backward'")
     fails(function() train(optim.adam, with_policy(7)) end, "not a number")
@@ -436,7 +489,8 @@ describe("mistakes are named:", function()
     opt:overlap(net, "classic")
     fails(function() opt:overlap(net, "deferred") end, "registered with this model already")
     fails(function() other:overlap(net, "classic") end, "another overlapped optimizer")
-    fails(function() optim.in_backward(optim.sgd, model:parameters()) end, "overlapped optimizer already")
+    fails(function() optim.in_backward(optim.sgd, model:parameters()) end,
+      "overlapped optimizer already")
     local linked = make_model()
     local first = optim.sgd(linked)
     local wrapped = ms.ddp(linked, { comm_hook = hooks.then_optimizer { optimizer = first } })
@@ -484,12 +538,16 @@ describe("mistakes are named:", function()
   it("what cannot be overlapped", function()
     local model = make_model()
     fails(function() optim.sgd(model):overlap(model, "classic") end, "ms.ddp")
-    fails(function() optim.sgd(nn.Linear(2, 2)):overlap(ms.ddp(model), "classic") end, "none of the optimizer's parameters")
+    fails(function() optim.sgd(nn.Linear(2, 2)):overlap(ms.ddp(model), "classic") end,
+      "none of the optimizer's parameters")
     fails(function() hooks.then_optimizer {} end, "must be an optimizer")
-    fails(function() hooks.then_optimizer { optimizer = optim.sgd(model), params = nn.Linear(2, 2):parameters() } end, "in no group")
+    fails(function()
+      hooks.then_optimizer { optimizer = optim.sgd(model), params = nn.Linear(2, 2):parameters() }
+    end, "in no group")
     fails(function() optim.in_backward(optim.sgd, {}) end, "a list of parameters")
     fails(function() optim.in_backward("sgd", model:parameters()) end, "optim.adamw")
-    fails(function() optim.in_backward(optim.sgd, model:parameters(), { shard = ms.world() }) end, "cannot be sharded: use optimizer:overlap")
+    fails(function() optim.in_backward(optim.sgd, model:parameters(), { shard = ms.world() }) end,
+      "cannot be sharded: use optimizer:overlap")
   end)
 
   it("clipping what was stepped already", function()
@@ -498,7 +556,8 @@ describe("mistakes are named:", function()
     pass(model, 1)
     fails(function() model:clip_grad_norm(1) end, "stepped in backward already")
     local linked = make_model()
-    local net = ms.ddp(linked, { comm_hook = hooks.then_optimizer { optimizer = optim.sgd(linked) } })
+    local net = ms.ddp(linked,
+      { comm_hook = hooks.then_optimizer { optimizer = optim.sgd(linked) } })
     pass(net, 1)
     fails(function() net:clip_grad_norm(1) end, "stepped in backward already")
   end)
@@ -511,7 +570,9 @@ describe("mistakes are named:", function()
     opt:add_group { params = { p[3], p[4] } }
     for step = 1, 2 do
       pass(net, step)
-      if step == 2 then fails(function() optim.clip_grad_norm({ p[3] }, 1) end, "stepped in backward already") end
+      if step == 2 then
+        fails(function() optim.clip_grad_norm({ p[3] }, 1) end, "stepped in backward already")
+      end
       opt:step()
     end
   end)
@@ -519,13 +580,17 @@ describe("mistakes are named:", function()
   it("saving in the middle of a step", function()
     local mixed = ms.overlap { name = "mixed", plan = function(view)
       local plan = {}
-      for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = b.index == 0 and "on_reduced" or "after_backward" } end
+      for i, b in ipairs(view.buckets) do
+        plan[i] = { bucket = b.index, step = b.index == 0 and "on_reduced" or "after_backward" }
+      end
       return plan
     end }
     local net, opt = with_policy(mixed)(make_model(), optim.sgd, { lr = 0.1 })
     for step = 1, 5 do
       pass(net, step)
-      if step == 5 then fails(function() opt:state() end, "waits for step()", "save behind step()") end
+      if step == 5 then
+        fails(function() opt:state() end, "waits for step()", "save behind step()")
+      end
       opt:step()
       assert.equal(step, opt:state().steps)
     end
@@ -542,7 +607,9 @@ describe("mistakes are named:", function()
   end)
 
   it("a second backward through the first forward of a static graph, behind a step", function()
-    local Shift = nn.class "Shift"                -- whose backward needs no weights; what others have saved was written, which is an error by itself
+    -- Whose backward needs no weights; what others have saved was written, which is an error by
+    -- itself.
+    local Shift = nn.class "Shift"
     function Shift:init() self.by = nn.Parameter(ms.ones { 4 }) end
     function Shift:forward(x) return x + self.by end
     local function twice(prepare, shard)
@@ -557,11 +624,15 @@ describe("mistakes are named:", function()
         optim.in_backward(optim.sgd, model:parameters(), options)
         return ms.ddp(model, { static_graph = true })
       end)
-    end, "in_backward: parameter '", "got another gradient behind the forward whose step it has taken", "step()")
+    end, "in_backward: parameter '",
+      "got another gradient behind the forward whose step it has taken", "step()")
     for _, shard in ipairs { false, ms.world() } do
       fails(function()
         twice(function(model, options)
-          return ms.ddp(model, { static_graph = true, comm_hook = hooks.then_optimizer { optimizer = optim.sgd(model, options) } })
+          return ms.ddp(model, {
+            static_graph = true,
+            comm_hook = hooks.then_optimizer { optimizer = optim.sgd(model, options) },
+          })
         end, shard or nil)
       end, "is stepped twice in one step")
     end
@@ -571,9 +642,11 @@ describe("mistakes are named:", function()
     local one, two = make_model(), make_model()
     local opt = optim.sgd({ one:parameters()[1], two:parameters()[1] })
     local first = ms.ddp(one, { comm_hook = hooks.then_optimizer { optimizer = opt } })
-    fails(function() ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } }) end, "steps in the chain of another model already")
+    fails(function() ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } }) end,
+      "steps in the chain of another model already")
     local second = ms.ddp(two)
-    fails(function() opt:overlap(second, "deferred") end, "steps in the chain of another model already")
+    fails(function() opt:overlap(second, "deferred") end,
+      "steps in the chain of another model already")
     first:unwrap()
     second:unwrap()
     ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } })
@@ -606,10 +679,13 @@ describe("mistakes are named:", function()
 end)
 
 describe("unwrapping behind steps in backward", function()
-  -- Steps of the schedule must be counted as the plain loop counts them; moment: when the ddp model is unwrapped, before or behind the third step().
+  -- Steps of the schedule must be counted as the plain loop counts them; moment: when the ddp model
+  -- is unwrapped, before or behind the third step().
   local mixed = ms.overlap { name = "every second", plan = function(view)
     local plan = {}
-    for i, b in ipairs(view.buckets) do plan[i] = { bucket = b.index, step = b.index % 2 == 0 and "on_reduced" or "after_backward" } end
+    for i, b in ipairs(view.buckets) do
+      plan[i] = { bucket = b.index, step = b.index % 2 == 0 and "on_reduced" or "after_backward" }
+    end
     return plan
   end }
   local function run(prepare, moment, stepless)
@@ -627,7 +703,9 @@ describe("unwrapping behind steps in backward", function()
   end
   local function linked(some)
     return function(model, opt)
-      local stepping = hooks.then_optimizer { optimizer = opt, params = some and { model:parameters()[2], model:parameters()[5] } or nil }
+      local stepping = hooks.then_optimizer {
+        optimizer = opt, params = some and { model:parameters()[2], model:parameters()[5] } or nil,
+      }
       return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { stepping } })
     end
   end
@@ -640,24 +718,36 @@ describe("unwrapping behind steps in backward", function()
   end
 
   for what, prepare in pairs {
-    in_backward = by "in_backward", deferred = by "deferred", ["a plan of both"] = by(mixed), then_optimizer = linked(false), ["then_optimizer for some"] = linked(true),
+    in_backward = by "in_backward", deferred = by "deferred", ["a plan of both"] = by(mixed),
+    then_optimizer = linked(false), ["then_optimizer for some"] = linked(true),
   } do
     it("counts one step, of " .. what, function()
       local want = run(function(model) return ms.ddp(model, wrap) end)
-      for _, moment in ipairs { "before", "behind" } do assert.equal(want, run(prepare, moment), moment) end
+      for _, moment in ipairs { "before", "behind" } do
+        assert.equal(want, run(prepare, moment), moment)
+      end
     end)
   end
 
   it("counts one step where nobody calls step()", function()
-    assert.equal(run(function(model) return ms.ddp(model, wrap) end), run(linked(false), "before", true))
+    assert.equal(run(function(model) return ms.ddp(model, wrap) end),
+      run(linked(false), "before", true))
   end)
 end)
 
 describe("the registry of overlapped optimizers", function()
   local calls = {}
-  local base = optim.define { name = "registry_base", step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end }
-  local derived = optim.define { name = "registry_derived", base = "registry_base", step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end }
-  local lost = optim.define { name = "registry_lost", base = "registry_nowhere", step_param = function() end }
+  local base = optim.define {
+    name = "registry_base",
+    step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end,
+  }
+  local derived = optim.define {
+    name = "registry_derived",
+    base = "registry_base",
+    step_param = function(p, grad, _, group) p:add_(grad, -group.lr) end,
+  }
+  local lost =
+    optim.define { name = "registry_lost", base = "registry_nowhere", step_param = function() end }
   optim.register_overlapped("registry_base", function(optimizer, model, policy)
     calls[#calls + 1] = optimizer
     optim.overlap_standard(optimizer, model, policy)
@@ -665,7 +755,8 @@ describe("the registry of overlapped optimizers", function()
 
   it("is asked by kind, then by what the kind is based on", function()
     local one, two, three = make_model(), make_model(), make_model()
-    local a, b, c = base(one, { lr = 0.1 }), derived(two, { lr = 0.1 }), optim.sgd(three, { lr = 0.1 })
+    local a, b, c = base(one, { lr = 0.1 }), derived(two, { lr = 0.1 }),
+      optim.sgd(three, { lr = 0.1 })
     a:overlap(ms.ddp(one), "classic")
     b:overlap(ms.ddp(two), "in_backward")
     c:overlap(ms.ddp(three), "classic")
@@ -676,7 +767,8 @@ describe("the registry of overlapped optimizers", function()
 
   it("refuses a second registration, an unknown kind and an unknown base", function()
     fails(function() optim.register_overlapped("registry_base", print) end, "registered already")
-    fails(function() optim.register_overlapped("registry_bse", print) end, "no kind of optimizer 'registry_bse'", "registry_base")
+    fails(function() optim.register_overlapped("registry_bse", print) end,
+      "no kind of optimizer 'registry_bse'", "registry_base")
     fails(function() optim.register_overlapped("registry_derived", 1) end, "a function is expected")
     local model = make_model()
     fails(function() lost(model):overlap(ms.ddp(model), "classic") end, "registry_nowhere")
@@ -718,7 +810,11 @@ describe("in_backward", function()
       ms.seed(2)
       local model = nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 8, heads = 2 }
       local opt
-      if early then optim.in_backward(optim.adam, model:parameters(), { lr = 0.01 }) else opt = optim.adam(model, { lr = 0.01 }) end
+      if early then
+        optim.in_backward(optim.adam, model:parameters(), { lr = 0.01 })
+      else
+        opt = optim.adam(model, { lr = 0.01 })
+      end
       for _ in ms.steps(3) do
         local tokens = ms.tensor { { 1, 2, 3, 4 } }
         model(tokens):view(4, 16):cross_entropy(tokens:view(4)):backward()

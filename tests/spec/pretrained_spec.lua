@@ -1,4 +1,5 @@
--- Models from and to files of other tools: GPT-2 and Llama that PyTorch trained, as Hugging Face lays them out.
+-- Models from and to files of other tools: GPT-2 and Llama that PyTorch trained, as Hugging Face
+-- lays them out.
 local command = require "command"
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -16,14 +17,17 @@ end
 local configs = {
   gpt2 = function(c)
     return {
-      model_type = "gpt2", vocab_size = c.vocab, n_positions = c.ctx, n_embd = c.dim, n_layer = c.layer, n_head = c.head,
+      model_type = "gpt2", vocab_size = c.vocab, n_positions = c.ctx, n_embd = c.dim,
+      n_layer = c.layer, n_head = c.head,
       layer_norm_epsilon = 1e-5, activation_function = "gelu_new",
     }
   end,
   llama = function(c)
     return {
-      model_type = "llama", vocab_size = c.vocab, max_position_embeddings = 64, hidden_size = c.dim, num_hidden_layers = c.layer,
-      num_attention_heads = c.head, num_key_value_heads = c.kv, intermediate_size = c.ff, rms_norm_eps = 1e-5, rope_theta = 10000, hidden_act = "silu",
+      model_type = "llama", vocab_size = c.vocab, max_position_embeddings = 64, hidden_size = c.dim,
+      num_hidden_layers = c.layer,
+      num_attention_heads = c.head, num_key_value_heads = c.kv, intermediate_size = c.ff,
+      rms_norm_eps = 1e-5, rope_theta = 10000, hidden_act = "silu",
       tie_word_embeddings = false,
     }
   end,
@@ -34,7 +38,8 @@ describe("pretrained models", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
-  -- Writes a folder as other tools would; returns the case, the weights, and the tokens of its first step.
+  -- Writes a folder as other tools would; returns the case, the weights, and the tokens of its
+  -- first step.
   local function write(model, prefix, extra)
     local case = case_of(model)
     local golden = assert(ms.safetensors.load(GOLDEN .. case.file))
@@ -52,7 +57,8 @@ describe("pretrained models", function()
 
   local function loss_of(model, tokens, case)
     return ms.no_grad(function()
-      return model(tokens:narrow(2, 1, case.time)):cross_entropy(tokens:narrow(2, 2, case.time)):item()
+      return model(tokens:narrow(2, 1, case.time))
+        :cross_entropy(tokens:narrow(2, 2, case.time)):item()
     end)
   end
 
@@ -72,17 +78,22 @@ describe("pretrained models", function()
     end
     assert.is_nil(next(saved))
     local config = core.json_decode(command.read(folder .. "/again/config.json"))
-    for key, value in pairs(configs[model](case.config)) do assert.equal(value, config[key], key) end
+    for key, value in pairs(configs[model](case.config)) do
+      assert.equal(value, config[key], key)
+    end
     -- And it is a model of its own: a file and its config.json.
-    assert.near(case.losses[1], loss_of(assert(ms.nn.pretrained(folder .. "/again/model.safetensors")), tokens, case), 2e-5)
+    assert.near(case.losses[1],
+      loss_of(assert(ms.nn.pretrained(folder .. "/again/model.safetensors")), tokens, case), 2e-5)
   end
 
   it("GPT-2 without a prefix, with the masks that some files hold", function()
-    check("gpt2", "", { ["h.0.attn.bias"] = ms.ones { 1, 1, 32, 32 }, ["h.0.attn.masked_bias"] = ms.zeros {} })
+    check("gpt2", "",
+      { ["h.0.attn.bias"] = ms.ones { 1, 1, 32, 32 }, ["h.0.attn.masked_bias"] = ms.zeros {} })
   end)
 
   it("GPT-2 with the prefix transformer. and a copy of the tied head", function()
-    local wte = ms.safetensors.load(GOLDEN .. case_of "gpt2".file, { "init.wte.weight" })["init.wte.weight"]
+    local wte =
+      ms.safetensors.load(GOLDEN .. case_of "gpt2".file, { "init.wte.weight" })["init.wte.weight"]
     check("gpt2", "transformer.", { ["lm_head.weight"] = wte })
   end)
 
@@ -96,7 +107,10 @@ describe("pretrained models", function()
     os.remove(folder .. "/model.safetensors")
     local parts = { {}, {} }
     for name, t in pairs(weights) do parts[name:match "layers%.0" and 1 or 2][name] = t end
-    for i = 1, 2 do assert(ms.safetensors.save(("%s/model-0000%d-of-00002.safetensors"):format(folder, i), parts[i])) end
+    for i = 1, 2 do
+      assert(ms.safetensors.save(("%s/model-0000%d-of-00002.safetensors"):format(folder, i),
+        parts[i]))
+    end
     assert.near(case.losses[1], loss_of(assert(ms.nn.pretrained(folder)), tokens, case), 2e-5)
   end)
 
@@ -130,7 +144,9 @@ describe("pretrained models", function()
     refused("hidden_act is gelu; models here have silu", "unsupported")
     with { rope_scaling = { factor = 8 } }
     refused("the rope_type in rope_scaling is nil", "unsupported")
-    with { rope_scaling = { type = "linear", factor = 2 }, rope_parameters = { rope_theta = 10000 } }
+    with {
+      rope_scaling = { type = "linear", factor = 2 }, rope_parameters = { rope_theta = 10000 },
+    }
     refused("rope_parameters and rope_scaling describe different positions", "unsupported")
     with { rope_parameters = { full_attention = { rope_type = "default" } } }
     refused("rope_parameters.full_attention is a table", "unsupported")
@@ -164,6 +180,7 @@ describe("pretrained models", function()
     refused("not JSON", "corrupt")
     os.remove(folder .. "/config.json")
     refused("No such file", "not_found")
-    assert.error_matches(function() ms.nn.pretrained(folder, { droput = 0.1 }) end, "unknown option 'droput'")
+    assert.error_matches(function() ms.nn.pretrained(folder, { droput = 0.1 }) end,
+      "unknown option 'droput'")
   end)
 end)

@@ -1,8 +1,10 @@
--- Random graphs of smooth operators: the gradient along a random direction equals the central difference along it.
--- 40 graphs, with MOONSHARD_TEST_FULL=1 a thousand; each prints its seed when it fails, and is a function of it.
+-- Random graphs of smooth operators: the gradient along a random direction equals the central
+-- difference along it. 40 graphs, with MOONSHARD_TEST_FULL=1 a thousand; each prints its seed when
+-- it fails, and is a function of it.
 --
--- Tolerance: in f32 with steps of 0.01 the difference carries about 1e-7 / 0.01 of rounding and 1e-4 of curvature, both relative to values near 1;
--- 1% of the scale is far above both and far below any wrong formula. Where a norm of nearly equal numbers bends more than that, a step of a
+-- Tolerance: in f32 with steps of 0.01 the difference carries about 1e-7 / 0.01 of rounding and
+-- 1e-4 of curvature, both relative to values near 1; 1% of the scale is far above both and far
+-- below any wrong formula. Where a norm of nearly equal numbers bends more than that, a step of a
 -- quarter, whose curvature is a sixteenth, must agree.
 local ms = require "moonshard"
 
@@ -18,7 +20,8 @@ local function generator(seed)
   end
 end
 
--- Each takes the list of tensors so far ([rows, columns], values of about 1) and a generator; its result is such a tensor again.
+-- Each takes the list of tensors so far ([rows, columns], values of about 1) and a generator; its
+-- result is such a tensor again.
 local function pick(list, draw) return list[draw(#list)] end
 
 local operators = {
@@ -61,20 +64,46 @@ local operators = {
     return parts[2]:narrow(2, 1, a:size(2)) + parts[1]
   end },
   { "stack", function(a, b) return ms.stack({ a, b }, 2):mean(2) end },
-  { "sum and expand", function(a) return a:sum(1, true):expand(a:size(1), a:size(2)) / a:size(1) end },
+  {
+    "sum and expand",
+    function(a) return a:sum(1, true):expand(a:size(1), a:size(2)) / a:size(1) end,
+  },
   { "mean of a row", function(a) return a - a:mean(2, true) end },
   { "norm", function(a) return a / (a:norm(2, 2, true) + 1) end },
   { "cumsum", function(a) return a:cumsum(2) / a:size(2) end },
   { "index_select", function(a) return a:index_select(1, ms.tensor { 2, 0, 1, 1 }) end },
-  { "scatter_add", function(a, b) return a:scatter_add(1, ms.zeros { a:size(1), a:size(2), dtype = "i64" }, b * 0.3) end },
-  { "where", function(a, b) return ms.where(ms.arange(0, a:numel() - 1):view(a:size(1), a:size(2)):lt(9), a, b) end },
-  { "masked_fill", function(a) return a:masked_fill(ms.arange(0, a:numel() - 1):view(a:size(1), a:size(2)):eq(5), 0.5) end },
+  {
+    "scatter_add",
+    function(a, b)
+      return a:scatter_add(1, ms.zeros { a:size(1), a:size(2), dtype = "i64" }, b * 0.3)
+    end,
+  },
+  {
+    "where",
+    function(a, b)
+      return ms.where(ms.arange(0, a:numel() - 1):view(a:size(1), a:size(2)):lt(9), a, b)
+    end,
+  },
+  {
+    "masked_fill",
+    function(a)
+      return a:masked_fill(ms.arange(0, a:numel() - 1):view(a:size(1), a:size(2)):eq(5), 0.5)
+    end,
+  },
   { "attention", function(a, b)
     local function heads(t) return t:view(1, 1, t:size(1), t:size(2)) end
     return heads(a):attention(heads(b), heads(a)):view(a:size(1), a:size(2))
   end },
-  { "rotary", function(a) return a:view(1, 1, a:size(1), a:size(2)):rotary(1, 100):view(a:size(1), a:size(2)) end },
-  { "recompute", function(a, b) return ms.recompute(function(x, y) return (x * y):tanh() end, a, b) end },
+  {
+    "rotary",
+    function(a)
+      return a:view(1, 1, a:size(1), a:size(2)):rotary(1, 100):view(a:size(1), a:size(2))
+    end,
+  },
+  {
+    "recompute",
+    function(a, b) return ms.recompute(function(x, y) return (x * y):tanh() end, a, b) end,
+  },
   { "in place", function(a, b)
     local c = a:clone()
     c:mul_(b)
@@ -104,7 +133,8 @@ end
 
 local function check(seed)
   local f = graph(seed)
-  local x, y = ms.randn { 4, 6, seed = 2 * seed, requires_grad = true }, ms.randn { 4, 6, seed = 2 * seed + 1, requires_grad = true }
+  local x, y = ms.randn { 4, 6, seed = 2 * seed, requires_grad = true },
+    ms.randn { 4, 6, seed = 2 * seed + 1, requires_grad = true }
   local dx, dy = ms.randn { 4, 6, seed = 3 * seed + 7 }, ms.randn { 4, 6, seed = 3 * seed + 8 }
   local value, names = f(x, y)
   value:backward()
@@ -113,13 +143,18 @@ local function check(seed)
   if y:grad() then along = along + (y:grad() * dy):sum():item() end
   local function difference(step)
     return ms.no_grad(function()
-      return (f(x + dx * step, y + dy * step):item() - f(x - dx * step, y - dy * step):item()) / (2 * step)
+      return (f(x + dx * step, y + dy * step):item() - f(x - dx * step, y - dy * step):item())
+        / (2 * step)
     end)
   end
-  local function agrees(value_there) return math.abs(along - value_there) <= 0.01 * math.max(1, math.abs(along), math.abs(value_there)) end
+  local function agrees(value_there)
+    return math.abs(along - value_there)
+      <= 0.01 * math.max(1, math.abs(along), math.abs(value_there))
+  end
   local found = difference(STEP)
   if not agrees(found) then found = difference(STEP / 4) end
-  assert.is_true(agrees(found), ("seed %d (%s): gradient %.6g, difference %.6g"):format(seed, names, along, found))
+  assert.is_true(agrees(found),
+    ("seed %d (%s): gradient %.6g, difference %.6g"):format(seed, names, along, found))
 end
 
 describe("random graphs", function()

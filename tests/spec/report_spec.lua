@@ -1,5 +1,5 @@
--- ms.report: what the times and rates of metrics.jsonl mean, which lines are shown, what the file holds however a loop ends. The clock is
--- the test's own, so that every number is known.
+-- ms.report: what the times and rates of metrics.jsonl mean, which lines are shown, what the file
+-- holds however a loop ends. The clock is the test's own, so that every number is known.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local command = require "command"
@@ -19,7 +19,8 @@ describe("ms.report", function()
     }
   end)
   after_each(function()
-    core.clock_ms, core.synchronize, io.stdout = clock_ms, synchronize, stdout -- luacheck: ignore 122
+    core.clock_ms, core.synchronize = clock_ms, synchronize
+    io.stdout = stdout -- luacheck: ignore 122
     command.remove(folder)
   end)
 
@@ -37,7 +38,8 @@ describe("ms.report", function()
 
   it("gives a step the time until its end, and what runs outside of steps to none", function()
     local r = report { tokens = 100 }
-    -- What is still queued when validation begins takes 40 ms: the steps' time, not the validation's.
+    -- What is still queued when validation begins takes 40 ms: the steps' time, not the
+    -- validation's.
     core.synchronize = function()
       now = now + 40
       return synchronize()
@@ -56,7 +58,8 @@ describe("ms.report", function()
     r:close()
     local list = metrics()
     assert.equal(6, #list)
-    -- A step that nothing follows ends when the next one has been enqueued, here 10 ms later; one that validation follows, after the wait.
+    -- A step that nothing follows ends when the next one has been enqueued, here 10 ms later; one
+    -- that validation follows, after the wait.
     local expected = { 20, 40, 20, 40, 20, 40 }
     local sum = 0
     for i, entry in ipairs(list) do
@@ -85,7 +88,7 @@ describe("ms.report", function()
     for _, entry in ipairs(metrics()) do assert.near(0.5, entry.mfu, 1e-9) end
   end)
 
-  -------------------------------------------------------------------------------------------------------------- lines, off a terminal
+  ---------------------------------------------------------------------------- lines, off a terminal
 
   -- The steps whose lines were shown by a loop of so many steps of so many milliseconds each.
   local function shown(options, count, ms_step, first)
@@ -97,7 +100,9 @@ describe("ms.report", function()
     end
     r:close()
     local list = {}
-    for step in table.concat(said):gmatch "step +(%d+)" do list[#list + 1] = math.tointeger(step) end
+    for step in table.concat(said):gmatch "step +(%d+)" do
+      list[#list + 1] = math.tointeger(step)
+    end
     assert.equal(count - (first or 0), #metrics())             -- the file has every step
     command.remove(folder)
     return list
@@ -111,11 +116,16 @@ describe("ms.report", function()
     return list
   end
 
-  it("shows the first 10 steps, then a line every 10 s or 1% of the steps, whichever is rarer", function()
-    assert.same(lines(19, 10, 199, 199), shown({ total = 200 }, 200, 1000))          -- 2 steps are 1%, 10 steps are 10 s
-    assert.same(lines(19, 10, 999, 999), shown({ total = 1000 }, 1000, 2000))        -- 10 steps are 1%, 5 steps are 10 s
-    assert.same(lines(109, 100, 499, 499), shown({ total = 500 }, 500, 100))         -- 100 steps are 10 s
-    assert.same(lines(29, 20, 49, 59), shown({}, 60, 500))                           -- how many there will be is not known
+  it("shows the first 10 steps, then a line every 10 s or 1% of the steps, whichever is \z
+    rarer", function()
+    -- 2 steps are 1%, 10 steps are 10 s
+    assert.same(lines(19, 10, 199, 199), shown({ total = 200 }, 200, 1000))
+    -- 10 steps are 1%, 5 steps are 10 s
+    assert.same(lines(19, 10, 999, 999), shown({ total = 1000 }, 1000, 2000))
+    -- 100 steps are 10 s
+    assert.same(lines(109, 100, 499, 499), shown({ total = 500 }, 500, 100))
+    -- How many there will be is not known.
+    assert.same(lines(29, 20, 49, 59), shown({}, 60, 500))
     assert.same({ 0, 1, 2, 3, 4 }, shown({ total = 5 }, 5, 1))
     -- A run that goes on shows its own first steps.
     assert.same({ 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 119 }, shown({ total = 120 }, 120, 1, 90))
@@ -129,11 +139,12 @@ describe("ms.report", function()
     launch.log_every = 9                                       -- --log-every goes before
     assert.same({ 0, 9, 18, 19 }, shown({ total = 20, every = 7 }, 20, 1))
     for name, value in pairs { every = 0, total = 1.5, tokens = "many" } do
-      assert.error_matches(function() report { [name] = value } end, ("report: %s must be an integer of 1 or more, not %s"):format(name, value))
+      assert.error_matches(function() report { [name] = value } end,
+        ("report: %s must be an integer of 1 or more, not %s"):format(name, value))
     end
   end)
 
-  ------------------------------------------------------------------------------------------------------------------- metrics.jsonl
+  ------------------------------------------------------------------------------------ metrics.jsonl
 
   local function file_steps()
     local list = {}
@@ -182,7 +193,8 @@ describe("ms.report", function()
     for step in ms.steps(6, 4) do r:step { loss = 10 * step } end
     assert.same({ 0, 1, 2, 3, 4, 5 }, file_steps())
     assert.same({ 3, 40, 50 }, { metrics()[4].loss, metrics()[5].loss, metrics()[6].loss })
-    assert.matches("3 lines of [^\n]*metrics.jsonl were cut: this run begins at step 4\n", table.concat(said))
+    assert.matches("3 lines of [^\n]*metrics.jsonl were cut: this run begins at step 4\n",
+      table.concat(said))
     -- Nothing is cut before there is something else to write.
     report {}
     for _ in ms.steps(2) do end
@@ -212,8 +224,12 @@ describe("ms.report", function()
     local model = ms.nn.Linear(2, 2)
     for round = 1, 2 do
       ms.train {
-        model = model, optimizer = ms.optim.sgd(model, { lr = 0.1 }), steps = 2, run = folder .. "/train" .. round,
-        data = function() return ms.ones { 4, 2 }, ms.zeros { 4, 2 } end, loss = function(m, x, y) return m(x):mse_loss(y) end,
+        model = model,
+        optimizer = ms.optim.sgd(model, { lr = 0.1 }),
+        steps = 2,
+        run = folder .. "/train" .. round,
+        data = function() return ms.ones { 4, 2 }, ms.zeros { 4, 2 } end,
+        loss = function(m, x, y) return m(x):mse_loss(y) end,
       }
     end
     assert.equal(5, count)

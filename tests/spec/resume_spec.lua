@@ -1,4 +1,5 @@
--- What a resumed run has again besides weights and data: learning rates that were written, and what math.random gives.
+-- What a resumed run has again besides weights and data: learning rates that were written, and what
+-- math.random gives.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local command = require "command"
@@ -7,7 +8,8 @@ local optim = ms.optim
 describe("hyper-parameters written to groups", function()
   local function make(options)
     local model = ms.nn.Sequential(ms.nn.Linear(2, 2), ms.nn.Linear(2, 2))
-    return optim.adamw({ { params = model[1] }, { params = model[2], lr = 0.5 } }, options or { lr = 0.1 })
+    return optim.adamw({ { params = model[1] }, { params = model[2], lr = 0.5 } },
+      options or { lr = 0.1 })
   end
   local function reload(optimizer, other)
     local folder = command.folder()
@@ -17,7 +19,8 @@ describe("hyper-parameters written to groups", function()
     return loaded and other, message, code
   end
 
-  it("come back, in their group; what was not written is what the new optimizer was given", function()
+  it("come back, in their group; what was not written is what the new optimizer was \z
+    given", function()
     local optimizer = make()
     local groups = optimizer:groups()
     groups[2].lr, groups[2].betas, groups[1].weight_decay = 0.25, { 0.5, 0.75 }, 0
@@ -37,13 +40,16 @@ describe("hyper-parameters written to groups", function()
     local before = optimizer:state()
     assert.is_nil(before.groups)
     optimizer:groups()[1].lr = 7
-    optimizer:groups()[1].betas[1] = 0.5                      -- in place, in a table that is the defaults' own
+    optimizer:groups()[1].betas[1] = 0.5  -- in place, in a table that is the defaults' own
     local after = optimizer:state()
     optimizer:load_state(before)
-    assert.same({ 0.1, 0.5, 0.9 }, { optimizer:groups()[1].lr, optimizer:groups()[2].lr, optimizer:groups()[1].betas[1] })
+    assert.same({ 0.1, 0.5, 0.9 },
+      { optimizer:groups()[1].lr, optimizer:groups()[2].lr, optimizer:groups()[1].betas[1] })
     optimizer:load_state(after)
     assert.same({ 7, 0.5 }, { optimizer:groups()[1].lr, optimizer:groups()[1].betas[1] })
-    for _, group in ipairs { optimizer:groups()[2], make():groups()[1] } do assert.equal(0.9, group.betas[1]) end
+    for _, group in ipairs { optimizer:groups()[2], make():groups()[1] } do
+      assert.equal(0.9, group.betas[1])
+    end
   end)
 
   it("may be a tensor that the device writes", function()
@@ -62,9 +68,11 @@ describe("hyper-parameters written to groups", function()
     local single = optim.adamw(model, { lr = 0.1 })
     local state = single:state()
     state.groups = { [2] = { lr = 0.25 } }
-    assert.error_matches(function() single:load_state(state) end, "the state has values of group 2; here there are 1 groups")
+    assert.error_matches(function() single:load_state(state) end,
+      "the state has values of group 2; here there are 1 groups")
     state.groups = { { lr = 3, momentum = 0.9 } }
-    assert.error_matches(function() single:load_state(state) end, "load_state: group 1 cannot take momentum = 0.9")
+    assert.error_matches(function() single:load_state(state) end,
+      "load_state: group 1 cannot take momentum = 0.9")
     assert.equal(0.1, single:groups()[1].lr)
   end)
 end)
@@ -81,7 +89,8 @@ local cfg = ms.config { steps = 9, run = "out", resume = "never" }
 local model = ms.nn.Linear(2, 2)
 local optimizer = ms.optim.adamw(model, { lr = 0.1 })
 ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, run = cfg.run, resume = cfg.resume, save = { every = 3 },
+  model = model, optimizer = optimizer, steps = cfg.steps, run = cfg.run, resume = cfg.resume,
+  save = { every = 3 },
   data = function() return ms.randn { 4, 2 }, ms.ones { 4, 2 } end,
   loss = function(m, x, y) return m(x):mse_loss(y) end,
   after_step = function(step) if step == 4 then optimizer:groups()[1].lr = 0.01 end end,
@@ -101,8 +110,12 @@ local ms = require "moonshard"
 local cfg = ms.config { resume = "" }
 local function draw() return ("%d %.17g"):format(math.random(1 << 60), math.random()) end
 print("begin " .. draw())
-if cfg.resume ~= "" then assert(ms.checkpoint.load(cfg.resume, {}))
-else assert(ms.checkpoint.save("out", { step = 5 })) assert(ms.checkpoint.save("out", { step = 6 })) end
+if cfg.resume ~= "" then
+  assert(ms.checkpoint.load(cfg.resume, {}))
+else
+  assert(ms.checkpoint.save("out", { step = 5 }))
+  assert(ms.checkpoint.save("out", { step = 6 }))
+end
 print("then " .. draw())
 ]])
     local function run(arguments)

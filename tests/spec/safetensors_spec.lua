@@ -14,8 +14,10 @@ describe("safetensors", function()
 
   it("keeps names, shapes, dtypes and values", function()
     local saved = {
-      ["a.f32"] = ms.tensor { { 1.5, -2 }, { 0, 1 / 3 } }, f16 = ms.tensor({ 1, 65504 }, "f16"), bf16 = ms.tensor({ 1, 3e38 }, "bf16"),
-      i64 = ms.tensor { math.maxinteger, -1 }, i32 = ms.tensor({ -7 }, "i32"), u16 = ms.tensor({ 65535 }, "u16"),
+      ["a.f32"] = ms.tensor { { 1.5, -2 }, { 0, 1 / 3 } },
+      f16 = ms.tensor({ 1, 65504 }, "f16"), bf16 = ms.tensor({ 1, 3e38 }, "bf16"),
+      i64 = ms.tensor { math.maxinteger, -1 }, i32 = ms.tensor({ -7 }, "i32"),
+      u16 = ms.tensor({ 65535 }, "u16"),
       u8 = ms.tensor({ 255, 0, 1 }, "u8"),
       bool = ms.tensor { true, false, true }, scalar = ms.full(2.5, {}), empty = ms.zeros { 0, 3 },
     }
@@ -53,7 +55,8 @@ describe("safetensors", function()
     local loaded = assert(ms.safetensors.load(path, { "b" }))
     assert.is_nil(loaded.a)
     assert.same({ 3, 1 }, loaded.b:shape())
-    assert.same({ a = { dtype = "f32", shape = { 2 } }, b = { dtype = "f32", shape = { 3, 1 } } }, (ms.safetensors.header(path)))
+    assert.same({ a = { dtype = "f32", shape = { 2 } }, b = { dtype = "f32", shape = { 3, 1 } } },
+      (ms.safetensors.header(path)))
     local none, message, code = ms.safetensors.load(path, { "b", "c" })
     assert.is_nil(none)
     assert.matches("has no tensor 'c'", message)
@@ -68,7 +71,8 @@ describe("safetensors", function()
 
   it("gives what the environment refuses as values", function()
     assert.equal("not_found", select(3, ms.safetensors.load(folder .. "/none")))
-    assert.equal("not_found", select(3, ms.safetensors.save(folder .. "/none/t", { a = ms.ones { 1 } })))
+    assert.equal("not_found",
+      select(3, ms.safetensors.save(folder .. "/none/t", { a = ms.ones { 1 } })))
     core.file_write(path, "no header here, and long enough")
     local value, message, code = ms.safetensors.load(path)
     assert.is_nil(value)
@@ -77,7 +81,8 @@ describe("safetensors", function()
     assert.equal("corrupt", select(3, ms.safetensors.header(path)))
   end)
 
-  it("a shape that no tensor can have is corrupt, also where a size of 0 leaves no bytes", function()
+  it("a shape that no tensor can have is corrupt, also where a size of 0 leaves no \z
+    bytes", function()
     local header = '{"a":{"dtype":"F32","shape":[0,9223372036854775807,3],"data_offsets":[0,0]}}'
     core.file_write(path, ("<s8"):pack(header))
     for _, read in ipairs { ms.safetensors.load, ms.safetensors.header } do
@@ -91,10 +96,13 @@ describe("safetensors", function()
   end)
 
   it("raises the programmer's mistakes", function()
-    assert.error_matches(function() ms.safetensors.save(path, { ms.ones { 1 } }) end, "names are strings")
+    assert.error_matches(function() ms.safetensors.save(path, { ms.ones { 1 } }) end,
+      "names are strings")
     assert.error_matches(function() ms.safetensors.save(path, { a = 1 }) end, "values are tensors")
-    assert.error_matches(function() ms.safetensors.save(path, { a = ms.ones { 1 } }, { x = 1 }) end, "strings to strings")
-    assert.error_matches(function() ms.safetensors.save(path, { ["a\1"] = ms.ones { 1 } }) end, "control characters")
+    assert.error_matches(function() ms.safetensors.save(path, { a = ms.ones { 1 } }, { x = 1 }) end,
+      "strings to strings")
+    assert.error_matches(function() ms.safetensors.save(path, { ["a\1"] = ms.ones { 1 } }) end,
+      "control characters")
     assert.is_false(core.exists(path))
   end)
 

@@ -15,7 +15,8 @@ describe("a step's end", function()
       view = held:view(2, 2)
       near({ 1, 1, 1, 1 }, held)
     end
-    fails(function() return held:sum() end, "the tensor made at", ("step_spec.lua:%d"):format(line), "step ended", "keep()")
+    fails(function() return held:sum() end, "the tensor made at", ("step_spec.lua:%d"):format(line),
+      "step ended", "keep()")
     fails(function() return view:shape() end, ("step_spec.lua:%d"):format(line + 1))
     fails(function() return ms.ones({ 4 }) + held end, "step ended")
     fails(function() held:keep() end, "step ended")
@@ -56,7 +57,8 @@ describe("a step's end", function()
 
   it("brings memory back to the same after each of 20 steps", function()
     local model = ms.nn.Sequential(ms.nn.Linear(32, 64), ms.nn.GELU(), ms.nn.Linear(64, 8))
-    local optimizer, x, y = ms.optim.adamw(model, { lr = 1e-3 }), ms.randn { 16, 32 }, ms.randn { 16, 8 }
+    local optimizer, x, y = ms.optim.adamw(model, { lr = 1e-3 }), ms.randn { 16, 32 },
+      ms.randn { 16, 8 }
     local live, peak = {}, {}
     core.collect()
     for step in ms.steps(20) do
@@ -197,6 +199,7 @@ describe("ms.steps", function()
       end
     end)
     assert.is_false(ok)
-    assert.truthy(message:find("embedding", 1, true) and message:find((":%d"):format(line), 1, true), message)
+    assert.truthy(
+      message:find("embedding", 1, true) and message:find((":%d"):format(line), 1, true), message)
   end)
 end)

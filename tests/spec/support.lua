@@ -1,4 +1,5 @@
--- What several specs share: values as flat lists, comparisons with a tolerance, errors with their line.
+-- What several specs share: values as flat lists, comparisons with a tolerance, errors with their
+-- line.
 local core = require "moonshard.core"
 
 local support = {}
@@ -6,26 +7,38 @@ local support = {}
 --- All values of a tensor, row-major.
 function support.flat(t) return t:dim() == 0 and { t:item() } or t:reshape(-1):to_table() end
 
---- Numbers (or nested lists of them) are equal up to tolerance * max(1, |expected|); 1e-6 unless given: some units in the last place of f32.
+--- Numbers (or nested lists of them) are equal up to tolerance * max(1, |expected|); 1e-6 unless
+--- given: some units in the last place of f32.
 function support.near(expected, actual, tolerance, path)
   tolerance, path = tolerance or 1e-6, path or ""
   if core.is_tensor(expected) then expected = expected:to_table() end
-  if core.is_tensor(actual) then actual = actual:dim() == 0 and actual:item() or actual:to_table() end
+  if core.is_tensor(actual) then
+    actual = actual:dim() == 0 and actual:item() or actual:to_table()
+  end
   if type(expected) ~= "table" then
     if type(expected) == "number" and type(actual) == "number" then
-      local same = expected == actual or math.abs(expected - actual) <= tolerance * math.max(1, math.abs(expected))
+      local same = expected == actual
+        or math.abs(expected - actual) <= tolerance * math.max(1, math.abs(expected))
       same = same or expected ~= expected and actual ~= actual
-      if not same then error(("value%s: expected %.9g, got %.9g"):format(path, expected, actual), 2) end
-    elseif expected ~= actual then error(("value%s: expected %s, got %s"):format(path, expected, actual), 2) end
+      if not same then
+        error(("value%s: expected %.9g, got %.9g"):format(path, expected, actual), 2)
+      end
+    elseif expected ~= actual then
+      error(("value%s: expected %s, got %s"):format(path, expected, actual), 2)
+    end
     return
   end
   if type(actual) ~= "table" or #expected ~= #actual then
-    error(("value%s: expected a list of %d, got %s"):format(path, #expected, type(actual) == "table" and "one of " .. #actual or tostring(actual)), 2)
+    error(("value%s: expected a list of %d, got %s"):format(path, #expected,
+      type(actual) == "table" and "one of " .. #actual or tostring(actual)), 2)
   end
-  for i = 1, #expected do support.near(expected[i], actual[i], tolerance, ("%s[%d]"):format(path, i)) end
+  for i = 1, #expected do
+    support.near(expected[i], actual[i], tolerance, ("%s[%d]"):format(path, i))
+  end
 end
 
---- f raises a message that begins with a line of the calling file and holds all these texts; returns it.
+--- f raises a message that begins with a line of the calling file and holds all these texts;
+--- returns it.
 function support.fails(f, ...)
   local ok, message = pcall(f)
   if ok then error("no error was raised", 2) end
@@ -35,9 +48,13 @@ function support.fails(f, ...)
     error("the message does not begin with a line of the caller: " .. message, 2)
   end
   -- One position, not that of a library's line before it.
-  if message:sub(#own + 2):find("%.lua:%d+: .*%.lua:%d+: ") then error("the message has several positions: " .. message, 2) end
+  if message:sub(#own + 2):find("%.lua:%d+: .*%.lua:%d+: ") then
+    error("the message has several positions: " .. message, 2)
+  end
   for _, text in ipairs { ... } do
-    if not message:find(text, 1, true) then error(("the message lacks '%s': %s"):format(text, message), 2) end
+    if not message:find(text, 1, true) then
+      error(("the message lacks '%s': %s"):format(text, message), 2)
+    end
   end
   return message
 end
@@ -51,14 +68,16 @@ function support.shell(command)
   return tonumber(code), output
 end
 
---- Runs a Lua file of this text with `moonshard run` and these arguments (a string); exit code and output.
+--- Runs a Lua file of this text with `moonshard run` and these arguments (a string); exit code and
+--- output.
 function support.recipe(text, arguments)
   local path = os.tmpname()
   local file = assert(io.open(path, "w"))
   file:write(text)
   file:close()
   local program = os.getenv "MOONSHARD_BIN" or "moonshard"
-  local pipe = io.popen(("'%s' run '%s' %s 2>&1; echo rc=$?"):format(program, path, arguments or ""))
+  local pipe = io.popen(("'%s' run '%s' %s 2>&1; echo rc=$?")
+    :format(program, path, arguments or ""))
   local output = pipe:read "a"
   pipe:close()
   os.remove(path)
@@ -71,12 +90,14 @@ function support.recorded(f)
   core.trace_start()
   f()
   local list = {}
-  for _, record in ipairs(core.trace_stop()) do if record.kind ~= "wait" then list[#list + 1] = record end end
+  for _, record in ipairs(core.trace_stop()) do
+    if record.kind ~= "wait" then list[#list + 1] = record end
+  end
   return list
 end
 
---- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs streams one after the other, could never show is shown if it is
---- seen once.
+--- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs
+--- streams one after the other, could never show is shown if it is seen once.
 function support.eventually(seen)
   for _ = 1, 50 do if seen() then return end end
   error("not seen in 50 tries", 2)

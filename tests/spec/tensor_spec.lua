@@ -1,5 +1,5 @@
--- Tensors as scripts see them: making, shape, views, values of every operator against plain Lua, error texts.
--- ctest: each-isa
+-- Tensors as scripts see them: making, shape, views, values of every operator against plain Lua,
+-- error texts. ctest: each-isa
 local ms = require "moonshard"
 local support = require "support"
 local near, fails, flat = support.near, support.fails, support.flat
@@ -41,10 +41,12 @@ describe("making tensors", function()
   end)
 
   it("keeps integers exact and rounds floats to the dtype", function()
-    assert.same({ math.maxinteger, math.mininteger, 2 ^ 53 | 1 }, ms.tensor({ math.maxinteger, math.mininteger, 2 ^ 53 | 1 }):to_table())
+    assert.same({ math.maxinteger, math.mininteger, 2 ^ 53 | 1 },
+      ms.tensor({ math.maxinteger, math.mininteger, 2 ^ 53 | 1 }):to_table())
     assert.same({ 255, 0 }, ms.tensor({ 255, 0 }, "u8"):to_table())
     assert.same({ 65535 }, ms.tensor({ 65535 }, "u16"):to_table())
-    assert.same({ -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 }, ms.tensor({ -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 }, "i32"):to_table())
+    assert.same({ -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 },
+      ms.tensor({ -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 }, "i32"):to_table())
     assert.same({ 1.0, 65504.0 }, ms.tensor({ 1 + 2 ^ -12, 65504 }, "f16"):to_table())
     assert.same({ 1.0, 1.0078125 }, ms.tensor({ 1 + 2 ^ -9, 1 + 2 ^ -7 }, "bf16"):to_table())
     -- Half way goes to the even neighbour.
@@ -70,8 +72,10 @@ describe("making tensors", function()
     local t = ms.arange(0, 1, 0.25)
     assert.equal("f32", t:dtype())
     near({ 0, 0.25, 0.5, 0.75, 1 }, t)
-    assert.same({ math.maxinteger - 1, math.maxinteger }, ms.arange(math.maxinteger - 1, math.maxinteger):to_table())
-    assert.same({ math.mininteger }, ms.arange(math.mininteger, math.mininteger + 5, math.maxinteger):to_table())
+    assert.same({ math.maxinteger - 1, math.maxinteger },
+      ms.arange(math.maxinteger - 1, math.maxinteger):to_table())
+    assert.same({ math.mininteger },
+      ms.arange(math.mininteger, math.mininteger + 5, math.maxinteger):to_table())
     fails(function() ms.arange(1, 2, 0) end, "step not 0")
     fails(function() ms.arange(math.mininteger, math.maxinteger) end, "too many")
   end)
@@ -83,14 +87,17 @@ describe("making tensors", function()
     assert.is_true(a:ge(0):all():item() and a:lt(1):all():item())
     local c = ms.rand { 1000, low = -3, high = -2 }
     assert.is_true(c:ge(-3):all():item() and c:lt(-2):all():item())
-    -- The mean of 10,000 has a deviation of 0.01, that of the deviation is smaller: five deviations.
+    -- The mean of 10,000 has a deviation of 0.01, that of the deviation is smaller: five
+    -- deviations.
     local n = ms.randn { 10000, std = 2, seed = 1 }
     near(0, n:mean():item(), 0.1)
     near(2, math.sqrt((n * n):mean():item()), 0.1)
     local i = ms.randint { 2000, low = 3, high = 7, seed = 2 }
     assert.equal("i64", i:dtype())
     assert.same({ 500 }, { i:histogram(4, 3, 7):sum():item() // 4 })
-    for _, count in ipairs(i:histogram(4, 3, 7):to_table()) do assert.is_true(count > 400 and count < 600) end
+    for _, count in ipairs(i:histogram(4, 3, 7):to_table()) do
+      assert.is_true(count > 400 and count < 600)
+    end
     ms.seed(9)
     local first = ms.rand { 4 }:to_table()
     ms.seed(9)
@@ -103,7 +110,8 @@ describe("making tensors", function()
     assert.same({ { 1, 2 }, { 3, 4 }, { 5, 6 } }, ms.cat({ a, b }):to_table())
     assert.same({ { 1, 2, 1, 2 }, { 3, 4, 3, 4 } }, ms.cat({ a, a }, 2):to_table())
     assert.same({ { 1, 2, 1, 2 }, { 3, 4, 3, 4 } }, ms.cat({ a, a }, -1):to_table())
-    assert.same({ { 1, 5 }, { 2, 6 } }, ms.stack({ ms.tensor { 1, 2 }, ms.tensor { 5, 6 } }, 2):to_table())
+    assert.same({ { 1, 5 }, { 2, 6 } },
+      ms.stack({ ms.tensor { 1, 2 }, ms.tensor { 5, 6 } }, 2):to_table())
     assert.same({ 2, 1, 2 }, ms.stack({ b, b }):shape())
     local whole, parts = ms.pack { ms.ones { 2, 2 }, ms.zeros { 3 }, ms.full(2, {}) }
     assert.same({ 1, 1, 1, 1, 0, 0, 0, 2 }, whole:to_table())
@@ -111,7 +119,8 @@ describe("making tensors", function()
     assert.same({}, parts[3]:shape())
     parts[2]:fill_(7)
     assert.same({ 1, 1, 1, 1, 7, 7, 7, 2 }, whole:to_table())
-    fails(function() ms.pack { ms.ones { 2 }, ms.ones { 2, dtype = "bf16" } } end, "tensor 1 is f32 and tensor 2 is bf16")
+    fails(function() ms.pack { ms.ones { 2 }, ms.ones { 2, dtype = "bf16" } } end,
+      "tensor 1 is f32 and tensor 2 is bf16")
     fails(function() ms.cat { ms.ones { 2 }, ms.ones { 2, 2 } } end, "cat")
     fails(function() ms.cat { ms.ones { 2 }, 5 } end, "item 2", "number")
     assert.has_error(function() ms.cat {} end)
@@ -203,7 +212,10 @@ describe("views", function()
     base[1][2]:fill_(0)
     base:narrow(3, 2, 2):add_(100)
     base:view(-1):narrow(1, 24, 1):zero_()
-    assert.same({ { { 1, 102, 103, 4 }, { 0, 100, 100, 0 }, { 9, 110, 111, 12 } }, { { 13, 114, 115, 16 }, { 17, 118, 119, 20 }, { 21, 122, 123, 0 } } }, base:to_table())
+    assert.same({
+      { { 1, 102, 103, 4 }, { 0, 100, 100, 0 }, { 9, 110, 111, 12 } },
+      { { 13, 114, 115, 16 }, { 17, 118, 119, 20 }, { 21, 122, 123, 0 } },
+    }, base:to_table())
     local c = base:clone()
     c:zero_()
     assert.equal(1, base[1][1][1]:item())
@@ -326,12 +338,20 @@ describe("memory", function()
   end)
 end)
 
--- name -> { f(x) in Lua, range of x }; each is checked on its own, in place, and against a strided input.
+-- name -> { f(x) in Lua, range of x }; each is checked on its own, in place, and against a strided
+-- input.
 local unary = {
-  neg = { function(x) return -x end }, exp = { math.exp }, log = { math.log, 0.1, 5 }, sqrt = { math.sqrt, 0, 5 },
-  rsqrt = { function(x) return 1 / math.sqrt(x) end, 0.1, 5 }, square = { function(x) return x * x end }, abs = { math.abs },
-  sign = { function(x) return x > 0 and 1 or x < 0 and -1 or 0 end }, relu = { function(x) return math.max(x, 0) end },
-  silu = { function(x) return x / (1 + math.exp(-x)) end }, sigmoid = { function(x) return 1 / (1 + math.exp(-x)) end },
+  neg = { function(x) return -x end },
+  exp = { math.exp },
+  log = { math.log, 0.1, 5 },
+  sqrt = { math.sqrt, 0, 5 },
+  rsqrt = { function(x) return 1 / math.sqrt(x) end, 0.1, 5 },
+  square = { function(x) return x * x end },
+  abs = { math.abs },
+  sign = { function(x) return x > 0 and 1 or x < 0 and -1 or 0 end },
+  relu = { function(x) return math.max(x, 0) end },
+  silu = { function(x) return x / (1 + math.exp(-x)) end },
+  sigmoid = { function(x) return 1 / (1 + math.exp(-x)) end },
   tanh = { function(x) return (math.exp(x) - math.exp(-x)) / (math.exp(x) + math.exp(-x)) end },
   gelu = { function(x)
     local y = math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3)
@@ -341,13 +361,19 @@ local unary = {
 
 -- name -> f(a, b); each with a tensor and a number on the right.
 local binary = {
-  add = function(a, b) return a + b end, sub = function(a, b) return a - b end, mul = function(a, b) return a * b end,
+  add = function(a, b) return a + b end,
+  sub = function(a, b) return a - b end,
+  mul = function(a, b) return a * b end,
   div = function(a, b) return a / b end, maximum = math.max, minimum = math.min,
 }
 
 local compare = {
-  eq = function(a, b) return a == b end, ne = function(a, b) return a ~= b end, lt = function(a, b) return a < b end,
-  le = function(a, b) return a <= b end, gt = function(a, b) return a > b end, ge = function(a, b) return a >= b end,
+  eq = function(a, b) return a == b end,
+  ne = function(a, b) return a ~= b end,
+  lt = function(a, b) return a < b end,
+  le = function(a, b) return a <= b end,
+  gt = function(a, b) return a > b end,
+  ge = function(a, b) return a >= b end,
 }
 
 describe("elementwise", function()
@@ -376,14 +402,18 @@ describe("elementwise", function()
       local x, y, sum = a:to_table(), b:to_table(), a[name](a, b)
       assert.same({ 4, 3, 9 }, sum:shape())
       local got = sum:to_table()
-      for i = 1, 4 do for j = 1, 3 do for k = 1, 9 do near(f(x[i][1][k], y[j][1]), got[i][j][k]) end end end
+      for i = 1, 4 do
+        for j = 1, 3 do for k = 1, 9 do near(f(x[i][1][k], y[j][1]), got[i][j][k]) end end
+      end
       local scaled = a[name](a, 0.75)
       for i, value in ipairs(flat(a)) do near(f(value, 0.75), flat(scaled)[i]) end
       local c = random({ 4, 3, 9 }, 5)
       local before = c:to_table()
       assert.is_true(c[name .. "_"](c, b) == c)
       got = c:to_table()
-      for i = 1, 4 do for j = 1, 3 do for k = 1, 9 do near(f(before[i][j][k], y[j][1]), got[i][j][k]) end end end
+      for i = 1, 4 do
+        for j = 1, 3 do for k = 1, 9 do near(f(before[i][j][k], y[j][1]), got[i][j][k]) end end
+      end
       c[name .. "_"](c, 0.5)
       near(f(got[1][2][3], 0.5), c[1][2][3])
     end)
@@ -456,7 +486,8 @@ describe("elementwise", function()
   end)
 
   it("is_finite, any, all", function()
-    assert.same({ true, false, false, false }, ms.tensor({ 1.0, 1 / 0, -1 / 0, 0 / 0 }):is_finite():to_table())
+    assert.same({ true, false, false, false },
+      ms.tensor({ 1.0, 1 / 0, -1 / 0, 0 / 0 }):is_finite():to_table())
     assert.is_true(ms.tensor({ false, true }):any():item())
     assert.is_false(ms.tensor({ false, false }):any():item())
     assert.is_false(ms.tensor({ false, true }):all():item())
@@ -464,8 +495,10 @@ describe("elementwise", function()
   end)
 
   it("does not mix float dtypes", function()
-    fails(function() return ms.zeros { 2 } + ms.zeros { 2, dtype = "bf16" } end, "add", "[2] f32", "[2] bf16", "cast")
-    fails(function() return ms.zeros({ 2, 3 }):mul(ms.zeros { 4 }) end, "mul", "[2, 3] f32", "[4] f32", "broadcast")
+    fails(function() return ms.zeros { 2 } + ms.zeros { 2, dtype = "bf16" } end, "add", "[2] f32",
+      "[2] bf16", "cast")
+    fails(function() return ms.zeros({ 2, 3 }):mul(ms.zeros { 4 }) end, "mul", "[2, 3] f32",
+      "[4] f32", "broadcast")
     fails(function() return ms.zeros({ 3 }):add_(ms.zeros { 2, 3 }) end, "[3]", "[2, 3]")
     fails(function() return ms.zeros({ 2, dtype = "i64" }):exp() end, "exp", "i64")
     fails(function() return ms.zeros({ 2 }):gelu "tan" end, "'tan'", "'tanh'")
@@ -508,7 +541,10 @@ describe("reductions", function()
   local function sum(list) local s = 0 for _, x in ipairs(list) do s = s + x end return s end
   local all = flat(t)
   local functions = {
-    sum = sum, mean = function(l) return sum(l) / #l end, max = function(l) return math.max(table.unpack(l)) end, min = function(l) return math.min(table.unpack(l)) end,
+    sum = sum,
+    mean = function(l) return sum(l) / #l end,
+    max = function(l) return math.max(table.unpack(l)) end,
+    min = function(l) return math.min(table.unpack(l)) end,
   }
 
   for name, f in ms.sorted_pairs(functions) do
@@ -526,7 +562,13 @@ describe("reductions", function()
   end
 
   it("norm", function()
-    local function power(p) return function(l) local s = 0 for _, x in ipairs(l) do s = s + math.abs(x) ^ p end return s ^ (1 / p) end end
+    local function power(p)
+      return function(l)
+        local s = 0
+        for _, x in ipairs(l) do s = s + math.abs(x) ^ p end
+        return s ^ (1 / p)
+      end
+    end
     near(power(2)(all), t:norm(), 1e-5)
     near(power(1)(all), t:norm(1), 1e-5)
     near(power(3)(all), t:norm(3), 1e-5)
@@ -540,14 +582,20 @@ describe("reductions", function()
     assert.same({ 1, 0 }, ms.tensor({ { 1., 5, 5 }, { 2, 2, 2 } }):argmax(2):to_table())
     assert.equal(1, ms.tensor({ { 1., 5, 5 }, { 2, 2, 2 } }):argmax():item())
     assert.equal("i64", t:argmax(1):dtype())
-    near(reduce(2, function(l) local best = 1 for i = 2, #l do if l[i] > l[best] then best = i end end return best - 1 end), t:argmax(2))
+    near(reduce(2, function(l)
+      local best = 1
+      for i = 2, #l do if l[i] > l[best] then best = i end end
+      return best - 1
+    end), t:argmax(2))
   end)
 
   it("cumsum, dot, quantile, histogram", function()
     near({ { 1, 2 }, { 4, 6 } }, ms.tensor({ { 1., 2 }, { 3, 4 } }):cumsum(1))
     near({ { 1, 3 }, { 3, 7 } }, ms.tensor({ { 1., 2 }, { 3, 4 } }):cumsum(2))
     near(32, ms.tensor({ 1., 2, 3 }):dot(ms.tensor { 4., 5, 6 }))
-    for q, expected in pairs { [0] = 1, [0.25] = 1.75, [0.5] = 2.5, [1] = 4 } do near(expected, ms.tensor({ 4., 1, 3, 2 }):quantile(q)) end
+    for q, expected in pairs { [0] = 1, [0.25] = 1.75, [0.5] = 2.5, [1] = 4 } do
+      near(expected, ms.tensor({ 4., 1, 3, 2 }):quantile(q))
+    end
     assert.same({ 2, 1, 2 }, ms.tensor({ 0., 0.5, 1, 2, 3 }):histogram(3, 0, 3):to_table())
     fails(function() t:quantile(2) end, "quantile")
     fails(function() ms.zeros({ 2 }):dot(ms.zeros { 3 }) end, "dot", "[2]", "[3]")
@@ -579,16 +627,21 @@ describe("selection", function()
     local t = ms.tensor { { 1., 2, 3 }, { 4, 5, 6 } }
     near({ { 3, 1 }, { 5, 5 } }, t:gather(2, ms.tensor { { 2, 0 }, { 1, 1 } }))
     near({ { 3, 1 }, { 6, 4 } }, t:index_select(2, ms.tensor { 2, 0 }))
-    near({ { 4, 5, 6 }, { 4, 5, 6 }, { 1, 2, 3 } }, t:index_select(1, ms.tensor({ 1, 1, 0 }, "i32")))
+    near({ { 4, 5, 6 }, { 4, 5, 6 }, { 1, 2, 3 } },
+      t:index_select(1, ms.tensor({ 1, 1, 0 }, "i32")))
     near({ { 1, 9, 3 }, { 9, 5, 6 } }, t:scatter(2, ms.tensor { { 1 }, { 0 } }, 9))
-    near({ { 1, 7, 3 }, { 8, 5, 6 } }, t:clone():scatter_(2, ms.tensor { { 1 }, { 0 } }, ms.tensor { { 7. }, { 8 } }))
-    near({ { 1, 2, 3 + 30 }, { 4 + 3, 5, 6 } }, t:scatter_add(2, ms.tensor { { 2, 2 }, { 0, 0 } }, ms.tensor { { 10., 20 }, { 1, 2 } }))
+    near({ { 1, 7, 3 }, { 8, 5, 6 } },
+      t:clone():scatter_(2, ms.tensor { { 1 }, { 0 } }, ms.tensor { { 7. }, { 8 } }))
+    near({ { 1, 2, 3 + 30 }, { 4 + 3, 5, 6 } },
+      t:scatter_add(2, ms.tensor { { 2, 2 }, { 0, 0 } }, ms.tensor { { 10., 20 }, { 1, 2 } }))
     near({ 0, 6 }, ms.zeros({ 2 }):scatter_add_(1, ms.tensor { 1, 1, 1 }, ms.tensor { 1., 2, 3 }))
-    -- What is wrong with values in a tensor is known when they are read: the next call that waits says it, with the line that asked.
+    -- What is wrong with values in a tensor is known when they are read: the next call that waits
+    -- says it, with the line that asked.
     local line = debug.getinfo(1, "l").currentline + 1
     local ok, message = pcall(function() return t:index_select(2, ms.tensor { 3 }):to_table() end)
     assert.is_false(ok)
-    assert.truthy(message:find("index_select", 1, true) and message:find(":" .. line, 1, true), message)
+    assert.truthy(message:find("index_select", 1, true) and message:find(":" .. line, 1, true),
+      message)
   end)
 end)
 
@@ -611,7 +664,9 @@ describe("linear algebra and layers", function()
     near(product(a:to_table(), b:to_table(), 5, 3, 7), a:matmul(b), 1e-5)
     near(product(a:to_table(), b:to_table(), 5, 3, 7), a:t():contiguous():t():matmul(b), 1e-5)
     local x, y = random({ 2, 3, 4 }, 3), random({ 2, 4, 5 }, 4)
-    for i = 1, 2 do near(product(x[i]:to_table(), y[i]:to_table(), 3, 5, 4), x:matmul(y)[i], 1e-5) end
+    for i = 1, 2 do
+      near(product(x[i]:to_table(), y[i]:to_table(), 3, 5, 4), x:matmul(y)[i], 1e-5)
+    end
     local shared = random({ 4, 5 }, 6)
     near(product(x[2]:to_table(), shared:to_table(), 3, 5, 4), x:matmul(shared)[2], 1e-5)
     fails(function() a:matmul(a) end, "matmul", "[5, 7] f32", "7", "5")
@@ -655,7 +710,8 @@ describe("linear algebra and layers", function()
     near(sum / 3, logits:cross_entropy(t), 1e-5)
     near(sum, logits:cross_entropy(t, { reduction = "sum" }), 1e-5)
     near(none, logits:cross_entropy(t, { reduction = "none" }), 1e-5)
-    near((sum - none[2]) / 2, logits:cross_entropy(ms.tensor { 0, 9, 9, 2 }, { ignore_index = 9 }), 1e-5)
+    near((sum - none[2]) / 2, logits:cross_entropy(ms.tensor { 0, 9, 9, 2 }, { ignore_index = 9 }),
+      1e-5)
     near(sum / 3, logits:view(2, 2, 6):cross_entropy(t:view(2, 2)), 1e-5)
     fails(function() logits:cross_entropy(t, { reductoin = "sum" }) end, "'reduction'")
     fails(function() logits:cross_entropy(t, { reduction = "total" }) end, "'total'")
@@ -730,22 +786,28 @@ describe("linear algebra and layers", function()
     near(plain(false, 1 / math.sqrt(8)), q:attention(k, v, { causal = false })[1], 1e-5)
     near(plain(true, 0.3), q:attention(k, v, { scale = 0.3 })[1], 1e-5)
     fails(function() q:attention(k, v, { casual = true }) end, "'casual'", "'causal'")
-    fails(function() q:attention(random({ 1, 3, 6, 8 }, 1), random({ 1, 3, 6, 8 }, 1)) end, "attention", "4", "3")
+    fails(function() q:attention(random({ 1, 3, 6, 8 }, 1), random({ 1, 3, 6, 8 }, 1)) end,
+      "attention", "4", "3")
   end)
 end)
 
 describe("the surface", function()
   -- Every method of ms.Tensor in api.lua; in-place twins where it says so.
-  local names = [[shape size dim numel dtype device is_contiguous item to_table show keep clone contiguous to empty_like zeros_like ones_like copy_ fill_
-    zero_ view reshape flatten narrow select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt ge any all sum mean max
-    min norm argmax cumsum dot quantile histogram topk above gather index_select matmul linear softmax log_softmax cross_entropy mse_loss
-    layer_norm rms_norm swiglu embedding rotary attention requires_grad requires_grad_ detach grad set_grad backward on_grad name full_shape on_grad_ready]]
-  local twins = [[add sub mul div pow neg exp log sqrt rsqrt square abs sign clamp maximum minimum lerp addcmul addcdiv relu gelu silu tanh sigmoid dropout
-    masked_fill scatter scatter_add]]
+  local names = [[shape size dim numel dtype device is_contiguous item to_table show keep clone
+    contiguous to empty_like zeros_like ones_like copy_ fill_ zero_ view reshape flatten narrow
+    select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt
+    ge any all sum mean max min norm argmax cumsum dot quantile histogram topk above gather
+    index_select matmul linear softmax log_softmax cross_entropy mse_loss layer_norm rms_norm swiglu
+    embedding rotary attention requires_grad requires_grad_ detach grad set_grad backward on_grad
+    name full_shape on_grad_ready]]
+  local twins = [[add sub mul div pow neg exp log sqrt rsqrt square abs sign clamp maximum minimum
+    lerp addcmul addcdiv relu gelu silu tanh sigmoid dropout masked_fill scatter scatter_add]]
 
   it("has every method", function()
     local t, missing = ms.nn.Parameter(ms.zeros { 2 }), {}
-    for name in names:gmatch "%S+" do if type(t[name]) ~= "function" then missing[#missing + 1] = name end end
+    for name in names:gmatch "%S+" do
+      if type(t[name]) ~= "function" then missing[#missing + 1] = name end
+    end
     for name in twins:gmatch "%S+" do
       if type(t[name]) ~= "function" then missing[#missing + 1] = name end
       if type(t[name .. "_"]) ~= "function" then missing[#missing + 1] = name .. "_" end
@@ -755,11 +817,14 @@ describe("the surface", function()
 
   it("has every function of one rank", function()
     local missing = {}
-    for name in ([[init memory reset_peak synchronize info rank world_size step steps seed config log warn sorted_pairs tensor empty zeros ones full arange rand
-      randn randint cat stack where pack device no_grad autocast recompute stream all metric report train]]):gmatch "%S+" do
+    for name in ([[init memory reset_peak synchronize info rank world_size step steps seed config
+      log warn sorted_pairs tensor empty zeros ones full arange rand randn randint cat stack where
+      pack device no_grad autocast recompute stream all metric report train]]):gmatch "%S+" do
       if type(ms[name]) ~= "function" then missing[#missing + 1] = name end
     end
-    for name in ("nn optim data checkpoint safetensors trace"):gmatch "%S+" do if type(ms[name]) ~= "table" then missing[#missing + 1] = name end end
+    for name in ("nn optim data checkpoint safetensors trace"):gmatch "%S+" do
+      if type(ms[name]) ~= "table" then missing[#missing + 1] = name end
+    end
     assert.same({}, missing)
     assert.equal("string", type(ms.version))
   end)

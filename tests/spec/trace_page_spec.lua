@@ -1,23 +1,36 @@
--- The page of moonshard trace, opened in a real browser: what it shows at first, and what keys, wheel and fingers do. Needs chromium; where there is none,
--- the tests are pending and say so.
+-- The page of moonshard trace, opened in a real browser: what it shows at first, and what keys,
+-- wheel and fingers do. Needs chromium; where there is none, the tests are pending and say so.
 local command = require "command"
 local core = require "moonshard.core"
 
 local CHROMIUM = io.popen "command -v chromium chromium-browser google-chrome 2>/dev/null":read "l"
 
--- Three steps of 1 ms, 1 ms apart, on two ranks: thread numbers as in every trace, with their names.
+-- Three steps of 1 ms, 1 ms apart, on two ranks: thread numbers as in every trace, with their
+-- names.
 local function events()
   local list = {}
   for rank = 0, 1 do
     for thread, name in ipairs { "steps", "compute", "comm1" } do
-      list[#list + 1] = { ph = "M", name = "thread_name", pid = rank, tid = thread - 1, args = { name = name } }
+      list[#list + 1] = {
+        ph = "M", name = "thread_name", pid = rank, tid = thread - 1, args = { name = name },
+      }
     end
-    list[#list + 1] = { ph = "M", name = "moonshard", pid = rank, args = {
-      recipe = "a<b>.lua", command = "moonshard run a<b>.lua", date = "2026-11-22 10:00:00 UTC", machine = "an abacus" } }
+    list[#list + 1] = {
+      ph = "M",
+      name = "moonshard",
+      pid = rank,
+      args = {
+        recipe = "a<b>.lua", command = "moonshard run a<b>.lua", date = "2026-11-22 10:00:00 UTC",
+        machine = "an abacus",
+      },
+    }
     for step = 0, 2 do
       local begin = 1000 + step * 2000
       local function span(thread, name, kind, from, to)
-        list[#list + 1] = { ph = "X", pid = rank, tid = thread, name = name, cat = kind, ts = from, dur = to - from, args = { kind = kind, step = step } }
+        list[#list + 1] = {
+          ph = "X", pid = rank, tid = thread, name = name, cat = kind, ts = from, dur = to - from,
+          args = { kind = kind, step = step },
+        }
       end
       span(0, "step " .. step, "step", begin, begin + 1000)
       span(1, "matmul", "compute", begin, begin + 600)
@@ -27,7 +40,8 @@ local function events()
   return list
 end
 
--- What a script says of the page after it has been opened. js: statements that call say(...); address: what is appended to the page's.
+-- What a script says of the page after it has been opened. js: statements that call say(...);
+-- address: what is appended to the page's.
 local function open(folder, js, address)
   command.write(folder .. "/t.json", core.json_encode(events()))
   command.succeed(folder, "trace t.json --html page.html")
@@ -36,17 +50,23 @@ local function open(folder, js, address)
     const said = [];
     window.onerror = message => said.push("error: " + message);
     const say = (...values) => said.push(values.join(" "));
-    const key = name => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
-    const pointer = (type, id, x) => canvas.dispatchEvent(Object.defineProperties(new PointerEvent(type, { pointerId: id, pointerType: "touch" }),
+    const key = name =>
+      canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+    const pointer = (type, id, x) => canvas.dispatchEvent(Object.defineProperties(
+      new PointerEvent(type, { pointerId: id, pointerType: "touch" }),
       { offsetX: { value: x }, offsetY: { value: 40 } }));
     const view = () => say(from.toFixed(0), to.toFixed(0));
     try { %s } catch (e) { said.push("error: " + e.message); }
     document.title = "[" + said.join("|") + "]";
     </script></body>]]):format(js:gsub("%%", "%%%%"))
   command.write(folder .. "/probe.html", (page:gsub("</body>", function() return probe end)))
-  local out = io.popen(("cd '%s' && HOME='%s' timeout 60 '%s' --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=1000,700 --dump-dom "
-    .. "'file://%s/probe.html%s' 2>browser.log"):format(folder, folder, CHROMIUM, folder, address or "")):read "a"
-  return out:match "<title>%[(.-)%]</title>" or error("the browser gave no page: " .. command.read(folder .. "/browser.log"):sub(1, 2000)), out
+  local out = io.popen(("cd '%s' && HOME='%s' timeout 60 '%s' --headless --no-sandbox \z
+    --disable-gpu --disable-dev-shm-usage --window-size=1000,700 --dump-dom "
+    .. "'file://%s/probe.html%s' 2>browser.log")
+    :format(folder, folder, CHROMIUM, folder, address or "")):read "a"
+  return out:match "<title>%[(.-)%]</title>"
+    or error("the browser gave no page: " .. command.read(folder .. "/browser.log"):sub(1, 2000)),
+    out
 end
 
 describe("the page of a trace in a browser", function()
@@ -56,7 +76,9 @@ describe("the page of a trace in a browser", function()
 
   local function test(name, f)
     it(name, function()
-      if not CHROMIUM then return pending "no chromium here: the page was not opened in a browser" end
+      if not CHROMIUM then
+        return pending "no chromium here: the page was not opened in a browser"
+      end
       f()
     end)
   end
@@ -64,14 +86,21 @@ describe("the page of a trace in a browser", function()
   test("opens at the second step, has drawn it, and says what ran", function()
     local said, dom = open(folder, [[
       view();
-      const pixel = (x, row) => [...pen.getImageData(x * (window.devicePixelRatio || 1), (yOf(row) + 10) * (window.devicePixelRatio || 1), 1, 1).data].slice(0, 3).join(",");
+      const ratio = window.devicePixelRatio || 1;
+      const pixel = (x, row) =>
+        [...pen.getImageData(x * ratio, (yOf(row) + 10) * ratio, 1, 1).data].slice(0, 3).join(",");
       say(data.rows.map(r => r.join(":")).join(" "));
       say(pixel(xOf(2100), 1));
       say(document.activeElement === canvas);
     ]])
-    assert.equal("1970 3030|0:steps 0:compute 0:comm1 1:steps 1:compute 1:comm1|76,120,168|true", said)
+    assert.equal("1970 3030|0:steps 0:compute 0:comm1 1:steps 1:compute 1:comm1|76,120,168|true",
+      said)
     assert.truthy(dom:find("<dt>recipe</dt><dd>a&lt;b&gt;.lua</dd>", 1, true))
-    for _, text in ipairs { "2026-11-22 10:00:00 UTC", "an abacus", "moonshard run a&lt;b&gt;.lua" } do assert.truthy(dom:find("<dd>" .. text, 1, true), text) end
+    for _, text in ipairs {
+      "2026-11-22 10:00:00 UTC", "an abacus", "moonshard run a&lt;b&gt;.lua",
+    } do
+      assert.truthy(dom:find("<dd>" .. text, 1, true), text)
+    end
   end)
 
   test("moves and zooms by keys", function()
@@ -81,7 +110,9 @@ describe("the page of a trace in a browser", function()
       key("n"); key("ArrowRight"); key("ArrowLeft"); key("Home"); view();
       key("+"); key("ArrowRight"); view(); say(location.hash);
     ]])
-    assert.equal("3940 5000|1970 3030|0 1060|0 5000|1250 3750|0 5000|0 5000|1750 4250|#1750.000-4250.000", said)
+    assert.equal(
+      "3940 5000|1970 3030|0 1060|0 5000|1250 3750|0 5000|0 5000|1750 4250|#1750.000-4250.000",
+      said)
   end)
 
   test("zooms by two fingers and by the wheel, and is dragged by one", function()

@@ -1,16 +1,22 @@
--- ms.train as users meet it: what it prints and writes, stopping and going on bit for bit, bad numbers, exit codes.
+-- ms.train as users meet it: what it prints and writes, stopping and going on bit for bit, bad
+-- numbers, exit codes.
 local command = require "command"
 local core = require "moonshard.core"
 
-local TEXT = ("It is a truth universally acknowledged, that a single man in possession of a good fortune. "):rep(40)
+local TEXT =
+  ("It is a truth universally acknowledged, that a single man in possession of a good fortune. ")
+    :rep(40)
 
--- A small model with dropout, a schedule, shuffled data. Its options let a test do harm at a step; the hashes of everything come last.
+-- A small model with dropout, a schedule, shuffled data. Its options let a test do harm at a step;
+-- the hashes of everything come last.
 local RECIPE = [[
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local cfg = ms.config {
-  steps = 12, batch = 4, accumulate = 1, length = 16, width = 32, dropout = 0.1, shuffle = true, recompute = false, clip = 1.0, lr = 1e-2,
-  optimizer = "adamw", dtype = "f32", resume = "never", run = "out", save = 4, last = 2, eval = 5, sample = 0, on_nan = "stop",
+  steps = 12, batch = 4, accumulate = 1, length = 16, width = 32, dropout = 0.1, shuffle = true,
+  recompute = false, clip = 1.0, lr = 1e-2,
+  optimizer = "adamw", dtype = "f32", resume = "never", run = "out", save = 4, last = 2, eval = 5,
+  sample = 0, on_nan = "stop",
   kill = { step = -1, times = 1, signal = "TERM" },   -- sends itself a signal before this step
   poison = { step = -1, count = 1, parameter = 1, element = 1, value = "nan" },
   wait = { step = -1, fifo = "" },                    -- reads a line from a pipe before this step
@@ -25,10 +31,13 @@ local pid = read "/proc/self/stat":match "^%d+"
 local set = assert(ms.data.bytes "text")
 local train, valid = set:split(0.8)
 local model = ms.nn.gpt2 {
-  vocab = 256, context = cfg.length, layers = 2, width = cfg.width, heads = 2, dropout = cfg.dropout, recompute = cfg.recompute,
+  vocab = 256, context = cfg.length, layers = 2, width = cfg.width, heads = 2,
+  dropout = cfg.dropout, recompute = cfg.recompute,
 }
-local make = cfg.optimizer == "lion" and assert(loadfile(os.getenv "LION"))("lion") or ms.optim[cfg.optimizer]
-local optimizer = make(model, { lr = cfg.lr, schedule = ms.optim.cosine { warmup = 3, steps = 40 } })
+local make = cfg.optimizer == "lion" and assert(loadfile(os.getenv "LION"))("lion")
+  or ms.optim[cfg.optimizer]
+local optimizer = make(model,
+  { lr = cfg.lr, schedule = ms.optim.cosine { warmup = 3, steps = 40 } })
 
 local function hash(value, into)
   into = into or {}
@@ -46,14 +55,21 @@ end
 
 local before
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate, clip = cfg.clip > 0 and cfg.clip or nil, dtype = cfg.dtype,
+  model = model,
+  optimizer = optimizer,
+  steps = cfg.steps,
+  accumulate = cfg.accumulate,
+  clip = cfg.clip > 0 and cfg.clip or nil,
+  dtype = cfg.dtype,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = cfg.shuffle },
   valid = valid:loader { batch = 4, length = cfg.length }, eval = { every = cfg.eval, batches = 3 },
   sample = cfg.sample > 0 and { every = cfg.sample, prompt = "It", count = 5 } or nil,
   save = cfg.save > 0 and { every = cfg.save, last = cfg.last } or nil,
   resume = cfg.resume, run = cfg.run, on_nan = cfg.on_nan,
   before_step = function(step)
-    for _ = 1, step == cfg.kill.step and cfg.kill.times or 0 do io.popen(("kill -%s %s"):format(cfg.kill.signal, pid)):close() end
+    for _ = 1, step == cfg.kill.step and cfg.kill.times or 0 do
+      io.popen(("kill -%s %s"):format(cfg.kill.signal, pid)):close()
+    end
     if step == cfg.wait.step then
       print("waiting " .. pid)
       io.stdout:flush()
@@ -67,7 +83,10 @@ local result = ms.train {
     local p = model:parameters()[(cfg.poison.parameter - 1) % #model:parameters() + 1]
     local element = (cfg.poison.element - 1) % p:numel() + 1
     print("poisoned " .. p:name())
-    ms.no_grad(function() p:grad():view(-1):narrow(1, element, 1):fill_(({ nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge })[cfg.poison.value]) end)
+    ms.no_grad(function()
+      p:grad():view(-1):narrow(1, element, 1)
+        :fill_(({ nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge })[cfg.poison.value])
+    end)
   end,
   after_step = function()
     if not before then return end
@@ -89,16 +108,23 @@ describe("ms.train", function()
   after_each(function() command.remove(folder) end)
 
   local lion = ("LION='%s/recipes/optim/lion.lua'"):format(command.source)
-  local function run(options, settings) return command.run(folder, "run small.lua " .. (options or ""), lion .. " " .. (settings or "")) end
-  local function succeed(options, settings) return command.succeed(folder, "run small.lua " .. (options or ""), lion .. " " .. (settings or "")) end
+  local function run(options, settings)
+    return command.run(folder, "run small.lua " .. (options or ""), lion .. " " .. (settings or ""))
+  end
+  local function succeed(options, settings)
+    return command.succeed(folder, "run small.lua " .. (options or ""),
+      lion .. " " .. (settings or ""))
+  end
   local function final(out) return assert(out:match "final (%x+ %d+)", out) end
   local function series(name, field)
     local values = {}
-    for i, entry in ipairs(command.metrics(folder .. "/" .. name)) do values[i] = { entry.step, entry[field or "loss"] } end
+    for i, entry in ipairs(command.metrics(folder .. "/" .. name)) do
+      values[i] = { entry.step, entry[field or "loss"] }
+    end
     return values
   end
 
-  ------------------------------------------------------------------------------------------------------------------ what a user sees
+  --------------------------------------------------------------------------------- what a user sees
 
   it("shows its settings, a line a step, validation and text", function()
     local out = succeed "steps=6 sample=6 run=seen"
@@ -113,9 +139,14 @@ describe("ms.train", function()
     local count = 0
     for line in out:gmatch "[^\n]+" do
       if line:match "^step .*  loss " then
-        assert.matches(("^step +%d/6  loss %%d.%%d%%d%%d%%d  norm %%d.%%d+  lr %%d.%%d%%de[-+]%%d%%d  "):format(count), line)
+        assert.matches(
+          ("^step +%d/6  loss %%d.%%d%%d%%d%%d  norm %%d.%%d+  lr %%d.%%d%%de[-+]%%d%%d  ")
+            :format(count), line)
         assert.matches("  mem %d+ MiB", line)
-        if count > 3 then assert.matches("  [%d.]+ ms  [%d.]+[kM]? tok/s  mfu %d+%%  mem %d+ MiB  eta %d+:%d%d$", line) end
+        if count > 3 then
+          assert.matches("  [%d.]+ ms  [%d.]+[kM]? tok/s  mfu %d+%%  mem %d+ MiB  eta %d+:%d%d$",
+            line)
+        end
         count = count + 1
       end
     end
@@ -130,11 +161,13 @@ describe("ms.train", function()
   end)
 
   it("goes on where metrics cannot be written, and says so once", function()
-    assert(os.execute(("mkdir '%s/full' && ln -s /dev/full '%s/full/metrics.jsonl'"):format(folder, folder)))
+    assert(os.execute(("mkdir '%s/full' && ln -s /dev/full '%s/full/metrics.jsonl'")
+      :format(folder, folder)))
     local code, out, err = run "steps=3 save=0 run=full resume=auto"
     assert.equal(0, code, err)
     assert.matches("step 2 loss", out)
-    local _, told = err:gsub("metrics are not written: cannot write '[^\n]*full/metrics.jsonl': No space left", "")
+    local _, told = err:gsub(
+      "metrics are not written: cannot write '[^\n]*full/metrics.jsonl': No space left", "")
     assert.equal(1, told, err)
   end)
 
@@ -152,7 +185,8 @@ describe("ms.train", function()
       assert.equal(wanted .. " wire_bytes", table.concat(fields, " "))
       assert.equal(0, entry.wire_bytes)
       assert.equal(0, entry.exposed_comm_ms)
-      assert.is_true(entry.ms_step > 0 and entry.tok_s > 0 and entry.peak_bytes > 0 and entry.grad_norm > 0)
+      assert.is_true(entry.ms_step > 0 and entry.tok_s > 0 and entry.peak_bytes > 0
+        and entry.grad_norm > 0)
     end
     -- Warm-up over three steps, then half a cosine to step 40.
     assert.near(1e-2 / 3, metrics[1].lr, 1e-12)
@@ -162,7 +196,8 @@ describe("ms.train", function()
     assert.near(math.log(256), metrics[1].loss, 0.2)     -- a model that knows nothing
   end)
 
-  it("has each metric in each step's line, also where validation or a checkpoint come behind the step", function()
+  it("has each metric in each step's line, also where validation or a checkpoint come behind the \z
+    step", function()
     command.write(folder .. "/metrics.lua", [[
 local ms = require "moonshard"
 local early = ms.metric "early"
@@ -170,7 +205,8 @@ local model = ms.nn.Linear(2, 2)
 local function batch() return ms.ones { 4, 2 }, ms.zeros { 4, 2 } end
 for run = 1, 2 do
   ms.train {
-    model = model, optimizer = ms.optim.sgd(model, { lr = 0.1 }), data = batch, steps = run == 1 and 4 or 1, run = "run" .. run, save = { every = 2 },
+    model = model, optimizer = ms.optim.sgd(model, { lr = 0.1 }), data = batch,
+    steps = run == 1 and 4 or 1, run = "run" .. run, save = { every = 2 },
     loss = function(m, x, y) local out = m(x) return out:mse_loss(y), out end,
     after_step = function(step) early:push(step) ms.metric("late", "sum"):push(2 * step) end,
   }
@@ -179,15 +215,20 @@ end
     command.succeed(folder, "run metrics.lua")
     local list = command.metrics(folder .. "/run1")
     assert.equal(4, #list)
-    for i, entry in ipairs(list) do assert.same({ i - 1, i - 1, 2 * (i - 1) }, { entry.step, entry.early, entry.late }) end
+    for i, entry in ipairs(list) do
+      assert.same({ i - 1, i - 1, 2 * (i - 1) }, { entry.step, entry.early, entry.late })
+    end
     list = command.metrics(folder .. "/run2")
     assert.same({ 1, 0, 0 }, { #list, list[1].early, list[1].late })
   end)
 
-  it("keeps the last checkpoints, and the newest folder name is free unless resume is asked", function()
+  it("keeps the last checkpoints, and the newest folder name is free unless resume is \z
+    asked", function()
     succeed "steps=12 save=2 last=3 run=keep"
     local kept = {}
-    for _, name in ipairs(core.list(folder .. "/keep")) do if name:match "^step" then kept[#kept + 1] = name end end
+    for _, name in ipairs(core.list(folder .. "/keep")) do
+      if name:match "^step" then kept[#kept + 1] = name end
+    end
     assert.same({ "step-00000008", "step-00000010", "step-00000012" }, kept)
     assert.matches("run +keep%-2\n", (succeed "steps=2 run=keep"))
     assert.matches("run +keep%-3\n", (succeed "steps=2 run=keep"))
@@ -197,16 +238,20 @@ end
     assert.matches("run +keep %(resumed at step 12%)\n", out)
     assert.is_false(core.exists(folder .. "/keep-4"))
     assert.matches("run +fresh\n", (succeed "steps=2 run=fresh resume=auto"))
-    assert.matches("run +keep %(resumed at step 8%)\n", (succeed "steps=9 save=0 run=keep resume=keep/step-00000008"))
+    assert.matches("run +keep %(resumed at step 8%)\n",
+      (succeed "steps=9 save=0 run=keep resume=keep/step-00000008"))
     assert.is_false(core.exists(folder .. "/keep-4"))
   end)
 
   it("says what is wrong with what its functions return", function()
     local bad = {
       ["data = function() end"] = "train: data must give tensors x and y, not nil",
-      ["data = function() return 5 end, loss = function() return 3 end"] = "train: the function loss must return a tensor of one element, not number",
-      ["data = d, valid = { batches = function() return function() end end }, eval = { every = 1 }"] = "train: valid gave no batch",
-      ["data = d, valid = { batches = function() return d end }, eval = { every = 1, batches = 1, measure = function() return { right = 0.5 } end }"] =
+      ["data = function() return 5 end, loss = function() return 3 end"] =
+        "train: the function loss must return a tensor of one element, not number",
+      ["data = d, eval = { every = 1 }, \z
+        valid = { batches = function() return function() end end }"] = "train: valid gave no batch",
+      ["data = d, valid = { batches = function() return d end }, \z
+        eval = { every = 1, batches = 1, measure = function() return { right = 0.5 } end }"] =
         "train: eval.measure gives tensors of one element, but right is a number",
     }
     for options, message in pairs(bad) do
@@ -224,15 +269,22 @@ end
   it("says once what is wrong with its options", function()
     local bad = {
       ["{ model = m, optimizer = o, data = d }"] = "the option steps is missing",
-      ["{ model = m, optimizer = o, data = d, stpes = 1 }"] = "unknown option 'stpes': did you mean 'steps'",
-      ["{ model = m, optimizer = o, data = d, steps = 0 }"] = "option steps must be a count (an integer of 1 or more), not 0",
-      ["{ model = m, optimizer = o, data = d, steps = 1, log_every = 0 }"] = "option log_every must be a count",
-      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, last = 0 } }"] = "option save.last must be a count",
-      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, keep_every = 0 } }"] = "option save.keep_every must be a count",
+      ["{ model = m, optimizer = o, data = d, stpes = 1 }"] =
+        "unknown option 'stpes': did you mean 'steps'",
+      ["{ model = m, optimizer = o, data = d, steps = 0 }"] =
+        "option steps must be a count (an integer of 1 or more), not 0",
+      ["{ model = m, optimizer = o, data = d, steps = 1, log_every = 0 }"] =
+        "option log_every must be a count",
+      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, last = 0 } }"] =
+        "option save.last must be a count",
+      ["{ model = m, optimizer = o, data = d, steps = 1, save = { every = 1, keep_every = 0 } }"] =
+        "option save.keep_every must be a count",
       ["{ model = m, optimizer = o, data = d, steps = 1.5 }"] = "option steps must be a count",
       ["{ model = 1, optimizer = o, data = d, steps = 1 }"] = "option model must be a module",
-      ["{ model = m, optimizer = o, data = d, steps = 1, dtype = 'f8' }"] = "dtype is one of f32, bf16, f16, not 'f8'",
-      ["{ model = m, optimizer = o, data = d, steps = 1, eval = { every = 1 } }"] = "eval needs valid",
+      ["{ model = m, optimizer = o, data = d, steps = 1, dtype = 'f8' }"] =
+        "dtype is one of f32, bf16, f16, not 'f8'",
+      ["{ model = m, optimizer = o, data = d, steps = 1, eval = { every = 1 } }"] =
+        "eval needs valid",
       ["{ model = m, optimizer = o, data = d, steps = 1, save = {} }"] = "save.every is missing",
     }
     for options, message in pairs(bad) do
@@ -248,22 +300,26 @@ end
     end
   end)
 
-  ----------------------------------------------------------------------------------------------------------------- stopping, going on
+  ------------------------------------------------------------------------------- stopping, going on
 
   it("F20: goes on bit for bit after it was stopped by a signal at a random step", function()
     math.randomseed(os.time())
     for round = 1, command.full and 20 or 3 do
       local kind = ({ "adamw", "lion", "sgd" })[round % 3 + 1]
-      -- A step is skipped somewhere, perhaps right before the stop: the schedule must not notice which.
-      local options = ("steps=16 save=5 on_nan=skip optimizer=%s poison.step=%d dtype=%s"):format(kind, math.random(0, 15), round % 2 == 0 and "f16" or "f32")
+      -- A step is skipped somewhere, perhaps right before the stop: the schedule must not notice
+      -- which.
+      local options = ("steps=16 save=5 on_nan=skip optimizer=%s poison.step=%d dtype=%s")
+        :format(kind, math.random(0, 15), round % 2 == 0 and "f16" or "f32")
       local whole = succeed(options .. " run=whole" .. round)
       local name = "cut" .. round
       local signal = math.random() < 0.5 and "TERM" or "INT"
       local first, second = math.random(0, 7), math.random(8, 14)
       for _, step in ipairs { first, second } do
-        local code, out, err = run(("%s run=%s resume=auto kill.step=%d kill.signal=%s"):format(options, name, step, signal))
+        local code, out, err = run(("%s run=%s resume=auto kill.step=%d kill.signal=%s")
+          :format(options, name, step, signal))
         assert.equal(75, code, out .. err)
-        assert.matches(("stopped on request behind step %d; a checkpoint is saved"):format(step), err)
+        assert.matches(("stopped on request behind step %d; a checkpoint is saved"):format(step),
+          err)
         assert.is_nil(out:match "final")
       end
       local out = succeed(("%s run=%s resume=auto"):format(options, name))
@@ -282,7 +338,8 @@ end
     local out = succeed "steps=12 save=4 run=parts resume=auto"
     assert.matches("resumed from parts/step%-00000004", out)
     assert.equal(final(whole), final(out))
-    -- Steps 4 and 5 were made twice; each has one line. (Validation also came with what was then the last step.)
+    -- Steps 4 and 5 were made twice; each has one line. (Validation also came with what was then
+    -- the last step.)
     assert.same(series "whole", series "parts")
     out = succeed "steps=12 run=parts resume=auto"
     assert.matches("all 12 steps were done already", out)
@@ -290,7 +347,8 @@ end
     assert.same(series "whole", series "parts")
   end)
 
-  it("a signal from outside ends the step that runs; one at the last step changes nothing", function()
+  it("a signal from outside ends the step that runs; one at the last step changes \z
+    nothing", function()
     assert(os.execute(("mkfifo '%s/pipe'"):format(folder)))
     local started = command.start(folder, "small.lua run=out wait.step=2 wait.fifo=pipe", lion)
     local pid
@@ -320,7 +378,8 @@ end
 
   it("F28: a second run in the same folder names the first and leaves it alone", function()
     assert(os.execute(("mkfifo '%s/pipe'"):format(folder)))
-    local started = command.start(folder, "small.lua run=out wait.step=2 wait.fifo=pipe steps=4", lion)
+    local started = command.start(folder, "small.lua run=out wait.step=2 wait.fifo=pipe steps=4",
+      lion)
     local pid
     repeat pid = assert(started.file:read "l"):match "^waiting (%d+)" until pid
     local code, _, err = run "run=out resume=auto"
@@ -332,15 +391,18 @@ end
     assert.equal(4, #series "out")
   end)
 
-  ------------------------------------------------------------------------------------------------------------------------ bad numbers
+  -------------------------------------------------------------------------------------- bad numbers
 
-  it("F14: nan or inf in a random element of a gradient changes nothing, and the message names the parameter", function()
+  it("F14: nan or inf in a random element of a gradient changes nothing, and the message names \z
+    the parameter", function()
     -- From step 1 on: before the first step an optimizer has no state to compare with.
     math.randomseed(os.time())
     local values = { "nan", "inf", "-inf" }
     for round = 1, command.full and 100 or 3 do
-      local poison = ("poison.step=%d poison.parameter=%d poison.element=%d poison.value=%s optimizer=%s dtype=%s"):format(math.random(1, 9), math.random(1, 100),
-        math.random(1, 100000), values[round % 3 + 1], round % 5 == 3 and "lion" or "adamw", round % 4 == 1 and "f16" or "f32")
+      local poison = ("poison.step=%d poison.parameter=%d poison.element=%d poison.value=%s \z
+        optimizer=%s dtype=%s"):format(math.random(1, 9), math.random(1, 100),
+        math.random(1, 100000), values[round % 3 + 1], round % 5 == 3 and "lion" or "adamw",
+        round % 4 == 1 and "f16" or "f32")
       local code, out, err = run(poison .. " on_nan=skip run=skip" .. round)
       assert.equal(0, code, poison .. err)
       assert.matches("\nunchanged\n", out, poison)
@@ -349,10 +411,12 @@ end
       assert.matches("final %x+ 11\n", out, poison)
       if poison:match "f32" then
         local step, name = poison:match "step=(%d+)", out:match "poisoned (%S+)"
-        assert.matches(("rank 0: step %s skipped: .*first bad gradient: %s%%)"):format(step, name:gsub("%p", "%%%0")), err)
+        assert.matches(("rank 0: step %s skipped: .*first bad gradient: %s%%)")
+          :format(step, name:gsub("%p", "%%%0")), err)
         code, out, err = run(poison .. " run=stop" .. round)
         assert.equal(4, code, poison .. out)
-        assert.matches(("step %s: loss or gradients are inf or nan %%(first bad gradient: %s%%)"):format(step, name:gsub("%p", "%%%0")), err)
+        assert.matches(("step %s: loss or gradients are inf or nan %%(first bad gradient: %s%%)")
+          :format(step, name:gsub("%p", "%%%0")), err)
         assert.is_nil(out:match "final")
       end
     end
@@ -369,7 +433,8 @@ end
     assert.equal(0, (run "on_nan=skip poison.step=2 poison.count=24 steps=32 run=fewer"))
   end)
 
-  it("f16 trains as f32 does, and its scaler backs off and comes back with the checkpoint", function()
+  it("f16 trains as f32 does, and its scaler backs off and comes back with the \z
+    checkpoint", function()
     succeed "dtype=f32 run=wide"
     succeed "dtype=f16 run=half"
     local wide, half = series "wide", series "half"
@@ -386,7 +451,7 @@ end
     assert.equal(32768, factor "hit")
   end)
 
-  -------------------------------------------------------------------------------------------------------------------- the same numbers
+  --------------------------------------------------------------------------------- the same numbers
 
   it("accumulated passes equal one big batch", function()
     local base = "dropout=0 shuffle=false optimizer=sgd lr=0.1 clip=0 steps=6 "
@@ -397,10 +462,15 @@ end
       -- Sums in another order: f32 rounding.
       for i = 1, 6 do assert.near(big[i][2], parts[i][2], 1e-5 * math.max(1, big[i][2])) end
     end
-    local function weights(name) return assert(require "moonshard".safetensors.load(("%s/%s/step-00000006/tensors.safetensors"):format(folder, name))) end
+    local function weights(name)
+      return assert(require "moonshard".safetensors.load(("%s/%s/step-00000006/tensors.safetensors")
+        :format(folder, name)))
+    end
     local big, parts = weights "big", weights "parts"
     for name, t in pairs(big) do
-      if t:dtype() == "f32" then assert.is_true((t - parts[name]):abs():max():item() < 1e-5, name) end
+      if t:dtype() == "f32" then
+        assert.is_true((t - parts[name]):abs():max():item() < 1e-5, name)
+      end
     end
   end)
 
@@ -408,17 +478,20 @@ end
     assert.equal(final(succeed "steps=5 run=a"), final(succeed "steps=5 run=b recompute=true"))
   end)
 
-  it("F19: the same run has the same bits with any number of threads, in strict mode, and again", function()
+  it("F19: the same run has the same bits with any number of threads, in strict mode, and \z
+    again", function()
     for _, dtype in ipairs { "f32", "bf16" } do
       local options = ("steps=4 width=64 length=64 batch=8 save=0 dtype=%s "):format(dtype)
       local first = final(succeed(options .. "--threads 1"))
-      for _, threads in ipairs { 2, 3 } do assert.equal(first, final(succeed(options .. "--threads " .. threads))) end
+      for _, threads in ipairs { 2, 3 } do
+        assert.equal(first, final(succeed(options .. "--threads " .. threads)))
+      end
       assert.equal(first, final(succeed(options, "MOONSHARD_STRICT=1")))
       assert.not_equal(first, final(succeed(options .. "--seed 7")))
     end
   end)
 
-  --------------------------------------------------------------------------------------------------------------------------- exit codes
+  --------------------------------------------------------------------------------------- exit codes
 
   describe("exit codes:", function()
     local function recipe(text)
@@ -437,7 +510,8 @@ end
 
     it("2 wrong usage", function()
       for _, arguments in ipairs {
-        "frobnicate", "run", "run none.lua", "run small.lua -n 0", "run small.lua -n 2 --link fast", "run small.lua --threads many", "run small.lua stepz=3",
+        "frobnicate", "run", "run none.lua", "run small.lua -n 0", "run small.lua -n 2 --link fast",
+        "run small.lua --threads many", "run small.lua stepz=3",
       } do
         local code, out, err = command.run(folder, arguments)
         assert.equal(2, code, arguments)
@@ -456,7 +530,8 @@ end
       assert.equal(3, code)
       assert.matches("none.bin", err)
       succeed "steps=4 run=narrow"
-      code, err = select(1, run "steps=8 run=narrow resume=auto width=64"), command.read(folder .. "/.stderr")
+      code, err = select(1, run "steps=8 run=narrow resume=auto width=64"),
+        command.read(folder .. "/.stderr")
       assert.equal(3, code)
       assert.matches("wrong shape: .*32", err)
     end)
@@ -464,16 +539,19 @@ end
     it("8 out of memory, with sizes and owners (F15)", function()
       local code, out, err = run "--memory 1000000"
       assert.equal(8, code, out .. err)
-      local asked, live, peak, _, limit = err:match "no memory for (%d+) bytes: live (%d+), peak (%d+), kept by the pool (%d+), limit (%d+); largest owners: "
+      local asked, live, peak, _, limit = err:match "no memory for (%d+) bytes: live (%d+), peak \z
+        (%d+), kept by the pool (%d+), limit (%d+); largest owners: "
       assert.equal("1000000", limit, err)
-      assert.is_true(tonumber(asked) > 0 and tonumber(live) <= tonumber(peak) and tonumber(peak) <= 1000000)
+      assert.is_true(tonumber(asked) > 0 and tonumber(live) <= tonumber(peak)
+        and tonumber(peak) <= 1000000)
       assert.matches("largest owners: %d+ MiB made at small.lua:%d+", err)
     end)
 
     it("75 stopped with a checkpoint, 128 + n without one", function()
       assert.equal(75, (run "kill.step=3 run=a"))
       for signal, number in pairs { TERM = 15, INT = 2, HUP = 1 } do
-        local code, _, err = run(("save=0 kill.step=3 kill.signal=%s run=%s"):format(signal, signal))
+        local code, _, err = run(("save=0 kill.step=3 kill.signal=%s run=%s")
+          :format(signal, signal))
         assert.equal(128 + number, code)
         assert.matches("behind step 3; no checkpoint is saved", err)
       end
@@ -516,21 +594,25 @@ end
 
     it("1 and a message whatever the error is (F33)", function()
       local errors = {
-        ["error {}"] = "not a string: table", ["error()"] = "not a string: nil", ["error(12)"] = "not a string: 12",
+        ["error {}"] = "not a string: table", ["error()"] = "not a string: nil",
+        ["error(12)"] = "not a string: 12",
         ["error(setmetatable({}, { __tostring = function() return 'pretty' end }))"] = "pretty",
         ["error(setmetatable({}, { __tostring = function() error 'ugly' end }))"] = "ugly",
         ["error(setmetatable({}, { __tostring = function() return 7 end }))"] = "7",
         ["coroutine.wrap(function() error 'inside' end)()"] = "r.lua:1: inside",
-        ["local x <close> = setmetatable({}, { __close = function() error 'closing' end })"] = "r.lua:1: closing",
+        ["local x <close> = setmetatable({}, { __close = function() error 'closing' end })"] =
+          "r.lua:1: closing",
         ["print(xpcall(error, function() error 'again' end)) error 'after'"] = "r.lua:1: after",
-        ["local ms = require 'moonshard' local x = ms.ones { 1, requires_grad = true } x:on_grad(function() error {} end) x:mul(1):sum():backward()"] = "not a string",
+        ["local ms = require 'moonshard' local x = ms.ones { 1, requires_grad = true } \z
+          x:on_grad(function() error {} end) x:mul(1):sum():backward()"] = "not a string",
       }
       for text, message in pairs(errors) do
         local code, err = recipe(text)
         assert.equal(1, code, text)
         assert.matches("^moonshard: .*" .. message:gsub("%p", "%%%0"), err)
       end
-      local code, err, out = recipe [[setmetatable({}, { __gc = function() error "in gc" end }) collectgarbage() print "on"]]
+      local code, err, out = recipe "setmetatable({}, { __gc = function() error 'in gc' end }) \z
+        collectgarbage() print 'on'"
       assert.equal(0, code)
       assert.equal("on\n", out)
       assert.matches("rank 0: .*r.lua:1: in gc", err)
@@ -541,10 +623,12 @@ end
       assert.equal(1, code)
       assert.matches("r.lua:1: stack overflow", err)
       assert.is_true(#err < 2000, "the message is short")
-      code, err = recipe "local t = setmetatable({}, { __index = function(t, k) return t[k + 1] end }) print(t[1])"
+      code, err = recipe "local t = setmetatable({}, { __index = function(t, k) return t[k + 1] \z
+        end }) print(t[1])"
       assert.equal(1, code)
       assert.matches("C stack overflow", err)
-      code, err = recipe "local t = { 1 } for _ = 1, 100000 do t = { t } end require 'moonshard'.tensor(t)"
+      code, err =
+        recipe "local t = { 1 } for _ = 1, 100000 do t = { t } end require 'moonshard'.tensor(t)"
       assert.equal(1, code)
       assert.matches("nested more than 8 deep", err)
       local deep = command.full and 200000 or 20000

@@ -33,11 +33,14 @@ Net: 1,313 parameters (f32, 5.1 KiB)  scale [1], seen [2] buffer
   head: Linear, 0  weight [300, 4] tied]], tostring(net))
   end)
 
-  it("is shown of wrapped models, of models without parameters and of several dtypes, too", function()
-    assert.equal("ddp of Linear: 6 parameters (f32, 24 bytes)  weight [2, 2], bias [2]", tostring(ms.ddp(nn.Linear(2, 2), {})))
+  it("is shown of wrapped models, of models without parameters and of several dtypes, \z
+    too", function()
+    assert.equal("ddp of Linear: 6 parameters (f32, 24 bytes)  weight [2, 2], bias [2]",
+      tostring(ms.ddp(nn.Linear(2, 2), {})))
     assert.equal("GELU: 0 parameters", tostring(nn.GELU()))
     local pair = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1):to "bf16")
-    assert.matches("^Sequential: 5 parameters %(bf16 and f32, 16 bytes%)\n  0: Linear, 3 ", tostring(pair))
+    assert.matches("^Sequential: 5 parameters %(bf16 and f32, 16 bytes%)\n  0: Linear, 3 ",
+      tostring(pair))
   end)
 
   it("names a class in errors, not a tree", function()

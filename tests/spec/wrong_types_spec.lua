@@ -1,5 +1,6 @@
--- Every public function gets every wrong type at every argument and every option that meta.lua declares. It must raise, and the message
--- must name the argument or the function, at the script's line: never "attempt to index a nil value (local 'x')" in one of our files.
+-- Every public function gets every wrong type at every argument and every option that meta.lua
+-- declares. It must raise, and the message must name the argument or the function, at the script's
+-- line: never "attempt to index a nil value (local 'x')" in one of our files.
 local annotations = require "annotations"
 local command = require "command"
 local ms = require "moonshard"
@@ -9,10 +10,12 @@ local classes, aliases = annotations.read(command.source .. "/lua/moonshard/meta
 -- Not called: what starts an engine, waits for other processes, or changes what other tests see.
 local left_out = { ["ms.init"] = true, ["ms.trace.start"] = true, ["ms.trace.stop"] = true }
 
--- Any value is a condition, as everywhere in Lua. Numbers are text where a function in C takes text, as in Lua's own library. Where a future
--- is wanted, a tensor will do. Operators of tensors take what their arithmetic takes.
+-- Any value is a condition, as everywhere in Lua. Numbers are text where a function in C takes
+-- text, as in Lua's own library. Where a future is wanted, a tensor will do. Operators of tensors
+-- take what their arithmetic takes.
 local function is_lenient(class, kinds, specimen)
-  return kinds.boolean and specimen ~= nil or kinds.string and type(specimen) == "number" or kinds["ms.Future"] or class == "ms.Tensor"
+  return kinds.boolean and specimen ~= nil or kinds.string and type(specimen) == "number"
+    or kinds["ms.Future"] or class == "ms.Tensor"
 end
 
 describe("wrong types", function()
@@ -26,30 +29,61 @@ describe("wrong types", function()
   local function linear() return ms.nn.Linear(2, 2) end
   -- A new object of each class: an earlier call may have used one up.
   local make = {
-    ms = function() return ms end, ["ms.Tensor"] = function() return ms.ones { 2, 2 } end, ["ms.Parameter"] = function() return linear().weight end,
-    ["ms.Module"] = linear, ["ms.LanguageModel"] = function() return ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 } end,
-    ["ms.Optimizer"] = function() return ms.optim.sgd(linear()) end, ["ms.Scaler"] = function() return ms.optim.scaler() end,
-    ["ms.Stream"] = ms.stream, ["ms.Group"] = ms.world, ["ms.DDP"] = function() return ms.ddp(linear()) end, ["ms.Future"] = function() return ms.all {} end,
-    ["ms.Averager"] = function() return ms.optim.averager { period = 2 } end, ["ms.Codec"] = function() return ms.codec "int8" end,
-    ["ms.Metric"] = function() return ms.metric "of_wrong_types" end, ["ms.Report"] = function() return report end,
-    ["ms.Dataset"] = function() return dataset end, ["ms.Loader"] = function() return dataset:loader { batch = 1, length = 4 } end,
+    ms = function() return ms end,
+    ["ms.Tensor"] = function() return ms.ones { 2, 2 } end,
+    ["ms.Parameter"] = function() return linear().weight end,
+    ["ms.Module"] = linear,
+    ["ms.LanguageModel"] = function()
+      return ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 }
+    end,
+    ["ms.Optimizer"] = function() return ms.optim.sgd(linear()) end,
+    ["ms.Scaler"] = function() return ms.optim.scaler() end,
+    ["ms.Stream"] = ms.stream,
+    ["ms.Group"] = ms.world,
+    ["ms.DDP"] = function() return ms.ddp(linear()) end,
+    ["ms.Future"] = function() return ms.all {} end,
+    ["ms.Averager"] = function() return ms.optim.averager { period = 2 } end,
+    ["ms.Codec"] = function() return ms.codec "int8" end,
+    ["ms.Metric"] = function() return ms.metric "of_wrong_types" end,
+    ["ms.Report"] = function() return report end,
+    ["ms.Dataset"] = function() return dataset end,
+    ["ms.Loader"] = function() return dataset:loader { batch = 1, length = 4 } end,
     ["ms.State"] = function()
       states = states + 1
       return ms.hooks.state("of_wrong_types_" .. states)
     end,
   }
-  for _, part in ipairs { "nn", "optim", "data", "checkpoint", "safetensors", "trace", "hooks" } do make["ms." .. part] = function() return ms[part] end end
+  for _, part in ipairs { "nn", "optim", "data", "checkpoint", "safetensors", "trace", "hooks" } do
+    make["ms." .. part] = function() return ms[part] end
+  end
 
   local specimens = {
-    boolean = true, number = 0.5, integer = 3, string = "wrong", table = {}, ["function"] = function() end, tensor = ms.ones { 2, 2 },
-    thread = coroutine.create(function() end), ["ms.Module"] = linear(), ["ms.Group"] = ms.world(), ["ms.Optimizer"] = make["ms.Optimizer"](),
+    boolean = true,
+    number = 0.5,
+    integer = 3,
+    string = "wrong",
+    table = {},
+    ["function"] = function() end,
+    tensor = ms.ones { 2, 2 },
+    thread = coroutine.create(function() end),
+    ["ms.Module"] = linear(),
+    ["ms.Group"] = ms.world(),
+    ["ms.Optimizer"] = make["ms.Optimizer"](),
   }
   local right = {
-    integer = 1, tensor = ms.ones { 2, 2 }, ["ms.Module"] = linear(), string = folder .. "/value", boolean = true, ["function"] = function() end,
+    integer = 1,
+    tensor = ms.ones { 2, 2 },
+    ["ms.Module"] = linear(),
+    string = folder .. "/value",
+    boolean = true,
+    ["function"] = function() end,
     table = {}, any = 1, number = 0.5, ["ms.Group"] = ms.world(),
   }
   local by_name = { scope = "global" }                      -- where not every string will do
-  local order = { "integer", "tensor", "ms.Module", "string", "boolean", "function", "table", "any", "number", "ms.Group" }
+  local order = {
+    "integer", "tensor", "ms.Module", "string", "boolean", "function", "table", "any", "number",
+    "ms.Group",
+  }
 
   local function value_for(declared)
     if by_name[declared.name] then return by_name[declared.name] end
@@ -60,11 +94,13 @@ describe("wrong types", function()
 
   -- Objects are tables too, and ddp models modules; an integer is a number.
   local function is_right(kinds, kind)
-    return kinds.any or kinds[kind] or kind == "integer" and kinds.number or kind == "ms.Module" and (kinds["ms.DDP"] or kinds["function"])
+    return kinds.any or kinds[kind] or kind == "integer" and kinds.number
+      or kind == "ms.Module" and (kinds["ms.DDP"] or kinds["function"])
       or (kind == "ms.Optimizer" or kind == "ms.Module") and kinds.table
   end
 
-  -- Under the thread sanitizer errors leave frames in its account of calls, which ends the process at some ten thousand.
+  -- Under the thread sanitizer errors leave frames in its account of calls, which ends the process
+  -- at some ten thousand.
   local budget = os.getenv "MOONSHARD_SANITIZE" == "thread" and 3000 or math.huge
 
   local function judge(where, f, arguments, count, words, lenient)
@@ -80,7 +116,9 @@ describe("wrong types", function()
       error(("%s: an error of our own files: %s"):format(where, message), 0)
     end
     local named = message:find "bad argument #%d" ~= nil
-    for _, word in ipairs(words) do named = named or message:find(word:match "^overlap" or word, 1, true) ~= nil end
+    for _, word in ipairs(words) do
+      named = named or message:find(word:match "^overlap" or word, 1, true) ~= nil
+    end
     if not named and not lenient then error(("%s is not named: %s"):format(where, message), 0) end
   end
 
@@ -88,7 +126,9 @@ describe("wrong types", function()
   local function each_wrong(declared, f)
     local kinds = annotations.kinds(declared.type, classes, aliases)
     if not declared.optional and not kinds.any then f("nil", nil, kinds) end
-    for kind, value in ms.sorted_pairs(specimens) do if not is_right(kinds, kind) then f(kind, value, kinds) end end
+    for kind, value in ms.sorted_pairs(specimens) do
+      if not is_right(kinds, kind) then f(kind, value, kinds) end
+    end
   end
 
   local function check_function(class, declared)
@@ -102,10 +142,15 @@ describe("wrong types", function()
     end
     if first == 2 then
       for kind, value in ms.sorted_pairs(specimens) do
-        local own = kind == class or kind == "tensor" and class == "ms.Parameter" or kind == "tensor" and class == "ms.Tensor"
-        if not own then judge(("%s.%s on a %s"):format(class, declared.name, kind), make[class]()[declared.name], { value }, 1, words, false) end
+        local own = kind == class or kind == "tensor" and class == "ms.Parameter"
+          or kind == "tensor" and class == "ms.Tensor"
+        if not own then
+          judge(("%s.%s on a %s"):format(class, declared.name, kind), make[class]()[declared.name],
+            { value }, 1, words, false)
+        end
       end
-      judge(("%s.%s on nil"):format(class, declared.name), make[class]()[declared.name], {}, 1, words, false)
+      judge(("%s.%s on nil"):format(class, declared.name), make[class]()[declared.name], {}, 1,
+        words, false)
     end
     for position = first, #list do
       local parameter = list[position]
@@ -114,7 +159,8 @@ describe("wrong types", function()
       each_wrong(parameter, function(kind, value, kinds)
         local arguments, f = prepared(position)
         arguments[position] = value
-        judge(("%s = a %s"):format(where, kind), f, arguments, position, { declared.name, parameter.name }, is_lenient(class, kinds, value))
+        judge(("%s = a %s"):format(where, kind), f, arguments, position,
+          { declared.name, parameter.name }, is_lenient(class, kinds, value))
       end)
       local fields = annotations.fields(parameter.type, classes)
       for _, field in ipairs(fields) do
@@ -126,7 +172,8 @@ describe("wrong types", function()
           end
           options[field.name] = value
           arguments[position] = options
-          judge(("%s.%s = a %s"):format(where, field.name, kind), f, arguments, position, { declared.name, field.name }, is_lenient(class, kinds, value))
+          judge(("%s.%s = a %s"):format(where, field.name, kind), f, arguments, position,
+            { declared.name, field.name }, is_lenient(class, kinds, value))
         end)
       end
     end
@@ -136,8 +183,11 @@ describe("wrong types", function()
     local nn = ms.nn
     local sizes = { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 }
     local layers = {
-      Linear = linear(), Embedding = nn.Embedding(2, 2), LayerNorm = nn.LayerNorm(2), RMSNorm = nn.RMSNorm(2), Dropout = nn.Dropout(0.5), ReLU = nn.ReLU(),
-      GELU = nn.GELU(), SiLU = nn.SiLU(), MLP = nn.MLP(2, 2), Attention = nn.Attention { width = 2, heads = 1 }, gpt2 = nn.gpt2(sizes), llama = nn.llama(sizes),
+      Linear = linear(), Embedding = nn.Embedding(2, 2), LayerNorm = nn.LayerNorm(2),
+      RMSNorm = nn.RMSNorm(2), Dropout = nn.Dropout(0.5), ReLU = nn.ReLU(),
+      GELU = nn.GELU(), SiLU = nn.SiLU(), MLP = nn.MLP(2, 2),
+      Attention = nn.Attention { width = 2, heads = 1 },
+      gpt2 = nn.gpt2(sizes), llama = nn.llama(sizes),
     }
     layers["Linear "] = nn.Sequential(linear())
     layers["Linear  "] = ms.ddp(linear())
@@ -145,18 +195,28 @@ describe("wrong types", function()
       local words = { name:match "%w+" .. ": " }
       judge(name .. " of nil", layer, {}, 1, words)
       for kind, value in ms.sorted_pairs(specimens) do
-        if kind ~= "tensor" then judge(("%s of a %s"):format(name, kind), layer, { value }, 1, words) end
+        if kind ~= "tensor" then
+          judge(("%s of a %s"):format(name, kind), layer, { value }, 1, words)
+        end
       end
     end
   end)
 
   it("inside of lists and tables are errors that name the place", function()
     local cases = {
-      { "path[2]", ms.data.bytes, { { "a", true } } }, { "modules[1]", ms.nn.List, { { 5 } } }, { "names[1]", ms.safetensors.load, { "x", { {} } } },
-      { "params[2]", ms.optim.clip_grad_norm, { { linear().weight, 3 }, 1 } }, { "values.x", report.add, { report, { x = ms.world() } } },
-      { "unknown: 1, a", linear().load_state, { linear(), { [1] = 1, a = 1 } } }, { "group", ms.optim.averager, { { period = 1, group = true } } },
-      { "images", ms.data.mnist, { folder, { images = true, labels = "x" } } }, { "option bias", ms.nn.Linear, { 1, 1, { bias = 1 } } },
-      { "option eps", ms.nn.RMSNorm, { 2, { eps = "x" } } }, { "option only_if", ms.optim.sgd(linear()).step, { ms.optim.sgd(linear()), { only_if = 1 } } },
+      { "path[2]", ms.data.bytes, { { "a", true } } },
+      { "modules[1]", ms.nn.List, { { 5 } } },
+      { "names[1]", ms.safetensors.load, { "x", { {} } } },
+      { "params[2]", ms.optim.clip_grad_norm, { { linear().weight, 3 }, 1 } },
+      { "values.x", report.add, { report, { x = ms.world() } } },
+      { "unknown: 1, a", linear().load_state, { linear(), { [1] = 1, a = 1 } } },
+      { "group", ms.optim.averager, { { period = 1, group = true } } },
+      { "images", ms.data.mnist, { folder, { images = true, labels = "x" } } },
+      { "option bias", ms.nn.Linear, { 1, 1, { bias = 1 } } },
+      { "option eps", ms.nn.RMSNorm, { 2, { eps = "x" } } },
+      {
+        "option only_if", ms.optim.sgd(linear()).step, { ms.optim.sgd(linear()), { only_if = 1 } },
+      },
     }
     for _, case in ipairs(cases) do judge(case[1], case[2], case[3], #case[3], { case[1] }) end
   end)
@@ -165,7 +225,9 @@ describe("wrong types", function()
     if make[class] then
       for _, declared in ipairs(content.functions) do
         if not left_out[class .. "." .. declared.name] then
-          it(("of %s.%s are errors that name it"):format(class, declared.name), function() check_function(class, declared) end)
+          it(("of %s.%s are errors that name it"):format(class, declared.name), function()
+            check_function(class, declared)
+          end)
         end
       end
     end

@@ -1,8 +1,10 @@
--- Folders of checkpoints on disk: manifests, what a folder holds, which of them can be read. No tensor's data is read here.
+-- Folders of checkpoints on disk: manifests, what a folder holds, which of them can be read. No
+-- tensor's data is read here.
 local core = require "moonshard.core"
 
 ---@class ms.checkpoint.store
----@field lost? string  why the checkpoint that was saved last is not on disk; nil if it is, or is still being written
+--- Why the checkpoint that was saved last is not on disk; nil if it is, or is still being written.
+---@field lost? string
 local store = { VERSION = 1 }
 
 local HEAD, MIDDLE, TAIL = '{"hash":"', '","manifest":', "}\n"
@@ -19,13 +21,19 @@ end
 ---@param path string
 ---@param rule string what is wrong
 ---@return nil, string, string
-function store.corrupt(path, rule) return core.refuse(("'%s' is damaged: %s"):format(path, rule), "corrupt") end
+function store.corrupt(path, rule)
+  return core.refuse(("'%s' is damaged: %s"):format(path, rule), "corrupt")
+end
 
--- The hash is no signature: whoever can write files can write a right one. The fields are checked as well.
+-- The hash is no signature: whoever can write files can write a right one. The fields are checked
+-- as well.
 local function is_whole(manifest)
   local random = manifest.random
   if math.type(manifest.step) ~= "integer" then return false end
-  if type(manifest.tensors) ~= "table" or type(manifest.values) ~= "table" or type(random) ~= "table" then return false end
+  if type(manifest.tensors) ~= "table" or type(manifest.values) ~= "table"
+      or type(random) ~= "table" then
+    return false
+  end
   for _, key in ipairs { "seed", "step", "draw" } do
     if math.type(random[key]) ~= "integer" then return false end
   end
@@ -38,23 +46,28 @@ local function is_whole(manifest)
   return true
 end
 
---- The manifest of a checkpoint.
+--- The manifest of a checkpoint. Codes: "corrupt", "unsupported" (of a newer version), "not_found"
+--- (no manifest), "denied" ...
 ---@param folder string of the checkpoint
 ---@return table?
 ---@return string? message
----@return string? code "corrupt", "unsupported" (of a newer version), "not_found" (no manifest), "denied" ...
+---@return string? code
 function store.read_manifest(folder)
   local path = folder .. "/manifest.json"
   if core.exists(path) == "folder" then return store.corrupt(path, "it is a folder") end
   local text, message, code = core.file_read(path)
   if not text then
-    if code == "not_found" and not core.exists(folder) then message = ("there is no folder '%s'"):format(folder)
-    elseif code == "not_found" then message = ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder) end
+    if code == "not_found" and not core.exists(folder) then
+      message = ("there is no folder '%s'"):format(folder)
+    elseif code == "not_found" then
+      message = ("'%s' is no checkpoint: there is no manifest.json in it"):format(folder)
+    end
     return core.refuse(message, code)
   end
   local start = #HEAD + 16 + #MIDDLE
   local body = text:sub(start + 1, -#TAIL - 1)
-  if text:sub(1, start) ~= HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE or text:sub(-#TAIL) ~= TAIL then
+  if text:sub(1, start) ~= HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE
+      or text:sub(-#TAIL) ~= TAIL then
     return store.corrupt(path, "its text does not have the hash that stands in it")
   end
   local manifest
@@ -64,9 +77,12 @@ function store.read_manifest(folder)
     return store.corrupt(path, "it has no version")
   end
   if manifest.version ~= store.VERSION then
-    return core.refuse(("'%s' has version %d; this Moonshard reads %d"):format(path, manifest.version, store.VERSION), "unsupported")
+    return core.refuse(("'%s' has version %d; this Moonshard reads %d")
+      :format(path, manifest.version, store.VERSION), "unsupported")
   end
-  if not is_whole(manifest) then return store.corrupt(path, "a field is missing or of another kind") end
+  if not is_whole(manifest) then
+    return store.corrupt(path, "a field is missing or of another kind")
+  end
   return manifest
 end
 
@@ -74,22 +90,28 @@ end
 ---@param dtype string
 ---@param shape integer[]
 ---@return string
-function store.type_text(dtype, shape) return ("%s [%s]"):format(dtype, table.concat(shape, ", ")) end
+function store.type_text(dtype, shape)
+  return ("%s [%s]"):format(dtype, table.concat(shape, ", "))
+end
 
--- How the entries of the tensors' file differ from what the manifest says of them, nil if they do not.
+-- How the entries of the tensors' file differ from what the manifest says of them, nil if they do
+-- not.
 local function difference(entries, tensors)
   for name, expected in pairs(tensors) do
     local found = entries[name]
     if not found then return ("tensor '%s' is missing"):format(name) end
     local is = store.type_text(found.dtype, found.shape)
-    if is ~= expected.type then return ("tensor '%s' is %s, saved was %s"):format(name, is, expected.type) end
+    if is ~= expected.type then
+      return ("tensor '%s' is %s, saved was %s"):format(name, is, expected.type)
+    end
   end
   for name in pairs(entries) do
     if not tensors[name] then return ("tensor '%s' was never saved"):format(name) end
   end
 end
 
---- Opens the file of a checkpoint's tensors. Every difference from the manifest is damage, an unknown dtype included.
+--- Opens the file of a checkpoint's tensors. Every difference from the manifest is damage, an
+--- unknown dtype included.
 ---@param folder string of the checkpoint
 ---@param manifest table
 ---@return any? file
@@ -99,7 +121,8 @@ function store.open_tensors(folder, manifest)
   local path = folder .. "/tensors.safetensors"
   local kind = core.exists(path)
   if kind ~= "file" then
-    return store.corrupt(path, kind and "it is a folder" or "the manifest is there, but this file is not")
+    return store.corrupt(path,
+      kind and "it is a folder" or "the manifest is there, but this file is not")
   end
   local file, message, code = core.safetensors_open(path)
   if not file then return core.refuse(message, code == "unsupported" and "corrupt" or code) end
@@ -109,8 +132,8 @@ function store.open_tensors(folder, manifest)
   return store.corrupt(path, differs)
 end
 
---- Judges a checkpoint by its manifest and by the header and size of the tensors' file. Data is not read: bits that flipped there are
---- found by loading only.
+--- Judges a checkpoint by its manifest and by the header and size of the tensors' file. Data is not
+--- read: bits that flipped there are found by loading only.
 ---@param folder string of the checkpoint
 ---@return table? manifest
 ---@return string? message
@@ -125,8 +148,8 @@ function store.judge(folder)
   return manifest
 end
 
---- The checkpoints of a folder, newest first, whatever state they are in; one that a crash left while it was being replaced comes after
---- its successor.
+--- The checkpoints of a folder, newest first, whatever state they are in; one that a crash left
+--- while it was being replaced comes after its successor.
 ---@param folder string
 ---@return { name: string, path: string, step: integer }[]
 function store.list(folder)
@@ -135,7 +158,9 @@ function store.list(folder)
     local replaced, step = name:match "^(%.?o?l?d?%-?)step%-(%d+)$"
     if step and (replaced == "" or replaced == ".old-") then
       local number = math.tointeger(tonumber(step)) or 0
-      found[#found + 1] = { name = name, path = folder .. "/" .. name, step = number, replaced = replaced ~= "" }
+      found[#found + 1] = {
+        name = name, path = folder .. "/" .. name, step = number, replaced = replaced ~= "",
+      }
     end
   end
   table.sort(found, function(a, b)
@@ -145,10 +170,11 @@ function store.list(folder)
   return found
 end
 
---- The newest checkpoint of a folder that is not damaged, as far as `judge` can tell.
+--- The newest checkpoint of a folder that is not damaged, as far as `judge` can tell; nil if there
+--- is none, or if one is met that cannot be judged (a newer version, no permission).
 ---@param folder string
 ---@param before? string path of one of them: only those that come after it in the list count
----@return string? path nil if there is none, or if one is met that cannot be judged (a newer version, no permission)
+---@return string? path
 ---@return string[] passed messages about those that were passed over as damaged
 ---@return string? message about the one that cannot be judged
 ---@return string? code

@@ -1,4 +1,5 @@
--- moonshard bench: measurements. Nothing here is a test: figures are ratios to floors and peers, see tests/bench/README.md.
+-- moonshard bench: measurements. Nothing here is a test: figures are ratios to floors and peers,
+-- see tests/bench/README.md.
 local switches = require "moonshard.cli.switches"
 
 local bench = {}
@@ -25,11 +26,15 @@ local function emit(parsed, result, order)
   end
   for _, key in ipairs(order) do
     local value = result[key]
-    if value ~= nil then print(("%-16s %s"):format(key, math.type(value) == "float" and ("%.3f"):format(value) or tostring(value))) end
+    if value ~= nil then
+      print(("%-16s %s")
+        :format(key, math.type(value) == "float" and ("%.3f"):format(value) or tostring(value)))
+    end
   end
 end
 
--- Runs f often enough to fill about a second, at least `least` times, with prepare (if given) before each; milliseconds of each run.
+-- Runs f often enough to fill about a second, at least `least` times, with prepare (if given)
+-- before each; milliseconds of each run.
 local function repeated(f, least, budget_ms, prepare)
   local core = require "moonshard.core"
   local times, start = {}, core.clock_ms()
@@ -51,8 +56,12 @@ local configs = {
 local function trainer(config, dtype, hook)
   local ms = require "moonshard"
   local c = configs[config]
-  local model = ms.nn.gpt2 { vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads }
-  if ms.world_size() > 1 then model = ms.ddp(model, { comm_hook = hook ~= "none" and hook or nil }) end
+  local model = ms.nn.gpt2 {
+    vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
+  }
+  if ms.world_size() > 1 then
+    model = ms.ddp(model, { comm_hook = hook ~= "none" and hook or nil })
+  end
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
@@ -66,10 +75,14 @@ local function trainer(config, dtype, hook)
 end
 
 local function bench_step(parser)
-  parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens"):choices { "tiny", "gpt2" }:default "tiny"
+  parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens")
+    :choices { "tiny", "gpt2" }:default "tiny"
   parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
-  parser:option("--hook", "how several ranks communicate: none (the plain mean), or the name of a native hook"):default "none"
-  parser:option("--steps", "steps to measure (default: 40; with --config gpt2 12)"):convert(switches.count)
+  parser:option("--hook",
+    "how several ranks communicate: none (the plain mean), or the name of a native hook")
+    :default "none"
+  parser:option("--steps", "steps to measure (default: 40; with --config gpt2 12)")
+    :convert(switches.count)
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local part = trainer(parsed.config, parsed.dtype, parsed.hook)
@@ -77,7 +90,8 @@ local function bench_step(parser)
     local count = parsed.steps or (parsed.config == "tiny" and 40 or 12)
     local times, phases = {}, { forward = {}, backward = {}, optimizer = {} }
     local before
-    -- The first steps fill pools and plans; then whole steps as users run them; then some in parts, with a wait behind each.
+    -- The first steps fill pools and plans; then whole steps as users run them; then some in parts,
+    -- with a wait behind each.
     for step in ms.steps(3 + count + 5) do
       local timed_parts = step >= 3 + count
       local function mark(name, start)
@@ -110,10 +124,15 @@ local function bench_step(parser)
     local info = core.info()
     if ms.rank() > 0 then return 0 end
     emit(parsed, {
-      config = parsed.config, ranks = ranks, threads = info.threads, dtype = parsed.dtype, hook = parsed.hook, ms_step_med = med, ms_step_min = times[1],
-      tok_s = ranks * part.tokens / med * 1e3, ms_forward = median(phases.forward), ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
+      config = parsed.config, ranks = ranks, threads = info.threads, dtype = parsed.dtype,
+      hook = parsed.hook, ms_step_med = med, ms_step_min = times[1],
+      tok_s = ranks * part.tokens / med * 1e3, ms_forward = median(phases.forward),
+      ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
       exposed_comm_ms = median(exposed), rss_mib = resident_mib(), steps = count,
-    }, { "config", "ranks", "threads", "dtype", "hook", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms", "rss_mib", "steps" })
+    }, {
+      "config", "ranks", "threads", "dtype", "hook", "ms_step_med", "ms_step_min", "tok_s",
+      "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms", "rss_mib", "steps",
+    })
     return 0
   end
 end
@@ -121,7 +140,8 @@ end
 -- Products of the linear layers of both configurations: tokens x inputs -> outputs.
 local shapes = {
   { 2048, 256, 768 }, { 2048, 256, 256 }, { 2048, 256, 1024 }, { 2048, 1024, 256 },
-  { 256, 768, 2304 }, { 256, 768, 768 }, { 256, 768, 3072 }, { 256, 3072, 768 }, { 256, 768, 50304 },
+  { 256, 768, 2304 }, { 256, 768, 768 }, { 256, 768, 3072 }, { 256, 3072, 768 },
+  { 256, 768, 50304 },
 }
 
 local function bench_gemm(parser)
@@ -132,27 +152,36 @@ local function bench_gemm(parser)
     core.no_grad(function()
       for i, shape in ipairs(shapes) do
         local m, k, n = table.unpack(shape)
-        local x, w = core.randn { m, k, seed = 1 }:to(parsed.dtype), core.randn { n, k, seed = 2 }:to(parsed.dtype)
+        local x, w = core.randn { m, k, seed = 1 }:to(parsed.dtype),
+          core.randn { n, k, seed = 2 }:to(parsed.dtype)
         local times = repeated(function()
           x:linear(w)
           core.synchronize()
-        end, 10, 300, core.collect)          -- each product writes where the one before did, as in training
+        end, 10, 300, core.collect)  -- each product writes where the one before did, as in training
         local work = 2 * m * k * n * 1e3
         rows[i] = { m = m, k = k, n = n, gflops = work / median(times) / 1e9 }
         flops = peak.raise(parsed.dtype, work / times[1])
       end
     end)
     for _, row in ipairs(rows) do row.share_of_peak = row.gflops * 1e9 / flops end
-    if parsed.json then print(core.json_encode { dtype = parsed.dtype, peak_gflops = flops / 1e9, products = rows }) return 0 end
+    if parsed.json then
+      print(core.json_encode { dtype = parsed.dtype, peak_gflops = flops / 1e9, products = rows })
+      return 0
+    end
     print(("%s, peak %.0f GFLOP/s"):format(parsed.dtype, flops / 1e9))
-    for _, row in ipairs(rows) do print(("%5d x %5d -> %5d  %7.0f GFLOP/s  %3.0f%%"):format(row.m, row.k, row.n, row.gflops, 100 * row.share_of_peak)) end
+    for _, row in ipairs(rows) do
+      print(("%5d x %5d -> %5d  %7.0f GFLOP/s  %3.0f%%")
+        :format(row.m, row.k, row.n, row.gflops, 100 * row.share_of_peak))
+    end
     return 0
   end
 end
 
 local function bench_optim(parser)
   parser:option("--parameters", "elements"):convert(switches.count):default "124500000"
-  parser:option("--kind", "optimizer"):choices { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax" }:default "adamw"
+  parser:option("--kind", "optimizer")
+    :choices { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop", "adamax" }
+    :default "adamw"
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local n = parsed.parameters
@@ -165,7 +194,9 @@ local function bench_optim(parser)
       core.synchronize()
     end, 7)
     local states = 0
-    for _, t in pairs(optimizer.slots[p].state) do if t:numel() == n then states = states + 1 end end
+    for _, t in pairs(optimizer.slots[p].state) do
+      if t:numel() == n then states = states + 1 end
+    end
     local bytes = n * 4 * (3 + 2 * states)
     local med = median(times)
     -- The floor: the same bytes moved by a copy (one read and one write of each).
@@ -175,8 +206,10 @@ local function bench_optim(parser)
     end, 7)
     local copy_rate = 8 * n / median(copy) / 1e6
     local rate = bytes / med / 1e6
-    emit(parsed, { kind = parsed.kind, parameters = n, ms_med = med, ms_min = times[1], gb_s = rate, copy_gb_s = copy_rate, share_of_copy = rate / copy_rate },
-      { "kind", "parameters", "ms_med", "ms_min", "gb_s", "copy_gb_s", "share_of_copy" })
+    emit(parsed, {
+      kind = parsed.kind, parameters = n, ms_med = med, ms_min = times[1], gb_s = rate,
+      copy_gb_s = copy_rate, share_of_copy = rate / copy_rate,
+    }, { "kind", "parameters", "ms_med", "ms_min", "gb_s", "copy_gb_s", "share_of_copy" })
     return 0
   end
 end
@@ -192,13 +225,14 @@ local function bench_enqueue()
       core.no_grad(function() for _ = 1, 500 do a:add_(1) end end)
       core.synchronize()
     end, 50)
-    emit(parsed, { ns_enqueue = c, ns_lua_operator = median(lua) / 500 * 1e6 }, { "ns_enqueue", "ns_lua_operator" })
+    emit(parsed, { ns_enqueue = c, ns_lua_operator = median(lua) / 500 * 1e6 },
+      { "ns_enqueue", "ns_lua_operator" })
     return 0
   end
 end
 
--- Microseconds of one collective among `count`, which run one behind the other: the host has enqueued them all while a first one, which is long,
--- still ran.
+-- Microseconds of one collective among `count`, which run one behind the other: the host has
+-- enqueued them all while a first one, which is long, still ran.
 local function collective_us(world, t, gate, count)
   local core = require "moonshard.core"
   world:barrier()
@@ -227,30 +261,40 @@ local function bench_collectives()
     for _, dtype in ipairs { "f32", "bf16", "f16" } do
       for _, elements in ipairs { 1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20 } do
         for _, place in ipairs { "heap", "staged" } do
-          local t = place == "heap" and core.zeros { elements, dtype = dtype, group = world } or core.zeros { elements, dtype = dtype }
+          local t = place == "heap" and core.zeros { elements, dtype = dtype, group = world }
+            or core.zeros { elements, dtype = dtype }
           local count, times = math.max(3, math.min(500, (64 << 20) // elements)), {}
           for i = 1, 7 do times[i] = collective_us(world, t, gate, count) end
-          rows[#rows + 1] = { dtype = dtype, elements = elements, place = place, us_med = median(times), us_min = times[1] }
+          rows[#rows + 1] = {
+            dtype = dtype, elements = elements, place = place, us_med = median(times),
+            us_min = times[1],
+          }
           core.collect()
         end
       end
     end
     if world:rank() ~= 0 then return 0 end
-    if parsed.json then print(core.json_encode { ranks = world:size(), all_reduce = rows }) return 0 end
+    if parsed.json then
+      print(core.json_encode { ranks = world:size(), all_reduce = rows })
+      return 0
+    end
     print(("all_reduce, %d ranks: microseconds a call, median (minimum)"):format(world:size()))
     for _, row in ipairs(rows) do
-      print(("%-5s %9d elements  %-6s  %10.2f (%.2f)"):format(row.dtype, row.elements, row.place, row.us_med, row.us_min))
+      print(("%-5s %9d elements  %-6s  %10.2f (%.2f)")
+        :format(row.dtype, row.elements, row.place, row.us_med, row.us_min))
     end
     return 0
   end
 end
 
--- Milliseconds that the host spends in a backward of a model of many small parameters, each in a bucket of its own.
+-- Milliseconds that the host spends in a backward of a model of many small parameters, each in a
+-- bucket of its own.
 local function backward_ms(parameters, hook)
   local core, ms = require "moonshard.core", require "moonshard"
   local layers = {}
   for i = 1, parameters do layers[i] = ms.nn.Linear(8, 8, { bias = false }) end
-  local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)), { comm_hook = hook, bucket_bytes = 1 })
+  local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)),
+    { comm_hook = hook, bucket_bytes = 1 })
   local x, times = ms.ones { 1, 8 }, {}
   for step in ms.steps(40) do
     local loss = model(x):sum()
@@ -276,14 +320,23 @@ local function bench_hook()
     local plain = math.min(native[1], native[2])
     if ms.rank() > 0 then return 0 end
     local function us(time) return time / buckets * 1e3 end
-    emit(parsed, { ranks = ms.world_size(), buckets = buckets, us_bucket_native = us(plain), us_bucket_lua = us(lua), us_link = us(lua - plain) },
-      { "ranks", "buckets", "us_bucket_native", "us_bucket_lua", "us_link" })
+    emit(parsed, {
+      ranks = ms.world_size(), buckets = buckets, us_bucket_native = us(plain),
+      us_bucket_lua = us(lua), us_link = us(lua - plain),
+    }, { "ranks", "buckets", "us_bucket_native", "us_bucket_lua", "us_link" })
     return 0
   end
 end
 
-local kinds = { step = bench_step, gemm = bench_gemm, optim = bench_optim, enqueue = bench_enqueue, collectives = bench_collectives, hook = bench_hook,
-  hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end }
+local kinds = {
+  step = bench_step,
+  gemm = bench_gemm,
+  optim = bench_optim,
+  enqueue = bench_enqueue,
+  collectives = bench_collectives,
+  hook = bench_hook,
+  hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end,
+}
 local USAGE = [[
 usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [switches]
 
@@ -308,7 +361,8 @@ function bench.main(arguments)
     print(USAGE)
     return 0
   end
-  local parser = switches.parser("bench " .. kind, "Measures; figures are for comparing, on an otherwise idle machine.")
+  local parser = switches.parser("bench " .. kind,
+    "Measures; figures are for comparing, on an otherwise idle machine.")
   parser:flag("--json", "one line of JSON")
   local many = kind == "step" or kind == "collectives" or kind == "hook" or kind == "hooks"
   if many then
@@ -317,8 +371,13 @@ function bench.main(arguments)
   end
   local run = kinds[kind](parser)
   local parsed = switches.parse(parser, arguments)
-  if parsed.device == "sim" then launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured") end
-  if many and parsed.ranks > 1 and (kind ~= "hooks" or parsed.here) and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
+  if parsed.device == "sim" then
+    launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")
+  end
+  if many and parsed.ranks > 1 and (kind ~= "hooks" or parsed.here)
+      and not package.loaded["moonshard.process"].rank then
+    return require "moonshard.cli.ranks".launch(parsed)
+  end
   switches.apply(parsed)
   return run(parsed)
 end

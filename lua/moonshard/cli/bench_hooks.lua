@@ -1,4 +1,5 @@
--- `moonshard bench hooks`: what a step takes with each way of communicating, over links of several speeds, and which of them pays where.
+-- `moonshard bench hooks`: what a step takes with each way of communicating, over links of several
+-- speeds, and which of them pays where.
 local config = require "moonshard.config"
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
@@ -8,7 +9,7 @@ local bench_hooks = {}
 local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
 local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, batch = 8 }
 local SCRIPTS = { "hook", "overlap", "buckets" }
-local WARM = 5                          -- steps in which buckets are rebuilt, plans made, and links with a start begin
+local WARM = 5  -- steps in which buckets are rebuilt, plans made, and links with a start begin
 
 -- What `--hook "FILE key=value ..."` and its like say, as options of a recipe would.
 local function script_of(name, text)
@@ -38,17 +39,32 @@ local function own_ways(parsed)
   return list
 end
 
--- Name, and the link or the plan. The plain mean is what all are held against; noop is what a step takes when nothing travels.
+-- Name, and the link or the plan. The plain mean is what all are held against; noop is what a step
+-- takes when nothing travels.
 local function ways()
   local hooks = require "moonshard.hooks"
   return {
-    { "all_reduce" }, { "noop", link = hooks.noop }, { "bf16_compress", link = hooks.bf16_compress }, { "fp16_compress", link = hooks.fp16_compress },
-    { "int8, per tensor", link = function() return hooks.int8 { per = "tensor" } end }, { "int8, all to all", link = function() return hooks.int8 { form = "all_to_all" } end },
+    { "all_reduce" },
+    { "noop", link = hooks.noop },
+    { "bf16_compress", link = hooks.bf16_compress },
+    { "fp16_compress", link = hooks.fp16_compress },
+    { "int8, per tensor", link = function() return hooks.int8 { per = "tensor" } end },
+    { "int8, all to all", link = function() return hooks.int8 { form = "all_to_all" } end },
     { "powersgd, rank 1", link = function() return hooks.powersgd { start_step = 2 } end },
-    { "powersgd, rank 4", link = function() return hooks.powersgd { rank = 4, start_step = 2 } end },
-    { "powersgd, batched", link = function() return hooks.powersgd { rank = 4, start_step = 2, batched = true } end },
-    { "top_k, 1%", link = function() return hooks.top_k { fraction = 0.01 } end }, { "sign_vote", link = hooks.sign_vote }, { "adasum", link = hooks.adasum },
-    { "plan in_backward", plan = "in_backward" }, { "plan deferred", plan = "deferred" }, { "plan early_where_hidden", plan = "early_where_hidden" },
+    {
+      "powersgd, rank 4",
+      link = function() return hooks.powersgd { rank = 4, start_step = 2 } end,
+    },
+    {
+      "powersgd, batched",
+      link = function() return hooks.powersgd { rank = 4, start_step = 2, batched = true } end,
+    },
+    { "top_k, 1%", link = function() return hooks.top_k { fraction = 0.01 } end },
+    { "sign_vote", link = hooks.sign_vote },
+    { "adasum", link = hooks.adasum },
+    { "plan in_backward", plan = "in_backward" },
+    { "plan deferred", plan = "deferred" },
+    { "plan early_where_hidden", plan = "early_where_hidden" },
     { "bf16, in_backward", link = hooks.bf16_compress, plan = "in_backward" },
   }
 end
@@ -57,7 +73,10 @@ end
 local function measure(way, count, median)
   local core, ms = require "moonshard.core", require "moonshard"
   ms.seed(1)
-  local model = ms.nn.gpt2 { vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = MODEL.width, heads = MODEL.heads }
+  local model = ms.nn.gpt2 {
+    vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = MODEL.width,
+    heads = MODEL.heads,
+  }
   local cfg, bytes = way.cfg or {}, { 64 << 10, 512 << 10 }
   local buckets = ms.scripts.resolve(cfg, "buckets")
   local net = ms.ddp(model, {
@@ -86,7 +105,10 @@ local function measure(way, count, median)
   for _, link in ipairs(net:stats().links) do payload = payload + link.payload_bytes end
   net:unwrap()
   table.sort(times)
-  return { hook = way[1], ms_step_med = median(times), ms_step_min = times[1], exposed_comm_ms = median(exposed), payload_bytes = payload }
+  return {
+    hook = way[1], ms_step_med = median(times), ms_step_min = times[1],
+    exposed_comm_ms = median(exposed), payload_bytes = payload,
+  }
 end
 
 -- All ways on the ranks of this job, over its link.
@@ -116,8 +138,9 @@ local function each_link(parsed)
       if quoted then own = ("%s --%s '%s'"):format(own, name, quoted) end
     end
     local over = link ~= "none" and "--link " .. link or ""
-    local command = ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s%s')
-      :format(parsed.steps, parsed.ranks, over, parsed.thread_ranks and " --thread-ranks" or "", own)
+    local command =
+      ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s%s'):format(
+        parsed.steps, parsed.ranks, over, parsed.thread_ranks and " --thread-ranks" or "", own)
     local pipe <close> = assert(io.popen(command))
     table_of[i] = {}
     for line in pipe:lines() do
@@ -136,14 +159,17 @@ local function each_link(parsed)
 end
 
 local function print_table(parsed, rows)
-  io.stdout:write(("%d ranks; milliseconds a step, median (of which communication that nothing hid)\n%-24s"):format(parsed.ranks, ""))
+  io.stdout:write(
+    ("%d ranks; milliseconds a step, median (of which communication that nothing hid)\n%-24s")
+      :format(parsed.ranks, ""))
   for _, link in ipairs(parsed.links) do io.stdout:write(("%18s"):format(link)) end
   io.stdout:write(("%14s\n"):format "bytes a step")
   for at = 1, #rows[1] do
     io.stdout:write(("%-24s"):format(rows[1][at].hook))
     for i = 1, #parsed.links do
       local row = rows[i][at]
-      io.stdout:write(row and ("%9.1f (%6.1f)"):format(row.ms_step_med, row.exposed_comm_ms) or ("%18s"):format "-")
+      io.stdout:write(row and ("%9.1f (%6.1f)"):format(row.ms_step_med, row.exposed_comm_ms)
+        or ("%18s"):format "-")
     end
     io.stdout:write(("%14d\n"):format(rows[1][at].payload_bytes))
   end
@@ -154,8 +180,11 @@ local function print_table(parsed, rows)
       if row.hook ~= "noop" and row.ms_step_med < 0.98 * plain then paying[#paying + 1] = row end
     end
     table.sort(paying, function(a, b) return a.ms_step_med < b.ms_step_med end)
-    for k = 1, #paying do paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / paying[k].ms_step_med) end
-    print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0 and "these pay: " .. table.concat(paying, ", ") or "nothing is faster than the plain mean"))
+    for k = 1, #paying do
+      paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / paying[k].ms_step_med)
+    end
+    print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0
+      and "these pay: " .. table.concat(paying, ", ") or "nothing is faster than the plain mean"))
   end
 end
 
@@ -164,8 +193,10 @@ end
 ---@param median fun(list: number[]): number
 ---@return fun(parsed: table): integer
 function bench_hooks.register(parser, median)
-  parser:option("--steps", "steps to measure, for each way and link"):convert(switches.count):default "15"
-  parser:option("--links", "links to compare, separated by spaces; none: memory"):default(table.concat(LINKS, " "))
+  parser:option("--steps", "steps to measure, for each way and link"):convert(switches.count)
+    :default "15"
+  parser:option("--links", "links to compare, separated by spaces; none: memory")
+    :default(table.concat(LINKS, " "))
   parser:option("--hook", "your own link beside the others, with its options: 'FILE key=value ...'")
   parser:option("--overlap", "an overlap policy of your own, likewise")
   parser:option("--buckets", "a bucket plan of your own, likewise")

@@ -1,4 +1,5 @@
--- moonshard check: runs a recipe on the sim executor, which makes every decision of the host and has no data: what it would take.
+-- moonshard check: runs a recipe on the sim executor, which makes every decision of the host and
+-- has no data: what it would take.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
@@ -6,14 +7,18 @@ local check = {}
 
 local function yes() return true end
 
--- The functions of the core that write say yes and do nothing; what reading a tensor for them does to memory is kept.
+-- The functions of the core that write say yes and do nothing; what reading a tensor for them does
+-- to memory is kept.
 local function without_output(core)
   local sink = { write = function(self) return self end, close = yes }
   core.file_append = function() return sink end
   core.file_lock = function() return sink end
   for _, name in ipairs {
-    "file_write", "make_directory", "remove", "checkpoint_start", "checkpoint_remove", "checkpoint_rename", "checkpoint_sweep",
-  } do core[name] = yes end
+    "file_write", "make_directory", "remove", "checkpoint_start", "checkpoint_remove",
+    "checkpoint_rename", "checkpoint_sweep",
+  } do
+    core[name] = yes
+  end
   core.snapshot = function(_, tensors)
     local hashes = {}
     for i, t in ipairs(tensors) do
@@ -44,7 +49,12 @@ end
 local function result_of(core)
   local collectives, hash = core.comm_records()
   local groups, by_name = {}, {}
-  local result = { ranks = core.world():size(), peak_bytes = core.json_list { core.memory().peak }, payload_bytes = 0, wire_bytes = 0 }
+  local result = {
+    ranks = core.world():size(),
+    peak_bytes = core.json_list { core.memory().peak },
+    payload_bytes = 0,
+    wire_bytes = 0,
+  }
   for _, record in ipairs(collectives) do
     local group = by_name[record.group]
     if not group then
@@ -56,13 +66,15 @@ local function result_of(core)
       record[name] = nil
     end
   end
-  result.groups, result.collectives, result.order_hash = core.json_list(groups), core.json_list(collectives), ("%016x"):format(hash)
+  result.groups, result.collectives, result.order_hash = core.json_list(groups),
+    core.json_list(collectives), ("%016x"):format(hash)
   return result
 end
 
 local function describe(record)
   local label = record.label ~= "" and (' "%s"'):format(record.label) or ""
-  return ("%s of %s, %s x %d, channel %d%s"):format(record.op, record.group, record.dtype, record.count, record.channel, label)
+  return ("%s of %s, %s x %d, channel %d%s")
+    :format(record.op, record.group, record.dtype, record.count, record.channel, label)
 end
 
 -- Ranks that do the same have one line.
@@ -70,32 +82,39 @@ local function show(result)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
     if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank] then
-      local bytes, which = result.peak_bytes[rank], first == rank - 1 and tostring(first) or ("%d-%d"):format(first, rank - 1)
-      lines[#lines + 1] = ("rank %-8s peak memory %.1f MiB (%d bytes)"):format(which, bytes / 2 ^ 20, bytes)
+      local bytes, which = result.peak_bytes[rank],
+        first == rank - 1 and tostring(first) or ("%d-%d"):format(first, rank - 1)
+      lines[#lines + 1] = ("rank %-8s peak memory %.1f MiB (%d bytes)")
+        :format(which, bytes / 2 ^ 20, bytes)
       first = rank
     end
   end
-  lines[#lines + 1] = ("collectives of the last step: %d, %d bytes handed over, %d on the wire, by each rank")
-    :format(#result.collectives, result.payload_bytes, result.wire_bytes)
+  lines[#lines + 1] =
+    ("collectives of the last step: %d, %d bytes handed over, %d on the wire, by each rank")
+      :format(#result.collectives, result.payload_bytes, result.wire_bytes)
   for _, group in ipairs(result.groups) do
-    lines[#lines + 1] = ("  group %-12s %d bytes handed over, %d on the wire"):format(group.name, group.payload_bytes, group.wire_bytes)
+    lines[#lines + 1] = ("  group %-12s %d bytes handed over, %d on the wire")
+      :format(group.name, group.payload_bytes, group.wire_bytes)
   end
-  for i, record in ipairs(result.collectives) do lines[#lines + 1] = ("  %4d %s"):format(i, describe(record)) end
+  for i, record in ipairs(result.collectives) do
+    lines[#lines + 1] = ("  %4d %s"):format(i, describe(record))
+  end
   if #result.collectives > 0 then lines[#lines + 1] = "order hash " .. result.order_hash end
   return table.concat(lines, "\n")
 end
 
----------------------------------------------------------------------------------------------------------------------- many ranks
+----------------------------------------------------------------------------------------- many ranks
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
--- Every rank is a world of its own in a process of its own; its answer goes to a file, since the recipe may write to stdout. What a recipe says is
--- shown of rank 0, and of others where they fail.
+-- Every rank is a world of its own in a process of its own; its answer goes to a file, since the
+-- recipe may write to stdout. What a recipe says is shown of rank 0, and of others where they fail.
 local function start(program, arguments, rank)
   local parts = { quoted(program), "check" }
   for _, argument in ipairs(arguments) do parts[#parts + 1] = quoted(argument) end
   local child = { rank = rank, answer = os.tmpname(), said = os.tmpname() }
-  local command = ("%s --json --rank %d --answer %s 1>&2 %s"):format(table.concat(parts, " "), rank, quoted(child.answer), rank > 0 and "2>" .. quoted(child.said) or "")
+  local command = ("%s --json --rank %d --answer %s 1>&2 %s"):format(table.concat(parts, " "), rank,
+    quoted(child.answer), rank > 0 and "2>" .. quoted(child.said) or "")
   child.pipe = assert(io.popen(command))
   return child
 end
@@ -106,11 +125,16 @@ local function finish(core, child)
   local said, text = core.file_read(child.said), core.file_read(child.answer)
   os.remove(child.said)
   os.remove(child.answer)
-  if not ok then launch.exit(code, child.rank > 0 and ("rank %d: %s"):format(child.rank, (said:gsub("^moonshard: ", ""):gsub("%s+$", ""))) or "") end
+  if not ok then
+    launch.exit(code, child.rank > 0
+      and ("rank %d: %s"):format(child.rank, (said:gsub("^moonshard: ", ""):gsub("%s+$", "")))
+      or "")
+  end
   return core.json_decode(text)
 end
 
--- In the groups that both know, two ranks must make the same calls in the same order; but for what concerns two ranks only, or one by itself.
+-- In the groups that both know, two ranks must make the same calls in the same order; but for what
+-- concerns two ranks only, or one by itself.
 local function compare(first, second, rank)
   local known, own = {}, { {}, {} }
   for _, group in ipairs(second.groups) do known[group.name] = true end
@@ -119,22 +143,31 @@ local function compare(first, second, rank)
     for _, group in ipairs(first.groups) do common[group.name] = known[group.name] end
     common.world = true
     for _, record in ipairs(result.collectives) do
-      if common[record.group] and record.group ~= "self" and record.op ~= "send" and record.op ~= "recv" then table.insert(own[which], describe(record)) end
+      if common[record.group] and record.group ~= "self" and record.op ~= "send"
+          and record.op ~= "recv" then
+        table.insert(own[which], describe(record))
+      end
     end
   end
   for i = 1, math.max(#own[1], #own[2]) do
     if own[1][i] ~= own[2][i] then
-      launch.exit(5, ("ranks disagree in collective %d of the last step:\n  rank 0: %s\n  rank %d: %s"):format(i, own[1][i] or "none", rank, own[2][i] or "none"))
+      launch.exit(5,
+        ("ranks disagree in collective %d of the last step:\n  rank 0: %s\n  rank %d: %s")
+          :format(i, own[1][i] or "none", rank, own[2][i] or "none"))
     end
   end
 end
 
--- Replicated training does the same on all ranks but the first, which writes, and perhaps the last, whose share of the data may be smaller: these three
--- are run, and those between are as rank 1, unless all are asked for.
+-- Replicated training does the same on all ranks but the first, which writes, and perhaps the last,
+-- whose share of the data may be smaller: these three are run, and those between are as rank 1,
+-- unless all are asked for.
 local function many(core, parsed, arguments)
-  local program, count, children, results = package.loaded["moonshard.process"].program, parsed.ranks, {}, {}
+  local program, count, children, results = package.loaded["moonshard.process"].program,
+    parsed.ranks, {}, {}
   for rank = 0, count - 1 do
-    if parsed.all_ranks or rank < 2 or rank == count - 1 then children[#children + 1] = start(program, arguments, rank) end
+    if parsed.all_ranks or rank < 2 or rank == count - 1 then
+      children[#children + 1] = start(program, arguments, rank)
+    end
   end
   for _, child in ipairs(children) do results[child.rank] = finish(core, child) end
   local result = results[0]
@@ -142,7 +175,8 @@ local function many(core, parsed, arguments)
     if results[rank] then compare(result, results[rank], rank) end
     result.peak_bytes[rank + 1] = (results[rank] or results[1]).peak_bytes[1]
   end
-  result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes), core.json_list(result.groups), core.json_list(result.collectives)
+  result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
+    core.json_list(result.groups), core.json_list(result.collectives)
   return result
 end
 
@@ -150,14 +184,20 @@ end
 ---@param arguments string[]
 ---@return integer
 function check.main(arguments)
-  local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and collectives of each rank. Files are read, none are written.", "sim")
+  local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and \z
+    collectives of each rank. Files are read, none are written.", "sim")
   parser:flag("--json", "one line of JSON")
-  parser:flag("--all-ranks", "run every rank, not only the first two and the last (those between are taken to be as rank 1)")
+  parser:flag("--all-ranks",
+    "run every rank, not only the first two and the last (those between are taken to be as rank 1)")
   parser:option("--rank", "this rank only"):argname "R":convert(switches.integer)
   parser:option("--answer", "where to write the answer"):hidden(true)
   local parsed = switches.parse_recipe(parser, arguments)
-  if parsed.device == "cpu" then launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu") end
-  if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1)) end
+  if parsed.device == "cpu" then
+    launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu")
+  end
+  if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then
+    launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
+  end
   local core = require "moonshard.core"
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
@@ -165,16 +205,21 @@ function check.main(arguments)
     answer:flush()
     return 0
   end
-  if parsed.ranks > 1 and not parsed.rank and not parsed.help then return tell(many(core, parsed, arguments)) end
+  if parsed.ranks > 1 and not parsed.rank and not parsed.help then
+    return tell(many(core, parsed, arguments))
+  end
   parsed.device = "sim"
   switches.apply(parsed)
-  if parsed.ranks > 1 then core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks } end
+  if parsed.ranks > 1 then
+    core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks }
+  end
   if not parsed.help then
     launch.checking = true
     without_output(core)
     set_print()
   end
-  local code = require "moonshard.cli.run".recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
+  local code = require "moonshard.cli.run".recipe(parsed.recipe,
+    { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
   local result = result_of(core)
   -- As many peaks as ranks, whichever was run.

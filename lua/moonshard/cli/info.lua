@@ -4,14 +4,23 @@ local switches = require "moonshard.cli.switches"
 local info = {}
 
 function info.main(arguments)
-  switches.apply(switches.parse(switches.parser("info", "Tells what was found on this machine."), arguments))
+  switches.apply(switches.parse(switches.parser("info", "Tells what was found on this machine."),
+    arguments))
   local ms = require "moonshard"
   local found = ms.info()
   local products = found.blas_isa ~= "" and found.blas .. ", " .. found.blas_isa or found.blas
   local lines = {
-    { "version", found.version }, { "cpu", found.cpu }, { "cores", found.cores }, { "threads", found.threads },
-    { "kernels", found.kernels }, { "matrix products", products }, { "memory", ("%.1f GiB"):format(found.memory_bytes / 2 ^ 30) },
-    { "devices", table.concat(found.devices, ", ") }, { "mpi", found.mpi or "not built" }, { "nccl", found.nccl or "not built" }, { "lua", found.lua },
+    { "version", found.version },
+    { "cpu", found.cpu },
+    { "cores", found.cores },
+    { "threads", found.threads },
+    { "kernels", found.kernels },
+    { "matrix products", products },
+    { "memory", ("%.1f GiB"):format(found.memory_bytes / 2 ^ 30) },
+    { "devices", table.concat(found.devices, ", ") },
+    { "mpi", found.mpi or "not built" },
+    { "nccl", found.nccl or "not built" },
+    { "lua", found.lua },
   }
   for _, line in ipairs(lines) do print(("%-16s %s"):format(line[1], line[2])) end
   return 0

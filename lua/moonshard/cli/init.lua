@@ -1,4 +1,5 @@
--- The command line: finds the command, runs it, turns what happened into an exit code and one clear line.
+-- The command line: finds the command, runs it, turns what happened into an exit code and one clear
+-- line.
 local cli = {}
 
 local commands = {
@@ -12,7 +13,10 @@ local commands = {
 }
 
 local variables = {
-  { "MOONSHARD_CPU", "instruction set at most: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)" },
+  {
+    "MOONSHARD_CPU",
+    "instruction set at most: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)",
+  },
   { "MOONSHARD_STRICT", "1: as --strict" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
 }
@@ -22,17 +26,22 @@ local function usage(to)
   for _, command in ipairs(commands) do to:write(("  %-8s %s\n"):format(command[1], command[2])) end
   to:write "\nmoonshard COMMAND --help tells more; moonshard --version prints the version.\n"
   to:write "\nin the environment:\n"
-  for _, variable in ipairs(variables) do to:write(("  %-17s %s\n"):format(variable[1], variable[2])) end
+  for _, variable in ipairs(variables) do
+    to:write(("  %-17s %s\n"):format(variable[1], variable[2]))
+  end
 end
 
--- For Lua states that the program makes. They load text only: binary chunks can crash the interpreter.
+-- For Lua states that the program makes. They load text only: binary chunks can crash the
+-- interpreter.
 local function own_state()
   local launch = require "moonshard.launch"
   launch.owns_state = true
   launch.seed_random(0, 0)
   local load_any, loadfile_any = load, loadfile
   local function check(mode)
-    if mode ~= nil and mode ~= "t" and mode ~= "bt" then error("binary chunks are not loaded: mode must be \"t\"", 3) end
+    if mode ~= nil and mode ~= "t" and mode ~= "bt" then
+      error("binary chunks are not loaded: mode must be \"t\"", 3)
+    end
   end
   -- luacheck: push globals load loadfile dofile
   function load(chunk, name, mode, ...)
@@ -53,7 +62,9 @@ local function own_state()
     local path, message = package.searchpath(name, package.path)
     if not path then return message end
     local chunk, why = loadfile_any(path, "t")
-    if not chunk then error(("error loading module '%s' from file '%s':\n\t%s"):format(name, path, why), 0) end
+    if not chunk then
+      error(("error loading module '%s' from file '%s':\n\t%s"):format(name, path, why), 0)
+    end
     return chunk, path
   end
 end
@@ -78,13 +89,18 @@ local function handler(failure)
   local inner = require "moonshard.core".traceback(failure)
   if type(failure) ~= "string" then
     local meta = getmetatable(failure)
-    failure = type(meta) == "table" and meta.__tostring and tostring(failure) or ("the recipe raised a value that is not a string: " .. tostring(failure))
+    failure = type(meta) == "table" and meta.__tostring and tostring(failure)
+      or ("the recipe raised a value that is not a string: " .. tostring(failure))
   end
-  if os.getenv "MOONSHARD_LOG" == "debug" then return failure .. "\n" .. (inner or debug.traceback("", 2)) end
-  -- The part of the traceback that belongs to the user: without the library's and the program's own frames.
+  if os.getenv "MOONSHARD_LOG" == "debug" then
+    return failure .. "\n" .. (inner or debug.traceback("", 2))
+  end
+  -- The part of the traceback that belongs to the user: without the library's and the program's own
+  -- frames.
   local lines = {}
   for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
-    local ours = line:match "^stack traceback" or line:match "lua/[%d.]*/?moonshard/" or line:match "%[C%]" or line:match "%(%.%.%.tail calls"
+    local ours = line:match "^stack traceback" or line:match "lua/[%d.]*/?moonshard/"
+      or line:match "%[C%]" or line:match "%(%.%.%.tail calls"
     -- A recursion is shown once.
     if not ours and line ~= lines[#lines] then lines[#lines + 1] = line end
   end
@@ -94,7 +110,8 @@ local function handler(failure)
   return failure .. "\n" .. table.concat(lines, "\n")
 end
 
--- Code and message of a process that would end with this code: one that ends with success has its last checkpoint on disk.
+-- Code and message of a process that would end with this code: one that ends with success has its
+-- last checkpoint on disk.
 local function settled(code, message)
   local store = code == 0 and package.loaded["moonshard.checkpoint.store"]
   local lost = store and store.settle()
@@ -109,7 +126,8 @@ local function protected(f, ...)
   return settled(judge(result))
 end
 
--- os.exit ends the process without closing the Lua state, which would wait for the checkpoint that is being written.
+-- os.exit ends the process without closing the Lua state, which would wait for the checkpoint that
+-- is being written.
 local function settle_at_exit()
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
@@ -129,14 +147,17 @@ local function leave_at_exit(process)
   os.exit = function(code, close)
     local number = math.tointeger(code) or (code == false and 1 or 0)
     local message = ("the recipe called os.exit(%d)"):format(number)
-    if process.is_thread then require "moonshard.launch".exit(number, number ~= 0 and message or nil) end
+    if process.is_thread then
+      require "moonshard.launch".exit(number, number ~= 0 and message or nil)
+    end
     require "moonshard.core".comm_leave(number ~= 0 and message or nil)
     exit(code, close)
   end
   -- luacheck: pop
 end
 
--- Lua's print writes a line in parts, between which other threads would write theirs, and knows nothing of a line that is shown in place.
+-- Lua's print writes a line in parts, between which other threads would write theirs, and knows
+-- nothing of a line that is shown in place.
 local function print_whole_lines()
   local live = require "moonshard.live"
   -- luacheck: push globals print
@@ -152,7 +173,8 @@ end
 -- The supervisor prints what ended the job, whose message has so much room.
 local ROOM = 800
 
--- What a rank prints of the message with which it fails: what the job's message, which the supervisor prints, does not say.
+-- What a rank prints of the message with which it fails: what the job's message, which the
+-- supervisor prints, does not say.
 local function untold(message, told)
   told = told:gsub("^because rank %d+: ", "")
   if told == message then return nil end
@@ -161,7 +183,8 @@ local function untold(message, told)
   return rest ~= "" and " was at:\n" .. rest or nil
 end
 
--- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report. Returns the message to print.
+-- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report.
+-- Returns the message to print.
 local function leave(process, code, message)
   local core, launch = require "moonshard.core", require "moonshard.launch"
   if code == 0 or launch.cut and (code == 75 or code == 128 + launch.cut) then
@@ -184,9 +207,12 @@ function cli.recipe(file, arguments)
   own_state()
   -- The process is the host's: a recipe ends only itself.
   os.exit = function(code) -- luacheck: ignore 122
-    require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0), "the recipe called os.exit")
+    require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
+      "the recipe called os.exit")
   end
-  return protected(function() return require "moonshard.cli.run".recipe(file, { arguments = arguments }) end)
+  return protected(function()
+    return require "moonshard.cli.run".recipe(file, { arguments = arguments })
+  end)
 end
 
 --- The program: arguments are those of the command line; returns the exit code.
@@ -221,7 +247,8 @@ function cli.main(arguments)
   local names = {}
   for i, command in ipairs(commands) do names[i] = command[1] end
   local nearest = require "moonshard.core".nearest(name, names)
-  io.stderr:write(("moonshard: unknown command '%s'%s\n"):format(name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
+  io.stderr:write(("moonshard: unknown command '%s'%s\n")
+    :format(name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
   usage(io.stderr)
   return 2
 end

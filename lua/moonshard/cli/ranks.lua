@@ -1,10 +1,13 @@
--- moonshard run -n N: the process that supervises the ranks: its switches, the report of how a job ended, the exit code.
+-- moonshard run -n N: the process that supervises the ranks: its switches, the report of how a job
+-- ended, the exit code.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 
 local ranks = {}
 
-local RATES = { bit = 1 / 8, kbit = 1e3 / 8, Mbit = 1e6 / 8, Gbit = 1e9 / 8, B = 1, kB = 1e3, MB = 1e6, GB = 1e9 }
+local RATES = {
+  bit = 1 / 8, kbit = 1e3 / 8, Mbit = 1e6 / 8, Gbit = 1e9 / 8, B = 1, kB = 1e3, MB = 1e6, GB = 1e9,
+}
 local TIMES = { ns = 1, us = 1e3, ms = 1e6, s = 1e9 }
 
 -- For argparse: "1Gbit,5ms", either part alone, in any order.
@@ -13,9 +16,14 @@ local function link(text)
   for part in text:gmatch "[^,]+" do
     local number, unit = part:match "^([%d.]+)(%a+)$"
     number = tonumber(number)
-    if number and RATES[unit] and number * RATES[unit] >= 1 then result.bytes_per_second = math.floor(number * RATES[unit])
-    elseif number and TIMES[unit] then result.latency_ns = math.floor(number * TIMES[unit])
-    else return nil, ("a rate (1Gbit, 200MB) and a latency (5ms, 50us) are expected, as in --link 1Gbit,5ms; not '%s'"):format(part) end
+    if number and RATES[unit] and number * RATES[unit] >= 1 then
+      result.bytes_per_second = math.floor(number * RATES[unit])
+    elseif number and TIMES[unit] then
+      result.latency_ns = math.floor(number * TIMES[unit])
+    else
+      return nil, ("a rate (1Gbit, 200MB) and a latency (5ms, 50us) are expected, as in --link \z
+        1Gbit,5ms; not '%s'"):format(part)
+    end
   end
   return result
 end
@@ -31,15 +39,17 @@ end
 ---@param parser table
 function ranks.add_switches(parser)
   parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
-  parser:option("--link", "what ranks send each other goes through a link like this, as 1Gbit,5ms (default: memory)")
+  parser:option("--link",
+    "what ranks send each other goes through a link like this, as 1Gbit,5ms (default: memory)")
     :argname "LINK":convert(link)
   parser:option("--timeout", "seconds that ranks wait for one that shows no progress")
     :argname "SECONDS":convert(seconds):default "300"
-  parser:option("--grace", "seconds from a request to stop (Ctrl-C, SIGTERM) until ranks are stopped without a checkpoint")
+  parser:option("--grace",
+    "seconds from a request to stop (Ctrl-C, SIGTERM) until ranks are stopped without a checkpoint")
     :argname "SECONDS":convert(seconds):default "60"
 end
 
----------------------------------------------------------------------------------------------------------------------- exit code
+------------------------------------------------------------------------------------------ exit code
 
 local SIGKILL = 9
 local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
@@ -54,7 +64,7 @@ local function code_of(outcome)
   return first.signal == 0 and first.code ~= 0 and first.code or 1
 end
 
------------------------------------------------------------------------------------------------------------------------- report
+--------------------------------------------------------------------------------------------- report
 
 local function list(numbers)
   return (#numbers == 1 and "rank " or "ranks ") .. table.concat(numbers, ", ")
@@ -68,7 +78,10 @@ local function others_of(outcome, rank)
   return others
 end
 
-local STATES = { R = "running", S = "sleeping", D = "in the system (D)", T = "stopped (T)", t = "stopped by a debugger" }
+local STATES = {
+  R = "running", S = "sleeping", D = "in the system (D)", T = "stopped (T)",
+  t = "stopped by a debugger",
+}
 
 -- Where each rank was: "rank 0 all_reduce #17 of world [...], rank 1 step 3".
 local function places(outcome, numbers, flights)
@@ -77,10 +90,15 @@ local function places(outcome, numbers, flights)
     local record, state = flights(rank), outcome.ranks[rank + 1]
     local last = record[#record]
     local where
-    if last then where = (last.left_ns == 0 and "at " or "behind ") .. ("%s #%d"):format(last.op, last.number)
-    else where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective" end
+    if last then
+      where = (last.left_ns == 0 and "at " or "behind ") .. ("%s #%d"):format(last.op, last.number)
+    else
+      where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective"
+    end
     texts[i] = ("rank %d %s"):format(rank, where)
-    if state.state then texts[i] = texts[i] .. ", its process " .. (STATES[state.state] or state.state) end
+    if state.state then
+      texts[i] = texts[i] .. ", its process " .. (STATES[state.state] or state.state)
+    end
   end
   return table.concat(texts, "; ")
 end
@@ -104,7 +122,8 @@ local function read(path)
   return text
 end
 
---- How often the kernel has killed a process of this control group, or of those in it, for want of memory.
+--- How often the kernel has killed a process of this control group, or of those in it, for want of
+--- memory.
 ---@param root? string where proc and sys are: "" unless given
 ---@return integer
 function ranks.oom_kills(root)
@@ -112,9 +131,16 @@ function ranks.oom_kills(root)
   local groups = read(root .. "/proc/self/cgroup")
   local two, one = groups:match "0::([^\n]*)", groups:match "%d+:[^:\n]*memory[^:\n]*:([^\n]*)"
   local files = {}
-  if two then files = { "/sys/fs/cgroup" .. two .. "/memory.events", "/sys/fs/cgroup/memory.events" } end
+  if two then
+    files = { "/sys/fs/cgroup" .. two .. "/memory.events", "/sys/fs/cgroup/memory.events" }
+  end
   -- A container may see the path of its group outside, and its files at the top.
-  if one then table.move({ "/sys/fs/cgroup/memory" .. one .. "/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control" }, 1, 2, #files + 1, files) end
+  if one then
+    table.move({
+      "/sys/fs/cgroup/memory" .. one .. "/memory.oom_control",
+      "/sys/fs/cgroup/memory/memory.oom_control",
+    }, 1, 2, #files + 1, files)
+  end
   for _, file in ipairs(files) do
     local count = read(root .. file):match "oom_kill (%d+)"
     if count then return math.tointeger(tonumber(count)) end
@@ -131,15 +157,20 @@ end
 function ranks.report(outcome, parsed, flights, oom_kills)
   local cause, lines = outcome.cause, {}
   local others = others_of(outcome, cause.rank)
-  if cause.message:match "^because rank" then lines[1] = ("%s stopped %s"):format(list(others), cause.message)
-  else lines[1] = cause.message end
+  if cause.message:match "^because rank" then
+    lines[1] = ("%s stopped %s"):format(list(others), cause.message)
+  else
+    lines[1] = cause.message
+  end
   if cause.reason == "died" then
     local latest = 0
     for _, rank in ipairs(others) do latest = math.max(latest, outcome.ranks[rank + 1].ended_ns) end
     local after = latest - (cause.rank >= 0 and outcome.ranks[cause.rank + 1].ended_ns or latest)
-    lines[#lines + 1] = ("  %s ended within %.1f ms; %s"):format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
+    lines[#lines + 1] = ("  %s ended within %.1f ms; %s")
+      :format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
     if oom_kills > 0 and outcome.ranks[cause.rank + 1].signal == SIGKILL then
-      lines[#lines + 1] = "  the system has killed a process for want of memory (oom_kill of its control group): fewer ranks or less per rank may fit"
+      lines[#lines + 1] = "  the system has killed a process for want of memory (oom_kill of its \z
+        control group): fewer ranks or less per rank may fit"
     end
   elseif cause.reason == "timeout" then
     lines[#lines + 1] = "  " .. places(outcome, others_of(outcome), flights)
@@ -148,9 +179,14 @@ function ranks.report(outcome, parsed, flights, oom_kills)
   for i, rank in ipairs(outcome.ranks) do
     if rank.killed or not rank.ended then killed[#killed + 1] = i - 1 end
   end
-  if #killed > 0 then lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed)) end
+  if #killed > 0 then
+    lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed))
+  end
   local latest = outcome.folder ~= "" and require "moonshard.checkpoint.store".find(outcome.folder)
-  if latest then lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)"):format(latest, resume_command(parsed)) end
+  if latest then
+    lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)")
+      :format(latest, resume_command(parsed))
+  end
   return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
 
@@ -164,7 +200,8 @@ local function write_flights(folder, count, flights)
       flight.rank = rank
       lines[i] = core.json_encode(flight) .. "\n"
     end
-    local ok, message = core.file_write(("%s/flight/rank-%d.jsonl"):format(folder, rank), table.concat(lines))
+    local ok, message = core.file_write(("%s/flight/rank-%d.jsonl"):format(folder, rank),
+      table.concat(lines))
     if not ok then io.stderr:write("moonshard: ", message, "\n") end
   end
 end
@@ -173,26 +210,35 @@ end
 ---@param parsed table of moonshard run
 ---@return integer
 function ranks.launch(parsed)
-  if parsed.device == "sim" then launch.exit(2, "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do") end
+  if parsed.device == "sim" then
+    launch.exit(2,
+      "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do")
+  end
   local process = package.loaded["moonshard.process"]
   local trace = parsed.trace and require "moonshard.trace"
   if trace then trace._sweep(parsed.trace, parsed.ranks) end
   local kills_before = ranks.oom_kills()
   local flights
   local outcome, message = process.launch({
-    ranks = parsed.ranks, threads = parsed.threads, memory_bytes = parsed.memory, thread_ranks = parsed.thread_ranks,
+    ranks = parsed.ranks,
+    threads = parsed.threads,
+    memory_bytes = parsed.memory,
+    thread_ranks = parsed.thread_ranks,
     timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
-    link_bytes_per_second = parsed.link and parsed.link.bytes_per_second, link_latency_ns = parsed.link and parsed.link.latency_ns,
+    link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
+    link_latency_ns = parsed.link and parsed.link.latency_ns,
   }, function(read_flights, read_folder)
     flights = read_flights
     return function() write_flights(read_folder(), parsed.ranks, flights) end
   end)
   if not outcome then launch.exit(2, message) end
   if outcome.cause then
-    io.stderr:write(require "moonshard.live".fresh_row() .. ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
+    io.stderr:write(require "moonshard.live".fresh_row()
+      .. ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
     write_flights(outcome.folder, parsed.ranks, flights)
   end
-  -- What the ranks that are gone have left; when all ended well, they have joined their parts themselves.
+  -- What the ranks that are gone have left; when all ended well, they have joined their parts
+  -- themselves.
   local joined, why = true, nil
   if trace then joined, why = trace._join(parsed.trace, parsed.ranks) end
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end

@@ -31,10 +31,12 @@ local function read_chunk()
 end
 
 function repl.main(arguments)
-  switches.apply(switches.parse(switches.parser("repl", "An interactive session; `ms` is the library."), arguments))
+  switches.apply(switches.parse(
+    switches.parser("repl", "An interactive session; `ms` is the library."), arguments))
   local ms = require "moonshard"
   _G.ms = ms
-  print(("Moonshard %s, %s. `ms` is the library; end with Control-D."):format(ms.version, ms.info().lua))
+  print(("Moonshard %s, %s. `ms` is the library; end with Control-D.")
+    :format(ms.version, ms.info().lua))
   while true do
     local chunk, message = read_chunk()
     if chunk then

@@ -15,7 +15,8 @@ function run.recipe(file, settings)
   if not chunk then launch.exit(message:match "^cannot open" and 2 or 1, message) end
   chunk()
   if not launch.declared and #launch.arguments > 0 then
-    launch.exit(2, ("'%s' was given, but the recipe declares no options (ms.config)"):format(launch.arguments[1]))
+    launch.exit(2, ("'%s' was given, but the recipe declares no options (ms.config)")
+      :format(launch.arguments[1]))
   end
   if launch.help and not launch.declared then print("the recipe declares no options") end
   local core = require "moonshard.core"
@@ -23,7 +24,8 @@ function run.recipe(file, settings)
   local report = package.loaded["moonshard.report"]
   if report then report.write_all(false) end               -- of loops that are not ms.steps
   if not launch.cut then return 0 end
-  return launch.saved and not require "moonshard.checkpoint.store".settle() and 75 or 128 + launch.cut
+  return launch.saved and not require "moonshard.checkpoint.store".settle() and 75
+    or 128 + launch.cut
 end
 
 --- moonshard run FILE [switches] [key=value ...]
@@ -31,14 +33,19 @@ end
 ---@return integer
 function run.main(arguments)
   local parser = switches.recipe_parser("run", "Runs a recipe.")
-  parser:option("--trace", "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)"):argname "FILE"
-  parser:flag("--watch", "read files of hooks, plans and policies again when they change, on all ranks before the same step")
-  parser:option("--log-every", "a line each so many steps (default: each on a terminal; else the first 10, then one every 10 s or 1% of the steps)")
-    :argname "STEPS":convert(switches.count)
+  parser:option("--trace",
+    "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)")
+    :argname "FILE"
+  parser:flag("--watch", "read files of hooks, plans and policies again when they change, on all \z
+    ranks before the same step")
+  parser:option("--log-every", "a line each so many steps (default: each on a terminal; else the \z
+    first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
   local process = package.loaded["moonshard.process"]
-  if parsed.ranks > 1 and not parsed.help and not process.rank then return require "moonshard.cli.ranks".launch(parsed) end
+  if parsed.ranks > 1 and not parsed.help and not process.rank then
+    return require "moonshard.cli.ranks".launch(parsed)
+  end
   switches.apply(parsed)
   launch.log_every = parsed.log_every
   if parsed.watch then require "moonshard.watch".on = true end
@@ -51,7 +58,8 @@ function run.main(arguments)
     local ok, message = trace.stop()
     if not ok then require "moonshard.log".warn("the trace was not written: %s", message) end
   end })
-  return run.recipe(parsed.recipe, { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
+  return run.recipe(parsed.recipe,
+    { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
 end
 
 return run

@@ -1,4 +1,5 @@
--- The switches that commands share, read by argparse; everything of the form key=value is the recipe's.
+-- The switches that commands share, read by argparse; everything of the form key=value is the
+-- recipe's.
 local launch = require "moonshard.launch"
 
 local switches = {}
@@ -29,11 +30,13 @@ end
 function switches.parser(name, description, device)
   local argparse = require "argparse"
   local parser = argparse("moonshard " .. name, description):add_help(false):help_max_width(100)
-  parser:option("--device", ("cpu, or sim: no data, the same decisions (default: %s)"):format(device or "cpu"))
+  parser:option("--device",
+    ("cpu, or sim: no data, the same decisions (default: %s)"):format(device or "cpu"))
     :choices { "cpu", "sim" }
-  parser:option("--threads", "threads of intra-op work (default: the cores)"):argname "COUNT":convert(switches.count)
-  parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)"):argname "N"
-    :convert(switches.integer)
+  parser:option("--threads", "threads of intra-op work (default: the cores)"):argname "COUNT"
+    :convert(switches.count)
+  parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)")
+    :argname "N":convert(switches.integer)
   parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory)")
     :argname "BYTES":convert(switches.count)
   parser:flag("--strict", "a missing wait between streams is an error")
@@ -45,7 +48,8 @@ end
 --- How many ranks.
 ---@param parser table
 function switches.add_ranks(parser)
-  parser:option("-n --ranks", "ranks, all on this machine"):argname "N":convert(switches.count):default "1"
+  parser:option("-n --ranks", "ranks, all on this machine"):argname "N":convert(switches.count)
+    :default "1"
 end
 
 --- A parser of a command that runs a recipe.
@@ -56,15 +60,16 @@ end
 function switches.recipe_parser(name, description, device)
   local parser = switches.parser(name, description, device)
   parser:argument("recipe", "a Lua file"):args "?"
-  parser:argument("options", ("key=value: options of the recipe (`moonshard %s RECIPE --help` lists them)"):format(name))
+  parser:argument("options",
+    ("key=value: options of the recipe (`moonshard %s RECIPE --help` lists them)"):format(name))
     :args "*"
   switches.add_ranks(parser)
   parser:option("--config", "file with options of the recipe (.lua or .json)"):argname "FILE"
   return parser
 end
 
--- The options that a recipe seems to declare: keys of the table after `ms.config`. For advice only, since nothing of the
--- recipe is run.
+-- The options that a recipe seems to declare: keys of the table after `ms.config`. For advice only,
+-- since nothing of the recipe is run.
 local function declared_in(recipe)
   local file = recipe and io.open(recipe)
   local text = file and file:read "a" or ""
@@ -72,33 +77,41 @@ local function declared_in(recipe)
   local names = text:match "scripts%.options" and { "hook", "overlap", "buckets" } or {}
   text = text:gsub("%-%-[^\n]*", ""):gsub('"[^"\n]*"', '""')
   local body = text:match "ms%.config[%s%(%w_.]*(%b{})" or "{}"
-  for name in body:sub(2, -2):gsub("%b{}", "{}"):gmatch "([%a_][%w_]*)%s*=" do names[#names + 1] = name end
+  for name in body:sub(2, -2):gsub("%b{}", "{}"):gmatch "([%a_][%w_]*)%s*=" do
+    names[#names + 1] = name
+  end
   return names
 end
 
--- Says of an unknown switch what it may have been meant to be: another one, or an option of the recipe.
+-- Says of an unknown switch what it may have been meant to be: another one, or an option of the
+-- recipe.
 local function advice(parser, message, arguments)
   local given, bare = message:match "^unknown option '(%-%-?([^'=]+))"
   if not given then return message end
   local names, meant, recipe = {}, {}, nil
   for _, argument in ipairs(arguments) do recipe = recipe or argument:match "^[^-].*%.lua$" end
   local function known(name, text) names[#names + 1], meant[name] = name, text end
-  for _, name in ipairs(declared_in(recipe)) do known(name, name .. "=VALUE, an option of the recipe") end
+  for _, name in ipairs(declared_in(recipe)) do
+    known(name, name .. "=VALUE, an option of the recipe")
+  end
   for _, option in ipairs(parser._options) do
     for _, alias in ipairs(option._public_aliases) do known(alias:match "^%-*(.*)", alias) end
   end
   local nearest = require "moonshard.core".nearest(bare, names)
-  return ("unknown switch '%s'%s"):format(given, nearest and (": did you mean %s?"):format(meant[nearest]) or "")
+  return ("unknown switch '%s'%s")
+    :format(given, nearest and (": did you mean %s?"):format(meant[nearest]) or "")
 end
 
---- Parses; ends with exit code 2 and the parser's message, or after printing the help that was asked for. Where there is a recipe, its own
---- help is meant.
+--- Parses; ends with exit code 2 and the parser's message, or after printing the help that was
+--- asked for. Where there is a recipe, its own help is meant.
 ---@param parser table
 ---@param arguments string[]
 ---@return table
 function switches.parse(parser, arguments)
   local ok, result = parser:pparse(arguments)
-  if not ok then launch.exit(2, advice(parser, tostring(result), arguments) .. "\n" .. parser:get_usage()) end
+  if not ok then
+    launch.exit(2, advice(parser, tostring(result), arguments) .. "\n" .. parser:get_usage())
+  end
   if result.help and not result.recipe then
     print(parser:get_help())
     launch.exit(0)
@@ -116,12 +129,14 @@ function switches.parse_recipe(parser, arguments)
   return parsed
 end
 
---- Hands the engine's switches to the engine. What they do not say comes from the environment: MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
+--- Hands the engine's switches to the engine. What they do not say comes from the environment:
+--- MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
 ---@param parsed table
 function switches.apply(parsed)
   launch.seed_random(parsed.seed or 0, 0)
   require "moonshard.core".configure {
-    device = parsed.device, threads = parsed.threads, seed = parsed.seed, memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
+    device = parsed.device, threads = parsed.threads, seed = parsed.seed,
+    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
   }
 end
 

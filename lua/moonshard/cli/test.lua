@@ -1,4 +1,5 @@
--- moonshard test --golden DIR [-n N]: runs what another implementation computed, case by case, and compares.
+-- moonshard test --golden DIR [-n N]: runs what another implementation computed, case by case, and
+-- compares.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
@@ -10,7 +11,9 @@ local function read_manifest(folder)
   local text, message = core.file_read(path)
   if not text then launch.exit(3, message) end
   local manifest, why = core.json_decode(text)
-  if type(manifest) ~= "table" then launch.exit(3, ("%s: %s"):format(path, why or "an object is expected")) end
+  if type(manifest) ~= "table" then
+    launch.exit(3, ("%s: %s"):format(path, why or "an object is expected"))
+  end
   return manifest
 end
 
@@ -18,7 +21,9 @@ end
 local function reader(folder)
   local files = {}
   return function(name)
-    if type(name) ~= "string" or name:match "/" then error(("the file '%s' does not lie in this folder"):format(tostring(name)), 0) end
+    if type(name) ~= "string" or name:match "/" then
+      error(("the file '%s' does not lie in this folder"):format(tostring(name)), 0)
+    end
     if not files[name] then
       local tensors, message = require "moonshard.safetensors".load(folder .. "/" .. name)
       files[name] = tensors or error(message, 0)
@@ -27,10 +32,12 @@ local function reader(folder)
   end
 end
 
--- All cases of a kind, each with the file that it says or that its kind says. Returns the report and how many were run.
+-- All cases of a kind, each with the file that it says or that its kind says. Returns the report
+-- and how many were run.
 local function run_kind(kind, section, read)
   local cases = section.cases or section
-  local own, found = require("moonshard.cli.golden." .. kind), require "moonshard.cli.golden.report".new(kind)
+  local own, found = require("moonshard.cli.golden." .. kind),
+    require "moonshard.cli.golden.report".new(kind)
   local run = 0
   for position, case in ipairs(cases) do
     found:begin(type(case) == "table" and own.name(case) or tostring(position))
@@ -50,11 +57,13 @@ local function say(text) if require "moonshard".rank() == 0 then print(text) end
 
 -- A line for the kind; failures behind it.
 local function print_kind(found, run)
-  say(("%-12s %3d cases, %d failures; largest error %.2g, %.2g of its tolerance (%s)"):format(found.kind, run, #found.failures, found.error, found.share, found.place))
+  say(("%-12s %3d cases, %d failures; largest error %.2g, %.2g of its tolerance (%s)")
+    :format(found.kind, run, #found.failures, found.error, found.share, found.place))
   for _, line in ipairs(found.failures) do print(line) end
 end
 
--- Of the cases of communication hooks those for as many ranks as there are; says what is left out, and why. Third: the other numbers of ranks.
+-- Of the cases of communication hooks those for as many ranks as there are; says what is left out,
+-- and why. Third: the other numbers of ranks.
 local function hooks_for_this_size(list)
   local own, size = require "moonshard.cli.golden.hooks", require "moonshard".world_size()
   local chosen, failures, elsewhere, sizes = {}, 0, 0, {}
@@ -65,11 +74,14 @@ local function hooks_for_this_size(list)
       failures = failures + 1
     elseif case.world_size ~= size then
       elsewhere = elsewhere + 1
-      if math.type(case.world_size) == "integer" and case.world_size > 1 then sizes[case.world_size] = true end
+      if math.type(case.world_size) == "integer" and case.world_size > 1 then
+        sizes[case.world_size] = true
+      end
     else chosen[#chosen + 1] = case end
   end
   if elsewhere > 0 then
-    say(("%-12s %3d cases: %d run here, %d for other numbers of ranks"):format("comm_hooks", #list, #chosen, elsewhere))
+    say(("%-12s %3d cases: %d run here, %d for other numbers of ranks")
+      :format("comm_hooks", #list, #chosen, elsewhere))
   end
   return chosen, failures, sizes
 end
@@ -81,7 +93,8 @@ local function count_cases(section)
   return count
 end
 
---- Runs all cases of a folder that are for this number of ranks; how many failures there were, and what other numbers of ranks there are cases for.
+--- Runs all cases of a folder that are for this number of ranks; how many failures there were, and
+--- what other numbers of ranks there are cases for.
 ---@param folder string
 ---@return integer
 ---@return table<integer, true>
@@ -103,7 +116,9 @@ function test.golden(folder)
     if manifest[kind] then
       local found, run = run_kind(kind, manifest[kind], read)
       local expected = count_cases(manifest[kind])
-      if run ~= expected then found:fail("all", ("%d cases ran, the manifest has %d"):format(run, expected)) end
+      if run ~= expected then
+        found:fail("all", ("%d cases ran, the manifest has %d"):format(run, expected))
+      end
       print_kind(found, run)
       kinds_run = kinds_run + 1
       failures = failures + #found.failures
@@ -134,7 +149,9 @@ local function run_on_ranks(folder, sizes)
     print(("on %d ranks"):format(size))
     io.stdout:flush()
     local quoted = ("'%s'"):format(folder:gsub("'", "'\\''"))
-    if not os.execute(("'%s' test --golden %s -n %d"):format(process.program, quoted, size)) then failures = failures + 1 end
+    if not os.execute(("'%s' test --golden %s -n %d"):format(process.program, quoted, size)) then
+      failures = failures + 1
+    end
   end
   return failures
 end
@@ -148,17 +165,23 @@ function test.main(arguments)
   switches.add_ranks(parser)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse(parser, arguments)
-  if not parsed.golden then launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage()) end
+  if not parsed.golden then
+    launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage())
+  end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
   -- On several ranks: models on slices of their batches, and the hooks of that many ranks.
-  if parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then return require "moonshard.cli.ranks".launch(parsed) end
+  if parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then
+    return require "moonshard.cli.ranks".launch(parsed)
+  end
   switches.apply(parsed)
   if not require "moonshard.core".exists(parsed.golden) then
     launch.exit(3, ("there is no folder '%s'"):format(parsed.golden))
   end
   local folder = parsed.golden:gsub("/+$", "")
   local failures, other_sizes = test.golden(folder)
-  if require "moonshard".world_size() == 1 then failures = failures + run_on_ranks(folder, other_sizes) end
+  if require "moonshard".world_size() == 1 then
+    failures = failures + run_on_ranks(folder, other_sizes)
+  end
   if failures > 0 then launch.exit(1, ("%d failures"):format(failures)) end
   return 0
 end

@@ -1,11 +1,12 @@
--- moonshard trace: what the steps of a recorded run spent their time on, as a table, JSON or a page.
+-- moonshard trace: what the steps of a recorded run spent their time on, as a table, JSON or a
+-- page.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
 local trace = {}
 
-------------------------------------------------------------------------------------------------------------------------- intervals
+------------------------------------------------------------------------------------------ intervals
 
 -- Sorted, none touches the next: { from, to } ...
 local function union(list)
@@ -22,7 +23,9 @@ end
 -- What of a union lies between from and to.
 local function length(spans, from, to)
   local sum = 0
-  for _, span in ipairs(spans) do sum = sum + math.max(0, math.min(span[2], to) - math.max(span[1], from)) end
+  for _, span in ipairs(spans) do
+    sum = sum + math.max(0, math.min(span[2], to) - math.max(span[1], from))
+  end
   return sum
 end
 
@@ -43,9 +46,11 @@ local function without(a, b)
   return result
 end
 
--------------------------------------------------------------------------------------------------------------------------- analysis
+------------------------------------------------------------------------------------------- analysis
 
-local COLUMNS = { "step_ms", "compute_ms", "comm_ms", "exposed_ms", "optimizer_ms", "idle_ms", "overlap_percent" }
+local COLUMNS = {
+  "step_ms", "compute_ms", "comm_ms", "exposed_ms", "optimizer_ms", "idle_ms", "overlap_percent",
+}
 -- Copies of gradients and buffers are work of the device as computing is.
 local CLASS = { compute = "compute", copy = "compute", comm = "comm", optimizer = "optimizer" }
 
@@ -59,7 +64,8 @@ local function by_rank(events)
       ranks[event.pid] = rank
       -- A trace without steps is one.
       local number, span = event.args.step or -1, { event.ts, event.ts + event.dur }
-      local step = rank.steps[number] or { compute = {}, comm = {}, optimizer = {}, from = span[1], to = span[2] }
+      local step = rank.steps[number]
+        or { compute = {}, comm = {}, optimizer = {}, from = span[1], to = span[2] }
       rank.steps[number] = step
       step.from, step.to = math.min(step.from, span[1]), math.max(step.to, span[2])
       table.insert(rank[class], span)
@@ -69,15 +75,22 @@ local function by_rank(events)
   return ranks
 end
 
--- One step of one rank, milliseconds. Communication is exposed while nothing else of its rank runs, of whatever step; idle is when nothing at all does.
+-- One step of one rank, milliseconds. Communication is exposed while nothing else of its rank runs,
+-- of whatever step; idle is when nothing at all does.
 local function row_of(number, rank_number, step, other, all)
   local comm = union(step.comm)
   local function inside(spans) return length(spans, step.from, step.to) end
   local row = {
-    step = number, rank = rank_number, step_ms = step.to - step.from, compute_ms = inside(union(step.compute)), comm_ms = inside(comm), exposed_ms = inside(without(comm, other)),
+    step = number, rank = rank_number, step_ms = step.to - step.from,
+    compute_ms = inside(union(step.compute)), comm_ms = inside(comm),
+    exposed_ms = inside(without(comm, other)),
     optimizer_ms = inside(union(step.optimizer)), idle_ms = step.to - step.from - inside(all),
   }
-  for _, key in ipairs { "step_ms", "compute_ms", "comm_ms", "optimizer_ms", "exposed_ms", "idle_ms" } do row[key] = row[key] / 1000 end
+  for _, key in ipairs {
+    "step_ms", "compute_ms", "comm_ms", "optimizer_ms", "exposed_ms", "idle_ms",
+  } do
+    row[key] = row[key] / 1000
+  end
   row.overlap_percent = row.comm_ms > 0 and 100 * (1 - row.exposed_ms / row.comm_ms) or nil
   return row
 end
@@ -94,13 +107,17 @@ local function mean_of(rows)
   return mean
 end
 
--- The first steps make memory, plans and buckets: means leave these out where enough others are left.
+-- The first steps make memory, plans and buckets: means leave these out where enough others are
+-- left.
 local FIRST_STEPS <const>, LEAST_LEFT <const> = 2, 3
 
-local function first_counted(count) return count >= FIRST_STEPS + LEAST_LEFT and FIRST_STEPS + 1 or 1 end
+local function first_counted(count)
+  return count >= FIRST_STEPS + LEAST_LEFT and FIRST_STEPS + 1 or 1
+end
 
---- What tasks of each name took, in the steps that counts names (by number; nil: in all), the longest total first: { name, kind, calls, total_ms, mean_ms,
---- share }. share: of the time of all tasks, percent. Waits are no tasks.
+--- What tasks of each name took, in the steps that counts names (by number; nil: in all), the
+--- longest total first: { name, kind, calls, total_ms, mean_ms, share }. share: of the time of all
+--- tasks, percent. Waits are no tasks.
 ---@param events table[] of a Chrome trace
 ---@param counts? table<integer, boolean>
 ---@return table[]
@@ -115,7 +132,8 @@ function trace.operators(events, counts)
         row = { name = event.name, kind = args.kind, calls = 0, total_ms = 0 }
         by_name[key], list[#list + 1] = row, row
       end
-      row.calls, row.total_ms, all = row.calls + 1, row.total_ms + event.dur / 1000, all + event.dur / 1000
+      row.calls, row.total_ms, all = row.calls + 1, row.total_ms + event.dur / 1000,
+        all + event.dur / 1000
     end
   end
   for _, row in ipairs(list) do
@@ -128,9 +146,10 @@ function trace.operators(events, counts)
   return list
 end
 
---- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one a step: the mean over ranks, mean = of steps from
---- mean.from_step on, operators = of these steps, see trace.operators }. Work outside of steps is left out, unless there are no steps: then all is one,
---- number -1.
+--- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one
+--- a step: the mean over ranks, mean = of steps from mean.from_step on, operators = of these steps,
+--- see trace.operators }. Work outside of steps is left out, unless there are no steps: then all is
+--- one, number -1.
 ---@param events table[] of a Chrome trace
 ---@return table
 function trace.summary(events)
@@ -178,9 +197,11 @@ function trace.summary(events)
   return result
 end
 
----------------------------------------------------------------------------------------------------------------------------- table
+---------------------------------------------------------------------------------------------- table
 
-local HEADS = { "step", "ms", "compute", "communication", "exposed", "optimizer", "idle", "overlap" }
+local HEADS = {
+  "step", "ms", "compute", "communication", "exposed", "optimizer", "idle", "overlap",
+}
 
 local MOST_OPERATORS <const> = 20
 
@@ -189,12 +210,21 @@ local function operator_lines(operators)
   local widest, lines = #"operator", {}
   local rest = { name = "others", kind = "", calls = 0, total_ms = 0, share = 0 }
   for i, row in ipairs(operators) do
-    if i <= MOST_OPERATORS then widest = math.max(widest, #row.name)
-    else rest.calls, rest.total_ms, rest.share = rest.calls + row.calls, rest.total_ms + row.total_ms, rest.share + row.share end
+    if i <= MOST_OPERATORS then
+      widest = math.max(widest, #row.name)
+    else
+      rest.calls, rest.total_ms, rest.share = rest.calls + row.calls, rest.total_ms + row.total_ms,
+        rest.share + row.share
+    end
   end
-  local function line(...) lines[#lines + 1] = ("%-" .. widest .. "s  %-9s  %8s  %11s  %10s  %7s"):format(...) end
+  local function line(...)
+    lines[#lines + 1] = ("%-" .. widest .. "s  %-9s  %8s  %11s  %10s  %7s"):format(...)
+  end
   line("operator", "kind", "calls", "total ms", "mean ms", "share")
-  local function add(row) line(row.name, row.kind, row.calls, ("%.2f"):format(row.total_ms), ("%.4f"):format(row.total_ms / row.calls), ("%.1f%%"):format(row.share)) end
+  local function add(row)
+    line(row.name, row.kind, row.calls, ("%.2f"):format(row.total_ms),
+      ("%.4f"):format(row.total_ms / row.calls), ("%.1f%%"):format(row.share))
+  end
   for i = 1, math.min(#operators, MOST_OPERATORS) do add(operators[i]) end
   if rest.calls > 0 then add(rest) end
   return lines
@@ -204,12 +234,16 @@ end
 ---@param summary table
 ---@return string
 function trace.text(summary)
-  local lines = { ("%d rank%s, milliseconds of a step (mean over ranks); exposed: communication while nothing else runs"):format(summary.ranks, summary.ranks == 1 and "" or "s") }
+  local lines = {
+    ("%d rank%s, milliseconds of a step (mean over ranks); exposed: communication while nothing \z
+      else runs"):format(summary.ranks, summary.ranks == 1 and "" or "s"),
+  }
   local function line(first, row)
     local cells = { ("%6s"):format(first) }
     for i, key in ipairs(COLUMNS) do
       local value = row[key]
-      local text = key == "overlap_percent" and (value and ("%.0f%%"):format(value) or "-") or ("%.2f"):format(value)
+      local text = key == "overlap_percent" and (value and ("%.0f%%"):format(value) or "-")
+        or ("%.2f"):format(value)
       cells[#cells + 1] = ("%" .. math.max(9, #HEADS[i + 1]) .. "s"):format(text)
     end
     lines[#lines + 1] = table.concat(cells, "  ")
@@ -217,27 +251,38 @@ function trace.text(summary)
   local heads = { ("%6s"):format(HEADS[1]) }
   for i = 2, #HEADS do heads[i] = ("%" .. math.max(9, #HEADS[i]) .. "s"):format(HEADS[i]) end
   lines[2] = table.concat(heads, "  ")
-  for _, row in ipairs(summary.steps) do line(row.step < 0 and "all" or ("%d"):format(row.step), row) end
+  for _, row in ipairs(summary.steps) do
+    line(row.step < 0 and "all" or ("%d"):format(row.step), row)
+  end
   if #summary.steps > 1 then line("mean", summary.mean) end
   local first = summary.mean.from_step
-  local of = first >= 0 and first ~= summary.steps[1].step and ("steps %d to %d (as the mean)"):format(first, summary.steps[#summary.steps].step) or "all steps"
+  local of = first >= 0 and first ~= summary.steps[1].step
+    and ("steps %d to %d (as the mean)"):format(first, summary.steps[#summary.steps].step)
+    or "all steps"
   lines[#lines + 1] = ""
-  lines[#lines + 1] = ("tasks of %s, all ranks together; share: of the time of all tasks"):format(of)
+  lines[#lines + 1] = ("tasks of %s, all ranks together; share: of the time of all tasks")
+    :format(of)
   for _, text in ipairs(operator_lines(summary.operators)) do lines[#lines + 1] = text end
   return table.concat(lines, "\n")
 end
 
---------------------------------------------------------------------------------------------------------------------------- command
+-------------------------------------------------------------------------------------------- command
 
 local function read(path)
   local text, message = core.file_read(path)
   if not text then launch.exit(3, message) end
   local events, why = core.json_decode(text)
   if type(events) == "table" and events.traceEvents then events = events.traceEvents end
-  if type(events) ~= "table" then launch.exit(3, ("%s is no trace: %s"):format(path, why or "a list of events is expected")) end
+  if type(events) ~= "table" then
+    launch.exit(3, ("%s is no trace: %s"):format(path, why or "a list of events is expected"))
+  end
   for i, event in ipairs(events) do
-    local whole = type(event) == "table" and (event.ph ~= "X" or type(event.ts) == "number" and type(event.dur) == "number" and math.type(event.pid) == "integer")
-    if not whole then launch.exit(3, ("%s is no trace of Moonshard: event %d lacks a time or a rank"):format(path, i)) end
+    local whole = type(event) == "table" and (event.ph ~= "X" or type(event.ts) == "number"
+      and type(event.dur) == "number" and math.type(event.pid) == "integer")
+    if not whole then
+      launch.exit(3,
+        ("%s is no trace of Moonshard: event %d lacks a time or a rank"):format(path, i))
+    end
   end
   return events
 end
@@ -246,7 +291,8 @@ end
 ---@param arguments string[]
 ---@return integer
 function trace.main(arguments)
-  local parser = require "argparse"("moonshard trace", "What the steps of a run spent their time on, from the file that `moonshard run --trace FILE` writes."):add_help(false)
+  local parser = require "argparse"("moonshard trace", "What the steps of a run spent their time \z
+    on, from the file that `moonshard run --trace FILE` writes."):add_help(false)
   parser:argument("file", "the trace"):args "?"
   parser:flag("--json", "one line of JSON, with a row for each step and rank")
   parser:option("--html", "write a page with the timeline to this file")
@@ -261,7 +307,8 @@ function trace.main(arguments)
   local summary = trace.summary(events)
   if #summary.rows == 0 then launch.exit(3, parsed.file .. ": it has no tasks") end
   if parsed.html then
-    local ok, message = core.file_write(parsed.html, require "moonshard.cli.trace_page"(parsed.file, events, trace.text(summary)))
+    local ok, message = core.file_write(parsed.html,
+      require "moonshard.cli.trace_page"(parsed.file, events, trace.text(summary)))
     if not ok then launch.exit(3, message) end
   end
   print(parsed.json and core.json_encode(summary) or trace.text(summary))

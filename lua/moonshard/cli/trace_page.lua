@@ -1,37 +1,61 @@
 -- The page of moonshard trace --html: a trace as a timeline, in one file that needs nothing else.
 local core = require "moonshard.core"
 
--- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the same window [from, to); the address keeps it, so that a view can be
--- shared. It opens at the second step: the first makes memory and plans.
+-- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the same window
+-- [from, to); the address keeps it, so that a view can be shared. It opens at the second step: the
+-- first makes memory and plans.
 local PAGE = [==[
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>@title@</title>
 <style>
 body { font: 13px system-ui, sans-serif; margin: 16px; color: #222; background: #fff }
 pre { font: 12px ui-monospace, monospace; overflow-x: auto }
-#key span { display: inline-block; margin-right: 14px } #key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px }
-#box { position: relative } canvas { width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc; touch-action: none }
-canvas:focus { outline: 2px solid #4c78a8 } dl { display: grid; grid-template-columns: max-content auto; gap: 2px 12px } dt { color: #666 } dd { margin: 0 }
-#tip { position: absolute; display: none; pointer-events: none; background: #222; color: #fff; padding: 4px 7px; border-radius: 3px; font-size: 12px; white-space: pre; z-index: 1 }
+#key span { display: inline-block; margin-right: 14px }
+#key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px }
+#box { position: relative }
+canvas {
+  width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc; touch-action: none
+}
+canvas:focus { outline: 2px solid #4c78a8 }
+dl { display: grid; grid-template-columns: max-content auto; gap: 2px 12px }
+dt { color: #666 } dd { margin: 0 }
+#tip {
+  position: absolute; display: none; pointer-events: none; background: #222; color: #fff;
+  padding: 4px 7px; border-radius: 3px; font-size: 12px; white-space: pre; z-index: 1
+}
 </style></head><body>
 <h2>@title@</h2>
 <dl>@about@</dl>
 <div id="key"></div>
-<div id="box"><canvas id="picture" tabindex="0" role="img" aria-label="timeline of all ranks and streams"></canvas><div id="tip"></div></div>
-<p>Wheel, two fingers, + and -: zoom. Drag, left and right: move. n and p: the next step, the one before. Double click, 0: everything.</p>
+<div id="box">
+<canvas id="picture" tabindex="0" role="img" aria-label="timeline of all ranks and streams">
+</canvas>
+<div id="tip"></div>
+</div>
+<p>Wheel, two fingers, + and -: zoom. Drag, left and right: move. n and p: the next step, the one
+before. Double click, 0: everything.</p>
 <pre>@table@</pre>
 <script>
 "use strict";
 // rows: [rank, stream]; spans: [row, microseconds from the beginning, duration, name, kind, more]
 const data = @data@;
-const colors = { compute: "#4c78a8", comm: "#e45756", optimizer: "#54a24b", copy: "#9ecae9", wait: "#d8d8d8", step: "#eeca3b", range: "#b279a2" };
-const canvas = document.getElementById("picture"), tip = document.getElementById("tip"), pen = canvas.getContext("2d");
+const colors = {
+  compute: "#4c78a8", comm: "#e45756", optimizer: "#54a24b", copy: "#9ecae9", wait: "#d8d8d8",
+  step: "#eeca3b", range: "#b279a2",
+};
+const canvas = document.getElementById("picture"), tip = document.getElementById("tip");
+const pen = canvas.getContext("2d");
 const left = 150, top_ = 22, height = 20, gap = 3;
 let whole = 1;
 for (const s of data.spans) whole = Math.max(whole, s[1] + s[2]);
-const steps = data.spans.filter(s => s[4] === "step" && s[0] === data.spans.find(o => o[4] === "step")[0]).sort((a, b) => a[1] - b[1]);
+const steps = data.spans
+  .filter(s => s[4] === "step" && s[0] === data.spans.find(o => o[4] === "step")[0])
+  .sort((a, b) => a[1] - b[1]);
 let from = 0, to = whole;
-for (const kind of Object.keys(colors)) document.getElementById("key").insertAdjacentHTML("beforeend", `<span><i style="background:${colors[kind]}"></i>${kind}</span>`);
+for (const kind of Object.keys(colors)) {
+  const entry = `<span><i style="background:${colors[kind]}"></i>${kind}</span>`;
+  document.getElementById("key").insertAdjacentHTML("beforeend", entry);
+}
 const yOf = row => top_ + row * (height + gap);
 const width = () => canvas.clientWidth - left;
 const xOf = t => left + (t - from) / (to - from) * width();
@@ -104,13 +128,16 @@ canvas.addEventListener("pointerdown", e => {
   down.set(e.pointerId, e.offsetX);
   point(e);
 });
-for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, e => down.delete(e.pointerId));
+for (const end of ["pointerup", "pointercancel"]) {
+  canvas.addEventListener(end, e => down.delete(e.pointerId));
+}
 canvas.addEventListener("dblclick", () => limit(0, whole));
 canvas.addEventListener("pointerleave", () => { tip.style.display = "none"; });
 canvas.addEventListener("pointermove", e => {
   const before = down.get(e.pointerId), other = [...down].find(([id]) => id !== e.pointerId);
   if (before !== undefined && other) {
-    const [, x] = other, wide = Math.max(Math.abs(before - x), 1), wider = Math.max(Math.abs(e.offsetX - x), 1);
+    const [, x] = other;
+    const wide = Math.max(Math.abs(before - x), 1), wider = Math.max(Math.abs(e.offsetX - x), 1);
     zoom(tOf((e.offsetX + x) / 2), wide / wider);
   } else if (before !== undefined) {
     const move = (before - e.offsetX) / width() * (to - from);
@@ -122,21 +149,28 @@ canvas.addEventListener("pointermove", e => {
 canvas.addEventListener("keydown", e => {
   const length = to - from, middle = (from + to) / 2, slack = length * 0.05;
   const keys = {
-    ArrowLeft: () => limit(from - length / 5, to - length / 5), ArrowRight: () => limit(from + length / 5, to + length / 5),
-    "+": () => zoom(middle, 0.5), "=": () => zoom(middle, 0.5), ArrowUp: () => zoom(middle, 0.5), "-": () => zoom(middle, 2), ArrowDown: () => zoom(middle, 2),
+    ArrowLeft: () => limit(from - length / 5, to - length / 5),
+    ArrowRight: () => limit(from + length / 5, to + length / 5),
+    "+": () => zoom(middle, 0.5), "=": () => zoom(middle, 0.5), ArrowUp: () => zoom(middle, 0.5),
+    "-": () => zoom(middle, 2), ArrowDown: () => zoom(middle, 2),
     "0": () => limit(0, whole), Home: () => limit(0, whole),
-    n: () => show(steps.find(s => s[1] > from + slack)), p: () => show(steps.findLast(s => s[1] < from - slack)),
+    n: () => show(steps.find(s => s[1] > from + slack)),
+    p: () => show(steps.findLast(s => s[1] < from - slack)),
   };
   if (!keys[e.key] || e.ctrlKey || e.metaKey || e.altKey) return;
   e.preventDefault();
   keys[e.key]();
 });
 function point(e) {
-  const t = tOf(e.offsetX), slack = (to - from) / width(), row = Math.floor((e.offsetY - top_) / (height + gap));
-  const hit = data.spans.findLast(s => s[0] === row && s[1] - slack <= t && t <= s[1] + s[2] + slack);
+  const t = tOf(e.offsetX), slack = (to - from) / width();
+  const row = Math.floor((e.offsetY - top_) / (height + gap));
+  const hit = data.spans.findLast(
+    s => s[0] === row && s[1] - slack <= t && t <= s[1] + s[2] + slack);
   tip.style.display = hit ? "block" : "none";
   if (!hit) return;
-  tip.textContent = `${hit[3]} (${hit[4]})\n${(hit[2] / 1000).toFixed(4)} ms, at ${(hit[1] / 1000).toFixed(4)} ms${hit[5] ? "\n" + hit[5] : ""}`;
+  const long = (hit[2] / 1000).toFixed(4), at = (hit[1] / 1000).toFixed(4);
+  const more = hit[5] ? "\n" + hit[5] : "";
+  tip.textContent = `${hit[3]} (${hit[4]})\n${long} ms, at ${at} ms${more}`;
   tip.style.left = Math.min(e.offsetX + 14, canvas.clientWidth - 260) + "px";
   tip.style.top = e.offsetY + 14 + "px";
 }
@@ -149,7 +183,9 @@ canvas.focus({ preventScroll: true });
 </script></body></html>
 ]==]
 
-local function escaped(text) return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;")) end
+local function escaped(text)
+  return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;"))
+end
 
 -- What the pointer shows beside name, kind and time.
 local function more_of(args)
@@ -162,7 +198,8 @@ local function more_of(args)
   return table.concat(parts, "\n")
 end
 
--- Steps and ranges stand above the streams of their rank, which come in the order of their first task.
+-- Steps and ranges stand above the streams of their rank, which come in the order of their first
+-- task.
 local FIRST = { steps = -2, ranges = -1 }
 
 -- Names of threads by "pid/tid", and what the first rank says of the run.
@@ -170,7 +207,9 @@ local function metadata_of(events)
   local names, about = {}, nil
   for _, event in ipairs(events) do
     if event.ph == "M" and type(event.args) == "table" then
-      if event.name == "thread_name" then names[event.pid .. "/" .. tostring(event.tid)] = event.args.name end
+      if event.name == "thread_name" then
+        names[event.pid .. "/" .. tostring(event.tid)] = event.args.name
+      end
       if event.name == "moonshard" then about = about or event.args end
     end
   end
@@ -180,7 +219,9 @@ end
 local function about_of(args)
   local items = {}
   for _, key in ipairs { "recipe", "command", "date", "machine", "version" } do
-    if args[key] then items[#items + 1] = ("<dt>%s</dt><dd>%s</dd>"):format(key, escaped(tostring(args[key]))) end
+    if args[key] then
+      items[#items + 1] = ("<dt>%s</dt><dd>%s</dd>"):format(key, escaped(tostring(args[key])))
+    end
   end
   return table.concat(items)
 end
@@ -203,7 +244,8 @@ return function(title, events, text)
       begin = math.min(begin, event.ts)
     end
   end
-  table.sort(rows, function(a, b) if a.rank ~= b.rank then return a.rank < b.rank end return a.order < b.order end)
+  table.sort(rows,
+    function(a, b) if a.rank ~= b.rank then return a.rank < b.rank end return a.order < b.order end)
   local heads = core.json_list {}
   for i, row in ipairs(rows) do
     heads[i] = core.json_list { row.rank, row.name }
@@ -212,10 +254,18 @@ return function(title, events, text)
   for _, event in ipairs(events) do
     if event.ph == "X" then
       local args = type(event.args) == "table" and event.args or {}
-      spans[#spans + 1] = core.json_list { place[event.pid .. "/" .. tostring(event.tid)], event.ts - begin, event.dur, event.name, args.kind or "", more_of(args) }
+      spans[#spans + 1] = core.json_list {
+        place[event.pid .. "/" .. tostring(event.tid)], event.ts - begin, event.dur, event.name,
+        args.kind or "", more_of(args),
+      }
     end
   end
   -- Inside of a script element only its end would be read as markup.
-  local values = { title = escaped(title), about = about_of(about), table = escaped(text), data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c") }
+  local values = {
+    title = escaped(title),
+    about = about_of(about),
+    table = escaped(text),
+    data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c"),
+  }
   return (PAGE:gsub("@(%l+)@", values))
 end

@@ -1,4 +1,5 @@
--- Which parameters share a bucket: plans (numbers in, table out), made from the order and the moments in which gradients came and from what reductions took.
+-- Which parameters share a bucket: plans (numbers in, table out), made from the order and the
+-- moments in which gradients came and from what reductions took.
 local core = require "moonshard.core"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
@@ -9,15 +10,18 @@ local buckets = {}
 ---@class ms.Buckets
 local Buckets = planners.kind("ms.Buckets", "bucket plan")
 
----------------------------------------------------------------------------------------------------------------------------- planners
+------------------------------------------------------------------------------------------- planners
 
---- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0 first, or { caps_bytes = { ... } }. every: iterations for which
---- a plan holds. Planning waits for no more of the device than the pass before the last, whose times it sees, and for the hosts of the other ranks.
+--- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0
+--- first, or { caps_bytes = { ... } }. every: iterations for which a plan holds. Planning waits for
+--- no more of the device than the pass before the last, whose times it sees, and for the hosts of
+--- the other ranks.
 ---@param given { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
 
--- When the last bucket of this size is reduced, since backward began: each begins when it is ready and the one before it is done.
+-- When the last bucket of this size is reduced, since backward began: each begins when it is ready
+-- and the one before it is done.
 local function finish_with(view, cap)
   local done, bytes = 0, 0
   for i, p in ipairs(view.parameters) do
@@ -30,7 +34,8 @@ local function finish_with(view, cap)
   return done
 end
 
--- The size, from 64 KiB in powers of two, with which reductions end first; the larger one where that makes no difference.
+-- The size, from 64 KiB in powers of two, with which reductions end first; the larger one where
+-- that makes no difference.
 local function fitted(view)
   local best, best_ms
   for power = 32, 16, -1 do
@@ -41,7 +46,11 @@ local function fitted(view)
 end
 
 local ready_made = {
-  arrival = buckets.buckets { name = "arrival", every = 100, plan = function() return { caps_bytes = { 1 << 20, 25 << 20 } } end },
+  arrival = buckets.buckets {
+    name = "arrival",
+    every = 100,
+    plan = function() return { caps_bytes = { 1 << 20, 25 << 20 } } end,
+  },
   fitted = buckets.buckets { name = "fitted", every = 100, plan = fitted },
 }
 
@@ -67,9 +76,10 @@ local function refuse(planner, format, ...)
   core.raise(("bucket plan %s: %s"):format(planners.line(planner), format:format(...)))
 end
 
-------------------------------------------------------------------------------------------------------------------------------- views
+---------------------------------------------------------------------------------------------- views
 
--- The simulator has no times. These are modelled, as for overlap plans: a forward of 1 ms a MB of gradients, a backward of 2, reductions at 1 GB/s behind 10 microseconds.
+-- The simulator has no times. These are modelled, as for overlap plans: a forward of 1 ms a MB of
+-- gradients, a backward of 2, reductions at 1 GB/s behind 10 microseconds.
 local BYTES_PER_MS <const>, LATENCY_MS <const> = 1e6, 0.01
 
 local function model_times(numbers, arrivals, bytes_of, layout)
@@ -88,7 +98,7 @@ local function fit(plan, layout, numbers, first)
   local n, bytes, ms, square, product = 0, 0, 0, 0, 0
   for i, b in ipairs(layout) do plan.samples[b.bytes] = numbers[first + i] end
   for size, took in pairs(plan.samples) do plan.sorted[#plan.sorted + 1] = { size, took } end
-  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)         -- sums in one order on all ranks
+  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)  -- sums in one order on all ranks
   for _, sample in ipairs(plan.sorted) do
     n, bytes, ms = n + 1, bytes + sample[1], ms + sample[2]
     square, product = square + sample[1] * sample[1], product + sample[1] * sample[2]
@@ -100,8 +110,8 @@ local function fit(plan, layout, numbers, first)
   return math.max(0, (ms - slope * bytes) / n), 1 / slope
 end
 
--- What the planner sees of a recorded pass, and the reducer's position of each of view.parameters; nil where no rank has the times of one: in join, those that took
--- part with zeros have none.
+-- What the planner sees of a recorded pass, and the reducer's position of each of view.parameters;
+-- nil where no rank has the times of one: in join, those that took part with zeros have none.
 local function view_of(s, plan)
   local times, arrivals, layout = s.reducer:stats(), s.reducer:arrivals(), s.reducer:bucket_times()
   local numbers, bytes_of = {}, {}
@@ -122,26 +132,37 @@ local function view_of(s, plan)
     if first ~= second then return first < second end
     return a.position < b.position
   end)
-  local view = { step = plan.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2], parameters = {} }
+  local view = {
+    step = plan.pass, world_size = s.group:size(), forward_ms = numbers[1],
+    backward_ms = numbers[2], parameters = {},
+  }
   view.latency_ms, view.bytes_per_ms = fit(plan, layout, numbers, 2 + #arrivals)
   local positions = {}
   for i, arrival in ipairs(arrivals) do
     local p = s.trained[arrival.position]
     positions[i] = arrival.position
-    view.parameters[i] = { name = p:name(), bytes = bytes_of[arrival.position], dtype = p:dtype(), ready_ms = numbers[2 + arrival.position] }
+    view.parameters[i] = {
+      name = p:name(), bytes = bytes_of[arrival.position], dtype = p:dtype(),
+      ready_ms = numbers[2 + arrival.position],
+    }
   end
   return view, positions
 end
 
-------------------------------------------------------------------------------------------------------------------------------- plans
+---------------------------------------------------------------------------------------------- plans
 
 local keys = { f32 = 1, f16 = 2, bf16 = 3 }
 
 local function cut_by_caps(planner, view, caps)
-  if type(caps) ~= "table" or #caps == 0 then refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds on") end
+  if type(caps) ~= "table" or #caps == 0 then
+    refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds on")
+  end
   planners.check_fields(caps, {}, true, function(what) refuse(planner, "caps_bytes: %s", what) end)
   for i, cap in ipairs(caps) do
-    if math.type(cap) ~= "integer" or cap < 1 then refuse(planner, "caps_bytes[%d] must be a whole number of 1 or more, not %s", i, tostring(cap)) end
+    if math.type(cap) ~= "integer" or cap < 1 then
+      refuse(planner, "caps_bytes[%d] must be a whole number of 1 or more, not %s", i,
+        tostring(cap))
+    end
   end
   local bytes, dtypes = {}, {}
   for i, p in ipairs(view.parameters) do bytes[i], dtypes[i] = p.bytes, keys[p.dtype] end
@@ -151,7 +172,8 @@ end
 -- Lists of positions in the view from a planner's answer, each position once, one dtype a bucket.
 local function check_plan(planner, answer, view)
   if type(answer) ~= "table" then
-    refuse(planner, "it returned %s; lists of positions in view.parameters, or { caps_bytes = { ... } }, are expected", answer == nil and "nothing" or "a " .. type(answer))
+    refuse(planner, "it returned %s; lists of positions in view.parameters, or { caps_bytes = { \z
+      ... } }, are expected", answer == nil and "nothing" or "a " .. type(answer))
   end
   local function refuse_field(what) refuse(planner, "%s", what) end
   planners.check_fields(answer, { "caps_bytes" }, true, refuse_field)
@@ -164,18 +186,30 @@ local function check_plan(planner, answer, view)
   local bucket_of = {}
   for b, list in ipairs(answer) do
     if type(list) ~= "table" or #list == 0 then
-      refuse(planner, "bucket %d is %s; a list of positions is expected", b - 1, type(list) == "table" and "empty" or "a " .. type(list))
+      refuse(planner, "bucket %d is %s; a list of positions is expected", b - 1,
+        type(list) == "table" and "empty" or "a " .. type(list))
     end
     for _, at in ipairs(list) do
       local p = math.type(at) == "integer" and view.parameters[at]
-      if not p then refuse(planner, "bucket %d: there is no parameter %s; positions are 1 to %d", b - 1, tostring(at), #view.parameters) end
-      if bucket_of[at] then refuse(planner, "bucket %d: %d ('%s') is in bucket %d already", b - 1, at, p.name, bucket_of[at] - 1) end
+      if not p then
+        refuse(planner, "bucket %d: there is no parameter %s; positions are 1 to %d", b - 1,
+          tostring(at), #view.parameters)
+      end
+      if bucket_of[at] then
+        refuse(planner, "bucket %d: %d ('%s') is in bucket %d already", b - 1, at, p.name,
+          bucket_of[at] - 1)
+      end
       local first = view.parameters[list[1]]
-      if p.dtype ~= first.dtype then refuse(planner, "bucket %d has '%s', which is %s, and '%s', which is %s", b - 1, first.name, first.dtype, p.name, p.dtype) end
+      if p.dtype ~= first.dtype then
+        refuse(planner, "bucket %d has '%s', which is %s, and '%s', which is %s", b - 1, first.name,
+          first.dtype, p.name, p.dtype)
+      end
       bucket_of[at] = b
     end
   end
-  for at, p in ipairs(view.parameters) do if not bucket_of[at] then refuse(planner, "parameter %d ('%s') is in no bucket", at, p.name) end end
+  for at, p in ipairs(view.parameters) do
+    if not bucket_of[at] then refuse(planner, "parameter %d ('%s') is in no bucket", at, p.name) end
+  end
   return answer
 end
 
@@ -191,8 +225,10 @@ local function compare(s, planner, lists, view)
     for i, number in ipairs(row) do
       if number ~= first[i] then
         local at = (i + 1) // 2
-        refuse(planner, "ranks planned differently: parameter %d ('%s') is in bucket %d at place %d on rank 0, in bucket %d at place %d on rank %d: plan from the view alone",
-          at, view.parameters[at].name, first[2 * at - 1], first[2 * at], row[2 * at - 1], row[2 * at], rank - 1)
+        refuse(planner, "ranks planned differently: parameter %d ('%s') is in bucket %d at place \z
+          %d on rank 0, in bucket %d at place %d on rank %d: plan from the view alone", at,
+          view.parameters[at].name, first[2 * at - 1], first[2 * at], row[2 * at - 1], row[2 * at],
+          rank - 1)
       end
     end
   end
@@ -201,7 +237,11 @@ end
 -- Whether the reducer has these buckets already.
 local function is_layout(s, lists)
   local now = s.reducer:bucket_times()
-  for b, list in ipairs(lists) do if not now[b] or table.concat(list, ",") ~= table.concat(now[b].positions, ",") then return false end end
+  for b, list in ipairs(lists) do
+    if not now[b] or table.concat(list, ",") ~= table.concat(now[b].positions, ",") then
+      return false
+    end
+  end
   return true
 end
 
@@ -227,14 +267,19 @@ end
 --- For ddp: what a model with this planner holds.
 ---@param planner ms.Buckets
 ---@return table
-function buckets.new(planner) return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} } end
+function buckets.new(planner)
+  return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} }
+end
 
---- For ddp: before the reducer's synchronized forward. A plan is made behind two passes that were recorded, the first of which has ended on the device by then, or
---- nearly, and holds for `every` passes.
+--- For ddp: before the reducer's synchronized forward. A plan is made behind two passes that were
+--- recorded, the first of which has ended on the device by then, or nearly, and holds for `every`
+--- passes.
 ---@param s table state of a ddp model
 function buckets.begin(s)
   local plan = s.plan
-  if plan.version ~= plan.planner.version then plan.version, plan.next = plan.planner.version, plan.pass end
+  if plan.version ~= plan.planner.version then
+    plan.version, plan.next = plan.planner.version, plan.pass
+  end
   local _, passes = s.reducer:layout()
   plan.recorded = plan.records and s.reducer:arrivals() and plan.recorded + 1 or 0
   if plan.pass >= plan.next and plan.recorded >= 2 and passes >= 2 then

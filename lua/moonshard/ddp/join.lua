@@ -1,5 +1,6 @@
--- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other what they are about to do, in one small all_reduce; a rank that has
--- no inputs left takes part with zeros until nobody has any.
+-- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other
+-- what they are about to do, in one small all_reduce; a rank that has no inputs left takes part
+-- with zeros until nobody has any.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local log = require "moonshard.log"
@@ -9,9 +10,11 @@ local check = require "moonshard.options".check
 
 local join = {}
 
--- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about; or that a sharded optimizer steps, and which.
-local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const>, OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 1, 2, 4, 8, 16, 32, 64, 7
-local MANY <const> = 1000                     -- steps without inputs of its own that call for a remark
+-- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about; or that a
+-- sharded optimizer steps, and which.
+local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const> = 1, 2, 4, 8
+local OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 16, 32, 64, 7
+local MANY <const> = 1000  -- steps without inputs of its own that call for a remark
 
 -- Tells the others. The answer comes over the group's channel 2, which waits for no computation.
 local function tell(s, word)
@@ -23,7 +26,8 @@ local function tell(s, word)
   s.joining.answer, s.joining.own = channel:all_reduce(t), word
 end
 
--- Everyone's words, rank by rank, and who is live: how many, and the highest rank (nil: nobody). Blocks until the others' hosts have come as far.
+-- Everyone's words, rank by rank, and who is live: how many, and the highest rank (nil: nobody).
+-- Blocks until the others' hosts have come as far.
 local function hear(s)
   local j = s.joining
   local words
@@ -34,7 +38,10 @@ local function hear(s)
   local live, highest = 0, nil
   for rank, word in ipairs(words) do
     if word ~= 0 then
-      if (word ~ j.flags) & (OF_LIVE | STOP) ~= 0 then core.raise(("join: ranks %d and %d were given different options"):format(s.group:rank(), rank - 1)) end
+      if (word ~ j.flags) & (OF_LIVE | STOP) ~= 0 then
+        core.raise(("join: ranks %d and %d were given different options")
+          :format(s.group:rank(), rank - 1))
+      end
       live, highest = live + 1, rank - 1
     end
   end
@@ -56,15 +63,18 @@ end
 
 local function set_divisor(s, live) s.reducer:divisor(s.joining.live and live or s.group:size()) end
 
---- Before a recorded forward of this rank; what it is about to do. The rank whose buffers are everyone's, if they are to be synchronized.
+--- Before a recorded forward of this rank; what it is about to do. The rank whose buffers are
+--- everyone's, if they are to be synchronized.
 ---@param s table state of a ddp model
 ---@param buffers boolean
 ---@return integer?
 function join.before_forward(s, buffers)
   local j = s.joining
   if j.answer then hear(s) end
-  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0)) | (buffers and BUFFERS or 0))
-  if not (j.live or j.stop or buffers) then return nil end       -- else nobody waits here; the answer is read at the end
+  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0))
+    | (buffers and BUFFERS or 0))
+  -- Else nobody waits here; the answer is read at the end.
+  if not (j.live or j.stop or buffers) then return nil end
   local words, live, highest = hear(s)
   check_all_live(s, words, live)
   set_divisor(s, live)
@@ -75,14 +85,15 @@ local function check_same(words, highest)
   local word = words[highest + 1]
   for rank, other in ipairs(words) do
     if other ~= 0 and other ~= word then
-      core.raise(("join: ranks %d and %d do different things: no_sync, rebuild_buckets and steps of sharded optimizers belong to the same forward on all ranks")
-        :format(rank - 1, highest))
+      core.raise(("join: ranks %d and %d do different things: no_sync, rebuild_buckets and steps \z
+        of sharded optimizers belong to the same forward on all ranks"):format(rank - 1, highest))
     end
   end
   return word
 end
 
---- Before a step of a sharded optimizer of this rank: the ranks that this one is to send what they need for it.
+--- Before a step of a sharded optimizer of this rank: the ranks that this one is to send what they
+--- need for it.
 ---@param s table state of a ddp model
 ---@param number integer the optimizer's
 ---@return integer[]
@@ -114,7 +125,9 @@ local function take_part(s, words, live, highest, synchronize_buffers)
   overlap.begin(s, true)
   if word & BUFFERS ~= 0 then synchronize_buffers(s, highest) end
   s.shadow = true
-  local scope <close> = setmetatable({}, { __close = function() s.shadow = nil end }) -- luacheck: ignore scope
+  local scope <close> = setmetatable({}, { -- luacheck: ignore scope
+    __close = function() s.shadow = nil end,
+  })
   s.reducer:shadow()
   overlap.finish(s)
   return true
@@ -130,11 +143,15 @@ local function follow(s, synchronize_buffers)
     if not highest then return end
     check_all_live(s, words, live)
     if take_part(s, words, live, highest, synchronize_buffers) then steps = steps + 1 end
-    if steps == MANY then log.warn("join: rank %d has had no inputs for %d steps while others go on: share them out more evenly", s.group:rank(), steps) end
+    if steps == MANY then
+      log.warn("join: rank %d has had no inputs for %d steps while others go on: share them out \z
+        more evenly", s.group:rank(), steps)
+    end
   end
 end
 
---- f runs with this rank's inputs; then this rank takes part until all have run out, and gets the values of one of those that went on longest.
+--- f runs with this rank's inputs; then this rank takes part until all have run out, and gets the
+--- values of one of those that went on longest.
 ---@param s table state of a ddp model
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
@@ -145,9 +162,12 @@ function join.run(s, options, f, synchronize_buffers, copy)
   local o = check("join", options, { "divisor", "stop" })
   if o.divisor ~= nil and o.divisor ~= "all" and o.divisor ~= "live" then
     local nearest = core.nearest(tostring(o.divisor), { "all", "live" })
-    core.raise(("join: divisor is 'all' or 'live', not '%s'%s"):format(tostring(o.divisor), nearest and (": did you mean '%s'?"):format(nearest) or ""))
+    core.raise(("join: divisor is 'all' or 'live', not '%s'%s")
+      :format(tostring(o.divisor), nearest and (": did you mean '%s'?"):format(nearest) or ""))
   end
-  if o.stop ~= nil and type(o.stop) ~= "boolean" then core.raise("join: stop must be a boolean, not " .. type(o.stop)) end
+  if o.stop ~= nil and type(o.stop) ~= "boolean" then
+    core.raise("join: stop must be a boolean, not " .. type(o.stop))
+  end
   if type(f) ~= "function" then core.raise("join: a function is expected, not " .. type(f)) end
   if core.in_hook() then core.raise "join cannot be used inside a hook" end
   if s.joining then core.raise "join: one is running already" end
@@ -158,7 +178,9 @@ function join.run(s, options, f, synchronize_buffers, copy)
     s.joining = nil
     if s.reducer then s.reducer:divisor(s.group:size()) end
     -- The others would wait for a rank that has left its place.
-    if failure ~= nil and not j.stopped and s.group:size() > 1 then core.comm_leave("join: " .. tostring(failure)) end
+    if failure ~= nil and not j.stopped and s.group:size() > 1 then
+      core.comm_leave("join: " .. tostring(failure))
+    end
   end })
   local results = table.pack(f())
   follow(s, synchronize_buffers)

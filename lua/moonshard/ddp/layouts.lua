@@ -1,20 +1,26 @@
--- The buckets of ddp models in checkpoints: what was saved is reduced from the first pass on in the buckets that it had, so that links which look at a bucket as
--- a whole (the greatest of its numbers, one scale for all) go on bit for bit.
+-- The buckets of ddp models in checkpoints: what was saved is reduced from the first pass on in the
+-- buckets that it had, so that links which look at a bucket as a whole (the greatest of its
+-- numbers, one scale for all) go on bit for bit.
 local core = require "moonshard.core"
 local steps = require "moonshard.steps"
 
 local layouts = {}
 
-local live = setmetatable({}, { __mode = "kv" })           -- what ddp models hold; why values are weak, too: ddp.lua
+-- What ddp models hold; why values are weak, too: ddp.lua.
+local live = setmetatable({}, { __mode = "kv" })
 local made = 0                                             -- how many models were wrapped so far
-local waiting = {}                                         -- what was loaded for models that are not wrapped yet; those of a later step have nothing to do with it
+-- What was loaded for models that are not wrapped yet; those of a later step have nothing to do
+-- with it.
+local waiting = {}
 steps.on_end(function() waiting = {} end)
 
--- Tells models of other parameters, of other dtypes (a bucket has one) or other sizes of buckets apart.
+-- Tells models of other parameters, of other dtypes (a bucket has one) or other sizes of buckets
+-- apart.
 local function key_of(s)
   local lines = {}
   for i, p in ipairs(s.trained) do lines[i] = s.names[i] .. " " .. p:dtype() end
-  return ("%016x"):format(core.hash(table.concat(lines, "\n") .. "\n" .. table.concat(s.options_bytes or {}, ",") .. "\n" .. s.delayed))
+  return ("%016x"):format(core.hash(table.concat(lines, "\n") .. "\n"
+    .. table.concat(s.options_bytes or {}, ",") .. "\n" .. s.delayed))
 end
 
 local function apply(s, lists)
@@ -31,7 +37,8 @@ function layouts.add(s)
   if lists then apply(s, lists) end
 end
 
---- Before save, on all ranks: models that are about to change their buckets do it now; inside join not all ranks come here.
+--- Before save, on all ranks: models that are about to change their buckets do it now; inside join
+--- not all ranks come here.
 function layouts.settle()
   local order = {}
   for s in pairs(live) do if s.reducer and not s.joining then order[#order + 1] = s end end

@@ -1,5 +1,6 @@
--- Models that compute in another precision than their weights: inside forward each parameter's place is taken by a cast of it, which the tape knows, so that
--- gradients arrive in the weights' dtype.
+-- Models that compute in another precision than their weights: inside forward each parameter's
+-- place is taken by a cast of it, which the tape knows, so that gradients arrive in the weights'
+-- dtype.
 local core = require "moonshard.core"
 local check = require "moonshard.options".check
 local names = require "moonshard.nn.names"
@@ -21,16 +22,31 @@ local current                                  -- the scope that forward runs in
 ---@param what string begins the message
 ---@return ms.Precision
 function precision.check(given, what)
-  if type(given) ~= "table" then core.raise(("%s: precision is a table { param =, reduce =, buffer =, output =, cast_inputs = }, not a %s"):format(what, type(given))) end
-  local o = check(what .. ": precision", given, { "param", "reduce", "buffer", "output", "cast_inputs" })
-  for _, name in ipairs { "param", "reduce", "buffer", "output" } do
-    if o[name] ~= nil and not floats[o[name]] then core.raise(("%s: precision.%s must be f32, f16 or bf16, not %s"):format(what, name, tostring(o[name]))) end
+  if type(given) ~= "table" then
+    core.raise(("%s: precision is a table { param =, reduce =, buffer =, output =, cast_inputs = \z
+      }, not a %s"):format(what, type(given)))
   end
-  if o.cast_inputs ~= nil and type(o.cast_inputs) ~= "boolean" then core.raise(("%s: precision.cast_inputs must be a boolean, not %s"):format(what, type(o.cast_inputs))) end
+  local o = check(what .. ": precision", given,
+    { "param", "reduce", "buffer", "output", "cast_inputs" })
+  for _, name in ipairs { "param", "reduce", "buffer", "output" } do
+    if o[name] ~= nil and not floats[o[name]] then
+      core.raise(("%s: precision.%s must be f32, f16 or bf16, not %s")
+        :format(what, name, tostring(o[name])))
+    end
+  end
+  if o.cast_inputs ~= nil and type(o.cast_inputs) ~= "boolean" then
+    core.raise(("%s: precision.cast_inputs must be a boolean, not %s")
+      :format(what, type(o.cast_inputs)))
+  end
   local inputs = o.cast_inputs
   if inputs == nil then inputs = o.param ~= nil end
-  if inputs and not o.param then core.raise(what .. ": precision.cast_inputs casts to precision.param, which is not given") end
-  return { param = o.param, reduce = o.reduce or o.param, buffer = o.buffer, output = o.output, cast_inputs = inputs }
+  if inputs and not o.param then
+    core.raise(what .. ": precision.cast_inputs casts to precision.param, which is not given")
+  end
+  return {
+    param = o.param, reduce = o.reduce or o.param, buffer = o.buffer, output = o.output,
+    cast_inputs = inputs,
+  }
 end
 
 local function is_float(value) return core.is_tensor(value) and floats[value:dtype()] == true end
@@ -63,7 +79,10 @@ end
 local function make_scope(model, dtype, skipped)
   local scope, casts = {}, {}
   each_field(model, function(fields, key, value)
-    if not (core.is_parameter(value) and is_float(value)) or value:dtype() == dtype or skipped(value) then return end
+    if not (core.is_parameter(value) and is_float(value)) or value:dtype() == dtype
+        or skipped(value) then
+      return
+    end
     casts[value] = casts[value] or value:to(dtype)
     names.stand_in(casts[value], value)
     scope[#scope + 1] = { fields = fields, key = key, parameter = value, cast = casts[value] }
@@ -71,7 +90,9 @@ local function make_scope(model, dtype, skipped)
   return scope
 end
 
-local function put(scope, which) for _, item in ipairs(scope) do item.fields[item.key] = item[which] end end
+local function put(scope, which)
+  for _, item in ipairs(scope) do item.fields[item.key] = item[which] end
+end
 
 -- f(...) with the casts in their places.
 local function inside(scope, f, ...)
@@ -102,7 +123,9 @@ end
 ---@param skipped fun(parameter: ms.Parameter): boolean which keep theirs
 ---@return any ...
 function precision.run(model, p, skipped, ...)
-  local function forward(...) return cast_all(p.output, model(cast_all(p.cast_inputs and p.param or nil, ...))) end
+  local function forward(...)
+    return cast_all(p.output, model(cast_all(p.cast_inputs and p.param or nil, ...)))
+  end
   if not p.param then return forward(...) end
   return inside(make_scope(model, p.param, skipped), forward, ...)
 end
@@ -115,7 +138,9 @@ end
 function precision.cast_buffers(model, dtype, skipped)
   local before, cast_of = {}, {}
   local wanted = {}
-  for name, buffer in pairs(model:buffers()) do if is_float(buffer) and not skipped(name) then wanted[buffer] = true end end
+  for name, buffer in pairs(model:buffers()) do
+    if is_float(buffer) and not skipped(name) then wanted[buffer] = true end
+  end
   each_field(model, function(fields, key, value)
     if not wanted[value] or value:dtype() == dtype then return end
     before[#before + 1] = { fields = fields, key = key, dtype = value:dtype() }

@@ -1,4 +1,5 @@
--- The native link adasum, in Lua: by pairs of ranks, a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b) for each parameter. Each of a pair combines one half of what both have.
+-- The native link adasum, in Lua: by pairs of ranks, a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b) for
+-- each parameter. Each of a pair combines one half of what both have.
 local ms = require "moonshard"
 
 return function()
@@ -11,24 +12,30 @@ return function()
     local mine = buffer:to("f32"):clone()
 
     local function send(t, to) return group:send(t:to(dtype):clone(), to) end
-    local function receive(count, from) return group:recv(ms.zeros { count, dtype = dtype }, from):value():to "f32" end
+    local function receive(count, from)
+      return group:recv(ms.zeros { count, dtype = dtype }, from):value():to "f32"
+    end
     local function exchange(out, count, other)
       local sent = send(out, other)
       local theirs = receive(count, other)
       sent:value()
       return theirs
     end
-    -- f(position, mine, theirs) for what lies of each parameter in the numbers first .. first + count - 1.
+    -- f(position, mine, theirs) for what lies of each parameter in the numbers first .. first +
+    -- count - 1.
     local function each(first, count, theirs, f)
       local begin = 1
       for i, p in ipairs(shapes) do
         local from, to = math.max(begin, first), math.min(begin + p:numel(), first + count)
-        if from < to then f(i, mine:narrow(1, from, to - from), theirs:narrow(1, from - first + 1, to - from)) end
+        if from < to then
+          f(i, mine:narrow(1, from, to - from), theirs:narrow(1, from - first + 1, to - from))
+        end
         begin = begin + p:numel()
       end
     end
 
-    -- Into those numbers of mine. The ranks that differ from this one in bits up to distance hold the other parts, and their products are added.
+    -- Into those numbers of mine. The ranks that differ from this one in bits up to distance hold
+    -- the other parts, and their products are added.
     local function combine(first, count, theirs, distance)
       local products = ms.zeros { 3, #shapes }
       local own = rank & distance ~= 0 and 3 or 2            -- the rows: a.b, a.a, b.b
@@ -45,19 +52,27 @@ return function()
         products:add_(others)
         bit = bit * 2
       end
-      local function factors(square) return (1 - products[1] / (square * 2)):masked_fill(square:le(0), 1) end
+      local function factors(square)
+        return (1 - products[1] / (square * 2)):masked_fill(square:le(0), 1)
+      end
       local of_mine, of_theirs = factors(products[own]), factors(products[5 - own])
-      each(first, count, theirs, function(i, a, b) a:mul_(of_mine[i]):add_(b:mul_(of_theirs[i])) end)
+      each(first, count, theirs, function(i, a, b)
+        a:mul_(of_mine[i]):add_(b:mul_(of_theirs[i]))
+      end)
     end
 
     local function reduce(first, count, distance, power)
       if distance == power then return end
       local lower, other = count // 2, rank ~ distance
       local kept, kept_count, given, given_count = first, lower, first + lower, count - lower
-      if rank & distance ~= 0 then kept, kept_count, given, given_count = given, given_count, kept, kept_count end
-      combine(kept, kept_count, exchange(mine:narrow(1, given, given_count), kept_count, other), distance)
+      if rank & distance ~= 0 then
+        kept, kept_count, given, given_count = given, given_count, kept, kept_count
+      end
+      combine(kept, kept_count, exchange(mine:narrow(1, given, given_count), kept_count, other),
+        distance)
       reduce(kept, kept_count, distance * 2, power)
-      mine:narrow(1, given, given_count):copy_(exchange(mine:narrow(1, kept, kept_count), given_count, other))
+      mine:narrow(1, given, given_count)
+        :copy_(exchange(mine:narrow(1, kept, kept_count), given_count, other))
     end
 
     local power, count = 1, mine:numel()

@@ -1,5 +1,5 @@
--- The native link error_feedback, in Lua: what later links lose of this rank's numbers is added to its numbers of the next iteration.
--- options.name: of its state; two of one name are an error.
+-- The native link error_feedback, in Lua: what later links lose of this rank's numbers is added to
+-- its numbers of the next iteration. options.name: of its state; two of one name are an error.
 local hooks = require "moonshard.hooks"
 
 return function(options)
@@ -20,7 +20,7 @@ return function(options)
           .. "calls bucket:set_sent(t)", 0)
       end
       left:sub_(sent)
-      left:masked_fill_(left:is_finite():eq(0), 0)                         -- one bad step would spoil all that follow
+      left:masked_fill_(left:is_finite():eq(0), 0)  -- one bad step would spoil all that follow
       return reduced
     end)
   end

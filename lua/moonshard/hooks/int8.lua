@@ -1,8 +1,10 @@
--- The native link int8, in Lua: gradients as 8-bit numbers, to every rank, or each part to the rank that adds it up and from there to all.
+-- The native link int8, in Lua: gradients as 8-bit numbers, to every rank, or each part to the rank
+-- that adds it up and from there to all.
 local ms = require "moonshard"
 local stay_local = require "moonshard.hooks.noop" ()
 
-local ROUND = 12582912                       -- 1.5 * 2^23: adding and subtracting it rounds f32 numbers to the nearest whole one, ties to even
+-- 1.5 * 2^23: adding and subtracting it rounds f32 numbers to the nearest whole one, ties to even
+local ROUND = 12582912
 local function round_(t) return t:add_(ROUND):sub_(ROUND) end
 
 -- x [rows, n] as codes u8 [rows, n] and, for each row, scale and code of zero [rows, 2].
@@ -13,7 +15,9 @@ local function quantize(x)
   return round_(x / scale):add_(zero):clamp_(0, 255):to "u8", ms.cat({ scale, zero }, 2)
 end
 
-local function numbers(codes, scales) return codes:to("f32"):sub_(scales:narrow(2, 2, 1)):mul_(scales:narrow(2, 1, 1)) end
+local function numbers(codes, scales)
+  return codes:to("f32"):sub_(scales:narrow(2, 2, 1)):mul_(scales:narrow(2, 1, 1))
+end
 
 -- Adds what `ranks` have sent, each [rows, n], in order of ranks.
 local function add_up(codes, scales, ranks, rows, n)
@@ -28,7 +32,8 @@ end
 
 return function(options)
   options = options or {}
-  local per, block, split = options.per or "tensor", options.block or 512, options.form == "all_to_all"
+  local per, block, split = options.per or "tensor", options.block or 512,
+    options.form == "all_to_all"
   local codec = per == "block" and ms.codec("int8", { block = block })
   local function up(count, multiple) return (count + multiple - 1) // multiple * multiple end
 
@@ -72,11 +77,15 @@ return function(options)
       local codes, scales = quantize(x)
       tell(numbers(codes, scales))
       if split then
-        local sum = add_up(group:all_to_all(codes):value(), group:all_to_all(scales):value(), ranks, rows // ranks, n):mul_(share)
+        local sum = add_up(group:all_to_all(codes):value(), group:all_to_all(scales):value(), ranks,
+          rows // ranks, n):mul_(share)
         codes, scales = quantize(sum)
         tell_part(sum, numbers(codes, scales))
         result = numbers(group:all_gather(codes):value(), group:all_gather(scales):value())
-      else result = add_up(group:all_gather(codes):value(), group:all_gather(scales):value(), ranks, rows, n):mul_(share) end
+      else
+        result = add_up(group:all_gather(codes):value(), group:all_gather(scales):value(), ranks,
+          rows, n):mul_(share)
+      end
     end
     if tells then bucket:set_sent(sent) end
     return buffer:copy_(result:view(-1):narrow(1, 1, count))

@@ -1,5 +1,6 @@
--- The native link nan_check, in Lua: looks for infinities and NaN in what any rank brings and in what comes back. Second result: a function that gives the flag,
--- for optimizer:step { only_if = good() }, which the native link passes on by itself.
+-- The native link nan_check, in Lua: looks for infinities and NaN in what any rank brings and in
+-- what comes back. Second result: a function that gives the flag, for optimizer:step { only_if =
+-- good() }, which the native link passes on by itself.
 -- options.name: of its state; two of one name are an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
@@ -12,7 +13,9 @@ return function(options)
     look(bucket:buffer())
     return next(bucket):and_then(function(reduced)
       look(reduced)
-      if bucket:is_last() then state.bad = bucket:group():all_reduce(state.bad:clone(), "max"):value() end
+      if bucket:is_last() then
+        state.bad = bucket:group():all_reduce(state.bad:clone(), "max"):value()
+      end
       return reduced
     end)
   end

@@ -1,5 +1,5 @@
--- The native link post_local_sgd, in Lua: means over all ranks until start_step, then over a smaller group, or none.
--- options.name: of its state; two of one name are an error.
+-- The native link post_local_sgd, in Lua: means over all ranks until start_step, then over a
+-- smaller group, or none. options.name: of its state; two of one name are an error.
 local hooks = require "moonshard.hooks"
 local mean_over = require "moonshard.hooks.all_reduce"
 local stay_local = require "moonshard.hooks.noop" ()

@@ -1,10 +1,12 @@
--- The native link powersgd, in Lua: each gradient matrix M travels as two narrow ones, P and Q, with M near to P Q' (Vogels et al. 2019).
--- options.name: of its state; two of one name are an error.
+-- The native link powersgd, in Lua: each gradient matrix M travels as two narrow ones, P and Q,
+-- with M near to P Q' (Vogels et al. 2019). options.name: of its state; two of one name are an
+-- error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
 local mean = require "moonshard.hooks.all_reduce" ()
 
--- The matrices of a bucket: rows n, columns m, rank r, where each begins, and whether it is worth it to compress it.
+-- The matrices of a bucket: rows n, columns m, rank r, where each begins, and whether it is worth
+-- it to compress it.
 local function matrices(bucket, rank, min_rate)
   local list, offset = {}, 0
   for i, p in ipairs(bucket:parameters()) do
@@ -23,16 +25,23 @@ local function square(count, rank)
   return { { n = side, m = side, r = math.min(rank, side), offset = 0, small = true } }
 end
 
-local function part(t, offset, rows, columns) return t:narrow(1, offset + 1, rows * columns):view(rows, columns) end
+local function part(t, offset, rows, columns)
+  return t:narrow(1, offset + 1, rows * columns):view(rows, columns)
+end
 
 return function(options)
   options = options or {}
-  local function option(key, default) if options[key] == nil then return default end return options[key] end
+  local function option(key, default)
+    if options[key] == nil then return default end
+    return options[key]
+  end
   local rank, start, min_rate = option("rank", 1), option("start_step", 1000), option("min_rate", 2)
-  local feedback, warm, eps, seed, batched = option("error_feedback", true), option("warm_start", true), option("eps", 0), option("seed", 0), option("batched", false)
+  local feedback, warm, eps, seed, batched = option("error_feedback", true),
+    option("warm_start", true), option("eps", 0), option("seed", 0), option("batched", false)
   local state = hooks.state(options.name or "powersgd in Lua")
 
-  -- State `name` with count(matrix) numbers for each that is compressed; of a square they stand with parameters as far as each has its own.
+  -- State `name` with count(matrix) numbers for each that is compressed; of a square they stand
+  -- with parameters as far as each has its own.
   local function kept(bucket, list, name, count)
     local lengths, parameters = {}, bucket:parameters()
     if not batched then
@@ -60,7 +69,9 @@ return function(options)
 
     local dtype = buffer:dtype()
     -- Sums t over ranks, in the buffer's dtype.
-    local function add_up(t, factor) t:copy_(group:all_reduce(t:to(dtype):clone(), { premul_sum = factor }):value()) end
+    local function add_up(t, factor)
+      t:copy_(group:all_reduce(t:to(dtype):clone(), { premul_sum = factor }):value())
+    end
     local list, wide
     if batched then
       list = square(buffer:numel(), rank)
@@ -96,14 +107,20 @@ return function(options)
       for _, x in ipairs(small) do p_count, q_count = p_count + x.n * x.r, q_count + x.m * x.r end
       local all_p = ms.empty { p_count }
       local all_q, fresh
-      if warm then all_q, fresh = kept(bucket, list, "q", function(x) return x.m * x.r end) else all_q = ms.empty { q_count } end
+      if warm then
+        all_q, fresh = kept(bucket, list, "q", function(x) return x.m * x.r end)
+      else
+        all_q = ms.empty { q_count }
+      end
       p_count, q_count = 0, 0
       for _, x in ipairs(small) do
         x.q_at = q_count
         x.p, x.q = part(all_p, p_count, x.n, x.r), part(all_q, q_count, x.m, x.r)
         p_count, q_count = p_count + x.n * x.r, q_count + x.m * x.r
         if not fresh or fresh[x.index + 1] then
-          x.q:copy_(ms.randn { x.m, x.r, seed = seed + (iteration << 32) + (bucket:index() << 16) + x.index })
+          x.q:copy_(ms.randn {
+            x.m, x.r, seed = seed + (iteration << 32) + (bucket:index() << 16) + x.index,
+          })
         end
         x.p:copy_(x.m_view:matmul(x.q:orthonormalize_(eps)))
       end
@@ -117,7 +134,8 @@ return function(options)
           x.error:sub_(x.m_view)
           x.error:masked_fill_(x.error:is_finite():eq(0), 0)
         end
-        -- Where all gradients were zero, or not finite, a column of Q is, too, and would be for ever: the next iteration starts from what this one did.
+        -- Where all gradients were zero, or not finite, a column of Q is, too, and would be for
+        -- ever: the next iteration starts from what this one did.
         if begun_with then
           local norms, before = x.q:norm(2, 1, true), part(begun_with, x.q_at, x.m, x.r)
           x.q:copy_(ms.where(norms:is_finite(), ms.where(norms:eq(0), before, x.q), before))

@@ -1,4 +1,5 @@
--- The native link sign_vote, in Lua: one bit a number; the result is what most ranks say, and 0 where they are even.
+-- The native link sign_vote, in Lua: one bit a number; the result is what most ranks say, and 0
+-- where they are even.
 local ms = require "moonshard"
 
 return function()

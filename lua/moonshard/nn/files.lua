@@ -9,19 +9,23 @@ local files = {}
 
 local INDEX = "model.safetensors.index.json"
 
------------------------------------------------------------------------------------------------------------------------------ loading
+-------------------------------------------------------------------------------------------- loading
 
--- What the index of a folder says: a list of { path, names }. Files that it does not name are not read; the log says so.
+-- What the index of a folder says: a list of { path, names }. Files that it does not name are not
+-- read; the log says so.
 local function by_index(folder, where)
   local text, message, code = core.file_read(where)
   if not text then return nil, message, code end
   local index, why = core.json_decode(text)
   local map = type(index) == "table" and index.weight_map
-  if type(map) ~= "table" then return core.refuse(("'%s': %s"):format(where, why or "it has no weight_map"), "corrupt") end
+  if type(map) ~= "table" then
+    return core.refuse(("'%s': %s"):format(where, why or "it has no weight_map"), "corrupt")
+  end
   local names, list = {}, {}
   for name, file in pairs(map) do
     if type(name) ~= "string" or type(file) ~= "string" or file:find "/" then
-      return core.refuse(("'%s': %s is in %s: files of this folder are expected"):format(where, tostring(name), tostring(file)), "corrupt")
+      return core.refuse(("'%s': %s is in %s: files of this folder are expected")
+        :format(where, tostring(name), tostring(file)), "corrupt")
     end
     names[file] = names[file] or {}
     table.insert(names[file], name)
@@ -39,7 +43,8 @@ local function by_index(folder, where)
   return list
 end
 
--- The files to read, a list of { path, names }: of a folder those of its index, or all whose names end in .safetensors.
+-- The files to read, a list of { path, names }: of a folder those of its index, or all whose names
+-- end in .safetensors.
 local function files_of(path)
   local list = {}
   if type(path) == "table" then
@@ -53,19 +58,22 @@ local function files_of(path)
     if name == INDEX then return by_index(folder, folder .. "/" .. name) end
     if name:match "%.safetensors$" then list[#list + 1] = { path = folder .. "/" .. name } end
   end
-  if #list == 0 then return core.refuse(path .. ": the folder holds no .safetensors file", "not_found") end
+  if #list == 0 then
+    return core.refuse(path .. ": the folder holds no .safetensors file", "not_found")
+  end
   return list
 end
 
--- Puts the tensors of a file into found: state by own names, and for each of them the name in the file and the file.
+-- Puts the tensors of a file into found: state by own names, and for each of them the name in the
+-- file and the file.
 local function take(self, found, file, tensors)
   for name, t in pairs(tensors) do
     local own, copy = name, nil
     if self.own_name then own, copy = self:own_name(name) end
     local other = own and found.origin[own]
     if other then
-      return core.refuse(("the weight '%s' stands twice: as '%s' in '%s' and as '%s' in '%s'"):format(own, other.name, other.path, name, file.path),
-        "mismatch")
+      return core.refuse(("the weight '%s' stands twice: as '%s' in '%s' and as '%s' in '%s'")
+        :format(own, other.name, other.path, name, file.path), "mismatch")
     end
     if own then found.state[own], found.origin[own] = t, { name = name, path = file.path }
     elseif copy then found.copies[name] = { of = copy, tensor = t } end
@@ -73,27 +81,31 @@ local function take(self, found, file, tensors)
   return true
 end
 
--- Files may repeat a tied weight. One that differs is a weight of its own, which the model has no place for.
+-- Files may repeat a tied weight. One that differs is a weight of its own, which the model has no
+-- place for.
 local function check_copies(found)
   for name, copy in pairs(found.copies) do
     local own = found.state[copy.of]
     if own and not core.is_sim() then
       local equal = core.no_grad(function()
-        return module.same_shape(own, copy.tensor) and own:to("f32"):eq(copy.tensor:to "f32"):all():item()
+        return module.same_shape(own, copy.tensor)
+          and own:to("f32"):eq(copy.tensor:to "f32"):all():item()
       end)
       if not equal then
-        return core.refuse(("'%s' differs from '%s', which config.json ties it to: tie_word_embeddings must be false"):format(name, copy.of), "mismatch")
+        return core.refuse(("'%s' differs from '%s', which config.json ties it to: \z
+          tie_word_embeddings must be false"):format(name, copy.of), "mismatch")
       end
     end
   end
   return true
 end
 
---- Reads files and copies their tensors into a module.
+--- Reads files and copies their tensors into a module. Returns what was read, by the module's
+--- names.
 ---@param self ms.Module
 ---@param path string|string[]
 ---@param options? { partial?: boolean }
----@return { origin: table, state: table, metadata: table }? found what was read, by the module's names
+---@return { origin: table, state: table, metadata: table }? found
 ---@return string? message
 ---@return string? code
 function files.read(self, path, options)
@@ -116,31 +128,33 @@ function files.read(self, path, options)
   local ok, failure = pcall(self.load_state, self, found.state, options)
   if not ok then
     local where = type(path) == "table" and path[1] or path
-    return core.refuse(("%s: %s"):format(where, tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
+    return core.refuse(("%s: %s")
+      :format(where, tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
   end
   return found
 end
 
---- A file, a list of files or a folder (by its model.safetensors.index.json if it has one). Returns true, or nil, message, code; nothing is
---- changed then.
+--- A file, a list of files or a folder (by its model.safetensors.index.json if it has one). Returns
+--- true, or nil, message, code; nothing is changed then.
 ---@param path string|string[]
 ---@param options? { partial?: boolean }
 ---@return true?, string?, string?
 function Module:load(path, options)
   options_of.argument("load", "path", path, "string|list")
   if type(path) == "table" then options_of.items("load", "path", path, "string") end
-  local found, message, code = files.read(self, path, check("load", options, { partial = "boolean" }))
+  local found, message, code = files.read(self, path,
+    check("load", options, { partial = "boolean" }))
   if not found then return nil, message, code end
   return true
 end
 
------------------------------------------------------------------------------------------------------------------------------- saving
+--------------------------------------------------------------------------------------------- saving
 
 local bytes_of = { f32 = 4, f16 = 2, bf16 = 2 }
 local names_elsewhere = { f32 = "float32", f16 = "float16", bf16 = "bfloat16" }
 
--- The tensors to write, by their names in the file; how many of them are rounded, and to which dtypes; what config.json must say of dtype
--- if it changed.
+-- The tensors to write, by their names in the file; how many of them are rounded, and to which
+-- dtypes; what config.json must say of dtype if it changed.
 local function tensors_of(self, origin, dtype)
   local tensors, rounded, changed, words = {}, { count = 0 }, false, {}
   for name, t in pairs(self:state()) do
@@ -152,13 +166,15 @@ local function tensors_of(self, origin, dtype)
     end
     if bytes_of[written] then words[names_elsewhere[written]] = true end
     changed = changed or bytes_of[written] and origin.dtypes and origin.dtypes[name] ~= written
-    tensors[origin.names and origin.names[name] or self.file_name and self:file_name(name) or name] = t
+    tensors[origin.names and origin.names[name]
+      or self.file_name and self:file_name(name) or name] = t
   end
   local word = next(words)
   return tensors, rounded, changed and next(words, word) == nil and word or nil
 end
 
--- The text of config.json: as it was read, but for the dtype of weights that are written in another one.
+-- The text of config.json: as it was read, but for the dtype of weights that are written in another
+-- one.
 local function config_text(self, origin, word)
   if not origin.config then return core.json_encode(self:config(), true) .. "\n" end
   if not word then return origin.config end
@@ -172,7 +188,9 @@ end
 local function check_save(path, options)
   if type(path) ~= "string" then core.raise("save: a path is expected, not " .. type(path)) end
   local dtype = check("save", options, { dtype = "string" }).dtype
-  if dtype ~= nil and not bytes_of[dtype] then core.raise(("save: dtype is f32, f16 or bf16, not %s"):format(tostring(dtype))) end
+  if dtype ~= nil and not bytes_of[dtype] then
+    core.raise(("save: dtype is f32, f16 or bf16, not %s"):format(tostring(dtype)))
+  end
   return dtype
 end
 
@@ -182,18 +200,23 @@ local function file_of(path)
   local folder = path:gsub("(.)/+$", "%1")
   -- It would name the old weights to whoever reads the folder, and the new ones would not be read.
   if core.exists(folder .. "/" .. INDEX) then
-    return core.refuse(("'%s' holds a model in several files (%s): save to another folder, or remove that model"):format(folder, INDEX), "exists")
+    return core.refuse(
+      ("'%s' holds a model in several files (%s): save to another folder, or remove that model")
+        :format(folder, INDEX), "exists")
   end
   local ok, message, code = core.make_directory(folder)
   if not ok then return nil, message, code end
   return folder .. "/model.safetensors"
 end
 
---- As safetensors. All ranks call it; rank 0 writes. A model with a configuration puts config.json beside it; a path that is a folder (or
---- ends in /) gets model.safetensors. A model of nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
+--- As safetensors. All ranks call it; rank 0 writes. A model with a configuration puts config.json
+--- beside it; a path that is a folder (or ends in /) gets model.safetensors. A model of
+--- nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
 --- tokenizer and of generation; the log says if numbers are rounded to these dtypes.
+--- options.dtype: of all float tensors; unless given, that of the file which nn.pretrained read,
+--- else the tensor's.
 ---@param path string
----@param options? { dtype?: "f32"|"f16"|"bf16" } of all float tensors; unless given, that of the file which nn.pretrained read, else the tensor's
+---@param options? { dtype?: "f32"|"f16"|"bf16" }
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = check_save(path, options)
@@ -204,11 +227,13 @@ function Module:save(path, options)
   local tensors, rounded, word = tensors_of(self, origin, dtype)
   if rounded.count > 0 then
     local to = rounded.bf16 and rounded.f16 and "bf16 and f16" or rounded.bf16 and "bf16" or "f16"
-    require "moonshard.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to,
-      dtype and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps all bits')
+    require "moonshard.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
+      and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps \z
+        all bits')
   end
   local ok
-  ok, message, code = require "moonshard.safetensors".save(file, tensors, origin.metadata or { format = "pt" })
+  ok, message, code = require "moonshard.safetensors".save(file, tensors,
+    origin.metadata or { format = "pt" })
   local texts = { ["config.json"] = self.config and config_text(self, origin, word) }
   for name, text in pairs(origin.files or {}) do texts[name] = text end
   local folder = file:match "^(.*)/[^/]*$" or "."

@@ -1,4 +1,5 @@
--- GPT-2, with the parameter names and layouts of Hugging Face (weights of linear layers are [in, out]).
+-- GPT-2, with the parameter names and layouts of Hugging Face (weights of linear layers are [in,
+-- out]).
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
@@ -28,7 +29,8 @@ function Attention:forward(x)
   local batch, time, width = shape[1], shape[2], shape[3]
   local parts = self.c_attn(x):split(width, 3)
   for i = 1, 3 do parts[i] = parts[i]:view(batch, time, -1, self.head):transpose(2, 3) end
-  return self.c_proj(parts[1]:attention(parts[2], parts[3]):transpose(2, 3):reshape(batch, time, width))
+  return self.c_proj(parts[1]:attention(parts[2], parts[3]):transpose(2, 3)
+    :reshape(batch, time, width))
 end
 
 local MLP = module.class "GPT2MLP"
@@ -41,7 +43,8 @@ end
 
 function MLP:forward(x) return self.c_proj(self.c_fc(x, "gelu")) end
 
--- A block gets the residual stream and what is to be added to it, so that each sum is one pass with the norm that follows.
+-- A block gets the residual stream and what is to be added to it, so that each sum is one pass with
+-- the norm that follows.
 local Block = module.class "GPT2Block"
 
 function Block:init(options, std)
@@ -84,7 +87,9 @@ function GPT2:init(options)
   for i = 1, options.layers do blocks[i] = Block(options, std) end
   self.h = layers.List(blocks)
   self.ln_f = layers.LayerNorm(options.width, { eps = options.eps })
-  if options.tie == false then self.lm_head = layers.Linear(options.width, options.vocab, { bias = false }) end
+  if options.tie == false then
+    self.lm_head = layers.Linear(options.width, options.vocab, { bias = false })
+  end
 end
 
 -- The last norm's output [batch, time, width].
@@ -93,20 +98,28 @@ local function features(self, tokens)
   local shape = tokens:shape()
   if #shape ~= 2 then core.raise("gpt2: tokens must be [batch, time], not " .. tostring(tokens)) end
   if shape[2] > self.options.context then
-    core.raise(("gpt2: %d tokens are more than the context of %d"):format(shape[2], self.options.context))
+    core.raise(("gpt2: %d tokens are more than the context of %d")
+      :format(shape[2], self.options.context))
   end
   local stream, change = self.wte(tokens) + self.wpe.weight:narrow(1, 1, shape[2]), nil
-  if (self.options.dropout or 0) > 0 and self:is_training() then stream = stream:dropout(self.options.dropout) end
+  if (self.options.dropout or 0) > 0 and self:is_training() then
+    stream = stream:dropout(self.options.dropout)
+  end
   for i = 1, #self.h do
     local block = self.h[i]
-    if self.options.recompute and core.is_recording() then stream, change = core.recompute(block, stream, change)
-    else stream, change = block(stream, change) end
+    if self.options.recompute and core.is_recording() then
+      stream, change = core.recompute(block, stream, change)
+    else
+      stream, change = block(stream, change)
+    end
   end
   local _, normed = norm_of_sum(self.ln_f, stream, change)
   return normed
 end
 
-local function head(self, x) return x:linear(self.lm_head and self.lm_head.weight or self.wte.weight) end
+local function head(self, x)
+  return x:linear(self.lm_head and self.lm_head.weight or self.wte.weight)
+end
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@return ms.Tensor logits [batch, time, vocab]
@@ -124,37 +137,50 @@ end
 function GPT2:config()
   local o = self.options
   return {
-    model_type = "gpt2", architectures = { "GPT2LMHeadModel" }, vocab_size = o.vocab, n_positions = o.context, n_ctx = o.context, n_embd = o.width,
-    n_layer = o.layers, n_head = o.heads, n_inner = o.hidden, layer_norm_epsilon = o.eps or 1e-5, activation_function = "gelu_new",
-    tie_word_embeddings = o.tie ~= false, resid_pdrop = o.dropout or 0, embd_pdrop = o.dropout or 0, attn_pdrop = 0,
+    model_type = "gpt2", architectures = { "GPT2LMHeadModel" }, vocab_size = o.vocab,
+    n_positions = o.context, n_ctx = o.context, n_embd = o.width,
+    n_layer = o.layers, n_head = o.heads, n_inner = o.hidden, layer_norm_epsilon = o.eps or 1e-5,
+    activation_function = "gelu_new",
+    tie_word_embeddings = o.tie ~= false, resid_pdrop = o.dropout or 0, embd_pdrop = o.dropout or 0,
+    attn_pdrop = 0,
     -- Which tokens begin and end a text is not known here; the peer's default would be token 50256.
     bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind. What it does not say has the peer's default (GPT2Config of transformers).
+--- Options from a config.json of this kind. What it does not say has the peer's default (GPT2Config
+--- of transformers).
 ---@param config table
 ---@return ms.ModelOptions
 function GPT2.from_config(config)
   return {
-    vocab = config.vocab_size or 50257, context = config.n_positions or config.n_ctx or 1024, layers = config.n_layer or 12,
-    width = config.n_embd or 768, heads = config.n_head or 12, hidden = config.n_inner, eps = config.layer_norm_epsilon or 1e-5,
+    vocab = config.vocab_size or 50257,
+    context = config.n_positions or config.n_ctx or 1024,
+    layers = config.n_layer or 12,
+    width = config.n_embd or 768,
+    heads = config.n_head or 12,
+    hidden = config.n_inner,
+    eps = config.layer_norm_epsilon or 1e-5,
     tie = config.tie_word_embeddings,
   }
 end
 
---- The name here of a weight in a file: the prefix `transformer.`, masks and a tied head are left out.
+--- The name here of a weight in a file: the prefix `transformer.`, masks and a tied head are left
+--- out.
 ---@param name string
 ---@return string? own nil: it is no weight of this model
 ---@return string? copy where own is nil: the weight here that it must be a copy of
 function GPT2:own_name(name)
   name = name:gsub("^transformer%.", "")
-  if name:match "^h%.%d+%.attn%.bias$" or name:match "^h%.%d+%.attn%.masked_bias$" then return nil end
+  if name:match "^h%.%d+%.attn%.bias$" or name:match "^h%.%d+%.attn%.masked_bias$" then
+    return nil
+  end
   if name == "lm_head.weight" and not self.lm_head then return nil, "wte.weight" end
   return name
 end
 
---- The name in a file of a weight here. The peer reads names without its prefix, but not where a head stands beside them.
+--- The name in a file of a weight here. The peer reads names without its prefix, but not where a
+--- head stands beside them.
 ---@param name string
 ---@return string
 function GPT2:file_name(name)

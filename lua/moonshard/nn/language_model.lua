@@ -15,13 +15,15 @@ local options = {
 }
 
 local ranges = {
-  dropout = { 1, "of 0 or more and below 1" }, eps = { math.huge, "of 0 or more" }, rotary_base = { math.huge, "of 0 or more" },
+  dropout = { 1, "of 0 or more and below 1" }, eps = { math.huge, "of 0 or more" },
+  rotary_base = { math.huge, "of 0 or more" },
 }
 
---- Checks the options of a model and returns a copy.
+--- Checks the options of a model and returns a copy. own: names of the options that only this model
+--- has; those of another model are unknown.
 ---@param name string
 ---@param given ms.ModelOptions
----@param own string[] names of the options that only this model has; those of another model are unknown
+---@param own string[]
 ---@return ms.ModelOptions
 function LanguageModel.check(name, given, own)
   local checked, known = {}, { table.unpack(own) }
@@ -30,24 +32,30 @@ function LanguageModel.check(name, given, own)
   for key, value in pairs(check(name, given, known)) do checked[key] = value end
   for _, key in ipairs(known) do
     local value = checked[key]
-    if options[key] and value == nil then core.raise(("%s: the option %s is missing"):format(name, key)) end
+    if options[key] and value == nil then
+      core.raise(("%s: the option %s is missing"):format(name, key))
+    end
     local counts = options[key] or key == "kv_heads" or key == "hidden"
     if counts and value ~= nil and (math.type(value) ~= "integer" or value < 1) then
-      core.raise(("%s: %s must be an integer of 1 or more, not %s"):format(name, key, tostring(value)))
+      core.raise(("%s: %s must be an integer of 1 or more, not %s")
+        :format(name, key, tostring(value)))
     end
   end
   for key, range in pairs(ranges) do
     local value = checked[key]
     if value ~= nil and not (type(value) == "number" and value >= 0 and value < range[1]) then
-      core.raise(("%s: %s must be a number %s, not %s"):format(name, key, range[2], tostring(value)))
+      core.raise(("%s: %s must be a number %s, not %s")
+        :format(name, key, range[2], tostring(value)))
     end
   end
   rope.check(name, checked.rotary_scaling)
   if checked.width % checked.heads ~= 0 then
-    core.raise(("%s: width %d does not divide by %d heads"):format(name, checked.width, checked.heads))
+    core.raise(("%s: width %d does not divide by %d heads")
+      :format(name, checked.width, checked.heads))
   end
   if checked.kv_heads and checked.heads % checked.kv_heads ~= 0 then
-    core.raise(("%s: %d heads do not divide by %d key heads"):format(name, checked.heads, checked.kv_heads))
+    core.raise(("%s: %d heads do not divide by %d key heads")
+      :format(name, checked.heads, checked.kv_heads))
   end
   return checked
 end
@@ -64,7 +72,8 @@ local function draw(logits, how, seed, position)
   local chances = logits:softmax()
   local sums = chances:cumsum(1)
   if how.top_p then
-    -- Keep the first ones up to the mass top_p, the one that crosses it included; the very first always.
+    -- Keep the first ones up to the mass top_p, the one that crosses it included; the very first
+    -- always.
     local before = sums - chances
     chances = chances:masked_fill(before:ge(math.max(how.top_p, 1e-30)), 0)
     sums = chances:cumsum(1)
@@ -79,20 +88,26 @@ local function check_drawing(how)
   local function number(name, low, high)
     local value = how[name]
     if value ~= nil and (type(value) ~= "number" or not (value >= low and value <= high)) then
-      core.raise(("generate: %s must be a number from %g to %g, not %s"):format(name, low, high, tostring(value)))
+      core.raise(("generate: %s must be a number from %g to %g, not %s")
+        :format(name, low, high, tostring(value)))
     end
   end
   local function integer(name)
-    if math.type(how[name]) ~= "integer" or how[name] < 1 then core.raise(("generate: %s must be an integer of 1 or more"):format(name)) end
+    if math.type(how[name]) ~= "integer" or how[name] < 1 then
+      core.raise(("generate: %s must be an integer of 1 or more"):format(name))
+    end
   end
   integer "count"
   if how.top_k ~= nil then integer "top_k" end
   number("temperature", 0, math.huge)
   number("top_p", 0, 1)
-  if how.seed ~= nil and math.type(how.seed) ~= "integer" then core.raise "generate: seed must be an integer" end
+  if how.seed ~= nil and math.type(how.seed) ~= "integer" then
+    core.raise "generate: seed must be an integer"
+  end
 end
 
---- Writes on: the new ids, one after another, each drawn from what the model says of all before it (of the last `context`).
+--- Writes on: the new ids, one after another, each drawn from what the model says of all before it
+--- (of the last `context`).
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }
 ---@return ms.Tensor i64 [count]
@@ -104,13 +119,17 @@ function LanguageModel:generate(tokens, how)
   check_drawing(how)
   local training = self:is_training()
   self:eval()
-  local mode <close> = setmetatable({}, { __close = function() self:train(training) end }) -- luacheck: ignore mode
+  local mode <close> = setmetatable({}, { -- luacheck: ignore mode
+    __close = function() self:train(training) end,
+  })
   local context = self.options.context
   return core.no_grad(function()
     local window, made = tokens:to("i64"), {}
     for i = 1, how.count do
       local length = window:numel()
-      if length > context then window, length = window:narrow(1, length - context + 1, context), context end
+      if length > context then
+        window, length = window:narrow(1, length - context + 1, context), context
+      end
       local logits = self:last_logits(window:view(1, length)):view(-1)
       local id = draw(logits, how, how.seed, i)
       made[i] = id

@@ -10,7 +10,9 @@ local layers = {}
 local function check_sizes(what, ...)
   for i = 1, select("#", ...) do
     local size = select(i, ...)
-    if math.type(size) ~= "integer" or size < 1 then core.raise(("%s: sizes are integers of 1 or more, not %s"):format(what, tostring(size))) end
+    if math.type(size) ~= "integer" or size < 1 then
+      core.raise(("%s: sizes are integers of 1 or more, not %s"):format(what, tostring(size)))
+    end
   end
 end
 
@@ -72,7 +74,9 @@ function LayerNorm:init(width, options)
   check_sizes("LayerNorm", width)
   self.eps = options and options.eps or 1e-5
   self.weight = module.Parameter(core.ones { width })
-  if not options or options.bias ~= false then self.bias = module.Parameter(core.zeros { width }) end
+  if not options or options.bias ~= false then
+    self.bias = module.Parameter(core.zeros { width })
+  end
 end
 
 function LayerNorm:forward(x)
@@ -104,7 +108,9 @@ layers.Dropout = Dropout
 
 ---@param p number probability of zero, 0 or more and below 1
 function Dropout:init(p)
-  if type(p) ~= "number" or not (p >= 0 and p < 1) then core.raise("Dropout: p must be a number of 0 or more and below 1, not " .. tostring(p)) end
+  if type(p) ~= "number" or not (p >= 0 and p < 1) then
+    core.raise("Dropout: p must be a number of 0 or more and below 1, not " .. tostring(p))
+  end
   self.p = p
 end
 
@@ -166,7 +172,8 @@ function MLP:init(width, hidden, options)
   options = check("MLP", options, { activation = "string", bias = "boolean" })
   local kind = options.activation or "gelu"
   if kind ~= "gelu" and kind ~= "relu" and kind ~= "swiglu" then
-    core.raise(("MLP: unknown activation '%s': known are gelu, relu, swiglu"):format(tostring(kind)))
+    core.raise(("MLP: unknown activation '%s': known are gelu, relu, swiglu")
+      :format(tostring(kind)))
   end
   self.activation = kind
   if kind == "swiglu" then self.gate = Linear(width, hidden, { bias = options.bias }) end
@@ -188,16 +195,22 @@ layers.Attention = Attention
 ---@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }
 function Attention:init(options)
   options = check("Attention", options, {
-    width = "any", heads = "any", kv_heads = "any", rotary = "boolean", bias = "boolean", rotary_base = "number", rotary_scaling = "table",
+    width = "any", heads = "any", kv_heads = "any", rotary = "boolean", bias = "boolean",
+    rotary_base = "number", rotary_scaling = "table",
   })
   rope.check("Attention", options.rotary_scaling)
   local width, heads = options.width, options.heads
   local kv_heads = options.kv_heads or heads
   check_sizes("Attention", width, heads, kv_heads)
-  if width % heads ~= 0 then core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads)) end
-  if heads % kv_heads ~= 0 then core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads)) end
+  if width % heads ~= 0 then
+    core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads))
+  end
+  if heads % kv_heads ~= 0 then
+    core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads))
+  end
   local head = width // heads
-  self.head, self.rotary, self.rotary_base, self.rotary_scaling = head, options.rotary, options.rotary_base, options.rotary_scaling
+  self.head, self.rotary, self.rotary_base, self.rotary_scaling = head, options.rotary,
+    options.rotary_base, options.rotary_scaling
   self.q_proj = Linear(width, width, { bias = options.bias })
   self.k_proj = Linear(width, kv_heads * head, { bias = options.bias })
   self.v_proj = Linear(width, kv_heads * head, { bias = options.bias })
@@ -213,7 +226,8 @@ function Attention:forward(x)
   local function heads(t) return t:view(batch, time, -1, self.head):transpose(2, 3) end
   local q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
   if self.rotary then
-    q, k = q:rotary(0, self.rotary_base, self.rotary_scaling), k:rotary(0, self.rotary_base, self.rotary_scaling)
+    q, k = q:rotary(0, self.rotary_base, self.rotary_scaling),
+      k:rotary(0, self.rotary_base, self.rotary_scaling)
   end
   return self.o_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, -1))
 end

@@ -22,7 +22,8 @@ function Block:init(options)
   local o = options
   self.input_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
   self.self_attn = layers.Attention {
-    width = o.width, heads = o.heads, kv_heads = o.kv_heads, rotary = true, rotary_base = o.rotary_base, rotary_scaling = o.rotary_scaling,
+    width = o.width, heads = o.heads, kv_heads = o.kv_heads, rotary = true,
+    rotary_base = o.rotary_base, rotary_scaling = o.rotary_scaling,
     bias = false,
   }
   self.post_attention_layernorm = layers.RMSNorm(o.width, { eps = o.eps })
@@ -67,12 +68,15 @@ local Llama = module.class("Llama", LanguageModel)
 
 ---@param options ms.ModelOptions
 function Llama:init(options)
-  options = LanguageModel.check("nn.llama", options, { "kv_heads", "rotary_base", "rotary_scaling" })
+  options = LanguageModel.check("nn.llama", options,
+    { "kv_heads", "rotary_base", "rotary_scaling" })
   -- Two thirds of four times the width, rounded up to a multiple of 64, where nothing is said.
   options.hidden = options.hidden or (8 * options.width // 3 + 63) // 64 * 64
   self.options = options
   self.model = Body(options)
-  if not options.tie then self.lm_head = layers.Linear(options.width, options.vocab, { bias = false }) end
+  if not options.tie then
+    self.lm_head = layers.Linear(options.width, options.vocab, { bias = false })
+  end
   core.no_grad(function()
     for _, p in ipairs(self:parameters()) do
       if p:dim() == 2 then p:copy_(core.randn { p:size(1), p:size(2), std = 0.02 }) end
@@ -83,14 +87,19 @@ end
 local function features(self, tokens)
   argument("llama", "tokens", tokens, "tensor")
   local shape = tokens:shape()
-  if #shape ~= 2 then core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens)) end
+  if #shape ~= 2 then
+    core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens))
+  end
   if shape[2] > self.options.context then
-    core.raise(("llama: %d tokens are more than the context of %d"):format(shape[2], self.options.context))
+    core.raise(("llama: %d tokens are more than the context of %d")
+      :format(shape[2], self.options.context))
   end
   return self.model(tokens, self.options.recompute)
 end
 
-local function head(self, x) return x:linear(self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight) end
+local function head(self, x)
+  return x:linear(self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight)
+end
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@return ms.Tensor logits [batch, time, vocab]
@@ -109,15 +118,20 @@ function Llama:config()
   local o = self.options
   local theta, scaling = rope.write(o.rotary_base, o.rotary_scaling)
   return {
-    model_type = "llama", architectures = { "LlamaForCausalLM" }, vocab_size = o.vocab, max_position_embeddings = o.context, hidden_size = o.width,
-    num_hidden_layers = o.layers, num_attention_heads = o.heads, num_key_value_heads = o.kv_heads or o.heads, intermediate_size = o.hidden,
-    rms_norm_eps = o.eps or 1e-5, rope_theta = theta, rope_scaling = scaling, hidden_act = "silu", tie_word_embeddings = o.tie == true, attention_bias = false,
-    -- Which tokens begin and end a text is not known here; the peer's defaults would be tokens 1 and 2.
+    model_type = "llama", architectures = { "LlamaForCausalLM" }, vocab_size = o.vocab,
+    max_position_embeddings = o.context, hidden_size = o.width,
+    num_hidden_layers = o.layers, num_attention_heads = o.heads,
+    num_key_value_heads = o.kv_heads or o.heads, intermediate_size = o.hidden,
+    rms_norm_eps = o.eps or 1e-5, rope_theta = theta, rope_scaling = scaling, hidden_act = "silu",
+    tie_word_embeddings = o.tie == true, attention_bias = false,
+    -- Which tokens begin and end a text is not known here; the peer's defaults would be tokens 1
+    -- and 2.
     bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind. What it does not say has the peer's default (LlamaConfig of transformers).
+--- Options from a config.json of this kind. What it does not say has the peer's default
+--- (LlamaConfig of transformers).
 ---@param config table
 ---@return ms.ModelOptions?
 ---@return string? message
@@ -127,9 +141,13 @@ function Llama.from_config(config)
   if not positions then return nil, message, code end
   local heads = config.num_attention_heads or 32
   return {
-    vocab = config.vocab_size or 32000, context = config.max_position_embeddings or 2048, layers = config.num_hidden_layers or 32,
-    width = config.hidden_size or 4096, heads = heads, kv_heads = config.num_key_value_heads or heads,
-    hidden = config.intermediate_size or 11008, eps = config.rms_norm_eps or 1e-6, rotary_base = positions.base,
+    vocab = config.vocab_size or 32000,
+    context = config.max_position_embeddings or 2048,
+    layers = config.num_hidden_layers or 32,
+    width = config.hidden_size or 4096, heads = heads,
+    kv_heads = config.num_key_value_heads or heads,
+    hidden = config.intermediate_size or 11008, eps = config.rms_norm_eps or 1e-6,
+    rotary_base = positions.base,
     rotary_scaling = positions.scaling, tie = config.tie_word_embeddings,
   }
 end

@@ -18,12 +18,15 @@ Module.__index = Module
 Module.__name = "ms.Module"
 module.base = Module
 
--- tensor -> dtype of the file that nn.pretrained read it from: what `save` writes it in. Module:to forgets it.
+-- tensor -> dtype of the file that nn.pretrained read it from: what `save` writes it in. Module:to
+-- forgets it.
 module.loaded_dtype = setmetatable({}, { __mode = "k" })
 
 local function state_of(object)
   local meta = getmetatable(object)
-  if type(meta) ~= "table" or not meta.module then core.raise("a module is expected, not " .. type(object)) end
+  if type(meta) ~= "table" or not meta.module then
+    core.raise("a module is expected, not " .. type(object))
+  end
   return meta
 end
 
@@ -38,7 +41,9 @@ end
 ---@param t ms.Tensor
 ---@return ms.Parameter
 function module.Parameter(t)
-  if not core.is_tensor(t) then core.raise("nn.Parameter: a tensor is expected, not " .. type(t)) end
+  if not core.is_tensor(t) then
+    core.raise("nn.Parameter: a tensor is expected, not " .. type(t))
+  end
   if not t:requires_grad() then t:requires_grad_() end
   return core.mark_parameter(t)
 end
@@ -56,7 +61,9 @@ local function assign(object, key, value)
   end
   if module.is_module(value) then
     local child = getmetatable(value)
-    if names.contains(child, state.fields) then core.raise("a module cannot be a part of itself") end
+    if names.contains(child, state.fields) then
+      core.raise("a module cannot be a part of itself")
+    end
     names.note(child.fields, state, key)
   elseif core.is_parameter(value) then names.note(value, state, key)
   elseif owned then value:keep() end
@@ -67,7 +74,10 @@ end
 -- Inputs, outputs and gradients are lists; a single tensor that a hook returns is a list of one.
 local function as_list(value, what)
   if core.is_tensor(value) then return { value, n = 1 } end
-  if type(value) ~= "table" then core.raise(("a %s hook returned a %s; a tensor, a list or nothing is expected"):format(what, type(value))) end
+  if type(value) ~= "table" then
+    core.raise(("a %s hook returned a %s; a tensor, a list or nothing is expected")
+      :format(what, type(value)))
+  end
   return value
 end
 
@@ -81,8 +91,8 @@ local function run_hooks(what, list, ...)
   return values[values.n]
 end
 
--- Runs hooks on the gradients of these tensors, once all have come. With one tensor, what they return replaces its gradient; of several, some
--- have been used already.
+-- Runs hooks on the gradients of these tensors, once all have come. With one tensor, what they
+-- return replaces its gradient; of several, some have been used already.
 local function on_gradients(object, what, tensors, list)
   local wanted, arrived, count = {}, {}, 0
   for i = 1, tensors.n or #tensors do
@@ -99,7 +109,10 @@ local function on_gradients(object, what, tensors, list)
       arrived = {}
       local gradients = run_hooks(what, list, object, given)
       if gradients == given then return end
-      if #wanted > 1 then core.raise(("a %s hook replaced one of %d gradients; that is possible where there is one"):format(what, #wanted)) end
+      if #wanted > 1 then
+        core.raise(("a %s hook replaced one of %d gradients; that is possible where there is one")
+          :format(what, #wanted))
+      end
       return gradients[1]
     end)
   end
@@ -110,7 +123,8 @@ local function alias_inputs(inputs)
   local aliases = { n = inputs.n or #inputs }
   for i = 1, aliases.n do
     local t = inputs[i]
-    aliases[i] = core.is_tensor(t) and t:requires_grad() and core.is_recording() and t:view(table.unpack(t:shape())) or t
+    aliases[i] = core.is_tensor(t) and t:requires_grad() and core.is_recording()
+      and t:view(table.unpack(t:shape())) or t
   end
   return aliases
 end
@@ -119,7 +133,9 @@ local function call(object, ...)
   local state = getmetatable(object)
   local hooks = state.hooks
   local forward = state.fields.forward
-  if not forward then core.raise("module " .. tostring(state.class.class_name) .. " has no method forward") end
+  if not forward then
+    core.raise("module " .. tostring(state.class.class_name) .. " has no method forward")
+  end
   if not hooks then return forward(object, ...) end
   local inputs = table.pack(...)
   if hooks.pre_forward then inputs = run_hooks("pre_forward", hooks.pre_forward, object, inputs) end
@@ -133,7 +149,8 @@ local function call(object, ...)
   return table.unpack(outputs, 1, outputs.n or #outputs)
 end
 
---- `local Block = nn.class("Block")`, then `function Block:init(...)` and `function Block:forward(...)`; `Block(...)` makes one.
+--- `local Block = nn.class("Block")`, then `function Block:init(...)` and
+--- `function Block:forward(...)`; `Block(...)` makes one.
 ---@param name string
 ---@param base? table
 ---@return table
@@ -145,7 +162,8 @@ function module.class(name, base)
     __call = function(class, ...)
       local fields = setmetatable({}, { __index = class })
       local object = setmetatable({}, {
-        module = true, class = class, fields = fields, order = {}, place = {}, unsaved = {}, training = true,
+        module = true, class = class, fields = fields, order = {}, place = {}, unsaved = {},
+        training = true,
         __index = fields, __newindex = assign, __call = call,
         __tostring = tree,
         __len = function() return #fields end,
@@ -157,7 +175,7 @@ function module.class(name, base)
   return class
 end
 
------------------------------------------------------------------------------------------------------------------------------- names
+---------------------------------------------------------------------------------------------- names
 
 ---@class ms.Tensor
 local Tensor = core.tensor_methods
@@ -232,7 +250,9 @@ end
 ---@return table<string, ms.Tensor>
 function Module:buffers()
   local buffers = {}
-  each_tensor(self, function(name, t, is_parameter) if not is_parameter then buffers[name] = t end end)
+  each_tensor(self, function(name, t, is_parameter)
+    if not is_parameter then buffers[name] = t end
+  end)
   return buffers
 end
 
@@ -253,12 +273,14 @@ function Module:add_buffer(name, t, options)
   argument("add_buffer", "name", name, "string")
   argument("add_buffer", "t", t, "tensor")
   check("add_buffer", options, { save = "boolean" })
-  if core.is_parameter(t) then core.raise("add_buffer: '" .. name .. "' is a parameter; assign it") end
+  if core.is_parameter(t) then
+    core.raise("add_buffer: '" .. name .. "' is a parameter; assign it")
+  end
   self[name] = t
   if options and options.save == false then state_of(self).unsaved[name] = true end
 end
 
------------------------------------------------------------------------------------------------------------------------------- modes
+---------------------------------------------------------------------------------------------- modes
 
 ---@param yes? boolean
 ---@return self
@@ -286,7 +308,8 @@ local function replace(root, old, new)
   end
 end
 
---- dtype of float parameters and buffers, or device. Tensors that are shared stay shared. Make optimizers afterwards.
+--- dtype of float parameters and buffers, or device. Tensors that are shared stay shared. Make
+--- optimizers afterwards.
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
@@ -309,11 +332,12 @@ function Module:to(what)
   return self
 end
 
------------------------------------------------------------------------------------------------------------------------------- hooks
+---------------------------------------------------------------------------------------------- hooks
 
 local moments = { "pre_forward", "forward", "pre_backward", "backward" }
 
---- forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward, backward: f(module, gradients). What it returns replaces.
+--- forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward, backward:
+--- f(module, gradients). What it returns replaces.
 ---@param when "pre_forward"|"forward"|"pre_backward"|"backward"
 ---@param f function
 ---@return fun() removes f
@@ -321,7 +345,8 @@ function Module:hook(when, f)
   local known = false
   for _, moment in ipairs(moments) do known = known or moment == when end
   if not known then
-    core.raise(("unknown moment '%s' of a hook: did you mean '%s'?"):format(tostring(when), core.nearest(tostring(when), moments) or "forward"))
+    core.raise(("unknown moment '%s' of a hook: did you mean '%s'?")
+      :format(tostring(when), core.nearest(tostring(when), moments) or "forward"))
   end
   if type(f) ~= "function" then core.raise("hook: a function is expected, not " .. type(f)) end
   local state = state_of(self)
@@ -336,7 +361,7 @@ function Module:hook(when, f)
   end
 end
 
-local accumulating = false                          -- inside a pass of accumulate that is not the last
+local accumulating = false  -- inside a pass of accumulate that is not the last
 
 --- Whether gradients are only added up now: the last pass of accumulate is still to come.
 ---@return boolean
@@ -346,19 +371,27 @@ function module.is_accumulating() return accumulating end
 ---@param count integer
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
-  if math.type(count) ~= "integer" or count < 1 then core.raise("accumulate: count must be an integer of 1 or more") end
-  if type(f) ~= "function" then core.raise("accumulate: a function is expected, not " .. type(f)) end
+  if math.type(count) ~= "integer" or count < 1 then
+    core.raise("accumulate: count must be an integer of 1 or more")
+  end
+  if type(f) ~= "function" then
+    core.raise("accumulate: a function is expected, not " .. type(f))
+  end
   local before_all = accumulating
-  local scope <close> = setmetatable({}, { __close = function() accumulating = before_all end }) -- luacheck: ignore scope
+  local scope <close> = setmetatable({}, { -- luacheck: ignore scope
+    __close = function() accumulating = before_all end,
+  })
   for i = 1, count do
     local before = core.backwards()
     accumulating = before_all or i < count
     f(i)
-    if core.backwards() == before then core.raise(("accumulate: pass %d did not call backward"):format(i)) end
+    if core.backwards() == before then
+      core.raise(("accumulate: pass %d did not call backward"):format(i))
+    end
   end
 end
 
------------------------------------------------------------------------------------------------------------------------------- saving
+--------------------------------------------------------------------------------------------- saving
 
 --- Complete tensors by name; parameters and saved buffers.
 ---@param options? { kind?: "full"|"sharded" }
@@ -386,7 +419,8 @@ function module.same_shape(a, b)
   return true
 end
 
---- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong shapes, before anything is changed.
+--- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong
+--- shapes, before anything is changed.
 ---@param state table<string, ms.Tensor>
 ---@param options? { partial?: boolean }
 function Module:load_state(state, options)
@@ -396,8 +430,11 @@ function Module:load_state(state, options)
   local missing, unknown, wrong = {}, {}, {}
   for name, t in pairs(own) do
     local given = state[name]
-    if not given then missing[#missing + 1] = name
-    elseif not core.is_tensor(given) or not module.same_shape(t, given) then wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given)) end
+    if not given then
+      missing[#missing + 1] = name
+    elseif not core.is_tensor(given) or not module.same_shape(t, given) then
+      wrong[#wrong + 1] = ("%s (%s here, %s given)"):format(name, tostring(t), tostring(given))
+    end
   end
   for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = tostring(name) end end
   if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end

@@ -1,13 +1,17 @@
--- Names of parameters: where a module finds them. A parameter or a module may stand in several places (tied weights); its name is that of
--- the first place on the way from the root, in order of assignment, as `parameters`, `state` and `save` meet it.
+-- Names of parameters: where a module finds them. A parameter or a module may stand in several
+-- places (tied weights); its name is that of the first place on the way from the root, in order of
+-- assignment, as `parameters`, `state` and `save` meet it.
 local names = {}
 
--- parameter, or fields of a module (which wrappers share) -> list of { state of a module, key } where it was put. Places that hold
--- something else by now do not count.
+-- parameter, or fields of a module (which wrappers share) -> list of { state of a module, key }
+-- where it was put. Places that hold something else by now do not count.
 local places = setmetatable({}, { __mode = "k" })
-local stands_for = setmetatable({}, { __mode = "k" })     -- cast that stands in a parameter's place for a while -> the parameter
-local known = setmetatable({}, { __mode = "k" })          -- state of a root -> { version, of = name by parameter }
-local version = 0                                         -- grows when a place gets or loses a parameter or a module
+-- cast that stands in a parameter's place for a while -> the parameter
+local stands_for = setmetatable({}, { __mode = "k" })
+-- state of a root -> { version, of = name by parameter }
+local known = setmetatable({}, { __mode = "k" })
+-- Grows when a place gets or loses a parameter or a module.
+local version = 0
 
 --- "h" and 1 give "h.0": list items count from 0 in names, as in other tools' files.
 ---@param prefix string
@@ -91,10 +95,11 @@ local function collect(root)
   local function visit(state, prefix)
     if seen[state.fields] then return end
     seen[state.fields] = true
-    local inner = {}                                       -- a module's own before those of its parts
+    local inner = {}  -- a module's own before those of its parts
     for _, key in ipairs(state.order) do
       local value = rawget(state.fields, key)
-      if module_state(value) then inner[#inner + 1] = { module_state(value), names.join(prefix, key) }
+      if module_state(value) then
+        inner[#inner + 1] = { module_state(value), names.join(prefix, key) }
       elseif value ~= nil then
         local parameter = stands_for[value] or value
         found[parameter] = found[parameter] or names.join(prefix, key)
@@ -112,7 +117,8 @@ end
 function names.of(parameter)
   local root
   for _, place in ipairs(places[parameter] or {}) do
-    -- A module that was taken out of a tree is a root of its own: the tree that still has the parameter comes first.
+    -- A module that was taken out of a tree is a root of its own: the tree that still has the
+    -- parameter comes first.
     if holds(place, parameter) and (not root or place_of(place.state.fields)) then
       root = root_of(place.state)
       if root ~= place.state then break end

@@ -1,26 +1,35 @@
--- nn.pretrained: a model with weights that other tools (or model:save) wrote: config.json says what it is.
+-- nn.pretrained: a model with weights that other tools (or model:save) wrote: config.json says what
+-- it is.
 local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 
--- Keys of config.json that would change what the model computes, with the values that are built here. A missing key or null is one of
--- them; all other keys are kept and mean nothing here. An empty list: the feature itself is not built.
+-- Keys of config.json that would change what the model computes, with the values that are built
+-- here. A missing key or null is one of them; all other keys are kept and mean nothing here. An
+-- empty list: the feature itself is not built.
 local built = {
   gpt2 = {
-    activation_function = { "gelu_new", "gelu_pytorch_tanh" }, scale_attn_weights = { true }, scale_attn_by_inverse_layer_idx = { false },
+    activation_function = { "gelu_new", "gelu_pytorch_tanh" },
+    scale_attn_weights = { true },
+    scale_attn_by_inverse_layer_idx = { false },
     add_cross_attention = { false },
   },
   llama = {
-    hidden_act = { "silu", "swish" }, attention_bias = { false }, mlp_bias = { false }, sliding_window = {}, use_qk_norm = { false },
-    attn_logit_softcapping = {}, final_logit_softcapping = {}, embedding_multiplier = { 1 }, attention_multiplier = {},
-    residual_multiplier = { 1 }, logits_scaling = { 1 }, clip_qkv = {}, num_local_experts = { 1 }, partial_rotary_factor = { 1 },
+    hidden_act = { "silu", "swish" }, attention_bias = { false }, mlp_bias = { false },
+    sliding_window = {}, use_qk_norm = { false },
+    attn_logit_softcapping = {}, final_logit_softcapping = {}, embedding_multiplier = { 1 },
+    attention_multiplier = {},
+    residual_multiplier = { 1 }, logits_scaling = { 1 }, clip_qkv = {}, num_local_experts = { 1 },
+    partial_rotary_factor = { 1 },
     no_rope_layers = {},
   },
 }
 for _, keys in pairs(built) do keys.quantization_config = {} end
 
-local function refuse(path, what, code) return core.refuse(("'%s': %s"):format(path, what), code or "unsupported") end
+local function refuse(path, what, code)
+  return core.refuse(("'%s': %s"):format(path, what), code or "unsupported")
+end
 
 local function is_among(value, list)
   for _, one in ipairs(list) do if value == one then return true end end
@@ -39,12 +48,17 @@ local function unbuilt(config)
     if value ~= nil and not unused and not is_among(value, values) then
       local shown = {}
       for i, one in ipairs(values) do shown[i] = tostring(one) end
-      local here = #shown > 0 and ("models here have %s"):format(table.concat(shown, " or ")) or "this is not supported"
-      return ("%s is %s; %s"):format(name, type(value) == "table" and core.json_encode(value) or tostring(value), here)
+      local here = #shown > 0 and ("models here have %s"):format(table.concat(shown, " or "))
+        or "this is not supported"
+      return ("%s is %s; %s")
+        :format(name, type(value) == "table" and core.json_encode(value) or tostring(value), here)
     end
   end
   for i, kind in ipairs(type(config.layer_types) == "table" and config.layer_types or {}) do
-    if kind ~= "full_attention" then return ("layer_types[%d] is %s; models here have full_attention"):format(i - 1, tostring(kind)) end
+    if kind ~= "full_attention" then
+      return ("layer_types[%d] is %s; models here have full_attention")
+        :format(i - 1, tostring(kind))
+    end
   end
 end
 
@@ -55,16 +69,20 @@ local function settings_of(path, config, class)
   local settings, message, code = class.from_config(config)
   if not settings then return refuse(path, message, code) end
   local head = config.head_dim
-  if head ~= nil and not (math.type(head) == "integer" and math.type(settings.heads) == "integer" and head * settings.heads == settings.width) then
-    return refuse(path, ("head_dim %s times %s heads is not hidden_size %s"):format(tostring(head), tostring(settings.heads), tostring(settings.width)))
+  if head ~= nil and not (math.type(head) == "integer" and math.type(settings.heads) == "integer"
+      and head * settings.heads == settings.width) then
+    return refuse(path, ("head_dim %s times %s heads is not hidden_size %s")
+      :format(tostring(head), tostring(settings.heads), tostring(settings.width)))
   end
   return settings
 end
 
 -- What belongs to a model beside weights and config.json, and does not change with training.
 local function is_companion(name)
-  return name == "generation_config.json" or name == "special_tokens_map.json" or name == "added_tokens.json" or name == "merges.txt"
-    or name == "spiece.model" or name:match "^vocab%.%w+$" or name:match "^tokenizer[%w._-]*$" or name:match "^chat_template%.%w+$"
+  return name == "generation_config.json" or name == "special_tokens_map.json"
+    or name == "added_tokens.json" or name == "merges.txt" or name == "spiece.model"
+    or name:match "^vocab%.%w+$" or name:match "^tokenizer[%w._-]*$"
+    or name:match "^chat_template%.%w+$"
 end
 
 -- Their contents, on the rank that saves; nil, message, code where one cannot be read.
@@ -80,7 +98,8 @@ local function companions_of(folder)
   return found
 end
 
--- What `save` writes again as it was read: names and dtypes of weights, the text of config.json, companions.
+-- What `save` writes again as it was read: names and dtypes of weights, the text of config.json,
+-- companions.
 local function remember(model, found, text, companions)
   local names, dtypes = {}, {}
   for name, t in pairs(model:state()) do
@@ -88,7 +107,9 @@ local function remember(model, found, text, companions)
     module.loaded_dtype[t] = dtypes[name]
   end
   if found.metadata.format == nil then found.metadata.format = "pt" end
-  getmetatable(model).origin = { names = names, dtypes = dtypes, config = text, files = companions, metadata = found.metadata }
+  getmetatable(model).origin = {
+    names = names, dtypes = dtypes, config = text, files = companions, metadata = found.metadata,
+  }
 end
 
 -- config.json: its text and what it says.
@@ -105,8 +126,8 @@ local function read_config(path)
   return text, config
 end
 
---- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one file beside its config.json.
---- options: dropout and recompute, which config.json does not decide.
+--- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one
+--- file beside its config.json. options: dropout and recompute, which config.json does not decide.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?
@@ -114,7 +135,8 @@ end
 ---@return string? code
 return function(path, options)
   options_of.argument("nn.pretrained", "path", path, "string")
-  options = options_of.check("nn.pretrained", options, { dropout = "number", recompute = "boolean" })
+  options = options_of.check("nn.pretrained", options,
+    { dropout = "number", recompute = "boolean" })
   local kind = core.exists(path)
   if not kind then return nil, ("there is no file or folder '%s'"):format(path), "not_found" end
   local folder = kind == "folder" and path:gsub("(.)/+$", "%1") or path:match "^(.*)/[^/]*$" or "."
@@ -128,7 +150,8 @@ return function(path, options)
   settings.recompute = options.recompute
   if config.model_type == "gpt2" then settings.dropout = options.dropout
   elseif (options.dropout or 0) ~= 0 then
-    core.raise(("nn.pretrained: option dropout: the %s in %s has no dropout"):format(config.model_type, where))
+    core.raise(("nn.pretrained: option dropout: the %s in %s has no dropout")
+      :format(config.model_type, where))
   end
   -- A file from elsewhere may say anything: what it lacks is its fault, not the caller's.
   local made, model = pcall(class, settings)

@@ -1,5 +1,5 @@
--- Rotary positions: scaling beyond the trained context, and what the config.json of other tools says about it.
--- The formulas stand at ms_rotary_scaling in engine/include/moonshard/tensor.h.
+-- Rotary positions: scaling beyond the trained context, and what the config.json of other tools
+-- says about it. The formulas stand at ms_rotary_scaling in engine/include/moonshard/tensor.h.
 local core = require "moonshard.core"
 local check_options = require "moonshard.options".check
 
@@ -7,7 +7,9 @@ local rope = {}
 
 -- What each kind of scaling needs, by our names.
 local numbers = {
-  default = {}, linear = { "factor" }, llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_context" },
+  default = {},
+  linear = { "factor" },
+  llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_context" },
 }
 local fields = { "type", "factor", "low_freq_factor", "high_freq_factor", "original_context" }
 
@@ -19,11 +21,13 @@ local function fault_of(scaling)
     local value = scaling[name]
     local low_enough = name == "low_freq_factor" and 0 or nil
     if not is_finite(value) or value < 0 or value == 0 and not low_enough then
-      return ("%s must be a finite number %s, not %s"):format(name, low_enough and "of 0 or more" or "above 0", tostring(value))
+      return ("%s must be a finite number %s, not %s")
+        :format(name, low_enough and "of 0 or more" or "above 0", tostring(value))
     end
   end
   if scaling.type == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor then
-    return ("low_freq_factor %g must be below high_freq_factor %g"):format(scaling.low_freq_factor, scaling.high_freq_factor)
+    return ("low_freq_factor %g must be below high_freq_factor %g")
+      :format(scaling.low_freq_factor, scaling.high_freq_factor)
   end
 end
 
@@ -35,31 +39,47 @@ function rope.check(what, scaling)
   what = what .. ": rotary_scaling"
   check_options(what, scaling, fields)
   if not numbers[scaling.type] then
-    core.raise(("%s: type is %s; default, linear and llama3 are built"):format(what, tostring(scaling.type)))
+    core.raise(("%s: type is %s; default, linear and llama3 are built")
+      :format(what, tostring(scaling.type)))
   end
   local fault = fault_of(scaling)
   if fault then core.raise(("%s: %s"):format(what, fault)) end
 end
 
--- One description of rotary positions: rope_parameters, rope_scaling, or an empty table. Returns base and scaling; or nil, message, code.
+-- One description of rotary positions: rope_parameters, rope_scaling, or an empty table. Returns
+-- base and scaling; or nil, message, code.
 local function read_one(key, given, config)
-  if type(given) ~= "table" then return nil, ("%s is %s; a table is expected"):format(key, tostring(given)), "corrupt" end
+  if type(given) ~= "table" then
+    return nil, ("%s is %s; a table is expected"):format(key, tostring(given)), "corrupt"
+  end
   for name, value in pairs(given) do
     -- transformers 5 has such tables where kinds of layers turn differently.
-    if type(value) == "table" then return nil, ("%s.%s is a table: positions by kind of layer are not supported"):format(key, name), "unsupported" end
+    if type(value) == "table" then
+      return nil,
+        ("%s.%s is a table: positions by kind of layer are not supported"):format(key, name),
+        "unsupported"
+    end
   end
   local kind = given.rope_type or given.type or given.factor == nil and "default" or nil
-  if not numbers[kind] then return nil, ("the rope_type in %s is %s; default, linear and llama3 are supported"):format(key, tostring(kind)), "unsupported" end
+  if not numbers[kind] then
+    return nil, ("the rope_type in %s is %s; default, linear and llama3 are supported")
+      :format(key, tostring(kind)), "unsupported"
+  end
   local part = given.partial_rotary_factor or config.partial_rotary_factor or 1
-  if part ~= 1 then return nil, ("partial_rotary_factor is %s; heads here turn as a whole"):format(tostring(part)), "unsupported" end
+  if part ~= 1 then
+    return nil, ("partial_rotary_factor is %s; heads here turn as a whole"):format(tostring(part)),
+      "unsupported"
+  end
   local base = given.rope_theta or config.rope_theta or 10000.0
-  if not is_finite(base) or base <= 0 then return nil, ("rope_theta is %s; a number above 0 is expected"):format(tostring(base)), "corrupt" end
+  if not is_finite(base) or base <= 0 then
+    return nil, ("rope_theta is %s; a number above 0 is expected"):format(tostring(base)), "corrupt"
+  end
   if kind == "default" then return { base = base } end
   local scaling = { type = kind }
   for _, name in ipairs(numbers[kind]) do scaling[name] = given[name] end
   if kind == "llama3" then
-    scaling.original_context = config.original_max_position_embeddings or given.original_max_position_embeddings
-      or config.max_position_embeddings or 2048
+    scaling.original_context = config.original_max_position_embeddings
+      or given.original_max_position_embeddings or config.max_position_embeddings or 2048
   end
   local fault = fault_of(scaling)
   if fault then return nil, ("%s: %s"):format(key, fault), "corrupt" end
@@ -74,8 +94,9 @@ local function same(a, b)
   return true
 end
 
---- What config.json says: rope_parameters (transformers 5), or rope_theta and rope_scaling (until 4). Precedence is that of
---- RotaryEmbeddingConfigMixin in the peer's modeling_rope_utils.py; where both forms stand and differ, releases of the peer differ, too.
+--- What config.json says: rope_parameters (transformers 5), or rope_theta and rope_scaling (until
+--- 4). Precedence is that of RotaryEmbeddingConfigMixin in the peer's modeling_rope_utils.py; where
+--- both forms stand and differ, releases of the peer differ, too.
 ---@param config table
 ---@return { base: number, scaling: ms.RotaryScaling? }?
 ---@return string? message
@@ -88,7 +109,9 @@ function rope.read(config)
       local one, message, code = read_one(key, given, config)
       if not one then return nil, message, code end
       if found and not same(found, one) then
-        return nil, "rope_parameters and rope_scaling describe different positions: remove one of them", "unsupported"
+        return nil,
+          "rope_parameters and rope_scaling describe different positions: remove one of them",
+          "unsupported"
       end
       found = one
     end

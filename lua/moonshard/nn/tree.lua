@@ -11,7 +11,8 @@ end
 
 local function size_of(bytes)
   if bytes < 1 << 10 then return ("%d bytes"):format(bytes) end
-  return bytes < 1 << 20 and ("%.1f KiB"):format(bytes / (1 << 10)) or ("%.1f MiB"):format(bytes / (1 << 20))
+  return bytes < 1 << 20 and ("%.1f KiB"):format(bytes / (1 << 10))
+    or ("%.1f MiB"):format(bytes / (1 << 20))
 end
 
 local function shape_of(t) return ("[%s]"):format(table.concat(t:shape(), ", ")) end
@@ -21,7 +22,8 @@ local function state_of(value)
   return type(meta) == "table" and meta.module and meta or nil
 end
 
--- What a module owns itself: texts of its parameters and buffers. A tied parameter counts where it was met first.
+-- What a module owns itself: texts of its parameters and buffers. A tied parameter counts where it
+-- was met first.
 local function own_of(state, tree)
   local texts, count = {}, 0
   for _, key in ipairs(state.order) do
@@ -45,10 +47,20 @@ end
 -- A module as { label, count, own = texts, parts = list of such }.
 local function node_of(object, label, tree)
   local state = state_of(object)
-  if tree.modules[state.fields] then return { label = label, class = tostring(state.class.class_name) .. " (shared)", count = 0, own = {}, parts = {} } end
+  if tree.modules[state.fields] then
+    return {
+      label = label,
+      class = tostring(state.class.class_name) .. " (shared)",
+      count = 0,
+      own = {},
+      parts = {},
+    }
+  end
   tree.modules[state.fields] = true
   local own, count = own_of(state, tree)
-  local node = { label = label, class = state.class.class_name, count = count, own = own, parts = {} }
+  local node = {
+    label = label, class = state.class.class_name, count = count, own = own, parts = {},
+  }
   for _, key in ipairs(state.order) do
     local value = rawget(state.fields, key)
     if state_of(value) then
@@ -71,10 +83,14 @@ local function text_of(node, depth)
     local last = i
     while math.type(part.label) == "integer" and node.parts[last + 1] do
       local next_head, next_below = text_of(node.parts[last + 1], depth + 1)
-      if next_head ~= head or table.concat(next_below, "\n") ~= table.concat(below, "\n") then break end
+      if next_head ~= head or table.concat(next_below, "\n") ~= table.concat(below, "\n") then
+        break
+      end
       last = last + 1
     end
-    local times = last > i and ("%s to %s: %d x "):format(part.label, node.parts[last].label, last - i + 1) or ("%s: "):format(part.label)
+    local times = last > i
+      and ("%s to %s: %d x "):format(part.label, node.parts[last].label, last - i + 1)
+      or ("%s: "):format(part.label)
     lines[#lines + 1] = ("  "):rep(depth) .. times .. head
     table.move(below, 1, #below, #lines + 1, lines)
     i = last + 1
@@ -83,7 +99,8 @@ local function text_of(node, depth)
   return node.head, lines
 end
 
---- The tree, a line for each module: its name, class, how many parameters it and what is below it have, and its own tensors.
+--- The tree, a line for each module: its name, class, how many parameters it and what is below it
+--- have, and its own tensors.
 ---@param object ms.Module
 ---@return string
 return function(object)
@@ -94,7 +111,9 @@ return function(object)
   table.sort(dtypes)
   local head, lines = text_of(node, 1)
   local total = ("%s: %s parameters"):format(node.class, grouped(node.count))
-  if #dtypes > 0 then total = ("%s (%s, %s)"):format(total, table.concat(dtypes, " and "), size_of(tree.bytes)) end
+  if #dtypes > 0 then
+    total = ("%s (%s, %s)"):format(total, table.concat(dtypes, " and "), size_of(tree.bytes))
+  end
   if #node.own > 0 then total = total .. head:match "  .*$" end
   return table.concat({ total, table.unpack(lines) }, "\n")
 end

@@ -1,4 +1,5 @@
--- Averaging parameters now and then: local SGD with one period, with several group sizes, or towards a common centre.
+-- Averaging parameters now and then: local SGD with one period, with several group sizes, or
+-- towards a common centre.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
@@ -11,52 +12,78 @@ Averager.__index = Averager
 Averager.__name = "ms.Averager"
 
 local function whole(value, least, what)
-  if math.type(value) ~= "integer" or value < least then core.raise(("averager: %s must be a whole number of %d or more, not %s"):format(what, least, tostring(value))) end
+  if math.type(value) ~= "integer" or value < least then
+    core.raise(("averager: %s must be a whole number of %d or more, not %s")
+      :format(what, least, tostring(value)))
+  end
   return value
 end
 
 -- { { period, group } ... } in ascending order, from { { period, ranks } ... }.
 local function hierarchy(periods, group)
-  if type(periods) ~= "table" or #periods == 0 then core.raise "averager: periods is a list of { period, ranks }" end
+  if type(periods) ~= "table" or #periods == 0 then
+    core.raise "averager: periods is a list of { period, ranks }"
+  end
   local levels, size = {}, group:size()
   for i, pair in ipairs(periods) do
-    if type(pair) ~= "table" then core.raise(("averager: periods[%d] must be { period, ranks }, not a %s"):format(i, type(pair))) end
-    local period, ranks = whole(pair[1], 1, ("periods[%d][1]"):format(i)), whole(pair[2], 1, ("periods[%d][2]"):format(i))
+    if type(pair) ~= "table" then
+      core.raise(("averager: periods[%d] must be { period, ranks }, not a %s")
+        :format(i, type(pair)))
+    end
+    local period, ranks = whole(pair[1], 1, ("periods[%d][1]"):format(i)),
+      whole(pair[2], 1, ("periods[%d][2]"):format(i))
     if i > 1 and (period <= periods[i - 1][1] or ranks <= periods[i - 1][2]) then
       core.raise(("averager: periods[%d]: periods and numbers of ranks must ascend"):format(i))
     end
-    if size % ranks ~= 0 then core.raise(("averager: periods[%d]: %d ranks do not divide into blocks of %d"):format(i, size, ranks)) end
+    if size % ranks ~= 0 then
+      core.raise(("averager: periods[%d]: %d ranks do not divide into blocks of %d")
+        :format(i, size, ranks))
+    end
     levels[i] = { period = period, group = ranks == size and group or (group:levels(ranks)) }
   end
-  if periods[#periods][2] ~= size then core.raise(("averager: the last of periods averages %d ranks; it must be all %d"):format(periods[#periods][2], size)) end
+  if periods[#periods][2] ~= size then
+    core.raise(("averager: the last of periods averages %d ranks; it must be all %d")
+      :format(periods[#periods][2], size))
+  end
   return levels
 end
 
---- Averages parameters now and then: every `period` steps; or `periods = { { 4, 8 }, { 16, 16 } }` (period, ranks; ascending; the largest period that divides
---- the step wins); or `period` with `elastic = alpha`, which pulls parameters and a common centre towards each other. `averager:step(params)` once a step.
+--- Averages parameters now and then: every `period` steps; or `periods = { { 4, 8 }, { 16, 16 } }`
+--- (period, ranks; ascending; the largest period that divides the step wins); or `period` with
+--- `elastic = alpha`, which pulls parameters and a common centre towards each other.
+--- `averager:step(params)` once a step.
 ---@param options { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }
 ---@return ms.Averager
 local function averager(options)
   local o = check("averager", options, { "period", "periods", "elastic", "warmup", "group" })
   options_of.check_group("averager", "group", o.group)
   local group = o.group or core.world()
-  if (o.period == nil) == (o.periods == nil) then core.raise "averager: either period or periods is needed" end
-  local self = setmetatable({ group = group, warmup = whole(o.warmup or 0, 0, "warmup"), steps = 0 }, Averager)
+  if (o.period == nil) == (o.periods == nil) then
+    core.raise "averager: either period or periods is needed"
+  end
+  local self = setmetatable(
+    { group = group, warmup = whole(o.warmup or 0, 0, "warmup"), steps = 0 }, Averager)
   if o.periods then
     if o.elastic then core.raise "averager: elastic goes with period, not with periods" end
     self.levels = hierarchy(o.periods, group)
   else
     self.period = whole(o.period, 1, "period")
-    if o.period == 1 and not o.elastic then log.warn "averager: with a period of 1 parameters are averaged in every step: averaging gradients (ms.ddp) costs the same" end
+    if o.period == 1 and not o.elastic then
+      log.warn "averager: with a period of 1 parameters are averaged in every step: averaging \z
+        gradients (ms.ddp) costs the same"
+    end
   end
-  if o.elastic ~= nil and (type(o.elastic) ~= "number" or not (o.elastic > 0 and o.elastic <= 1)) then
-    core.raise(("averager: elastic must be a number above 0 and up to 1, not %s"):format(tostring(o.elastic)))
+  if o.elastic ~= nil
+      and (type(o.elastic) ~= "number" or not (o.elastic > 0 and o.elastic <= 1)) then
+    core.raise(("averager: elastic must be a number above 0 and up to 1, not %s")
+      :format(tostring(o.elastic)))
   end
   self.elastic = o.elastic
   return self
 end
 
--- The tensors of a module, a list, or nested tables of them, in an order that is the same on all ranks.
+-- The tensors of a module, a list, or nested tables of them, in an order that is the same on all
+-- ranks.
 local function tensors_of(params)
   if module.is_module(params) then return params:parameters() end
   local list = {}
@@ -115,7 +142,10 @@ local function pull(self, tensors)
       self.group:broadcast(centre, 0):value()
       self.centre[dtype] = centre
     end
-    if centre:numel() ~= flat:numel() then core.raise(("averager: there were %d numbers of %s before, and now there are %d"):format(centre:numel(), dtype, flat:numel())) end
+    if centre:numel() ~= flat:numel() then
+      core.raise(("averager: there were %d numbers of %s before, and now there are %d")
+        :format(centre:numel(), dtype, flat:numel()))
+    end
     local difference, at = flat:sub(centre):mul_(self.elastic), 0
     for _, t in ipairs(list) do
       t:sub_(difference:narrow(1, at + 1, t:numel()):view(table.unpack(t:shape())))
@@ -130,7 +160,9 @@ local function group_now(self)
   local step = self.steps
   if step < self.warmup then return nil end
   if self.period then return (step - self.warmup) % self.period == 0 and self.group or nil end
-  for i = #self.levels, 1, -1 do if step % self.levels[i].period == 0 then return self.levels[i].group end end
+  for i = #self.levels, 1, -1 do
+    if step % self.levels[i].period == 0 then return self.levels[i].group end
+  end
 end
 
 --- Counts a step, and averages when it is due. All ranks call it, behind the optimizer's step.
@@ -156,7 +188,9 @@ end
 
 ---@param saved table
 function Averager:load_state(saved)
-  if type(saved) ~= "table" or math.type(saved.steps) ~= "integer" then core.raise "load_state: this is no state of an averager" end
+  if type(saved) ~= "table" or math.type(saved.steps) ~= "integer" then
+    core.raise "load_state: this is no state of an averager"
+  end
   self.steps, self.centre = saved.steps, nil
   for dtype, t in pairs(saved.centre or {}) do
     self.centre = self.centre or {}

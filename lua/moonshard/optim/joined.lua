@@ -1,12 +1,16 @@
--- Steps of a sharded optimizer inside ddp:join. A rank without inputs left has no gradients and no say in hyper-parameters, and still is the only one to step the
--- parameters that it owns: a rank that has inputs sends it their gradients, just as they are to be stepped, and all else that the step needs.
+-- Steps of a sharded optimizer inside ddp:join. A rank without inputs left has no gradients and no
+-- say in hyper-parameters, and still is the only one to step the parameters that it owns: a rank
+-- that has inputs sends it their gradients, just as they are to be stepped, and all else that the
+-- step needs.
 local core = require "moonshard.core"
 
 local joined = {}
 
-local numbered = {}            -- sharded optimizers, by the name of their group and by what its ranks call them
+-- Sharded optimizers, by the name of their group and by what its ranks call them.
+local numbered = {}
 
---- The number by which all ranks of its group know a sharded optimizer: they make them in the same order.
+--- The number by which all ranks of its group know a sharded optimizer: they make them in the same
+--- order.
 ---@param optimizer ms.Optimizer
 ---@return integer
 function joined.number(optimizer)
@@ -19,7 +23,9 @@ end
 
 -- Floats by their bits, as JSON has no inf and nan; nil for what cannot travel.
 local function coded(value)
-  if math.type(value) == "float" then return { bits = (string.unpack("i8", string.pack("d", value))) } end
+  if math.type(value) == "float" then
+    return { bits = (string.unpack("i8", string.pack("d", value))) }
+  end
   if type(value) == "string" or type(value) == "boolean" or math.type(value) then return value end
   if type(value) ~= "table" then return nil end
   local list = core.json_list {}
@@ -65,8 +71,13 @@ end
 ---@param settings table[] for each group of the optimizer its hyper-parameters, lr as scheduled
 ---@param only_if? ms.Tensor
 function joined.send(optimizer, group, ranks, settings, only_if)
-  local words = { kind = optimizer.kind.name, count = #optimizer.order, gradients = core.json_list {}, settings = core.json_list {}, flag = only_if ~= nil }
-  for position, p in ipairs(optimizer.order) do if p:grad() and not optimizer.slots[p].early then table.insert(words.gradients, position) end end
+  local words = {
+    kind = optimizer.kind.name, count = #optimizer.order, gradients = core.json_list {},
+    settings = core.json_list {}, flag = only_if ~= nil,
+  }
+  for position, p in ipairs(optimizer.order) do
+    if p:grad() and not optimizer.slots[p].early then table.insert(words.gradients, position) end
+  end
   for i, own in ipairs(settings) do
     words.settings[i] = {}
     for name, value in pairs(own) do words.settings[i][name] = coded(value) end
@@ -86,28 +97,36 @@ function joined.send(optimizer, group, ranks, settings, only_if)
   end)
 end
 
---- A rank without inputs left: its part of a step that the others take. Blocks until the other's host has come as far.
+--- A rank without inputs left: its part of a step that the others take. Blocks until the other's
+--- host has come as far.
 ---@param number integer
 ---@param group ms.Group
 ---@param from integer
 function joined.follow(number, group, from)
   local known = numbered[group:name()]
   local optimizer = known and known.made[number]
-  if not optimizer then core.raise(("join: rank %d steps a sharded optimizer that this rank does not have: make the same ones on all ranks"):format(from)) end
+  if not optimizer then
+    core.raise(("join: rank %d steps a sharded optimizer that this rank does not have: make the \z
+      same ones on all ranks"):format(from))
+  end
   core.no_grad(function()
     local length = group:recv(core.empty { 1, dtype = "i64" }, from):sync():item()
     local text = core.to_text(group:recv(core.empty { length, dtype = "u8" }, from):sync():to "i64")
     local words = core.json_decode(text)
-    if words.kind ~= optimizer.kind.name or words.count ~= #optimizer.order or #words.settings ~= #optimizer.list then
-      core.raise(("join: rank %d steps %s of %d parameters in %d groups, which is %s of %d in %d on this rank: make the same optimizers on all ranks"):format(
-        from, words.kind, words.count, #words.settings, optimizer.kind.name, #optimizer.order, #optimizer.list))
+    if words.kind ~= optimizer.kind.name or words.count ~= #optimizer.order
+        or #words.settings ~= #optimizer.list then
+      core.raise(("join: rank %d steps %s of %d parameters in %d groups, which is %s of %d in %d \z
+        on this rank: make the same optimizers on all ranks"):format(from, words.kind, words.count,
+        #words.settings, optimizer.kind.name, #optimizer.order, #optimizer.list))
     end
     local sent = { settings = {}, gradients = {} }
     for i, own in ipairs(words.settings) do
       sent.settings[i] = {}
       for name, value in pairs(own) do sent.settings[i][name] = decoded(value) end
     end
-    if words.flag then sent.only_if = group:recv(core.empty { 1, dtype = "u8" }, from):value():to("bool"):view() end
+    if words.flag then
+      sent.only_if = group:recv(core.empty { 1, dtype = "u8" }, from):value():to("bool"):view()
+    end
     local list = with_gradients(optimizer, words.gradients)
     for _, p in ipairs(list) do sent.gradients[p] = true end
     for _, part in ipairs(parts_of(optimizer, list, group:rank())) do

@@ -11,7 +11,10 @@ Scaler.__name = "ms.Scaler"
 
 local MOST <const>, LEAST <const> = 0x1p126, 0x1p-126
 
-local known = { init_scale = "number", growth_factor = "number", backoff_factor = "number", growth_interval = "integer" }
+local known = {
+  init_scale = "number", growth_factor = "number", backoff_factor = "number",
+  growth_interval = "integer",
+}
 
 local function check_optimizer(name, optimizer)
   options_of.argument("scaler:" .. name, "optimizer", optimizer, "optimizer")
@@ -21,7 +24,9 @@ end
 ---@param options? { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }
 ---@return ms.Scaler
 local function scaler(options)
-  local self = { init_scale = 65536, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000 }
+  local self = {
+    init_scale = 65536, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000,
+  }
   for key, value in pairs(check("optim.scaler", options, known)) do
     if type(value) ~= "number" or not (value > 0 and value < math.huge) then
       core.raise(("optim.scaler: %s must be a finite number above 0"):format(key))

@@ -1,10 +1,12 @@
--- Schedules: factors on the learning rate by the number of steps taken. Warm-up is linear: step 0 gets 1/warmup.
+-- Schedules: factors on the learning rate by the number of steps taken. Warm-up is linear: step 0
+-- gets 1/warmup.
 local core = require "moonshard.core"
 local check = require "moonshard.options".check
 
 local schedules = {}
 
--- Checks a schedule's options, wanted = { name = whether it is required }; returns them with their defaults.
+-- Checks a schedule's options, wanted = { name = whether it is required }; returns them with their
+-- defaults.
 local function read(name, given, wanted)
   local names, what = {}, "optim." .. name
   for key in pairs(wanted) do names[#names + 1] = key end
@@ -15,8 +17,12 @@ local function read(name, given, wanted)
     if value == nil then
       if wanted[key] then core.raise(("%s: give %s"):format(what, key)) end
     elseif key == "floor" then
-      if type(value) ~= "number" or not (value >= 0 and value <= 1) then core.raise(("%s: floor must be a number from 0 to 1"):format(what)) end
-    elseif math.type(value) ~= "integer" or value < 0 then core.raise(("%s: %s must be an integer of 0 or more"):format(what, key)) end
+      if type(value) ~= "number" or not (value >= 0 and value <= 1) then
+        core.raise(("%s: floor must be a number from 0 to 1"):format(what))
+      end
+    elseif math.type(value) ~= "integer" or value < 0 then
+      core.raise(("%s: %s must be an integer of 0 or more"):format(what, key))
+    end
   end
   return options.warmup or 0, options.steps, options.floor or 0, options.decay
 end
@@ -42,7 +48,8 @@ end
 ---@param options { steps: integer, warmup?: integer, floor?: number }
 ---@return fun(step: integer): number
 function schedules.linear(options)
-  local warmup, steps, floor = read("linear", options, { steps = true, warmup = false, floor = false })
+  local warmup, steps, floor = read("linear", options,
+    { steps = true, warmup = false, floor = false })
   return warmed(warmup, steps, function(progress) return 1 - (1 - floor) * progress end)
 end
 
@@ -50,16 +57,23 @@ end
 ---@param options { steps: integer, warmup?: integer, floor?: number }
 ---@return fun(step: integer): number
 function schedules.cosine(options)
-  local warmup, steps, floor = read("cosine", options, { steps = true, warmup = false, floor = false })
-  return warmed(warmup, steps, function(progress) return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)) end)
+  local warmup, steps, floor = read("cosine", options,
+    { steps = true, warmup = false, floor = false })
+  return warmed(warmup, steps, function(progress)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+  end)
 end
 
 --- Warm up, stay at 1, go straight down to floor in the last `decay` steps.
 ---@param options { steps: integer, decay: integer, warmup?: integer, floor?: number }
 ---@return fun(step: integer): number
 function schedules.wsd(options)
-  local warmup, steps, floor, decay = read("wsd", options, { steps = true, decay = true, warmup = false, floor = false })
-  if warmup + decay > steps then core.raise(("optim.wsd: warmup %d and decay %d are more than the %d steps"):format(warmup, decay, steps)) end
+  local warmup, steps, floor, decay = read("wsd", options,
+    { steps = true, decay = true, warmup = false, floor = false })
+  if warmup + decay > steps then
+    core.raise(("optim.wsd: warmup %d and decay %d are more than the %d steps")
+      :format(warmup, decay, steps))
+  end
   return function(step)
     if step < warmup then return (step + 1) / warmup end
     local left = steps - step

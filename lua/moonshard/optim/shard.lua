@@ -1,10 +1,11 @@
--- ZeRO-1: each parameter is stepped by one rank of a group, which alone holds its state, and sent to the others. The bits are those of an optimizer that is
--- not sharded.
+-- ZeRO-1: each parameter is stepped by one rank of a group, which alone holds its state, and sent
+-- to the others. The bits are those of an optimizer that is not sharded.
 local core = require "moonshard.core"
 
 local shard = {}
 
---- Gives parameters to ranks: the largest first, each to the rank with the least elements so far, the lowest of equal ones.
+--- Gives parameters to ranks: the largest first, each to the rank with the least elements so far,
+--- the lowest of equal ones.
 ---@param params ms.Parameter[]
 ---@param ranks integer
 ---@return table<ms.Parameter, integer> owner
@@ -39,13 +40,16 @@ local function share_dtype(group, params, owner)
   local all, at = group:all_gather(mine, counts):value(), 0
   for rank, list in ipairs(parts) do
     for _, p in ipairs(list) do
-      if rank ~= group:rank() + 1 then p:copy_(all:narrow(1, at + 1, p:numel()):view(table.unpack(p:shape()))) end
+      if rank ~= group:rank() + 1 then
+        p:copy_(all:narrow(1, at + 1, p:numel()):view(table.unpack(p:shape())))
+      end
       at = at + p:numel()
     end
   end
 end
 
---- Sends each parameter from its owner to the others; one all_gather for each dtype. The current stream waits for it.
+--- Sends each parameter from its owner to the others; one all_gather for each dtype. The current
+--- stream waits for it.
 ---@param group ms.Group
 ---@param params ms.Parameter[]
 ---@param owner table<ms.Parameter, integer>
@@ -65,7 +69,7 @@ function shard.share(group, params, owner)
   end)
 end
 
-------------------------------------------------------------------------------------------------------------------------------- state
+---------------------------------------------------------------------------------------------- state
 
 -- Each rank's text, rank by rank. Blocks.
 local function gather_texts(group, text)
@@ -91,16 +95,23 @@ local function describe(states)
       local value = states[name][key]
       if core.is_tensor(value) then
         tensors[#tensors + 1] = value
-        table.insert(item.tensors, { key = key, dtype = value:dtype(), shape = core.json_list(value:shape()) })
-      elseif math.type(value) == "float" then table.insert(item.values, { key = key, bits = (string.unpack("i8", string.pack("d", value))) }) -- JSON has no inf and nan
-      else table.insert(item.values, { key = key, value = value }) end
+        table.insert(item.tensors,
+          { key = key, dtype = value:dtype(), shape = core.json_list(value:shape()) })
+      -- JSON has no inf and nan
+      elseif math.type(value) == "float" then
+        table.insert(item.values,
+          { key = key, bits = (string.unpack("i8", string.pack("d", value))) })
+      else
+        table.insert(item.values, { key = key, value = value })
+      end
     end
     text[#text + 1] = item
   end
   return core.json_encode { states = core.json_list(text) }, tensors
 end
 
---- The states of all parameters, by name, on rank 0 of the group; the own ones elsewhere. Blocks; all ranks call it.
+--- The states of all parameters, by name, on rank 0 of the group; the own ones elsewhere. Blocks;
+--- all ranks call it.
 ---@param group ms.Group
 ---@param states table<string, table> by parameter name, of the own parameters
 ---@return table<string, table>

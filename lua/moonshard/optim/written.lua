@@ -1,4 +1,5 @@
--- Hyper-parameters that were written to groups of an optimizer after it was made: what they are, for saving, and loading them.
+-- Hyper-parameters that were written to groups of an optimizer after it was made: what they are,
+-- for saving, and loading them.
 local core = require "moonshard.core"
 
 local written = {}
@@ -17,7 +18,8 @@ local function equal(a, b)
   return true
 end
 
---- The values with which a group begins. Tables become the group's own: what is written into one must not change other optimizers.
+--- The values with which a group begins. Tables become the group's own: what is written into one
+--- must not change other optimizers.
 ---@param group ms.ParamGroup
 ---@param defaults table<string, any> all hyper-parameters of the kind
 ---@return table<string, any>
@@ -31,7 +33,8 @@ function written.begin(group, defaults)
   return values
 end
 
---- What differs from the beginning, by position of the group. A tensor is always saved: the device may write it.
+--- What differs from the beginning, by position of the group. A tensor is always saved: the device
+--- may write it.
 ---@param groups ms.ParamGroup[]
 ---@param begins table<ms.ParamGroup, table<string, any>>
 ---@return table<integer, table<string, any>>? groups nil if nothing was written
@@ -57,17 +60,23 @@ end
 function written.check(groups, begins, saved)
   for i, values in pairs(saved or {}) do
     local begin = begins[groups[i]]
-    if not begin then core.raise(("load_state: the state has values of group %s; here there are %d groups"):format(tostring(i), #groups)) end
+    if not begin then
+      core.raise(("load_state: the state has values of group %s; here there are %d groups")
+        :format(tostring(i), #groups))
+    end
     for name, value in pairs(values) do
       local number = name == "lr" and core.is_tensor(value)
-      if begin[name] == nil or type(value) ~= type(begin[name]) and not number and not core.is_tensor(begin[name]) then
-        core.raise(("load_state: group %d cannot take %s = %s"):format(i, tostring(name), tostring(value)))
+      if begin[name] == nil or type(value) ~= type(begin[name]) and not number
+          and not core.is_tensor(begin[name]) then
+        core.raise(("load_state: group %d cannot take %s = %s")
+          :format(i, tostring(name), tostring(value)))
       end
     end
   end
 end
 
---- Gives the groups what was saved, and where nothing was written then, the values with which they began.
+--- Gives the groups what was saved, and where nothing was written then, the values with which they
+--- began.
 ---@param groups ms.ParamGroup[]
 ---@param begins table<ms.ParamGroup, table<string, any>>
 ---@param saved? table<integer, table<string, any>>
@@ -75,9 +84,13 @@ function written.load(groups, begins, saved)
   for i, group in ipairs(groups) do
     for name, begin in pairs(begins[group]) do
       local value = saved and saved[i] and saved[i][name]
-      if core.is_tensor(value) then group[name] = core.no_grad(function() return value:clone():keep() end)
-      elseif value ~= nil then group[name] = copy(value)
-      elseif not equal(group[name], begin) then group[name] = copy(begin) end
+      if core.is_tensor(value) then
+        group[name] = core.no_grad(function() return value:clone():keep() end)
+      elseif value ~= nil then
+        group[name] = copy(value)
+      elseif not equal(group[name], begin) then
+        group[name] = copy(begin)
+      end
     end
   end
 end

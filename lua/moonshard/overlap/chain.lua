@@ -18,7 +18,8 @@ function Then.__call(self, bucket, next, _, is_first)
     for _, p in ipairs(parameters) do total = total + p:numel() end
     if not core.is_tensor(reduced) or reduced:numel() ~= total then
       local got = core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced)
-      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket"):format(got, total), 0)
+      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket")
+        :format(got, total), 0)
     end
     owners.stream():run(function()
       local stepped, later = {}, {}
@@ -27,24 +28,30 @@ function Then.__call(self, bucket, next, _, is_first)
         if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
           local grad = reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype())
           local used = not s or owners.is_used(s, s.position_of[p], optimizer.shard)
-          local again = used == nil and optimizer.slots[p].early and owners.is_used(s, s.position_of[p])
+          local again = used == nil and optimizer.slots[p].early
+            and owners.is_used(s, s.position_of[p])
           -- A step that comes later needs numbers that the links before this one do not write.
           if not is_first and (used == nil or core.is_awaited(p)) then grad = grad:clone() end
           if used or again then
             optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
-          elseif used == nil then later[#later + 1] = { p = p, at = s.position_of[p], grad = grad } end
+          elseif used == nil then
+            later[#later + 1] = { p = p, at = s.position_of[p], grad = grad }
+          end
         end
         at = at + count
       end
       optimizer:_share(stepped)
-      if #later > 0 then s.postponed[#s.postponed + 1] = { optimizer = optimizer, items = later } end
+      if #later > 0 then
+        s.postponed[#s.postponed + 1] = { optimizer = optimizer, items = later }
+      end
     end)
   end)
 end
 
---- Steps on what the later links returned, bucket by bucket, all of the optimizer's parameters or `params` only. The optimizer's step(), where it is called,
---- finishes the others; where it is not, a step ends with the next forward.
+--- Steps on what the later links returned, bucket by bucket, all of the optimizer's parameters or
+--- `params` only. The optimizer's step(), where it is called, finishes the others; where it is not,
+--- a step ends with the next forward.
 ---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
 ---@return ms.Link
 function chain.then_optimizer(options)
@@ -54,7 +61,9 @@ function chain.then_optimizer(options)
   if options.params then
     chosen = {}
     for i, p in ipairs(options.params) do
-      if not optimizer.slots[p] then core.raise(("hooks.then_optimizer: params[%d] is in no group of this optimizer"):format(i)) end
+      if not optimizer.slots[p] then
+        core.raise(("hooks.then_optimizer: params[%d] is in no group of this optimizer"):format(i))
+      end
       chosen[p] = true
     end
   end

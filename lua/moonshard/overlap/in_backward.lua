@@ -6,26 +6,37 @@ local passes = require "moonshard.overlap.passes"
 
 local in_backward = {}
 
---- An optimizer of its own for each parameter, stepped in backward when the gradient is complete: behind its reduction in a ddp model (wrapped before or
---- behind this call), and in the last pass of accumulate only. The gradient is gone then, unless options.keep_grads.
+--- An optimizer of its own for each parameter, stepped in backward when the gradient is complete:
+--- behind its reduction in a ddp model (wrapped before or behind this call), and in the last pass
+--- of accumulate only. The gradient is gone then, unless options.keep_grads.
 ---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param options? ms.OptimizerOptions and keep_grads
 ---@return ms.Optimizer[] in the order of params, for saving and for changing hyper-parameters
 function in_backward.in_backward(make, params, options)
   local module = require "moonshard.nn.module"
-  if type(make) ~= "function" then core.raise("in_backward: a function that makes an optimizer is expected (optim.adamw), not a " .. type(make)) end
+  if type(make) ~= "function" then
+    core.raise("in_backward: a function that makes an optimizer is expected (optim.adamw), not a "
+      .. type(make))
+  end
   if core.in_hook() then core.raise "in_backward cannot be used inside a hook" end
   if module.is_module(params) then params = params:parameters() end
-  if type(params) ~= "table" or #params == 0 then core.raise "in_backward: a list of parameters is expected" end
+  if type(params) ~= "table" or #params == 0 then
+    core.raise "in_backward: a list of parameters is expected"
+  end
   local own_options, keep, made = {}, false, {}
   argument("in_backward", "options", options, "table?")
   for name, value in pairs(options or {}) do
     if name == "keep_grads" then keep = value else own_options[name] = value end
   end
   for i, p in ipairs(params) do
-    if not core.is_tensor(p) or not p:requires_grad() then core.raise(("in_backward: parameter %d needs no gradient"):format(i)) end
-    if owners.plan_of[p] then core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already"):format(p:name())) end
+    if not core.is_tensor(p) or not p:requires_grad() then
+      core.raise(("in_backward: parameter %d needs no gradient"):format(i))
+    end
+    if owners.plan_of[p] then
+      core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already")
+        :format(p:name()))
+    end
     local s = owners.wrapped_in[p]
     if s and s.how.whole and s.position_of[p] then
       core.raise(("in_backward: parameter '%s' would be stepped before %s")
@@ -35,9 +46,13 @@ function in_backward.in_backward(make, params, options)
     for name, value in pairs(own_options) do given[name] = value end
     made[i] = make({ p }, given)
     if type(made[i]) ~= "table" or not made[i].step_param then
-      core.raise("in_backward: make must be a function that returns an optimizer (optim.adamw); it returned a " .. type(made[i]))
+      core.raise("in_backward: make must be a function that returns an optimizer (optim.adamw); \z
+        it returned a " .. type(made[i]))
     end
-    if made[i].shard then core.raise "in_backward: an optimizer of one parameter cannot be sharded: use optimizer:overlap(model, \"in_backward\")" end
+    if made[i].shard then
+      core.raise "in_backward: an optimizer of one parameter cannot be sharded: use \z
+        optimizer:overlap(model, \"in_backward\")"
+    end
   end
   for i, p in ipairs(params) do
     local own = owners.own_of[p]
@@ -64,7 +79,9 @@ function in_backward.in_backward_of(model)
   argument("in_backward_of", "model", model, "module")
   local list = {}
   for _, p in ipairs(model:parameters()) do
-    if owners.own_of[p] then list[#list + 1] = { parameter = p, optimizers = { table.unpack(owners.own_of[p].list) } } end
+    if owners.own_of[p] then
+      list[#list + 1] = { parameter = p, optimizers = { table.unpack(owners.own_of[p].list) } }
+    end
   end
   return list
 end

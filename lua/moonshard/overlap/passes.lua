@@ -1,11 +1,13 @@
--- What steps in a backward, bucket by bucket as it is reduced: parameters with optimizers of their own, what a plan says, and at its end what could not be told before.
+-- What steps in a backward, bucket by bucket as it is reduced: parameters with optimizers of their
+-- own, what a plan says, and at its end what could not be told before.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
 local unread = require "moonshard.overlap.unread"
 
 local passes = {}
 
---- Steps the optimizers that a parameter has for itself; its gradient is gone then. What backward still reads is stepped after that.
+--- Steps the optimizers that a parameter has for itself; its gradient is gone then. What backward
+--- still reads is stepped after that.
 ---@param p ms.Parameter
 ---@param own table
 function passes.step_own(p, own)
@@ -24,8 +26,9 @@ local function step_owns(s, positions)
     local own = owners.own_of[p]
     local used = own and owners.is_used(s, at)
     if used and s.stepped[p] then
-      core.raise(("in_backward: parameter '%s' got another gradient behind the forward whose step it has taken: the first iteration of a static graph cannot know how many "
-        .. "backward passes follow; use optimizer:overlap(model, \"in_backward\") and step()"):format(p:name()))
+      core.raise(("in_backward: parameter '%s' got another gradient behind the forward whose step \z
+        it has taken: the first iteration of a static graph cannot know how many backward \z
+        passes follow; use optimizer:overlap(model, \"in_backward\") and step()"):format(p:name()))
     elseif used and p:grad() then
       passes.step_own(p, own)
       s.stepped[p] = true
@@ -37,8 +40,9 @@ local function on_reduced(s, index, positions)
   owners.stream():run(function()
     step_owns(s, positions)
     for _, entry in ipairs(s.overlaps) do
-      -- What is not stepped here, step() does: what a sharded optimizer sends must not depend on what this rank has used, and inside join ranks without inputs left
-      -- need other ranks' gradients for it.
+      -- What is not stepped here, step() does: what a sharded optimizer sends must not depend on
+      -- what this rank has used, and inside join ranks without inputs left need other ranks'
+      -- gradients for it.
       local shard = entry.optimizer.shard
       if entry.chosen[index] == "on_reduced" and not (shard and s.joining) then
         local stepped = {}
@@ -56,7 +60,8 @@ local function on_reduced(s, index, positions)
   end)
 end
 
---- Behind the last bucket, when it is known which parameters any rank has used: a gradient that only others have brought is this rank's by now.
+--- Behind the last bucket, when it is known which parameters any rank has used: a gradient that
+--- only others have brought is this rank's by now.
 ---@param s table the ddp model's state
 function passes.finish(s)
   local owns, postponed = s.unstepped, s.postponed
@@ -88,10 +93,12 @@ end
 function passes.listen(s)
   if s.listens then return end
   s.listens = true
-  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer first.
+  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer
+  -- first.
   local held = setmetatable({ s }, { __mode = "v" })
-  s.reducer:on_reduced(function(index, positions) if held[1] then on_reduced(held[1], index, positions) end end,
-    function() if held[1] then passes.finish(held[1]) end end)
+  s.reducer:on_reduced(function(index, positions)
+    if held[1] then on_reduced(held[1], index, positions) end
+  end, function() if held[1] then passes.finish(held[1]) end end)
 end
 
 return passes

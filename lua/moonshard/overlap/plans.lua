@@ -1,4 +1,5 @@
--- Plans for optimizers (numbers in, table out), which name a moment for each bucket: planners, what they see, and what becomes of their answers.
+-- Plans for optimizers (numbers in, table out), which name a moment for each bucket: planners, what
+-- they see, and what becomes of their answers.
 local core = require "moonshard.core"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
@@ -12,17 +13,21 @@ local Overlap = planners.kind("ms.Overlap", "overlap plan")
 local moments = { "on_reduced", "after_backward", "before_next_use" }
 local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
 
----------------------------------------------------------------------------------------------------------------------------- planners
+------------------------------------------------------------------------------------------- planners
 
---- A planner for the moments at which optimizers step. every: iterations for which a plan holds. Planning waits for no more of the device
---- than the pass before the last, whose times it sees, and for the hosts of the other ranks.
+--- A planner for the moments at which optimizers step. every: iterations for which a plan holds.
+--- Planning waits for no more of the device than the pass before the last, whose times it sees, and
+--- for the hosts of the other ranks.
 ---@param given { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
 ---@return ms.Overlap
 function plans.overlap(given) return planners.make(Overlap, "overlap", given) end
 
-local function always(name, moment) return setmetatable({ name = name, every = 1, always = moment }, Overlap) end
+local function always(name, moment)
+  return setmetatable({ name = name, every = 1, always = moment }, Overlap)
+end
 
--- Steps in backward what is reduced before backward ends; the rest would only delay the next forward.
+-- Steps in backward what is reduced before backward ends; the rest would only delay the next
+-- forward.
 local function early_where_hidden(view)
   local plan = {}
   for i, b in ipairs(view.buckets) do
@@ -33,8 +38,12 @@ local function early_where_hidden(view)
 end
 
 local ready_made = {
-  classic = always("classic", "after_backward"), in_backward = always("in_backward", "on_reduced"), deferred = always("deferred", "before_next_use"),
-  early_where_hidden = plans.overlap { name = "early_where_hidden", every = 50, plan = early_where_hidden },
+  classic = always("classic", "after_backward"),
+  in_backward = always("in_backward", "on_reduced"),
+  deferred = always("deferred", "before_next_use"),
+  early_where_hidden = plans.overlap {
+    name = "early_where_hidden", every = 50, plan = early_where_hidden,
+  },
 }
 
 plans.ready_made = planners.names(ready_made)
@@ -53,9 +62,10 @@ function plans.planner_of(policy, options, are_given)
   return planners.find(Overlap, policy, ready_made, words, make)
 end
 
-------------------------------------------------------------------------------------------------------------------------------- views
+---------------------------------------------------------------------------------------------- views
 
--- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward of 2, a reduction at 1 GB/s behind 10 microseconds.
+-- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward
+-- of 2, a reduction at 1 GB/s behind 10 microseconds.
 local function model_times(numbers, buckets, bytes)
   local before = 0
   numbers[1], numbers[2], numbers[3] = bytes / 1e6, 2 * bytes / 1e6, bytes / 1e7
@@ -65,7 +75,8 @@ local function model_times(numbers, buckets, bytes)
   end
 end
 
--- What a planner sees of a pass with the present buckets, or nil where no rank has the times of one: in join, those that took part with zeros have none.
+-- What a planner sees of a pass with the present buckets, or nil where no rank has the times of
+-- one: in join, those that took part with zeros have none.
 local function view_of(entry, s, buckets)
   local times, bytes, numbers = s.reducer:stats(), 0, {}
   local known = times.backward_ms > 0
@@ -76,22 +87,31 @@ local function view_of(entry, s, buckets)
   if core.is_sim() then model_times(numbers, buckets, bytes)
   elseif known then
     numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
-    for i, b in ipairs(buckets) do numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms end
+    for i, b in ipairs(buckets) do
+      numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms
+    end
   else numbers = nil end
   local asked
   numbers, asked = planners.mean_over_ranks(s, numbers, 2 * #buckets + 3, entry.norm or entry.flag)
   if not numbers then return nil end
-  entry.norm = entry.norm or asked > 0 and not entry.flag           -- as other ranks have: those without inputs left do not clip
+  -- As other ranks have: those without inputs left do not clip.
+  entry.norm = entry.norm or asked > 0 and not entry.flag
   local view = {
-    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1], backward_ms = numbers[2],
+    step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1],
+    backward_ms = numbers[2],
     needs_global_norm = (asked > 0 or entry.whole) and true or false, buckets = {},
   }
   for i, b in ipairs(buckets) do
     local ready = numbers[2 * i + 2]
     -- Steps take time by their bytes; what is ready early in backward was used late in forward.
     view.buckets[i] = {
-      index = b.index, bytes = b.bytes, ready_ms = ready, reduce_ms = numbers[2 * i + 3], step_ms = bytes > 0 and numbers[3] * b.bytes / bytes or 0,
-      first_use_ms = view.backward_ms > 0 and view.forward_ms * math.max(0, 1 - ready / view.backward_ms) or 0,
+      index = b.index,
+      bytes = b.bytes,
+      ready_ms = ready,
+      reduce_ms = numbers[2 * i + 3],
+      step_ms = bytes > 0 and numbers[3] * b.bytes / bytes or 0,
+      first_use_ms = view.backward_ms > 0
+        and view.forward_ms * math.max(0, 1 - ready / view.backward_ms) or 0,
     }
   end
   table.sort(view.buckets, function(a, b)
@@ -101,16 +121,20 @@ local function view_of(entry, s, buckets)
   return view
 end
 
-------------------------------------------------------------------------------------------------------------------------------- plans
+---------------------------------------------------------------------------------------------- plans
 
 local function refuse_plan(entry, message)
   core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), message))
 end
 
--- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the planner's line.
+-- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the
+-- planner's line.
 local function check_plan(entry, plan, count)
   local function refuse(format, ...) refuse_plan(entry, format:format(...)) end
-  if type(plan) ~= "table" then refuse("it returned %s; a list of { bucket = index, step = moment } is expected", plan == nil and "nothing" or "a " .. type(plan)) end
+  if type(plan) ~= "table" then
+    refuse("it returned %s; a list of { bucket = index, step = moment } is expected",
+      plan == nil and "nothing" or "a " .. type(plan))
+  end
   local chosen = {}
   planners.check_fields(plan, {}, true, function(what) refuse("%s", what) end)
   for i, item in ipairs(plan) do
@@ -127,11 +151,14 @@ local function check_plan(entry, plan, count)
     if chosen[index] then refuse("entry %d: bucket %d is there twice", i, index) end
     if not number_of[item.step] then
       local near = type(item.step) == "string" and core.nearest(item.step, moments)
-      refuse("entry %d: unknown step '%s'%s; it is one of %s", i, tostring(item.step), near and (": did you mean '%s'?"):format(near) or "", table.concat(moments, ", "))
+      refuse("entry %d: unknown step '%s'%s; it is one of %s", i, tostring(item.step),
+        near and (": did you mean '%s'?"):format(near) or "", table.concat(moments, ", "))
     end
     chosen[index] = item.step
   end
-  for index = 0, count - 1 do if not chosen[index] then refuse("bucket %d is missing", index) end end
+  for index = 0, count - 1 do
+    if not chosen[index] then refuse("bucket %d is missing", index) end
+  end
   return chosen
 end
 
@@ -143,7 +170,8 @@ local function compare(entry, s, chosen, count)
   for rank, row in ipairs(all or {}) do
     for i, number in ipairs(row) do
       if number ~= all[1][i] then
-        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank 0 and %s on rank %d: plan from the view alone"):format(
+        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank \z
+          0 and %s on rank %d: plan from the view alone"):format(
           planners.line(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
       end
     end
@@ -180,7 +208,8 @@ function plans.refuse_early(entry, what)
     :format(planners.called(entry.planner), what, why))
 end
 
--- Tells each slot its moment, and its turn among those that step late: what forward uses first comes first.
+-- Tells each slot its moment, and its turn among those that step late: what forward uses first
+-- comes first.
 local function apply(entry, s, chosen, buckets)
   entry.chosen = chosen
   for _, b in ipairs(buckets) do
@@ -199,15 +228,18 @@ local function plan_now(entry, s, view, count)
   return chosen
 end
 
--- Whether there is to be another plan for these buckets: times of the pass before the last are times with them.
+-- Whether there is to be another plan for these buckets: times of the pass before the last are
+-- times with them.
 local function is_due(entry, s)
   local planner = entry.planner
   if planner.always then return false end
   local layout, passes = s.reducer:layout()
-  return passes >= 2 and (entry.layout ~= layout or entry.version ~= planner.version or entry.pass >= entry.next)
+  return passes >= 2
+    and (entry.layout ~= layout or entry.version ~= planner.version or entry.pass >= entry.next)
 end
 
---- Before the reducer's forward: what a planner will see must not depend on how far the device has come.
+--- Before the reducer's forward: what a planner will see must not depend on how far the device has
+--- come.
 ---@param entry table of an optimizer and its planner
 ---@param s table the ddp model's state
 function plans.await(entry, s) if is_due(entry, s) then s.reducer:await_times() end end
@@ -222,7 +254,8 @@ local function begin_always(entry, s)
   apply(entry, s, chosen, buckets)
 end
 
---- Behind the reducer's forward: the first passes with these buckets are recorded and run classic; a plan holds for `every` passes, or until buckets are rebuilt.
+--- Behind the reducer's forward: the first passes with these buckets are recorded and run classic;
+--- a plan holds for `every` passes, or until buckets are rebuilt.
 ---@param entry table of an optimizer and its planner
 ---@param s table the ddp model's state
 function plans.begin(entry, s)
@@ -235,7 +268,8 @@ function plans.begin(entry, s)
     local view = view_of(entry, s, buckets)
     if view then
       local chosen = watch.tried(planner, function() return plan_now(entry, s, view, #buckets) end)
-      entry.layout, entry.next, entry.version = s.reducer:layout(), pass + planner.every, planner.version
+      entry.layout, entry.next, entry.version = s.reducer:layout(), pass + planner.every,
+        planner.version
       apply(entry, s, chosen, buckets)
     end
   elseif entry.layout and entry.layout ~= s.reducer:layout() then

@@ -1,13 +1,13 @@
--- Steps that wait: what writes a parameter while a backward runs waits for the last node of that backward that has saved
--- the parameter's values (a detached use of a weight, say), so that stepping early gives the bits of stepping after
--- backward. The host never waits.
+-- Steps that wait: what writes a parameter while a backward runs waits for the last node of that
+-- backward that has saved the parameter's values (a detached use of a weight, say), so that
+-- stepping early gives the bits of stepping after backward. The host never waits.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
 
 local unread = {}
 
---- Calls f at once, or after the last read of these parameters that is still to come in this backward; on the stream that
---- is current now either way.
+--- Calls f at once, or after the last read of these parameters that is still to come in this
+--- backward; on the stream that is current now either way.
 ---@param params ms.Parameter[]
 ---@param f fun()
 function unread.call(params, f)
@@ -16,16 +16,19 @@ function unread.call(params, f)
   core.when_unread(params, function() stream:run(f) end)
 end
 
--- A sharded optimizer sends what it steps. Its collectives cannot wait: which parameters are still read is known to each
--- rank alone, and all ranks must enqueue collectives in one order.
+-- A sharded optimizer sends what it steps. Its collectives cannot wait: which parameters are still
+-- read is known to each rank alone, and all ranks must enqueue collectives in one order.
 local function refuse(p)
   local entry = owners.plan_of[p]
   local who = entry and ("policy %s"):format(entry.planner.name) or "a link or hook"
-  core.raise(("overlap: %s steps parameter '%s' of a sharded optimizer in backward, and this backward still reads the "
-    .. "parameter's old values (is it used detached, too?): use \"classic\" or \"deferred\""):format(who, p:name()))
+  core.raise(("overlap: %s steps parameter '%s' of a sharded optimizer in backward, and this \z
+    backward still reads the parameter's old values (is it used detached, too?): use \z
+    \"classic\" or \"deferred\"")
+    :format(who, p:name()))
 end
 
---- The same for a part of an optimizer's step. Raises where the optimizer is sharded and would have to wait.
+--- The same for a part of an optimizer's step. Raises where the optimizer is sharded and would have
+--- to wait.
 ---@param optimizer ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param f fun()

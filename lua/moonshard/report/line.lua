@@ -3,12 +3,14 @@ local core = require "moonshard.core"
 
 local line = {}
 
-local FIRST_LINES = 10                   -- of a run, without a terminal; then the rarer of these two
-local EVERY_MS, EVERY_PART = 10e3, 100   -- part of all steps
+local FIRST_LINES = 10                  -- of a run, without a terminal; then the rarer of these two
+local EVERY_MS, EVERY_PART = 10e3, 100  -- part of all steps
 
 local function duration(seconds)
   seconds = math.floor(seconds + 0.5)
-  if seconds >= 3600 then return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds % 60) end
+  if seconds >= 3600 then
+    return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds % 60)
+  end
   return ("%d:%02d"):format(seconds // 60, seconds % 60)
 end
 
@@ -18,7 +20,8 @@ local function amount(value)
   return ("%.0f"):format(value)
 end
 
---- The parts of a step's line, in order of importance. The first steps have no times: they also allocate memory and build kernels.
+--- The parts of a step's line, in order of importance. The first steps have no times: they also
+--- allocate memory and build kernels.
 ---@param self ms.Report
 ---@param entry table
 ---@return string[]
@@ -41,8 +44,9 @@ function line.parts(self, entry)
   return parts
 end
 
---- Whether a step's line is shown. On a terminal each is; elsewhere the first ones, then one every 10 s or 1% of the steps, whichever is
---- rarer; where `every` was given, each so many steps. The last step of a run is always shown.
+--- Whether a step's line is shown. On a terminal each is; elsewhere the first ones, then one every
+--- 10 s or 1% of the steps, whichever is rarer; where `every` was given, each so many steps. The
+--- last step of a run is always shown.
 ---@param self ms.Report
 ---@param entry table
 ---@return boolean

@@ -17,19 +17,25 @@ function metrics_file.new(run)
   return self
 end
 
--- Lines of this step and later ones go: the run makes them again. So does what a process that was killed has left of a line.
+-- Lines of this step and later ones go: the run makes them again. So does what a process that was
+-- killed has left of a line.
 local function cut(self, step)
   local text = core.file_read(self.path)
   if not text or text == "" then return true end
   local kept, lost = {}, 0
   for line in text:gmatch "[^\n]+" do
     local entry = core.json_decode(line)
-    if type(entry) == "table" and math.type(entry.step) == "integer" and entry.step < step then kept[#kept + 1] = line .. "\n"
-    else lost = lost + 1 end
+    if type(entry) == "table" and math.type(entry.step) == "integer" and entry.step < step then
+      kept[#kept + 1] = line .. "\n"
+    else
+      lost = lost + 1
+    end
   end
   local whole = table.concat(kept)
   if whole == text then return true end
-  if lost > 0 then log.log("metrics    %d lines of %s were cut: this run begins at step %d", lost, self.path, step) end
+  if lost > 0 then
+    log.log("metrics    %d lines of %s were cut: this run begins at step %d", lost, self.path, step)
+  end
   return core.file_write(self.path, whole)
 end
 

@@ -16,7 +16,9 @@ local function things_of(self)
   if type(o.data) ~= "function" and o.data.state then things.data = o.data end
   if self.scaler then things.scaler = self.scaler end
   for name, thing in pairs(o.things or {}) do
-    if things[name] ~= nil or name == "step" then core.raise(("train: things.%s is a name that train uses itself"):format(name)) end
+    if things[name] ~= nil or name == "step" then
+      core.raise(("train: things.%s is a name that train uses itself"):format(name))
+    end
     things[name] = thing
   end
   return things
@@ -41,13 +43,20 @@ local function choose(o)
   if path == "never" then return next_free(run) end
   if path == "auto" then return run, run end
   path = path:gsub("(.)/+$", "%1")
-  if not core.exists(path) then launch.exit(3, ("resume: there is no checkpoint '%s'"):format(o.resume)) end
-  if core.exists(path .. "/manifest.json") then return o.run or path:match "^(.*)/[^/]+$" or ".", nil, path end
-  if #store.list(path) == 0 then launch.exit(3, ("resume: '%s' holds no committed checkpoint"):format(path)) end
+  if not core.exists(path) then
+    launch.exit(3, ("resume: there is no checkpoint '%s'"):format(o.resume))
+  end
+  if core.exists(path .. "/manifest.json") then
+    return o.run or path:match "^(.*)/[^/]+$" or ".", nil, path
+  end
+  if #store.list(path) == 0 then
+    launch.exit(3, ("resume: '%s' holds no committed checkpoint"):format(path))
+  end
   return o.run or path, path
 end
 
--- Makes the folder and locks it: this rank writes there. What a crashed save has left is cleaned up.
+-- Makes the folder and locks it: this rank writes there. What a crashed save has left is cleaned
+-- up.
 local function own(self, run)
   if core.is_sim() and not launch.checking then return end
   local ok, message = core.make_directory(run)
@@ -67,7 +76,8 @@ local function choose_together(self)
     own(self, run)
   end
   local texts = {}
-  for text in world:_share_text(table.concat({ run, search or "", path or "", "." }, "\0")):gmatch "(%Z*)%z" do
+  for text in world:_share_text(table.concat({ run, search or "", path or "", "." }, "\0"))
+      :gmatch "(%Z*)%z" do
     texts[#texts + 1] = text ~= "" and text or false
   end
   return texts[1] or run, texts[2], texts[3]
@@ -82,8 +92,9 @@ local function tell(passed)
   for _, message in ipairs(passed) do warn_once("%s; it is passed over", message) end
 end
 
--- The newest checkpoint of a folder, or the newest before one that turned out to be damaged. Where there are checkpoints and none can be
--- read, training must not begin anew in silence: the run ends.
+-- The newest checkpoint of a folder, or the newest before one that turned out to be damaged. Where
+-- there are checkpoints and none can be read, training must not begin anew in silence: the run
+-- ends.
 local function find(search, before)
   local path, passed, message = store.find(search, before)
   tell(passed)
@@ -93,16 +104,20 @@ local function find(search, before)
   end
   if message then launch.exit(3, message) end
   if before or #passed > 0 then
-    launch.exit(3, ("resume: no checkpoint in '%s' can be read; move them away, or name another run, to begin anew"):format(search))
+    launch.exit(3, ("resume: no checkpoint in '%s' can be read; move them away, or name another \z
+      run, to begin anew"):format(search))
   end
 end
 
--- Loads the checkpoint into what trains. Without a name, a damaged checkpoint is passed over for the one before it.
+-- Loads the checkpoint into what trains. Without a name, a damaged checkpoint is passed over for
+-- the one before it.
 local function load(self, search, path)
   while true do
     local loaded, message, code = checkpoints().load(path, things_of(self))
     if loaded then
-      if math.type(loaded.step) ~= "integer" then launch.exit(3, ("'%s' does not say at which step to go on"):format(path)) end
+      if math.type(loaded.step) ~= "integer" then
+        launch.exit(3, ("'%s' does not say at which step to go on"):format(path))
+      end
       return loaded.step, path
     end
     if not search or code ~= "corrupt" then launch.exit(3, message) end
@@ -126,14 +141,16 @@ function folder.open(self)
     return
   end
   self.start, path = load(self, search, path)
-  if core.world():size() > 1 then core.world():barrier() end           -- nothing is renamed while another rank reads it
+  -- Nothing is renamed while another rank reads it.
+  if core.world():size() > 1 then core.world():barrier() end
   if core.rank() == 0 and self.start < self.o.steps and not launch.checking then
     history.set_aside(self.run, path, self.start)
   end
   log.log("resumed from %s", path)
 end
 
---- Tells how the checkpoint ended that was being written, once it has: only then is it saved, and old ones go.
+--- Tells how the checkpoint ended that was being written, once it has: only then is it saved, and
+--- old ones go.
 ---@param self ms.Training
 ---@param wait boolean for its end
 function folder.settle(self, wait)
@@ -148,10 +165,13 @@ function folder.settle(self, wait)
   end
   log.log("saved %s", path)
   local save = self.o.save
-  if save and save.last and core.rank() == 0 then history.prune(self.run, self.saved, save.last, save.keep_every) end
+  if save and save.last and core.rank() == 0 then
+    history.prune(self.run, self.saved, save.last, save.keep_every)
+  end
 end
 
---- Saves a checkpoint from which step `step` is the next. A failure is told and training goes on: the one before is untouched.
+--- Saves a checkpoint from which step `step` is the next. A failure is told and training goes on:
+--- the one before is untouched.
 ---@param self ms.Training
 ---@param step integer
 function folder.save(self, step)

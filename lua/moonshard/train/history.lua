@@ -1,4 +1,5 @@
--- Which checkpoints of a run stay on disk: those of the branch that was left are set aside on resume, old ones are removed after a save.
+-- Which checkpoints of a run stay on disk: those of the branch that was left are set aside on
+-- resume, old ones are removed after a save.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local store = require "moonshard.checkpoint.store"
@@ -25,8 +26,9 @@ local function rename(run, name, to)
   if not ok then require "moonshard.launch".exit(3, message) end
 end
 
---- A run that resumes from an earlier checkpoint abandons the later ones of its folder. They get names under which neither
---- `resume=auto` nor pruning takes them for checkpoints of this run. Call it on rank 0, when all ranks have loaded.
+--- A run that resumes from an earlier checkpoint abandons the later ones of its folder. They get
+--- names under which neither `resume=auto` nor pruning takes them for checkpoints of this run. Call
+--- it on rank 0, when all ranks have loaded.
 ---@param run string
 ---@param loaded string path of the checkpoint from which the run goes on
 ---@param step integer the step at which it goes on
@@ -40,11 +42,14 @@ function history.set_aside(run, loaded, step)
   end
   -- One that had been set aside and is gone on from belongs to this run again.
   local name = loaded:match "[^/]+$"
-  if name:match "^aside%-" and is_same(run .. "/" .. name, loaded) then rename(run, name, step_name(step)) end
+  if name:match "^aside%-" and is_same(run .. "/" .. name, loaded) then
+    rename(run, name, step_name(step))
+  end
 end
 
---- Removes old checkpoints: of those up to the one just committed, the `last` newest stay, and of the others those whose step divides by
---- keep_every. Damaged ones are not counted. They are judged by manifest and sizes.
+--- Removes old checkpoints: of those up to the one just committed, the `last` newest stay, and of
+--- the others those whose step divides by keep_every. Damaged ones are not counted. They are judged
+--- by manifest and sizes.
 ---@param run string
 ---@param newest integer step of the checkpoint that was just committed; it is never removed
 ---@param last integer

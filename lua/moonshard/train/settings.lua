@@ -8,14 +8,19 @@ local settings = {}
 
 -- name = type, or a list of types; a count is an integer of 1 or more
 local known = {
-  model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count", valid = "held-out loader", loss = "function",
-  accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string", eval = "table", sample = "table", save = "table",
-  on_nan = "string", things = "table", before_step = "function", after_backward = "function", after_step = "function", on_eval = "function", log_every = "count",
+  model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count",
+  valid = "held-out loader", loss = "function",
+  accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string",
+  eval = "table", sample = "table", save = "table",
+  on_nan = "string", things = "table", before_step = "function", after_backward = "function",
+  after_step = "function", on_eval = "function", log_every = "count",
 }
 
 local parts = {
   eval = { every = "integer", batches = "count", measure = "function" },
-  sample = { every = "integer", prompt = "string", count = "count", temperature = "number", run = "function" },
+  sample = {
+    every = "integer", prompt = "string", count = "count", temperature = "number", run = "function",
+  },
   save = { every = "integer", last = "count", keep_every = "count" },
 }
 
@@ -48,12 +53,15 @@ local function check_table(values, types, where)
   for name, value in pairs(values) do
     if not types[name] then
       local nearest = core.nearest(tostring(name), names)
-      core.raise(("train: unknown option '%s%s'%s"):format(where, tostring(name),
-        nearest and (": did you mean '%s%s'?"):format(where, nearest) or "; it has " .. table.concat(names, ", ")))
+      core.raise(("train: unknown option '%s%s'%s")
+        :format(where, tostring(name), nearest and (": did you mean '%s%s'?"):format(where, nearest)
+          or "; it has " .. table.concat(names, ", ")))
     end
     if not is(value, types[name]) then
-      local wanted = type(types[name]) == "table" and table.concat(types[name], " or ") or types[name]:gsub("^count$", "count (an integer of 1 or more)")
-      core.raise(("train: option %s%s must be a %s, not %s"):format(where, name, wanted, tostring(value)))
+      local wanted = type(types[name]) == "table" and table.concat(types[name], " or ")
+        or types[name]:gsub("^count$", "count (an integer of 1 or more)")
+      core.raise(("train: option %s%s must be a %s, not %s")
+        :format(where, name, wanted, tostring(value)))
     end
   end
 end
@@ -72,19 +80,29 @@ function settings.check(options)
   for name, types in pairs(parts) do
     if o[name] then
       check_table(o[name], types, name .. ".")
-      if not o[name].every then core.raise(("train: the option %s.every is missing"):format(name)) end
+      if not o[name].every then
+        core.raise(("train: the option %s.every is missing"):format(name))
+      end
     end
   end
   for name, allowed in pairs(choices) do
     local found = false
     for _, choice in ipairs(allowed) do found = found or choice == o[name] end
-    if not found then core.raise(("train: %s is one of %s, not '%s'"):format(name, table.concat(allowed, ", "), o[name])) end
+    if not found then
+      core.raise(("train: %s is one of %s, not '%s'")
+        :format(name, table.concat(allowed, ", "), o[name]))
+    end
   end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
-  if o.eval and not o.valid then core.raise("train: eval needs valid, a loader of held-out data") end
-  if o.eval and type(o.valid) == "userdata" then                 -- a loader says before the first step whether it has data for each rank
+  if o.eval and not o.valid then
+    core.raise("train: eval needs valid, a loader of held-out data")
+  end
+  -- A loader says before the first step whether it has data for each rank.
+  if o.eval and type(o.valid) == "userdata" then
     local ok, message = pcall(o.valid.batches, o.valid, 0)
-    if not ok then core.raise("train: valid: " .. (message:match "^[^\n]-:%d+: (.*)" or message)) end
+    if not ok then
+      core.raise("train: valid: " .. (message:match "^[^\n]-:%d+: (.*)" or message))
+    end
   end
   return o
 end
@@ -117,8 +135,15 @@ function settings.show(self)
   local lines = {
     { "recipe", launch.recipe or "(none)" },
     { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
-    { "model", ("%s, %s parameters"):format(tostring(o.model):match "^[^:\n]*", count >= 1e6 and ("%.2fM"):format(count / 1e6) or count) },
-    { "machine", ("%s, %d threads, %s kernels, %s"):format(info.cpu, info.threads, info.kernels, info.blas) },
+    {
+      "model",
+      ("%s, %s parameters"):format(tostring(o.model):match "^[^:\n]*",
+        count >= 1e6 and ("%.2fM"):format(count / 1e6) or count),
+    },
+    {
+      "machine",
+      ("%s, %d threads, %s kernels, %s"):format(info.cpu, info.threads, info.kernels, info.blas),
+    },
     { "steps", ("%d, %s"):format(o.steps, o.dtype) },
   }
   for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end

@@ -9,23 +9,31 @@ local cases = {}
 -- By the manifest's name: the native link, which is also the name of the same in Lua.
 local links = { allreduce = "all_reduce", fp16 = "fp16_compress" }
 
-local function powersgd_rank(case) return math.tointeger(tonumber(tostring(case.hook):match "^powersgd_(%d+)$")) end
+local function powersgd_rank(case)
+  return math.tointeger(tonumber(tostring(case.hook):match "^powersgd_(%d+)$"))
+end
 
 local entries = {
-  hook = 1, world_size = 1, file = 1, iterations = 1, start_powersgd_iter = 1, min_compression_rate = 1, shapes = 1, layout = 1, q_init = 1, convention = 1, one_bucket = 1,
+  hook = 1, world_size = 1, file = 1, iterations = 1, start_powersgd_iter = 1,
+  min_compression_rate = 1, shapes = 1, layout = 1, q_init = 1, convention = 1, one_bucket = 1,
 }
 
 ---@param case table
 ---@return string
-function cases.name(case) return ("%s, %s ranks"):format(tostring(case.hook), tostring(case.world_size)) end
+function cases.name(case)
+  return ("%s, %s ranks"):format(tostring(case.hook), tostring(case.world_size))
+end
 
 --- Raises for hooks that nobody knows.
 ---@param case table
 function cases.check(case)
-  if not links[case.hook] and not powersgd_rank(case) then error(("unknown hook '%s'"):format(tostring(case.hook)), 0) end
+  if not links[case.hook] and not powersgd_rank(case) then
+    error(("unknown hook '%s'"):format(tostring(case.hook)), 0)
+  end
 end
 
--- A sum over parameters that are multiplied by what a rank was given, so that these are its gradients.
+-- A sum over parameters that are multiplied by what a rank was given, so that these are its
+-- gradients.
 local Weighted = ms.nn.class "Weighted"
 function Weighted:init(shapes)
   for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end
@@ -43,7 +51,8 @@ local function f16_step(x)
   return step
 end
 
--- Two ranks add in one order, so the bits are those of the file; with more the last place may differ.
+-- Two ranks add in one order, so the bits are those of the file; with more the last place may
+-- differ.
 local function compare(case, found, what, ours, golden)
   if powersgd_rank(case) then return found:relative(what, ours, golden, 1e-5) end
   if case.world_size == 2 or not golden then return found:absolute(what, ours, golden, 0x1p-149) end
@@ -74,7 +83,8 @@ local function run_link(case, tensors, found, link, name)
   model:unwrap()
 end
 
--- The file's random draws, as if the state had been loaded with them: one for each matrix that is compressed, in the order of the bucket, the reverse of registration.
+-- The file's random draws, as if the state had been loaded with them: one for each matrix that is
+-- compressed, in the order of the bucket, the reverse of registration.
 local function put_draws(case, tensors, state, rank)
   local own, draw = link_state.core(state), 0
   for k = #case.shapes - 1, 0, -1 do
@@ -82,21 +92,28 @@ local function put_draws(case, tensors, state, rank)
     local r = m and math.min(n, m, rank)
     if m and (n + m) * r * case.min_compression_rate < n * m then
       local name = ("q_init.%d"):format(draw)
-      own:put("q", tostring(k), tensors[name] or error(("the file has no tensor '%s'"):format(name), 0))
+      own:put("q", tostring(k),
+        tensors[name] or error(("the file has no tensor '%s'"):format(name), 0))
       draw = draw + 1
     end
   end
 end
 
---- Runs a case on its number of ranks, which must be ours: with the native link, and with the one in Lua.
+--- Runs a case on its number of ranks, which must be ours: with the native link, and with the one
+--- in Lua.
 ---@param case table
 ---@param tensors table<string, ms.Tensor>
 ---@param found ms.GoldenReport
 function cases.run(case, tensors, found)
   report.known_keys("entry", case, entries)
-  if case.world_size ~= ms.world_size() then error(("%s ranks are wanted, there are %d"):format(tostring(case.world_size), ms.world_size()), 0) end
+  if case.world_size ~= ms.world_size() then
+    error(("%s ranks are wanted, there are %d"):format(tostring(case.world_size), ms.world_size()),
+      0)
+  end
   local rank, name = powersgd_rank(case), links[case.hook] or "powersgd"
-  local options = rank and { rank = rank, start_step = case.start_powersgd_iter, min_rate = case.min_compression_rate } or {}
+  local options = rank
+    and { rank = rank, start_step = case.start_powersgd_iter, min_rate = case.min_compression_rate }
+    or {}
   local link = hooks[name](options)
   if rank then put_draws(case, tensors, link.keeps, rank) end
   run_link(case, tensors, found, link, name)

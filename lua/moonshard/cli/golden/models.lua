@@ -11,7 +11,10 @@ local NOISE_GRADIENT, NOISE_WEIGHT = 1e-8, 5e-3
 -- Names of the manifest's configuration and those of our options.
 local architectures = {
   gpt2 = { vocab = "vocab", ctx = "context", layer = "layers", head = "heads", dim = "width" },
-  llama = { vocab = "vocab", layer = "layers", head = "heads", kv = "kv_heads", dim = "width", ff = "hidden" },
+  llama = {
+    vocab = "vocab", layer = "layers", head = "heads", kv = "kv_heads", dim = "width",
+    ff = "hidden",
+  },
 }
 
 ---@param case table
@@ -19,12 +22,14 @@ local architectures = {
 function models.name(case) return ("%s %s"):format(tostring(case.model), tostring(case.variant)) end
 
 local entries = {
-  model = 1, variant = 1, file = 1, config = 1, batch = 1, time = 1, steps = 1, optimizer = 1, hyperparameters = 1, clip_grad_norm = 1,
+  model = 1, variant = 1, file = 1, config = 1, batch = 1, time = 1, steps = 1, optimizer = 1,
+  hyperparameters = 1, clip_grad_norm = 1,
   micro_batches = 1, losses = 1, grad_norms = 1,
 }
 
 local function make(case)
-  local names = architectures[case.model] or error(("unknown model '%s'"):format(tostring(case.model)), 0)
+  local names = architectures[case.model]
+    or error(("unknown model '%s'"):format(tostring(case.model)), 0)
   report.known_keys("configuration", case.config, names)
   local options = { context = case.time }
   for name, value in pairs(case.config) do options[names[name]] = value end
@@ -40,7 +45,8 @@ local function with_prefix(tensors, prefix)
   return found
 end
 
--- Which of the rows this rank takes: consecutive ones, by sizes that differ by at most one, larger first. First (from 0), and how many.
+-- Which of the rows this rank takes: consecutive ones, by sizes that differ by at most one, larger
+-- first. First (from 0), and how many.
 local function slice(rows)
   local rank, size = ms.rank(), ms.world_size()
   if rows < size then error(("%d rows on %d ranks"):format(rows, size), 0) end
@@ -48,15 +54,19 @@ local function slice(rows)
   return rank * least + math.min(rank, more), least + (rank < more and 1 or 0)
 end
 
--- One pass forward and backward for each part of the batch; the loss of the whole. Where slices are uneven, a rank's mean counts by its rows.
+-- One pass forward and backward for each part of the batch; the loss of the whole. Where slices are
+-- uneven, a rank's mean counts by its rows.
 local function pass(model, case, tokens)
   local parts = case.micro_batches or 1
-  if case.batch % parts ~= 0 then error(("%d rows do not divide into %d parts"):format(case.batch, parts), 0) end
+  if case.batch % parts ~= 0 then
+    error(("%d rows do not divide into %d parts"):format(case.batch, parts), 0)
+  end
   local rows, loss = case.batch // parts, ms.zeros {}
   local first, count = slice(rows)
   model:accumulate(parts, function(part)
     local own = tokens:narrow(1, (part - 1) * rows + first + 1, count)
-    local mean = model(own:narrow(2, 1, case.time)):cross_entropy(own:narrow(2, 2, case.time)) / parts
+    local mean = model(own:narrow(2, 1, case.time)):cross_entropy(own:narrow(2, 2, case.time))
+      / parts
     if count * ms.world_size() ~= rows then mean = mean * (ms.world_size() * count / rows) end
     mean:backward()
     loss:add_(mean:detach())
@@ -64,18 +74,24 @@ local function pass(model, case, tokens)
   return ms.world():all_reduce(loss, "avg"):value():item()
 end
 
--- Where in a tensor the key part of an attention's bias lies; nil for all other tensors. Keys shift all scores of a query alike.
+-- Where in a tensor the key part of an attention's bias lies; nil for all other tensors. Keys shift
+-- all scores of a query alike.
 local function noise_range(case, name)
   if case.model ~= "gpt2" or not name:match "^h%.%d+%.attn%.c_attn%.bias$" then return nil end
   return case.config.dim + 1, case.config.dim
 end
 
--- Calls f(what, ours, golden, is_noise) for the parts of a tensor that are compared by different rules.
+-- Calls f(what, ours, golden, is_noise) for the parts of a tensor that are compared by different
+-- rules.
 local function each_part(case, name, ours, golden, f)
   local start, length = noise_range(case, name)
-  if not start or not ours or not golden or ours:numel() ~= golden:numel() then return f(name, ours, golden, false) end
+  if not start or not ours or not golden or ours:numel() ~= golden:numel() then
+    return f(name, ours, golden, false)
+  end
   local rest = start + length
-  local function but_keys(t) return ms.cat { t:narrow(1, 1, start - 1), t:narrow(1, rest, t:numel() - rest + 1) } end
+  local function but_keys(t)
+    return ms.cat { t:narrow(1, 1, start - 1), t:narrow(1, rest, t:numel() - rest + 1) }
+  end
   f(name, but_keys(ours), but_keys(golden), false)
   f(name .. " (keys)", ours:narrow(1, start, length), golden:narrow(1, start, length), true)
 end
@@ -93,7 +109,8 @@ local function compare_gradients(case, model, tensors, found)
 end
 
 local function compare_weights(case, model, tensors, found)
-  local own, golden, start = model:state(), with_prefix(tensors, "final."), with_prefix(tensors, "init.")
+  local own, golden, start = model:state(), with_prefix(tensors, "final."),
+    with_prefix(tensors, "init.")
   for name in pairs(own) do golden[name] = golden[name] or false end
   for name, expected in ms.sorted_pairs(golden) do
     each_part(case, name, own[name] and own[name]:detach(), expected, function(what, a, b, noise)
@@ -117,14 +134,17 @@ function models.run(case, tensors, found)
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, model)
   local tokens = tensors.tokens or error("the file has no tensor 'tokens'", 0)
   local shape = tokens:shape()
-  if #shape ~= 3 or shape[1] ~= case.steps or shape[2] ~= case.batch or shape[3] ~= case.time + 1 then
-    error(("tokens are %s; steps, batch and time + 1 of the manifest are %s, %s and %s"):format(tostring(tokens), case.steps, case.batch, case.time + 1), 0)
+  if #shape ~= 3 or shape[1] ~= case.steps or shape[2] ~= case.batch
+      or shape[3] ~= case.time + 1 then
+    error(("tokens are %s; steps, batch and time + 1 of the manifest are %s, %s and %s")
+      :format(tostring(tokens), case.steps, case.batch, case.time + 1), 0)
   end
   for step in ms.steps(case.steps) do
     local loss = pass(model, case, tokens[step + 1])
     local norm = model:clip_grad_norm(case.clip_grad_norm or math.huge):item()
     found:number(("losses[%d]"):format(step), loss, case.losses[step + 1], models.tolerance.loss)
-    found:number(("grad_norms[%d]"):format(step), norm, case.grad_norms[step + 1], models.tolerance.grad_norm, true)
+    found:number(("grad_norms[%d]"):format(step), norm, case.grad_norms[step + 1],
+      models.tolerance.grad_norm, true)
     if step == 0 then compare_gradients(case, model, tensors, found) end
     optimizer:step()
   end

@@ -12,13 +12,21 @@ end
 local function unary(f) return { inputs = { "x" }, run = f } end
 local function matmul(t) return t.a:matmul(t.b) end
 -- attributes that only describe: true
-local attention = { inputs = { "q", "k", "v" }, attributes = { layout = true }, run = function(t) return t.q:attention(t.k, t.v) end }
+local attention = {
+  inputs = { "q", "k", "v" },
+  attributes = { layout = true },
+  run = function(t) return t.q:attention(t.k, t.v) end,
+}
 
--- op = { inputs = names of float inputs, integers = names of inputs that the manifest does not list, attributes = names, run = f(inputs, attributes) }
+-- op = { inputs = names of float inputs, integers = names of inputs that the manifest does not
+-- list, attributes = names, run = f(inputs, attributes) }
 operators.known = {
   matmul = { inputs = { "a", "b" }, run = matmul },
   matmul_batched = { inputs = { "a", "b" }, run = matmul },
-  linear = { inputs = { "x", "weight", "bias" }, run = function(t) return t.x:linear(t.weight, t.bias) end },
+  linear = {
+    inputs = { "x", "weight", "bias" },
+    run = function(t) return t.x:linear(t.weight, t.bias) end,
+  },
   add_broadcast = { inputs = { "a", "b" }, run = function(t) return t.a + t.b end },
   mul_broadcast = { inputs = { "a", "b" }, run = function(t) return t.a * t.b end },
   gelu_tanh = unary(function(t) return t.x:gelu "tanh" end),
@@ -33,11 +41,21 @@ operators.known = {
     inputs = { "x", "weight", "bias" }, attributes = { eps = true },
     run = function(t, given) return t.x:layer_norm(t.weight, t.bias, given.eps) end,
   },
-  rms_norm = { inputs = { "x", "weight" }, attributes = { eps = true }, run = function(t, given) return t.x:rms_norm(t.weight, given.eps) end },
-  embedding = { inputs = { "weight" }, integers = { "ids" }, run = function(t) return t.ids:embedding(t.weight) end },
+  rms_norm = {
+    inputs = { "x", "weight" },
+    attributes = { eps = true },
+    run = function(t, given) return t.x:rms_norm(t.weight, given.eps) end,
+  },
+  embedding = {
+    inputs = { "weight" },
+    integers = { "ids" },
+    run = function(t) return t.ids:embedding(t.weight) end,
+  },
   cross_entropy = {
     inputs = { "logits" }, integers = { "target" }, attributes = { ignore_index = true },
-    run = function(t, given) return t.logits:cross_entropy(t.target, { ignore_index = given.ignore_index }) end,
+    run = function(t, given)
+      return t.logits:cross_entropy(t.target, { ignore_index = given.ignore_index })
+    end,
   },
   attention_causal = attention,
   attention_causal_gqa = attention,
@@ -47,7 +65,11 @@ operators.known = {
   },
   mse_loss = { inputs = { "x", "y" }, run = function(t) return t.x:mse_loss(t.y) end },
   sum = unary(function(t) return t.x:sum() end),
-  mean_dim = { inputs = { "x" }, attributes = { dim = true }, run = function(t, given) return t.x:mean(dimension(given.dim)) end },
+  mean_dim = {
+    inputs = { "x" },
+    attributes = { dim = true },
+    run = function(t, given) return t.x:mean(dimension(given.dim)) end,
+  },
 }
 
 ---@param case table
@@ -72,19 +94,22 @@ end
 ---@param found ms.GoldenReport
 function operators.run(case, tensors, found)
   report.known_keys("entry", case, { case = 1, op = 1, inputs = 1, attributes = 1 })
-  local known = operators.known[case.op] or error(("unknown operator '%s'"):format(tostring(case.op)), 0)
+  local known = operators.known[case.op]
+    or error(("unknown operator '%s'"):format(tostring(case.op)), 0)
   local attributes = case.attributes or {}
   report.known_keys("attribute", attributes, known.attributes or {})
   local prefix = ("%d."):format(case.case)
   local function tensor(name)
-    return tensors[prefix .. name] or error(("the file has no tensor '%s'"):format(prefix .. name), 0)
+    return tensors[prefix .. name]
+      or error(("the file has no tensor '%s'"):format(prefix .. name), 0)
   end
   local inputs = read_inputs(case, known, tensor)
   local out = known.run(inputs, attributes)
   found:relative("out", out:detach(), tensors[prefix .. "out"], operators.tolerance)
   out:backward { gradient = tensor "grad_out" }
   for _, name in ipairs(case.inputs) do
-    found:relative("grad." .. name, inputs[name]:grad(), tensors[prefix .. "grad." .. name], operators.tolerance)
+    found:relative("grad." .. name, inputs[name]:grad(), tensors[prefix .. "grad." .. name],
+      operators.tolerance)
   end
 end
 

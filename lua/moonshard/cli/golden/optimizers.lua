@@ -5,10 +5,15 @@ local report = require "moonshard.cli.golden.report"
 local optimizers = { tolerance = 1e-5 }
 
 -- Also of the golden models. What a kind does not have of these, its constructor refuses.
-optimizers.kinds = { sgd = true, adam = true, adamw = true, adagrad = true, adadelta = true, rmsprop = true, rprop = true, adamax = true }
+optimizers.kinds = {
+  sgd = true, adam = true, adamw = true, adagrad = true, adadelta = true, rmsprop = true,
+  rprop = true, adamax = true,
+}
 local hyperparameters = {
-  lr = true, betas = true, eps = true, weight_decay = true, momentum = true, dampening = true, nesterov = true, maximize = true, amsgrad = true,
-  lr_decay = true, initial_accumulator_value = true, rho = true, alpha = true, centered = true, etas = true, step_sizes = true,
+  lr = true, betas = true, eps = true, weight_decay = true, momentum = true, dampening = true,
+  nesterov = true, maximize = true, amsgrad = true,
+  lr_decay = true, initial_accumulator_value = true, rho = true, alpha = true, centered = true,
+  etas = true, step_sizes = true,
 }
 
 --- An optimizer as the manifest describes it.
@@ -26,7 +31,9 @@ end
 
 ---@param case table
 ---@return string
-function optimizers.name(case) return ("%s (%s)"):format(tostring(case.case), tostring(case.optimizer)) end
+function optimizers.name(case)
+  return ("%s (%s)"):format(tostring(case.case), tostring(case.optimizer))
+end
 
 --- Runs a case of the manifest on its own results.
 ---@param case table
@@ -37,7 +44,9 @@ function optimizers.run(case, tensors, found)
   local function tensor(name)
     return tensors[name] or error(("the file has no tensor '%s'"):format(name), 0)
   end
-  if math.type(case.steps) ~= "integer" or case.steps < 1 then error("steps must be 1 or more", 0) end
+  if math.type(case.steps) ~= "integer" or case.steps < 1 then
+    error("steps must be 1 or more", 0)
+  end
   local prefix = ("%d."):format(case.case)
   local parameter = ms.nn.Parameter(tensor(prefix .. "param.0"):clone())
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, { parameter })

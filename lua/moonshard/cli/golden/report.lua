@@ -1,4 +1,5 @@
--- What a golden test has found: comparisons of tensors and numbers, the largest error, failures as lines.
+-- What a golden test has found: comparisons of tensors and numbers, the largest error, failures as
+-- lines.
 local report = {}
 
 ---@class ms.GoldenReport
@@ -12,7 +13,8 @@ local CHUNK = 1 << 18                      -- values that are in Lua at a time
 ---@return ms.GoldenReport
 function report.new(kind)
   -- share: the largest error, as a part of its tolerance; error: that error itself
-  return setmetatable({ kind = kind, failures = {}, share = 0, error = 0, place = "nothing was compared" }, Report)
+  return setmetatable(
+    { kind = kind, failures = {}, share = 0, error = 0, place = "nothing was compared" }, Report)
 end
 
 local function shape_text(t) return "[" .. table.concat(t:shape(), ", ") .. "]" end
@@ -26,7 +28,8 @@ function Report:begin(name) self.case = name end
 ---@param what string tensor or number
 ---@param text string
 function Report:fail(what, text)
-  self.failures[#self.failures + 1] = ("FAILED %s, case %s, %s: %s"):format(self.kind, self.case, what, text)
+  self.failures[#self.failures + 1] = ("FAILED %s, case %s, %s: %s")
+    :format(self.kind, self.case, what, text)
 end
 
 local function note(self, what, err, tolerance, measure)
@@ -35,7 +38,9 @@ local function note(self, what, err, tolerance, measure)
   if share > self.share or self.place == "nothing was compared" then
     self.share, self.error, self.place = share, err, ("case %s, %s"):format(self.case, what)
   end
-  if not (share <= 1) then self:fail(what, ("error %.3g %s, tolerance %.3g"):format(err, measure, tolerance)) end
+  if not (share <= 1) then
+    self:fail(what, ("error %.3g %s, tolerance %.3g"):format(err, measure, tolerance))
+  end
 end
 
 -- The largest difference and the largest golden value, in double precision.
@@ -56,15 +61,22 @@ local function extremes(ours, golden)
   return difference, largest
 end
 
--- Whether the two can be compared at all; a file without the tensor is a failure, not one tensor less.
+-- Whether the two can be compared at all; a file without the tensor is a failure, not one tensor
+-- less.
 local function comparable(self, what, ours, golden)
-  if not golden then self:fail(what, "the file has no such tensor")
-  elseif not ours then self:fail(what, "we have no such tensor")
-  elseif not same_shape(ours, golden) then self:fail(what, ("our shape is %s, the file's %s"):format(shape_text(ours), shape_text(golden)))
-  else return true end
+  if not golden then
+    self:fail(what, "the file has no such tensor")
+  elseif not ours then
+    self:fail(what, "we have no such tensor")
+  elseif not same_shape(ours, golden) then
+    self:fail(what, ("our shape is %s, the file's %s"):format(shape_text(ours), shape_text(golden)))
+  else
+    return true
+  end
 end
 
---- max|ours - golden| / max|golden| is at most tolerance; where golden is all zeros, ours must be too.
+--- max|ours - golden| / max|golden| is at most tolerance; where golden is all zeros, ours must be
+--- too.
 ---@param what string
 ---@param ours ms.Tensor?
 ---@param golden ms.Tensor?
