@@ -76,7 +76,7 @@ end
 --- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels
 --- y i64 [batch]. files: names in the folder; unless given, the training files.
 ---@param folder string
----@param files? { images: string, labels: string }
+---@param files? ms.MnistFiles
 ---@return ms.Dataset?
 ---@return string? message
 ---@return string? code
@@ -104,7 +104,7 @@ local Dataset = core.Dataset
 
 --- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the
 --- engine's unless given.
----@param options { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }
+---@param options ms.LoaderOptions
 ---@return ms.Loader
 function Dataset:loader(options)
   local ms = require "moonshard"

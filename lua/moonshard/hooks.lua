@@ -153,7 +153,7 @@ end
 --- numbers ("channel"), or the int8 codec's blocks ("block"). form: "all_gather" (unless given)
 --- sends every rank all numbers; "all_to_all" sends each its part, which it adds up in f32, and
 --- then that.
----@param options? { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }
+---@param options? ms.Int8Options
 ---@return ms.Link
 function hooks.int8(options) return native("int8", { "per", "block", "form" }, options) end
 
@@ -179,7 +179,7 @@ function hooks.adasum(options) return native("adasum", {}, options) end
 
 --- Means over all ranks until start_step, then over subgroup (the ranks of this host unless given);
 --- reduce_after = false: gradients stay local then.
----@param options { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }
+---@param options ms.PostLocalSGDOptions
 ---@return ms.Link
 function hooks.post_local_sgd(options)
   if type(options) ~= "table" or options.start_step == nil then

@@ -48,6 +48,19 @@
 
 ----------------------------------------------------------------------------------------- the module
 
+---@class ms.InitOptions
+---@field device? "cpu"|"sim"
+---@field threads? integer
+---@field strict? boolean
+---@field pin? boolean
+---@field seed? integer
+---@field memory_bytes? integer
+---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
+---@field group? "local"|"fake"
+---@field rank? integer
+---@field world_size? integer
+---@field rendezvous? string
+
 ---@class ms
 ---@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
 ---@field optim ms.optim
@@ -60,7 +73,7 @@
 ---@field version string
 --- The engine starts by itself at first use, from the launcher's settings; only a program without
 --- the launcher calls this, first (rendezvous: a socket path that all its ranks share).
----@field init fun(options: { device?: "cpu"|"sim", threads?: integer, strict?: boolean, pin?: boolean, seed?: integer, memory_bytes?: integer, cpu?: "portable"|"avx2"|"avx512"|"avx512bf16", group?: "local"|"fake", rank?: integer, world_size?: integer, rendezvous?: string })
+---@field init fun(options: ms.InitOptions)
 
 ---@class ms
 --- Bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since
@@ -152,6 +165,18 @@
 
 ----------------------------------------------------------------------------- scopes, futures, tools
 
+---@class ms.CodecOptions
+---@field block? integer
+---@field rounding? "nearest"|"stochastic"
+---@field scale? boolean
+
+---@class ms.ReportOptions
+---@field run string
+---@field tokens? integer
+---@field total? integer
+---@field dtype? string
+---@field every? integer
+
 ---@class ms
 --- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the
 --- current one.
@@ -175,14 +200,14 @@
 --- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last
 --- dimension, row by row. options: block 256 numbers a scale; scale = false ("sign" only): bare
 --- bits, decoded to -1 and 1.
----@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: { block?: integer, rounding?: "nearest"|"stochastic", scale?: boolean }): ms.Codec
+---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
 --- The step line on rank 0 and `metrics.jsonl`, for loops written by hand; all ranks call it.
 --- options: run: folder; tokens: of a step, over all ranks; total: steps of the run, for the ETA;
 --- dtype: of the products, for MFU ("f32" unless given); every: a line each so many steps. Unless
 --- given, each step is shown on a terminal, in place; elsewhere the first 10, then one every 10 s
 --- or 1% of the steps, whichever is rarer. `moonshard run --log-every N` goes before. metrics.jsonl
 --- has every step; it is cut at the first step that is reported.
----@field report fun(options: { run: string, tokens?: integer, total?: integer, dtype?: string, every?: integer }): ms.Report
+---@field report fun(options: ms.ReportOptions): ms.Report
 
 --- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps
 --- its value until collected, across steps too, and several `and_then` may hang on one.
@@ -248,6 +273,10 @@
 ---@field close fun(self)
 
 --------------------------------------------------------------------------------------------- tensor
+
+---@class ms.CrossEntropyOptions
+---@field ignore_index? integer
+---@field reduction? "mean"|"sum"|"none"
 
 --- Arithmetic (+ - * / ^ unary -) with tensors and numbers, broadcasting from the last dimension;
 --- `#t` is the first dimension's size; `t[i]` selects along it (a view; write with
@@ -378,7 +407,7 @@
 ---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
 ---@field log_softmax fun(self, dim?: integer): ms.Tensor
 --- [..., classes] against [...]; ignore_index -100.
----@field cross_entropy fun(self, target: ms.Index, options?: { ignore_index?: integer, reduction?: "mean"|"sum"|"none" }): ms.Tensor
+---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
 ---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
 --- eps of both norms: 1e-5 unless given.
 ---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
@@ -465,6 +494,14 @@
 --- After the gradient was added up; removes f.
 ---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()
 
+---@class ms.SaveOptions
+---@field dtype? "f32"|"f16"|"bf16"
+
+---@class ms.LoadOptions
+---@field partial? boolean
+
+---@alias ms.Moment "pre_forward"|"forward"|"pre_backward"|"backward"
+
 --- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of
 --- assignment. Names are dotted and list items count from 0 in them, as in other tools' files:
 --- `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the tree of its parts,
@@ -488,7 +525,7 @@
 ---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
 --- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward:
 --- f(module, gradients). What it returns replaces.
----@field hook fun(self, when: "pre_forward"|"forward"|"pre_backward"|"backward", f: function): fun()
+---@field hook fun(self, when: ms.Moment, f: function): fun()
 --- f(i) for i = 1..count; gradients are reduced in the last pass only. A plain module just loops.
 ---@field accumulate fun(self, count: integer, f: fun(i: integer))
 --- Scales all gradients to a norm of at most `max`, over all ranks and shards; the norm before is a
@@ -497,16 +534,16 @@
 ---@field clip_grad_value fun(self, max: number)
 --- options: full (unless given): complete tensors on rank 0, elsewhere empty.
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
----@field load_state fun(self, state: table<string, ms.Tensor>, options?: { partial?: boolean })
+---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
 --- As safetensors, written by rank 0, a unit at a time. All ranks call. options.dtype: of all float
 --- tensors. Unless given, a model of nn.pretrained is written in the dtypes of the file that it was
 --- read from (after `to`: in its own), and the log says if that rounds; all others in their own
 --- dtypes. path: a .safetensors file or a folder; "exists" for a folder whose index names other
 --- weights.
----@field save fun(self, path: string, options?: { dtype?: "f32"|"f16"|"bf16" }): true?, string?, string?
+---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- A file, a list of files or a folder. A folder is read by its model.safetensors.index.json;
 --- without one all its .safetensors files are read. A name that stands in two files is an error.
----@field load fun(self, path: string|string[], options?: { partial?: boolean }): true?, string?, string?
+---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same
 --- parameter assigned under two roots. forward called directly on a wrapped module. accumulate: f
 --- did not call backward.
@@ -536,6 +573,26 @@
 ---@field high_freq_factor? number
 ---@field original_context? integer
 
+---@class ms.MLPOptions
+---@field activation? "gelu"|"relu"|"swiglu"
+---@field bias? boolean
+
+---@class ms.AttentionOptions
+---@field width integer
+---@field heads integer
+---@field kv_heads? integer
+---@field rotary? boolean
+---@field bias? boolean
+---@field rotary_base? number
+---@field rotary_scaling? ms.RotaryScaling
+
+---@class ms.GenerateOptions
+---@field count integer
+---@field temperature? number
+---@field top_k? integer
+---@field top_p? number
+---@field seed? integer
+
 ---@class ms.nn
 ---@field List fun(modules: ms.Module[]): ms.Module
 ---@field Sequential fun(...: ms.Module): ms.Module
@@ -547,8 +604,8 @@
 ---@field ReLU fun(): ms.Module
 ---@field GELU fun(form?: "tanh"|"erf"): ms.Module
 ---@field SiLU fun(): ms.Module
----@field MLP fun(width: integer, hidden: integer, options?: { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }): ms.Module
----@field Attention fun(options: { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }): ms.Module
+---@field MLP fun(width: integer, hidden: integer, options?: ms.MLPOptions): ms.Module
+---@field Attention fun(options: ms.AttentionOptions): ms.Module
 --- `local Block = nn.class("Block")`, then `function Block:init(...)` and
 --- `function Block:forward(...)`; `Block(...)` makes one.
 ---@field class fun(name: string, base?: table): table
@@ -565,7 +622,7 @@
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
 --- The new ids.
----@field generate fun(self, tokens: ms.Tensor, options: { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }): ms.Tensor
+---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
 
 ---------------------------------------------------------------------------------------------- optim
 
@@ -594,6 +651,30 @@
 ---@field defaults? table<string, any>
 --- state: this parameter's, saved.
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
+
+---@class ms.ScheduleOptions
+---@field steps integer
+---@field warmup? integer
+---@field floor? number
+
+---@class ms.WSDOptions
+---@field steps integer
+---@field decay integer
+---@field warmup? integer
+---@field floor? number
+
+---@class ms.ScalerOptions
+---@field init_scale? number
+---@field growth_factor? number
+---@field backoff_factor? number
+---@field growth_interval? integer
+
+---@class ms.AveragerOptions
+---@field period? integer
+---@field periods? integer[][]
+---@field elastic? number
+---@field warmup? integer
+---@field group? ms.Group
 
 ---@class ms.optim
 --- lr .01, momentum 0, dampening 0, nesterov false
@@ -626,20 +707,20 @@
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
 --- options.floor: the last factor (default 0).
----@field linear fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
----@field cosine fun(options: { steps: integer, warmup?: integer, floor?: number }): fun(step: integer): number
+---@field linear fun(options: ms.ScheduleOptions): fun(step: integer): number
+---@field cosine fun(options: ms.ScheduleOptions): fun(step: integer): number
 --- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
----@field wsd fun(options: { steps: integer, decay: integer, warmup?: integer, floor?: number }): fun(step: integer): number
+---@field wsd fun(options: ms.WSDOptions): fun(step: integer): number
 --- These two do for a list of parameters what the methods of Module do.
 ---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
 --- The defaults are, in this order: 65536, 2, .5, 2000.
----@field scaler fun(options?: { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }): ms.Scaler
+---@field scaler fun(options?: ms.ScalerOptions): ms.Scaler
 --- Averages parameters over ranks, every `period` steps; or as `periods = { { 4, 8 }, { 16, 16 } }`
 --- says (pairs of period and group size, in ascending order; the largest period that divides the
 --- step is used); or every `period` steps with `elastic = alpha`. Call `averager:step(params)` once
 --- in each step.
----@field averager fun(options: { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }): ms.Averager
+---@field averager fun(options: ms.AveragerOptions): ms.Averager
 
 ---@class ms.Averager
 ---@field step fun(self, params: ms.Module|ms.Tensor|table)   once a step
@@ -730,6 +811,16 @@
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
 
 --- Of the last finished step; times of the last synchronized pass that has ended on the device.
+---@class ms.LinkStats
+---@field name string
+---@field group string
+---@field calls integer
+---@field ms number
+---@field payload_bytes integer
+---@field wire_bytes integer
+---@field exposed_ms number
+---@field compression? table
+
 ---@class ms.Stats
 ---@field step integer
 ---@field forward_ms number
@@ -740,7 +831,7 @@
 ---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
 ---@field wire_bytes integer
 --- One entry for each link.
----@field links { name: string, group: string, calls: integer, ms: number, payload_bytes: integer, wire_bytes: integer, exposed_ms: number, compression?: table }[]
+---@field links ms.LinkStats[]
 ---@field collectives table<string, integer>   calls by operation, of all groups
 --- bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it.
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]
@@ -841,6 +932,16 @@
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 
+---@class ms.Int8Options
+---@field per? "tensor"|"channel"|"block"
+---@field block? integer
+---@field form? "all_gather"|"all_to_all"
+
+---@class ms.PostLocalSGDOptions
+---@field start_step integer
+---@field subgroup? ms.Group
+---@field reduce_after? boolean
+
 --- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a
 --- link too. `next` returns the result of the later links. A link that does not call `next`
 --- replaces them: it must average by itself (the engine does not divide) and return a tensor of
@@ -867,14 +968,12 @@
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * Sends low-rank approximations.
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
---- *
----@field int8 fun(options?: { per?: "tensor"|"channel"|"block", block?: integer, form?: "all_gather"|"all_to_all" }): ms.Link
+---@field int8 fun(options?: ms.Int8Options): ms.Link   *
 --- * Sends ceil(fraction * n) of n numbers (0.07 of 100 are 7); has its own error feedback.
 ---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link
 ---@field sign_vote fun(): ms.Link   *
 ---@field adasum fun(): ms.Link   *
---- *
----@field post_local_sgd fun(options: { start_step: integer, subgroup?: ms.Group, reduce_after?: boolean }): ms.Link
+---@field post_local_sgd fun(options: ms.PostLocalSGDOptions): ms.Link   *
 --- * All ranks skip the same step.
 ---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link
 --- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and
@@ -921,17 +1020,25 @@
 ---@class ms.OverlapEntry              one for every bucket, in any order
 ---@field bucket integer
 ---@field step "on_reduced"|"after_backward"|"before_next_use"
+---@class ms.OverlapPlanner
+---@field name string
+---@field every? integer
+---@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]
 ---@class ms
----@field overlap fun(planner: { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }): ms.Overlap
+---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
 ---@class ms.BucketsView: ms.PlanView
 --- In arrival order.
 ---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]
 ---@field latency_ms number            of one reduction
 ---@field bytes_per_ms number          of a long one
+---@class ms.BucketsPlanner
+---@field name string
+---@field every? integer
+---@field plan fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] }
 ---@class ms
 --- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype
 --- a bucket; or { caps_bytes = { ... } }.
----@field buckets fun(planner: { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }): ms.Buckets
+---@field buckets fun(planner: ms.BucketsPlanner): ms.Buckets
 ---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
 --- Steps in backward wait for reads of a parameter's old values that are still to come in that
 --- backward, so that every plan gives the bits of "classic". A sharded optimizer, which sends what
@@ -941,13 +1048,24 @@
 
 ----------------------------------------------------------------------------------------------- data
 
+---@class ms.MnistFiles
+---@field images string
+---@field labels string
+
+---@class ms.LoaderOptions
+---@field batch integer
+---@field length? integer
+---@field shuffle? boolean
+---@field seed? integer
+---@field group? ms.Group
+
 ---@class ms.data
 --- path: files or folders: their bytes as tokens.
 ---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
 --- pattern: token shards (`.bin`), u16 or u32.
 ---@field tokens fun(pattern: string): ms.Dataset?, string?, string?
 --- files: plain or .gz.
----@field mnist fun(folder: string, files?: { images: string, labels: string }): ms.Dataset?, string?, string?
+---@field mnist fun(folder: string, files?: ms.MnistFiles): ms.Dataset?, string?, string?
 ---@field to_tokens fun(text: string): ms.Tensor   byte tokens [length]
 ---@field to_text fun(tokens: ms.Tensor): string   tokens: **blocks**
 ---@class ms.Dataset
@@ -956,7 +1074,7 @@
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
 --- batch: samples of one pass over all ranks of group (the world unless given); each rank gets its
 --- slice, so that N ranks see what one would.
----@field loader fun(self, options: { batch: integer, length?: integer, shuffle?: boolean, seed?: integer, group?: ms.Group }): ms.Loader
+---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
 --- Read ahead by a C thread; state() and load_state() resume to the sample, at any world size.
 ---@class ms.Loader
 ---@field next fun(self): ms.Tensor, ms.Tensor   tokens: i64 [batch / ranks, length], y one later
@@ -968,6 +1086,17 @@
 --- than ranks. A bad shard (file, byte).
 
 ---------------------------------------------------------------------------------------------- train
+
+---@class ms.EvalOptions
+---@field every integer
+---@field batches? integer
+---@field measure? fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor>
+
+---@class ms.SampleOptions
+---@field every integer
+---@field prompt? string
+---@field count? integer
+---@field temperature? number
 
 ---@class ms.TrainOptions
 ---@field model ms.Module
@@ -987,8 +1116,8 @@
 ---@field resume? "auto"|"never"|string
 --- last: so many of the newest stay (all unless given), and those whose step divides by keep_every;
 --- damaged ones are not counted.
----@field eval? { every: integer, batches?: integer, measure?: fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor> }
----@field sample? { every: integer, prompt?: string, count?: integer, temperature?: number }|{ every: integer, run: fun(model: ms.Module): string }
+---@field eval? ms.EvalOptions
+---@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
 ---@field log_every? integer           a line each so many steps; unless given, as ms.report says
 --- Where a policy may step in backward, clip, f16 and "skip" are refused, and "stop" stops after
@@ -999,11 +1128,18 @@
 ---@field after_backward? fun(step: integer)          before clipping
 ---@field after_step? fun(step: integer)              after the optimizer, inside the step
 ---@field on_eval? fun(step: integer, values: table)
+---@class ms.TrainResult
+---@field step integer
+---@field loss? number
+---@field valid? table<string, number>
+---@field tokens_per_second number
+---@field run string
+---@field lost_save? string
 ---@class ms
 --- Runs the loop and returns what it reached. step: the last one, from 0; lost_save: on rank 0, why
 --- the last checkpoint is not on disk, if it is not (a program of `moonshard run` then ends with
 --- 3).
----@field train fun(options: ms.TrainOptions): { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
+---@field train fun(options: ms.TrainOptions): ms.TrainResult
 
 -------------------------------------------------------------------------- files, checkpoints, trace
 

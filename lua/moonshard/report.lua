@@ -120,7 +120,7 @@ end
 --- `moonshard run --log-every` goes before); total: steps of the run, for the ETA; dtype: of the
 --- products, for MFU ("f32"). metrics.jsonl has every step; from the first step that is reported
 --- on, what stood in it before is cut.
----@param options { run: string, tokens?: integer, every?: integer, total?: integer, dtype?: string }
+---@param options ms.ReportOptions
 ---@return ms.Report
 function report.report(options)
   options = check("report", options,

@@ -279,7 +279,7 @@ end
 --- Runs the loop and returns what it reached. Where everything was done before (a resumed run that
 --- had ended), loss is nil.
 ---@param options ms.TrainOptions
----@return { step: integer, loss?: number, valid?: table<string, number>, tokens_per_second: number, run: string, lost_save?: string }
+---@return ms.TrainResult
 function train.train(options)
   local o = settings.check(options)
   local self = {

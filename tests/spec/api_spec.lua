@@ -72,7 +72,8 @@ describe("the annotations", function()
   -- Descriptions of tables that users write: nothing of them exists by itself.
   local descriptions = {
     ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true,
-    ["ms.DDPOptions"] = true, ["ms.Stage"] = true,
+    ["ms.DDPOptions"] = true, ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
+    ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
   }
 
   for class, fields in pairs(classes) do
@@ -242,7 +243,8 @@ describe("the annotations", function()
       local fields = last and last.type and annotations.fields(last.type, all) or {}
       local is_table = last
         and (last.type:match "^{" or last.type:match "Options$" or last.type:match "Shape$"
-          or last.type:match "Stage$" or last.type:match "Scaling$")
+          or last.type:match "Stage$" or last.type:match "Scaling$" or last.type:match "Planner$"
+          or last.type:match "Files$")
       if is_table and #fields > 0 and not last.type:match "^{ %[" then
         local where = class .. "." .. method.name
         it("tell of the options that " .. where .. " takes", function()

@@ -16,7 +16,7 @@ local Buckets = planners.kind("ms.Buckets", "bucket plan")
 --- first, or { caps_bytes = { ... } }. every: iterations for which a plan holds. Planning waits for
 --- no more of the device than the pass before the last, whose times it sees, and for the hosts of
 --- the other ranks.
----@param given { name: string, every?: integer, plan: fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] } }
+---@param given ms.BucketsPlanner
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
 

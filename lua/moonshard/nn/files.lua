@@ -104,7 +104,7 @@ end
 --- names.
 ---@param self ms.Module
 ---@param path string|string[]
----@param options? { partial?: boolean }
+---@param options? ms.LoadOptions
 ---@return { origin: table, state: table, metadata: table }? found
 ---@return string? message
 ---@return string? code
@@ -137,7 +137,7 @@ end
 --- A file, a list of files or a folder (by its model.safetensors.index.json if it has one). Returns
 --- true, or nil, message, code; nothing is changed then.
 ---@param path string|string[]
----@param options? { partial?: boolean }
+---@param options? ms.LoadOptions
 ---@return true?, string?, string?
 function Module:load(path, options)
   options_of.argument("load", "path", path, "string|list")
@@ -216,7 +216,7 @@ end
 --- options.dtype: of all float tensors; unless given, that of the file which nn.pretrained read,
 --- else the tensor's.
 ---@param path string
----@param options? { dtype?: "f32"|"f16"|"bf16" }
+---@param options? ms.SaveOptions
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = check_save(path, options)

@@ -109,7 +109,7 @@ end
 --- Writes on: the new ids, one after another, each drawn from what the model says of all before it
 --- (of the last `context`).
 ---@param tokens ms.Tensor ids [length], 1 or more
----@param how { count: integer, temperature?: number, top_k?: integer, top_p?: number, seed?: integer }
+---@param how ms.GenerateOptions
 ---@return ms.Tensor i64 [count]
 function LanguageModel:generate(tokens, how)
   how = check("generate", how, { "count", "temperature", "top_k", "top_p", "seed" })

@@ -166,7 +166,7 @@ layers.MLP = MLP
 
 ---@param width integer
 ---@param hidden integer
----@param options? { activation?: "gelu"|"relu"|"swiglu", bias?: boolean }
+---@param options? ms.MLPOptions
 function MLP:init(width, hidden, options)
   check_sizes("MLP", width, hidden)
   options = check("MLP", options, { activation = "string", bias = "boolean" })
@@ -192,7 +192,7 @@ end
 local Attention = module.class "Attention"
 layers.Attention = Attention
 
----@param options { width: integer, heads: integer, kv_heads?: integer, rotary?: boolean, bias?: boolean, rotary_base?: number, rotary_scaling?: ms.RotaryScaling }
+---@param options ms.AttentionOptions
 function Attention:init(options)
   options = check("Attention", options, {
     width = "any", heads = "any", kv_heads = "any", rotary = "boolean", bias = "boolean",

@@ -422,7 +422,7 @@ end
 --- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong
 --- shapes, before anything is changed.
 ---@param state table<string, ms.Tensor>
----@param options? { partial?: boolean }
+---@param options? ms.LoadOptions
 function Module:load_state(state, options)
   argument("load_state", "state", state, "table")
   options = check("load_state", options, { partial = "boolean" })

@@ -52,7 +52,7 @@ end
 --- (period, ranks; ascending; the largest period that divides the step wins); or `period` with
 --- `elastic = alpha`, which pulls parameters and a common centre towards each other.
 --- `averager:step(params)` once a step.
----@param options { period?: integer, periods?: integer[][], elastic?: number, warmup?: integer, group?: ms.Group }
+---@param options ms.AveragerOptions
 ---@return ms.Averager
 local function averager(options)
   local o = check("averager", options, { "period", "periods", "elastic", "warmup", "group" })

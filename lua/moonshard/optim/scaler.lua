@@ -21,7 +21,7 @@ local function check_optimizer(name, optimizer)
 end
 
 --- In order: 65536, 2, .5, 2000 unless given. Scale and counter lie on the device: nothing waits.
----@param options? { init_scale?: number, growth_factor?: number, backoff_factor?: number, growth_interval?: integer }
+---@param options? ms.ScalerOptions
 ---@return ms.Scaler
 local function scaler(options)
   local self = {

@@ -45,7 +45,7 @@ function schedules.constant(options)
 end
 
 --- From 1 straight down to floor at `steps`.
----@param options { steps: integer, warmup?: integer, floor?: number }
+---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.linear(options)
   local warmup, steps, floor = read("linear", options,
@@ -54,7 +54,7 @@ function schedules.linear(options)
 end
 
 --- From 1 down to floor at `steps`, as half a cosine wave.
----@param options { steps: integer, warmup?: integer, floor?: number }
+---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.cosine(options)
   local warmup, steps, floor = read("cosine", options,
@@ -65,7 +65,7 @@ function schedules.cosine(options)
 end
 
 --- Warm up, stay at 1, go straight down to floor in the last `decay` steps.
----@param options { steps: integer, decay: integer, warmup?: integer, floor?: number }
+---@param options ms.WSDOptions
 ---@return fun(step: integer): number
 function schedules.wsd(options)
   local warmup, steps, floor, decay = read("wsd", options,

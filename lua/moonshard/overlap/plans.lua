@@ -18,7 +18,7 @@ local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
 --- A planner for the moments at which optimizers step. every: iterations for which a plan holds.
 --- Planning waits for no more of the device than the pass before the last, whose times it sees, and
 --- for the hosts of the other ranks.
----@param given { name: string, every?: integer, plan: fun(view: ms.OverlapView): ms.OverlapEntry[] }
+---@param given ms.OverlapPlanner
 ---@return ms.Overlap
 function plans.overlap(given) return planners.make(Overlap, "overlap", given) end
 
