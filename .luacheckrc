@@ -1,6 +1,6 @@
 -- What luacheck checks our Lua against.
 std = "lua54"
-max_line_length = 180
+max_line_length = 100
 cache = false
 -- "not (x >= 0)" is how a NaN is refused as well.
 ignore = { "581" }
@@ -11,5 +11,5 @@ self = false
 unused_args = false
 files["tests/**/*_spec.lua"] = { std = "+busted" }
 files["tests/spec"] = { std = "+busted" }
--- Annotations: nothing runs, and a field stands on one line with its description.
+-- Annotations: nothing runs, and a type stands on one line, however long it is.
 files["lua/moonshard/meta.lua"] = { ignore = { "221", "631" } }
