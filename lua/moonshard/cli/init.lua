@@ -110,13 +110,17 @@ local function handler(failure)
   return failure .. "\n" .. table.concat(lines, "\n")
 end
 
--- Code and message of a process that would end with this code: one that ends with success has its
--- last checkpoint on disk.
+-- Code and message of a process that is about to end with this code and message. Every process
+-- waits for the checkpoint that is being written. If it is lost, success becomes code 3; another
+-- code says more and stays.
 local function settled(code, message)
-  local store = code == 0 and package.loaded["moonshard.checkpoint.store"]
+  local store = package.loaded["moonshard.checkpoint.store"]
   local lost = store and store.settle()
   if not lost then return code, message end
-  return 3, "the last checkpoint was not saved: " .. lost
+  local text = "the last checkpoint was not saved: " .. lost
+  if code == 0 then return 3, text end
+  if not message or message == "" then return code, text end
+  return code, message:find(lost, 1, true) and message or message .. "\n" .. text
 end
 
 -- Runs f and returns its exit code; what went wrong goes to stderr in one piece.
