@@ -8,15 +8,7 @@
 
 local root = arg[1] or "."
 
--- Lower layers have lower numbers; a layer may include its own headers and those of lower numbers.
--- io stands beside comm.
-local RANK = {
-  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, optim = 6, hook = 7, ddp = 8,
-  fsdp = 9, moonshard = 10, bindings = 11,
-}
-
--- Installed headers that are not named after their layer.
-local HEADER_LAYER = { ops = "tensor", moonshard_lua = "bindings" }
+local ranks = dofile((arg[0]:gsub("[^/]*$", "ranks.lua")))
 
 -- Headers of outside libraries, as patterns, and the only places that may include them.
 local OUTSIDE = {
@@ -59,6 +51,15 @@ local ALLOWED = {
   ["bindings/launcher_threads.c"] = { "pthread_create", "getpid" },
   -- The CLI's entry is a program; a second request to stop ends it at once.
   ["bindings/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
+}
+
+-- Folders of devices, and the files outside that still name headers of one. This list only shrinks.
+local DEVICES = { cpu = true, cuda = true, sim = true }
+local DEVICE_HEADERS = {
+  ["engine/comm/local/isa/reduce.c"] = "tensor/cpu/row.h",
+  ["engine/comm/local/kernels.h"] = "tensor/cpu/isa.h",
+  ["engine/optim/kernels.h"] = "tensor/cpu/isa.h",
+  ["engine/tensor/matmul.h"] = "tensor/cpu/gemm.h",
 }
 
 -- Mutable variables of a process that are allowed, as "file:name", each with its reason.
@@ -132,17 +133,31 @@ local function line_of(text, position)
   return select(2, text:sub(1, position - 1):gsub("\n", "")) + 1
 end
 
--- The layer that a file belongs to: its folder, or for installed headers the header's name.
-local function layer_of(path)
-  local public = path:match("^engine/include/moonshard/([%w_]+)%.h$")
-    or path:match("^moonshard/([%w_]+)%.h$")
-  if public then return HEADER_LAYER[public] or public end
-  return path:match("^engine/([%w_]+)/") or path:match("^(bindings)/") or path:match("^([%w_]+)/")
+-- The folder of a device (cpu, cuda, sim) that a header lies in, or nil.
+local function device_of(path)
+  local folder = path:match("^(.*)/[^/]*$") or ""
+  for name in folder:gmatch("[^/]+") do
+    if DEVICES[name] then return name end
+  end
+end
+
+-- Only a device's own folders name its headers: all else goes through the device's table.
+local function check_device(path, header, line)
+  local device = device_of(header)
+  if not device or device_of(path) == device or DEVICE_HEADERS[path] == header then return end
+  report(path, line, "\"%s\" may be included only in folders called %s", header, device)
+end
+
+local function check_exception(path, text)
+  local header = DEVICE_HEADERS[path]
+  if header and not text:find('"' .. header .. '"', 1, true) then
+    report(path, 1, "no longer includes \"%s\": take it off the lint's exceptions", header)
+  end
 end
 
 local function check_includes(path, text)
-  local own = layer_of(path)
-  if not RANK[own] then
+  local own = ranks.layer_of(path)
+  if not ranks.of[own] then
     return report(path, 1, "\"%s\" is not a layer: use a folder or header name of DESIGN.md",
       tostring(own))
   end
@@ -156,14 +171,15 @@ local function check_includes(path, text)
       end
     end
     -- Without a folder it is a header beside the file.
-    local other = header:find("/") and layer_of(header) or own
+    local other = header:find("/") and ranks.layer_of(header) or own
     if header:find("%.%.") then
       report(path, line, "\"%s\": write headers from engine/ on, as \"exec/ring.h\"", header)
-    elseif RANK[other] and other ~= own and RANK[other] >= RANK[own] then
+    elseif ranks.of[other] and ranks.is_upward(own, other) then
       report(path, line, "%s includes \"%s\" of %s, which is not below it", own, header, other)
-    elseif kind == "\"" and not RANK[other] then
+    elseif kind == "\"" and not ranks.of[other] then
       report(path, line, "\"%s\" belongs to no layer", header)
     end
+    check_device(path, header, line)
   end
 end
 
@@ -268,6 +284,7 @@ end
 for _, path in ipairs(list("engine bindings", { "*.c", "*.h" })) do
   local text = read(path)
   check_includes(path, text)
+  check_exception(path, text)
   local code = strip(text, true)
   check_calls(path, code)
   if path:find("^engine/.*%.c$") then check_globals(path, code) end

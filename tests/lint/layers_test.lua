@@ -50,6 +50,35 @@ local cases = {
   { "oneDNN outside", "engine/grad/a.c", GOOD .. "#include <oneapi/dnnl/dnnl.h>\n", "dnnl" },
 
   {
+    "a device's header outside", "engine/exec/a.c", GOOD .. '#include "exec/cpu/ring.h"\n',
+    "a.c:2: \"exec/cpu/ring.h\" may be included only in folders called cpu",
+  },
+  {
+    "another device's header", "engine/tensor/cuda/a.c", GOOD .. '#include "exec/cpu/ring.h"\n',
+    "folders called cpu",
+  },
+  {
+    "a device's header inside", "engine/tensor/cpu/a.c", GOOD .. '#include "exec/cpu/ring.h"\n',
+    false,
+  },
+  {
+    "a device's header in a folder below", "engine/tensor/cpu/isa/a.c",
+    GOOD .. '#include "tensor/cpu/row.h"\n', false,
+  },
+  {
+    "an exception", "engine/tensor/matmul.h",
+    "/* matmul.h: fixture. */\n#include \"tensor/cpu/gemm.h\"\n", false,
+  },
+  {
+    "an exception that is not needed", "engine/tensor/matmul.h", "/* matmul.h: fixture. */\n",
+    "take it off",
+  },
+  {
+    "the program from the bindings", "bindings/a.c",
+    GOOD .. '#include "bindings/program/a.h"\n', "of program",
+  },
+
+  {
     "malloc", "engine/exec/a.c", GOOD .. "void f(void)\n{\n  g(malloc (3));\n}\n",
     "a.c:4: malloc()",
   },

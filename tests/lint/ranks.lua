@@ -1,0 +1,30 @@
+-- The order of the layers, for the lints: which layer a file belongs to, and which layers are below
+-- it.
+
+local ranks = {}
+
+-- A layer may use itself and the layers with lower numbers. io stands beside comm. "moonshard" is
+-- the header that includes the whole engine, "program" is the command line, bindings/program/.
+ranks.of = {
+  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, optim = 6, hook = 7, ddp = 8,
+  fsdp = 9, moonshard = 10, bindings = 11, program = 12,
+}
+
+-- Installed headers that are not named after their layer.
+local HEADER_LAYER = { ops = "tensor", moonshard_lua = "bindings" }
+
+-- The layer of a source file, or of a header as an #include names it.
+function ranks.layer_of(path)
+  local public = path:match("^engine/include/moonshard/([%w_]+)%.h$")
+    or path:match("^moonshard/([%w_]+)%.h$")
+  if public then return HEADER_LAYER[public] or public end
+  if path:find("^bindings/program/") then return "program" end
+  return path:match("^engine/([%w_]+)/") or path:match("^([%w_]+)/")
+end
+
+-- Whether a file of layer `user` may not use the layer `used`.
+function ranks.is_upward(user, used)
+  return user ~= used and ranks.of[used] >= ranks.of[user]
+end
+
+return ranks
