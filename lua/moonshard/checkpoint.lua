@@ -180,8 +180,8 @@ end
 
 -- What was saved after a request to stop makes the run one that can go on.
 local function note_saved()
-  local launch, process = require "moonshard.launch", package.loaded["moonshard.process"]
-  if launch.cut or process and process.stop_requested() then launch.saved = true end
+  local launch = require "moonshard.launch"
+  if launch.cut or launch.process and launch.process.stop_requested() then launch.saved = true end
 end
 
 -- Copies the tensors and begins to write folder/name in the background; completes the manifest.

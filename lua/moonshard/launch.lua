@@ -1,6 +1,23 @@
 -- What the launcher tells the recipe: arguments and switches of the command line; and how a run
 -- ends with an exit code.
+
+--- The part of the library that only the program has: main.c in bindings/program fills it before
+--- any other module is loaded.
+---@class ms.Process
+---@field program string path of the executable
+---@field rank? integer this rank's number, in a job of several
+---@field is_thread? boolean the rank is a thread of the supervisor's process
+---@field stop_requested fun(): integer? number of the signal that asked to stop
+---@field save_requested fun(): boolean whether SIGUSR1 came since the last call
+---@field watch_signals fun() from now on signals are requests
+---@field is_terminal fun(): boolean stdout and stderr are a terminal
+---@field columns fun(): integer width of the terminal
+---@field quit fun(code: integer) ends the process at once
+---@field launch? fun(options: table): table?, string? starts and supervises a job's ranks
+
 local launch = {
+  ---@type ms.Process?
+  process = package.loaded["moonshard.process"], -- nil: the program is the host's
   arguments = {},        -- key=value, as text
   help = false,          -- print the recipe's options and stop
   config_file = nil,     -- --config
@@ -9,7 +26,7 @@ local launch = {
   run = nil,             -- folder of the run, once there is one
   declared = false,      -- ms.config was called
   cut = nil,             -- the signal for which a loop of steps ended before its last one
-  save = false,          -- somebody asked for a checkpoint behind the step that runs
+  save = false,          -- a checkpoint was requested: it is taken after the step that runs
   saved = false,         -- a checkpoint was started after a request to stop
   owns_state = false,    -- the program made this Lua state; a host's own state is left alone
   log_every = nil,       -- --log-every

@@ -1,12 +1,12 @@
 -- The line of a terminal that is written over and over in place, and what others do who write to
 -- the same terminal.
-local live = { shown = false }           -- shown: the cursor stands at the end of the line
+local launch = require "moonshard.launch"
 
-local function process() return package.loaded["moonshard.process"] end
+local live = { shown = false }           -- shown: the cursor stands at the end of the line
 
 --- Whether lines can be written in place: only the program knows.
 ---@return boolean
-function live.is_terminal() return process() ~= nil and process().is_terminal() end
+function live.is_terminal() return launch.process ~= nil and launch.process.is_terminal() end
 
 --- Shows these parts of a line in place of what was shown: as many, from the first on, as fit the
 --- terminal as wide as it is now. A part is never cut, unless the first is wider than the terminal:
@@ -14,7 +14,7 @@ function live.is_terminal() return process() ~= nil and process().is_terminal() 
 ---@param parts string[]
 function live.show(parts)
   -- The last column stays free: some terminals go on to the next row as soon as it is written.
-  local room, text = math.max(process().columns() - 1, 1), parts[1]
+  local room, text = math.max(launch.process.columns() - 1, 1), parts[1]
   for i = 2, #parts do
     local longer = text .. "  " .. parts[i]
     if #longer > room then break end

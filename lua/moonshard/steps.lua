@@ -33,7 +33,7 @@ end
 -- The requests that hold for the step that is about to begin: where there are several ranks, those
 -- that all of them meet here. Only the program catches signals.
 local function meet_requests(step)
-  local process = package.loaded["moonshard.process"]
+  local process = launch.process
   local own = process and process.stop_requested()
   if own and core.comm_request(own) then own = nil end
   local watch = package.loaded["moonshard.watch"]

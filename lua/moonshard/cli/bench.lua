@@ -375,7 +375,7 @@ function bench.main(arguments)
     launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")
   end
   if many and parsed.ranks > 1 and (kind ~= "hooks" or parsed.here)
-      and not package.loaded["moonshard.process"].rank then
+      and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end
   switches.apply(parsed)

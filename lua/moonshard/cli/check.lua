@@ -162,7 +162,7 @@ end
 -- whose share of the data may be smaller: these three are run, and those between are as rank 1,
 -- unless all are asked for.
 local function many(core, parsed, arguments)
-  local program, count, children, results = package.loaded["moonshard.process"].program,
+  local program, count, children, results = launch.process.program,
     parsed.ranks, {}, {}
   for rank = 0, count - 1 do
     if parsed.all_ranks or rank < 2 or rank == count - 1 then

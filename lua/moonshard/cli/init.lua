@@ -236,7 +236,7 @@ function cli.main(arguments)
   end
   for _, command in ipairs(commands) do
     if command[1] == name then
-      local process = package.loaded["moonshard.process"]
+      local process = require "moonshard.launch".process
       local is_rank = process and process.rank
       settle_at_exit()
       if is_rank then leave_at_exit(process) end

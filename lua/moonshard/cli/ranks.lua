@@ -214,7 +214,7 @@ function ranks.launch(parsed)
     launch.exit(2,
       "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do")
   end
-  local process = package.loaded["moonshard.process"]
+  local process = launch.process
   local trace = parsed.trace and require "moonshard.trace"
   if trace then trace._sweep(parsed.trace, parsed.ranks) end
   local kills_before = ranks.oom_kills()

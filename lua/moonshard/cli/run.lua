@@ -42,7 +42,7 @@ function run.main(arguments)
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
-  local process = package.loaded["moonshard.process"]
+  local process = launch.process
   if parsed.ranks > 1 and not parsed.help and not process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end

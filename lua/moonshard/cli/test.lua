@@ -144,7 +144,7 @@ end
 
 -- The same folder on other numbers of ranks, each with a run of this program.
 local function run_on_ranks(folder, sizes)
-  local process, failures = package.loaded["moonshard.process"], 0
+  local process, failures = launch.process, 0
   for size in require "moonshard".sorted_pairs(sizes) do
     print(("on %d ranks"):format(size))
     io.stdout:flush()
@@ -170,7 +170,7 @@ function test.main(arguments)
   end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
   -- On several ranks: models on slices of their batches, and the hooks of that many ranks.
-  if parsed.ranks > 1 and not package.loaded["moonshard.process"].rank then
+  if parsed.ranks > 1 and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end
   switches.apply(parsed)
