@@ -3,6 +3,8 @@
 --
 --     lua5.4 tests/lint/symbols.lua BUILD [NM [ALLOWANCES]]
 --
+-- It runs in the source folder: objects whose source is gone are left over from earlier builds.
+--
 -- Includes alone do not show these: a header of a lower layer can declare a function that a higher
 -- layer defines. A knot is cut by moving code to the file that it belongs to, not by a function
 -- pointer that has a single target.
@@ -21,16 +23,26 @@ local function source_of(object)
   return object:sub(#build + 2):gsub("CMakeFiles/[^/]+%.dir/", ""):gsub("%.o$", "")
 end
 
+local is_source = {}
+local function exists(file)
+  if is_source[file] == nil then
+    local handle = io.open(file)
+    is_source[file] = handle ~= nil
+    if handle then handle:close() end
+  end
+  return is_source[file]
+end
+
 -- Reads all objects: file -> list of undefined symbols, symbol -> set of files that define it.
 local function read_symbols()
   local uses, definitions = {}, {}
-  local command = ("cd / && find '%s' -path '%s/tests' -prune -o -name '*.c.o' -print0"
+  local command = ("find '%s' -path '%s/tests' -prune -o -name '*.c.o' -print0"
     .. " | xargs -0 '%s' -A -P"):format(build, build, nm)
   local handle = assert(io.popen(command))
   for line in handle:lines() do
     local object, name, kind = line:match("^(.*): (%S+) (%a)")
     local file = object and source_of(object)
-    if file and ranks.of[ranks.layer_of(file)] then
+    if file and ranks.of[ranks.layer_of(file)] and exists(file) then
       uses[file] = uses[file] or {}
       if kind == "U" then
         table.insert(uses[file], name)
