@@ -93,19 +93,6 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     return status;
 }
 
-int ms_lua_error(lua_State *L, const char *format, ...)
-{
-    char line[160], text[MS_ERROR_MESSAGE_BYTES];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    ms_lua_line(L, line, sizeof line);
-    /* Not luaL_error: it would put the calling line before it, which may be one of the library. */
-    lua_pushfstring(L, "%s%s%s", line, *line ? ": " : "", text);
-    return lua_error(L);
-}
-
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 {
     runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;

@@ -276,8 +276,4 @@ void ms_open_io(lua_State *L, int runtime)
     ms_lua_type(L, runtime, "ms.Names", names_metamethods, NULL);
     lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
-    ms_open_json(L, runtime);
-    ms_open_safetensors(L, runtime);
-    ms_open_dataset(L, runtime);
-    ms_open_checkpoint(L, runtime);
 }

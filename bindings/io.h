@@ -9,19 +9,13 @@
 ms_context *ms_lua_context(lua_State *L);
 /* A string without zero bytes; `what` names it in the error. */
 const char *ms_lua_path(lua_State *L, int index, const char *what);
-/* Pushes what rule 6 asks for: nil, message, code for the environment's failures; raises for the
- * rest. */
+/* Pushes nil, message, code for a failure of the environment; raises a programmer's mistake. */
 int ms_lua_io_failed(lua_State *L);
 /* A list of strings; pushes a userdata with borrowed pointers. */
 const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what);
 /* An empty userdata of that type with room for one pointer, which its __gc releases. */
 void **ms_lua_box(lua_State *L, const char *type);
-/* What is in it; raises if the type is another, or it was closed. */
+/* The pointer in that userdata; raises if the type is another, or it was closed. */
 void *ms_lua_unbox(lua_State *L, int index, const char *type);
-
-void ms_open_json(lua_State *L, int runtime);
-void ms_open_safetensors(lua_State *L, int runtime);
-void ms_open_dataset(lua_State *L, int runtime);
-void ms_open_checkpoint(lua_State *L, int runtime);
 
 #endif

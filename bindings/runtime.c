@@ -3,82 +3,17 @@
 #include "bindings/runtime.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "bindings/adopt.h"
 #include "moonshard/hook.h"
-#include "moonshard/moonshard_lua.h"
 
 /* ----------------------------------------------------------------- entering */
 
-ms_runtime *ms_lua_runtime(lua_State *L)
-{
-    ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
-    if (!pthread_equal(runtime->owner, pthread_self()))
-        luaL_error(L, "moonshard was called from another thread than the one that opened it: one "
-                      "Lua state belongs to one thread");
-    if (runtime->closed) luaL_error(L, "moonshard was closed with its Lua state");
-    return runtime;
-}
-
-static bool is_library(const ms_runtime *runtime, const char *source)
-{
-    return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
-}
-
-/* Frames of the library in a row: modules in modules; Lua allows 200 calls through C. */
-#define LIBRARY_DEEPEST 256
-
-/* The first Lua frame outside the library; else the first Lua frame. */
-static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
-{
-    lua_Debug frame;
-    bool found = false;
-    for (int level = first; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
-        lua_getinfo(L, "Sl", &frame);
-        if (frame.currentline <= 0) continue;
-        bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
-        if (!library) {
-            *out = frame;
-            return true;
-        }
-        if (!found) {
-            *out = frame;
-            found = true;
-        }
-    }
-    return found;
-}
-
-void ms_lua_line(lua_State *L, char *text, size_t bytes)
-{
-    lua_Debug frame;
-    text[0] = 0;
-    if (user_frame(L, ms_lua_runtime(L), 1, &frame))
-        snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
-}
-
-/* The rendezvous that the launcher left in the environment of a rank's process. */
-static ms_status adopt_rendezvous(ms_runtime *runtime)
-{
-    const ms_os *os = runtime->context.os;
-    const char *text = os->environment(os->user, MS_RENDEZVOUS_VARIABLE),
-               *rank = os->environment(os->user, "MOONSHARD_RANK");
-    if (runtime->rendezvous || !text || !*text) return MS_OK;
-    char *end = NULL;
-    long number = rank && *rank ? strtol(rank, &end, 10) : -1;
-    if (number < 0 || *end)
-        return ms_fail(&runtime->context, MS_ERROR_ARGUMENT,
-                       "MOONSHARD_RANK must be the number of this rank, not '%s'",
-                       rank ? rank : "");
-    ms_status status = ms_rendezvous_adopt(&runtime->context, text, &runtime->rendezvous);
-    if (!status) runtime->rank = (uint32_t)number;
-    return status;
-}
-
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
-    if (adopt_rendezvous(runtime))
+    if (!runtime->rendezvous
+        && ms_lua_adopt(&runtime->context, &runtime->rendezvous, &runtime->rank))
         luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
     /* Ranks of one machine share its cores. */
     if (runtime->rendezvous && !runtime->settings.threads)
@@ -107,31 +42,6 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
  * answers no question about its collector there. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
-/* The user's line "file:12" as a string of the engine; 0: there is none. */
-static uint32_t script_of(lua_State *L, ms_runtime *runtime)
-{
-    lua_Debug frame;
-    char text[160];
-    if (!user_frame(L, runtime, 1, &frame)) return 0;
-    ms_strings *strings = ms_engine_strings(runtime->engine);
-    size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7)
-                % (sizeof runtime->lines / sizeof *runtime->lines),
-           length = strlen(frame.short_src);
-    if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
-        /* Another source may lie where a collected one lay. */
-        const char *known = ms_strings_get(strings, runtime->lines[at].id);
-        if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':')
-            return runtime->lines[at].id;
-    }
-    uint32_t id = 0;
-    snprintf(text, sizeof text, "%s:%d", frame.short_src, frame.currentline);
-    if (ms_strings_add(strings, text, strlen(text), &id)) return 0;
-    runtime->lines[at].source = frame.source;
-    runtime->lines[at].line = frame.currentline;
-    runtime->lines[at].id = id;
-    return id;
-}
-
 ms_engine *ms_lua_enter_inside(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -154,7 +64,7 @@ ms_engine *ms_lua_enter(lua_State *L)
                         "view and return a table");
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_engine *engine = ms_lua_enter_inside(L);
-    uint32_t script = script_of(L, runtime);
+    uint32_t script = ms_lua_script(L, runtime);
     ms_engine_set_script(engine, script);
     /* The text is written only where the line is another one. */
     ms_activity *activity = ms_engine_context(engine)->activity;
@@ -205,12 +115,6 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
     if (ms_engine_memory(runtime->engine).live <= live + (16u << 20)) return false;
     ms_lua_collect(L, runtime);
     return true;
-}
-
-void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
-{
-    if (ms_lua_runtime(L)->hook_depth > 0)
-        ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
 }
 
 /* ------------------------------------------------------------------ handles */
@@ -363,7 +267,16 @@ static int step_number(lua_State *L)
     return 2;
 }
 
-/* ------------------------------------------------------ opening and closing */
+void ms_open_steps(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "step_begin", step_begin },
+                                          { "step_end", step_end },
+                                          { "step", step_number },
+                                          { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+}
+
+/* -------------------------------------------------------- making and closing */
 
 static int runtime_gc(lua_State *L)
 {
@@ -378,6 +291,31 @@ static int runtime_gc(lua_State *L)
     ms_release(&runtime->context, runtime->dropped);
     return 0;
 }
+
+ms_runtime *ms_lua_new_runtime(lua_State *L)
+{
+    ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
+    memset(runtime, 0, sizeof *runtime);
+    runtime->owner = pthread_self();
+    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
+    runtime->main = lua_tothread(L, -1);
+    lua_pop(L, 1);
+    ms_context_init(&runtime->context, NULL);
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, runtime_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    /* Handles' __gc needs no upvalue; it must work while the state closes. */
+    luaL_newmetatable(L, MS_TENSOR_TYPE);
+    lua_pushcfunction(L, handle_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_pushcfunction(L, handle_close);
+    lua_setfield(L, -2, "__close");
+    lua_pop(L, 1);
+    return runtime;
+}
+
+/* -------------------------------------------------------------------- types */
 
 void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
 {
@@ -410,155 +348,4 @@ void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *me
     lua_pushvalue(L, -1);
     lua_setfield(L, -3, "__index");
     lua_remove(L, -2);
-}
-
-/* core.set_library(prefix): chunk names that begin with it belong to the library. */
-static int set_library(lua_State *L)
-{
-    ms_runtime *runtime = ms_lua_runtime(L);
-    size_t bytes;
-    const char *prefix = luaL_checklstring(L, 1, &bytes);
-    if (bytes >= sizeof runtime->library_prefix) bytes = 0;
-    memcpy(runtime->library_prefix, prefix, bytes);
-    runtime->library_prefix_bytes = bytes;
-    return 0;
-}
-
-/* The engine's log goes where the Lua state's warnings go, unless a host has set another place
- * (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread waits
- * until the state's own calls the engine again; one can wait at a time. */
-static void log_as_warning(void *user, ms_log_level level, const char *message)
-{
-    static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
-    ms_runtime *runtime = user;
-    if (!pthread_equal(pthread_self(), runtime->owner)) {
-        uint32_t none = 0;
-        if (!atomic_compare_exchange_strong(&runtime->waiting_line, &none, 1)) return;
-        snprintf(runtime->waiting_text, sizeof runtime->waiting_text, "%s%s", names[level],
-                 message);
-        atomic_store(&runtime->waiting_line, 2);
-        return;
-    }
-    lua_warning(runtime->main, names[level], 1);
-    lua_warning(runtime->main, message, 0);
-}
-
-/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock
- * interpreter and a host. */
-static void read_environment(ms_runtime *runtime)
-{
-    const ms_os *os = runtime->context.os;
-    const char *cpu = os->environment(os->user, "MOONSHARD_CPU"),
-               *strict = os->environment(os->user, "MOONSHARD_STRICT");
-    const char *log = os->environment(os->user, "MOONSHARD_LOG");
-    if (cpu && *cpu && strlen(cpu) < sizeof runtime->cpu_text) {
-        strcpy(runtime->cpu_text, cpu);
-        runtime->settings.cpu = runtime->cpu_text;
-    }
-    runtime->settings.strict = strict && strcmp(strict, "1") == 0;
-    runtime->settings.log = log_as_warning;
-    runtime->settings.log_user = runtime;
-    runtime->settings.log_level = MS_LOG_WARN;
-    if (log && strcmp(log, "debug") == 0) runtime->settings.log_level = MS_LOG_DEBUG;
-    else if (log && strcmp(log, "info") == 0) runtime->settings.log_level = MS_LOG_INFO;
-}
-
-static const luaL_Reg functions[] = {
-    { "step_begin", step_begin },   { "step_end", step_end }, { "step", step_number },
-    { "set_library", set_library }, { NULL, NULL },
-};
-
-static int open_module(lua_State *L)
-{
-    ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
-    memset(runtime, 0, sizeof *runtime);
-    runtime->owner = pthread_self();
-    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
-    runtime->main = lua_tothread(L, -1);
-    lua_pop(L, 1);
-    ms_context_init(&runtime->context, NULL);
-    read_environment(runtime);
-    int at = lua_gettop(L);
-    lua_createtable(L, 0, 1);
-    lua_pushcfunction(L, runtime_gc);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, at);
-    /* Handles' __gc needs no upvalue; it must work while the state closes. */
-    luaL_newmetatable(L, MS_TENSOR_TYPE);
-    lua_pushcfunction(L, handle_gc);
-    lua_setfield(L, -2, "__gc");
-    lua_pushcfunction(L, handle_close);
-    lua_setfield(L, -2, "__close");
-    lua_pop(L, 1);
-    lua_newtable(L);
-    ms_lua_register(L, at, functions);
-    ms_open_engine(L, at);
-    ms_open_tensor(L, at);
-    ms_open_make(L, at);
-    ms_open_operators(L, at);
-    ms_open_grad(L, at);
-    ms_open_stream(L, at);
-    ms_open_codec(L, at);
-    ms_open_group(L, at);
-    ms_open_bucket(L, at);
-    ms_open_link(L, at);
-    ms_open_ddp(L, at);
-    ms_open_job(L, at);
-    ms_open_optim(L, at);
-    ms_open_io(L, at);
-    return 1;
-}
-
-MS_API int luaopen_moonshard_core(lua_State *L)
-{
-    /* The address is the module's registry key, so that opening the module twice returns the
-     * same table. */
-    static const char key = 0;
-    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key) == LUA_TTABLE) return 1;
-    lua_pop(L, 1);
-    open_module(L);
-    lua_pushvalue(L, -1);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
-    return 1;
-}
-
-/* That of a state, which stays on its stack above two other values. */
-static ms_runtime *push_runtime(lua_State *L)
-{
-    lua_getglobal(L, "require");
-    lua_pushliteral(L, "moonshard.core");
-    lua_call(L, 1, 1);
-    lua_getfield(L, -1, "step");
-    if (!lua_getupvalue(L, -1, 1)) luaL_error(L, "moonshard.core is not the library's");
-    return lua_touserdata(L, -1); /* upvalue 1 of every bound function */
-}
-
-MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
-{
-    ms_runtime *runtime = push_runtime(L);
-    if (runtime->engine)
-        luaL_error(L, "moonshard: where the log goes is set before the engine starts");
-    runtime->settings.log = log;
-    runtime->settings.log_user = user;
-    lua_pop(L, 3);
-}
-
-MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
-{
-    ms_runtime *runtime = push_runtime(L);
-    if (runtime->engine || runtime->rendezvous)
-        luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
-    runtime->rendezvous = ms_rendezvous_retain(rendezvous);
-    runtime->rank = rank;
-    runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);
-    lua_pop(L, 3);
-}
-
-MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes)
-{
-    lua_Debug frame;
-    text[0] = 0;
-    bool found = user_frame(L, push_runtime(L), 0, &frame);
-    lua_pop(L, 3);
-    if (found) snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }

@@ -1,5 +1,6 @@
 /* runtime.h: what every binding uses: the runtime of one Lua state, tensor handles, arguments,
- * errors, calls into Lua.
+ * errors, calls into Lua. Its files call downwards in this order: module, the bindings, runtime,
+ * arguments and call, script.
  *
  * Rules of every bound function
  * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls,
@@ -136,6 +137,10 @@ int ms_lua_failed(lua_State *L, const ms_error *error);
 int ms_lua_error(lua_State *L, const char *format, ...) MS_PRINTF(2, 3);
 /* The user's line "file:12" into text. */
 void ms_lua_line(lua_State *L, char *text, size_t bytes);
+/* The same, searched from that level of the call stack on. */
+void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *text, size_t bytes);
+/* The user's line as a string of the engine; 0: there is none. */
+uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime);
 
 /* ---------------------------------------------------------------- arguments */
 
@@ -217,8 +222,11 @@ bool ms_callback_push(const ms_callback *callback); /* false, nothing pushed: it
 
 /* ------------------------------------------------------ parts of the module */
 
+/* Pushes a new runtime without an engine. module.c makes one for each Lua state. */
+ms_runtime *ms_lua_new_runtime(lua_State *L);
 /* Each adds its functions to the module table on top of the stack; the runtime is at index
- * `runtime`. */
+ * `runtime`. module.c lists them all. */
+void ms_open_steps(lua_State *L, int runtime);
 void ms_open_tensor(lua_State *L, int runtime);
 void ms_open_make(lua_State *L, int runtime);
 void ms_open_operators(lua_State *L, int runtime);
@@ -233,6 +241,10 @@ void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_job(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
+void ms_open_json(lua_State *L, int runtime);
+void ms_open_safetensors(lua_State *L, int runtime);
+void ms_open_dataset(lua_State *L, int runtime);
+void ms_open_checkpoint(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */
 void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions);
 /* Makes a metatable with locked __metatable, methods under __index, and the runtime as upvalue;

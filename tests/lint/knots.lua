@@ -5,5 +5,4 @@ return {
   exec = 7,
   tensor = 29,
   hook = 14,
-  bindings = 23,
 }

@@ -45,12 +45,11 @@ local ALLOWED = {
   ["engine/base/os_machine.c"] = { "*" },
   -- Bounds how long a thread spins; no result depends on it.
   ["engine/base/thread.c"] = { "clock_gettime" },
-  ["bindings/launcher.c"] = { "fprintf" },             -- the supervisor's warnings
-  -- Part of the program, as main.c.
-  ["bindings/launcher_processes.c"] = { "open", "fork", "execve", "getpid", "_exit" },
-  ["bindings/launcher_threads.c"] = { "pthread_create", "getpid" },
+  ["bindings/program/launcher.c"] = { "fprintf" },             -- the supervisor's warnings
+  ["bindings/program/processes.c"] = { "open", "fork", "execve", "getpid", "_exit" },
+  ["bindings/program/threads.c"] = { "pthread_create", "getpid" },
   -- The CLI's entry is a program; a second request to stop ends it at once.
-  ["bindings/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
+  ["bindings/program/main.c"] = { "fprintf", "exit", "_exit" },
 }
 
 -- Folders of devices, and the files outside that still name headers of one. This list only shrinks.

@@ -10,8 +10,8 @@
  *   the other does something after all.
  * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has
  *   gone) it writes there like a rank. */
-#ifndef MOONSHARD_BINDINGS_LAUNCHER_H
-#define MOONSHARD_BINDINGS_LAUNCHER_H
+#ifndef MOONSHARD_PROGRAM_LAUNCHER_H
+#define MOONSHARD_PROGRAM_LAUNCHER_H
 
 #include <lua.h>
 
@@ -71,15 +71,14 @@ struct ms_job {
 ms_status ms_start_processes(ms_job *job);
 ms_status ms_start_threads(ms_job *job);
 
-/* Ends the job with this cause unless it has one, and sets the time until which ranks may leave by
- * themselves. */
+/* watch.c. Ends the job with this cause unless it has one, and sets the time until which ranks may
+ * leave by themselves. */
 void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message);
-
-/* launcher_watch.c: looks at all ranks; how long it may be until the next look. */
+/* Looks at all ranks; how long it may be until the next look. */
 void ms_watch(ms_job *job, uint64_t now);
 uint64_t ms_watch_tick(const ms_job *job);
 
-/* launcher_locate.c, for a rank: its host thread answers from now on where the script of L is; and
+/* locate.c, for a rank: its host thread answers from now on where the script of L is; and
  * no more. The second changes coroutine.resume and coroutine.wrap of L's libraries, which do what
  * they did, so that scripts in coroutines are found. */
 void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
@@ -94,10 +93,6 @@ const char *ms_fresh_row(void);
  * the exit code. */
 int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank,
                bool is_thread);
-
-/* Cores that rank `rank` of `ranks` may use by itself, as a position among those allowed, and how
- * many: 0 if there are not enough for all. */
-uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *first);
 
 /* process.launch(options): see launcher.c. */
 int ms_launch(lua_State *L);

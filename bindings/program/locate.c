@@ -1,11 +1,11 @@
-/* launcher_locate.c: a rank says where its script is, when the supervisor asks with a signal.
+/* locate.c: a rank says where its script is, when the supervisor asks with a signal.
  *
  * The signal's handler runs on the host thread of the rank, wherever that is. It sets a hook on
  * each Lua state of the thread, which a handler may do; the hook runs at the next instruction of
  * the script, notes the line, and removes itself. If the job has ended it raises an error there.
  * Lua runs no hooks in finalizers, and none before a C function returns: then only the handler is
  * heard, and the supervisor draws its conclusions from that. */
-#include "bindings/launcher.h"
+#include "bindings/program/launcher.h"
 
 #include <lauxlib.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
-/* launcher_processes.c: ranks as processes: copies of this program with the same arguments, told
+/* processes.c: ranks as processes: copies of this program with the same arguments, told
  * who they are by two variables. */
-#include "bindings/launcher.h"
+#include "bindings/program/launcher.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,8 +85,8 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     if (sched_getaffinity(0, sizeof allowed, &allowed) || os->machine(os->user, &machine)) return;
     /* Where a quota leaves less than the cores, which of them are used is for the system to say. */
     if (machine.cores < (uint32_t)CPU_COUNT(&allowed)) return;
-    uint32_t first, count = ms_cores_of(rank, job->ranks, (uint32_t)CPU_COUNT(&allowed), &first),
-                    position = 0;
+    uint32_t count = (uint32_t)CPU_COUNT(&allowed) / job->ranks, first = rank * count;
+    uint32_t position = 0;
     for (int core = 0; core < CPU_SETSIZE; core++) {
         if (!CPU_ISSET(core, &allowed)) continue;
         if (position >= first && position < first + count) CPU_SET(core, out);

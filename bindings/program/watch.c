@@ -1,13 +1,29 @@
-/* launcher_watch.c: the supervisor looks after ranks that show no progress: it asks where they are,
- * warns, and ends the job where others wait for one in vain. */
-#include "bindings/launcher.h"
+/* watch.c: the supervisor watches ranks that show no progress: it asks where they are, warns, and
+ * ends the job where other ranks wait for one in vain. */
+#include "bindings/program/launcher.h"
 
 #include <stdio.h>
 #include <string.h>
 
+/* Ranks that are in their own code when the job ends have this long to leave. */
+#define MS_LEAVE_NS 3000000000u
 #define MS_ANSWER_NS 500000000u /* a script that runs answers a question much sooner */
 #define MS_TICK_MOST_NS 1000000000u
 #define MS_TICK_LEAST_NS 10000000u
+
+void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
+{
+    if (reason != MS_ABORT_NONE) ms_rendezvous_abort(job->rendezvous, reason, rank, message);
+    if (job->ending) return;
+    job->ending = true;
+    job->deadline_ns = job->context.os->monotonic_ns(job->context.os->user) + MS_LEAVE_NS;
+    ms_abort_record cause;
+    if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT
+        || cause.error.rank < 0)
+        return;
+    if (job->locate && !job->outcomes[cause.error.rank].ended)
+        job->locate(job, (uint32_t)cause.error.rank);
+}
 
 uint64_t ms_watch_tick(const ms_job *job)
 {

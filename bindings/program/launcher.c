@@ -1,6 +1,6 @@
 /* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and who
  * stays when the job is over. */
-#include "bindings/launcher.h"
+#include "bindings/program/launcher.h"
 
 #include <errno.h>
 #include <lauxlib.h>
@@ -11,37 +11,13 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* Ranks that are in their own code when the job ends have this long to leave. */
-#define MS_LEAVE_NS 3000000000u
-
 static uint64_t now_of(const ms_job *job)
 {
     const ms_os *os = job->context.os;
     return os->monotonic_ns(os->user);
 }
 
-uint32_t ms_cores_of(uint32_t rank, uint32_t ranks, uint32_t cores, uint32_t *first)
-{
-    uint32_t each = cores / ranks;
-    *first = rank * each;
-    return each;
-}
-
 /* ------------------------------------------------------------- the job ends */
-
-void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
-{
-    if (reason != MS_ABORT_NONE) ms_rendezvous_abort(job->rendezvous, reason, rank, message);
-    if (job->ending) return;
-    job->ending = true;
-    job->deadline_ns = now_of(job) + MS_LEAVE_NS;
-    ms_abort_record cause;
-    if (!ms_rendezvous_cause(job->rendezvous, &cause) || cause.reason != MS_ABORT_TIMEOUT
-        || cause.error.rank < 0)
-        return;
-    if (job->locate && !job->outcomes[cause.error.rank].ended)
-        job->locate(job, (uint32_t)cause.error.rank);
-}
 
 static void warn(ms_job *job, const char *text)
 {

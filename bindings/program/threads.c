@@ -1,6 +1,6 @@
-/* launcher_threads.c: ranks as threads of this process, each with a Lua state and an engine of its
+/* threads.c: ranks as threads of this process, each with a Lua state and an engine of its
  * own; the same code as for processes. */
-#include "bindings/launcher.h"
+#include "bindings/program/launcher.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli; as a
  * whole, or as one rank of a job. */
-#include "bindings/launcher.h"
+#include "bindings/program/launcher.h"
 
 #include <lauxlib.h>
 #include <lualib.h>
@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "bindings/adopt.h"
 #include "moonshard/moonshard_lua.h"
 
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
@@ -246,36 +247,23 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     return args.code;
 }
 
-/* A process that a launcher started as a rank. What this process starts is none: the variables
- * go. */
-static int rank_process(int argc, char **argv, const char *text)
+int main(int argc, char **argv)
 {
-    const char *number = getenv("MOONSHARD_RANK");
-    char *end = NULL;
-    unsigned long rank = number ? strtoul(number, &end, 10) : MS_LOCAL_RANKS_MAX;
     ms_context context;
     ms_rendezvous *rendezvous = NULL;
+    uint32_t rank = 0;
     ms_context_init(&context, NULL);
-    if (ms_rendezvous_adopt(&context, text, &rendezvous)) {
+    if (ms_lua_adopt(&context, &rendezvous, &rank)) {
         fprintf(stderr, "moonshard: %s\n", context.error.message);
         return 1;
     }
-    if (!end || *end || rank >= ms_rendezvous_ranks(rendezvous)) {
-        fprintf(stderr, "moonshard: MOONSHARD_RANK must be the number of this rank, not '%s'\n",
-                number ? number : "");
-        ms_rendezvous_release(rendezvous);
-        return 1;
+    if (rendezvous) {
+        /* A process that this one starts is not a rank. */
+        unsetenv(MS_RENDEZVOUS_VARIABLE);
+        unsetenv("MOONSHARD_RANK");
+        is_rank = 1;
     }
-    unsetenv(MS_RENDEZVOUS_VARIABLE);
-    unsetenv("MOONSHARD_RANK");
-    is_rank = 1;
-    int code = ms_program(argc, argv, rendezvous, (uint32_t)rank, false);
+    int code = ms_program(argc, argv, rendezvous, rank, false);
     ms_rendezvous_release(rendezvous);
     return code;
-}
-
-int main(int argc, char **argv)
-{
-    const char *text = getenv(MS_RENDEZVOUS_VARIABLE);
-    return text && *text ? rank_process(argc, argv, text) : ms_program(argc, argv, NULL, 0, false);
 }

@@ -1,0 +1,28 @@
+/* adopt.c: the rendezvous that a launcher left in the environment of a rank's process, for the
+ * program and for stock interpreters. */
+#include "bindings/adopt.h"
+
+#include <stdlib.h>
+
+ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t *rank)
+{
+    const ms_os *os = context->os;
+    const char *text = os->environment(os->user, MS_RENDEZVOUS_VARIABLE);
+    const char *number = os->environment(os->user, "MOONSHARD_RANK");
+    char *end = NULL;
+    *out = NULL;
+    if (!text || !*text) return MS_OK;
+    long value = number && *number ? strtol(number, &end, 10) : -1;
+    ms_rendezvous *rendezvous = NULL;
+    ms_status status = ms_rendezvous_adopt(context, text, &rendezvous);
+    if (status) return status;
+    if (value < 0 || *end || value >= (long)ms_rendezvous_ranks(rendezvous)) {
+        ms_rendezvous_release(rendezvous);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "MOONSHARD_RANK must be the number of this rank, not '%s'",
+                       number ? number : "");
+    }
+    *rank = (uint32_t)value;
+    *out = rendezvous;
+    return MS_OK;
+}

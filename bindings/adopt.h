@@ -1,0 +1,11 @@
+/* adopt.h: how a process learns that a launcher started it as a rank. */
+#ifndef MOONSHARD_BINDINGS_ADOPT_H
+#define MOONSHARD_BINDINGS_ADOPT_H
+
+#include "moonshard/comm.h"
+
+/* The rendezvous and the rank that a launcher left in this process' environment; *out NULL: it left
+ * none. The caller releases *out. MS_ERROR_ARGUMENT if the rank is not a number of one. */
+MS_API ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t *rank);
+
+#endif

@@ -1,0 +1,138 @@
+/* module.c: opens the module moonshard.core: makes the state's runtime and lets each part add its
+ * functions. */
+#include "bindings/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "moonshard/moonshard_lua.h"
+
+/* ----------------------------------------------------------------- settings */
+
+/* The engine's log goes where the Lua state's warnings go, unless a host has set another place
+ * (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread waits
+ * until the state's own calls the engine again; one can wait at a time. */
+static void log_as_warning(void *user, ms_log_level level, const char *message)
+{
+    static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
+    ms_runtime *runtime = user;
+    if (!pthread_equal(pthread_self(), runtime->owner)) {
+        uint32_t none = 0;
+        if (!atomic_compare_exchange_strong(&runtime->waiting_line, &none, 1)) return;
+        snprintf(runtime->waiting_text, sizeof runtime->waiting_text, "%s%s", names[level],
+                 message);
+        atomic_store(&runtime->waiting_line, 2);
+        return;
+    }
+    lua_warning(runtime->main, names[level], 1);
+    lua_warning(runtime->main, message, 0);
+}
+
+/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock
+ * interpreter and a host. */
+static void read_environment(ms_runtime *runtime)
+{
+    const ms_os *os = runtime->context.os;
+    const char *cpu = os->environment(os->user, "MOONSHARD_CPU"),
+               *strict = os->environment(os->user, "MOONSHARD_STRICT");
+    const char *log = os->environment(os->user, "MOONSHARD_LOG");
+    if (cpu && *cpu && strlen(cpu) < sizeof runtime->cpu_text) {
+        strcpy(runtime->cpu_text, cpu);
+        runtime->settings.cpu = runtime->cpu_text;
+    }
+    runtime->settings.strict = strict && strcmp(strict, "1") == 0;
+    runtime->settings.log = log_as_warning;
+    runtime->settings.log_user = runtime;
+    runtime->settings.log_level = MS_LOG_WARN;
+    if (log && strcmp(log, "debug") == 0) runtime->settings.log_level = MS_LOG_DEBUG;
+    else if (log && strcmp(log, "info") == 0) runtime->settings.log_level = MS_LOG_INFO;
+}
+
+/* ------------------------------------------------------------------ opening */
+
+/* core.set_library(prefix): chunk names that begin with it belong to the library. */
+static int set_library(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    size_t bytes;
+    const char *prefix = luaL_checklstring(L, 1, &bytes);
+    if (bytes >= sizeof runtime->library_prefix) bytes = 0;
+    memcpy(runtime->library_prefix, prefix, bytes);
+    runtime->library_prefix_bytes = bytes;
+    return 0;
+}
+
+static void open_library(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "set_library", set_library }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+}
+
+/* Each adds its functions to the module. A new binding adds a line here. */
+static void (*const parts[])(lua_State *L, int runtime) = {
+    open_library,      ms_open_steps, ms_open_engine,      ms_open_tensor,  ms_open_make,
+    ms_open_operators, ms_open_grad,  ms_open_stream,      ms_open_codec,   ms_open_group,
+    ms_open_bucket,    ms_open_link,  ms_open_ddp,         ms_open_job,     ms_open_optim,
+    ms_open_io,        ms_open_json,  ms_open_safetensors, ms_open_dataset, ms_open_checkpoint,
+};
+
+static int open_module(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_new_runtime(L);
+    int at = lua_gettop(L);
+    read_environment(runtime);
+    lua_newtable(L);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) parts[i](L, at);
+    return 1;
+}
+
+MS_API int luaopen_moonshard_core(lua_State *L)
+{
+    /* The address is the module's registry key, so that opening the module twice returns the
+     * same table. */
+    static const char key = 0;
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key) == LUA_TTABLE) return 1;
+    lua_pop(L, 1);
+    open_module(L);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
+    return 1;
+}
+
+/* The runtime of a state; it and two other values stay on the stack. */
+static ms_runtime *push_runtime(lua_State *L)
+{
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "moonshard.core");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "step");
+    if (!lua_getupvalue(L, -1, 1)) luaL_error(L, "moonshard.core is not the library's");
+    return lua_touserdata(L, -1); /* upvalue 1 of every bound function */
+}
+
+MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
+{
+    ms_runtime *runtime = push_runtime(L);
+    if (runtime->engine)
+        luaL_error(L, "moonshard: where the log goes is set before the engine starts");
+    runtime->settings.log = log;
+    runtime->settings.log_user = user;
+    lua_pop(L, 3);
+}
+
+MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
+{
+    ms_runtime *runtime = push_runtime(L);
+    if (runtime->engine || runtime->rendezvous)
+        luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
+    runtime->rendezvous = ms_rendezvous_retain(rendezvous);
+    runtime->rank = rank;
+    runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);
+    lua_pop(L, 3);
+}
+
+MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes)
+{
+    ms_lua_line_at(L, push_runtime(L), 0, text, bytes);
+    lua_pop(L, 3);
+}

@@ -1,0 +1,100 @@
+/* script.c: the line of the user's script that runs, and errors that begin with it. */
+#include "bindings/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+
+ms_runtime *ms_lua_runtime(lua_State *L)
+{
+    ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
+    if (!pthread_equal(runtime->owner, pthread_self()))
+        luaL_error(L, "moonshard was called from another thread than the one that opened it: one "
+                      "Lua state belongs to one thread");
+    if (runtime->closed) luaL_error(L, "moonshard was closed with its Lua state");
+    return runtime;
+}
+
+static bool is_library(const ms_runtime *runtime, const char *source)
+{
+    return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
+}
+
+/* Frames of the library in a row: modules in modules; Lua allows 200 calls through C. */
+#define LIBRARY_DEEPEST 256
+
+/* The first Lua frame outside the library; else the first Lua frame. */
+static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
+{
+    lua_Debug frame;
+    bool found = false;
+    for (int level = first; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
+        lua_getinfo(L, "Sl", &frame);
+        if (frame.currentline <= 0) continue;
+        bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
+        if (!library) {
+            *out = frame;
+            return true;
+        }
+        if (!found) {
+            *out = frame;
+            found = true;
+        }
+    }
+    return found;
+}
+
+void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *text, size_t bytes)
+{
+    lua_Debug frame;
+    text[0] = 0;
+    if (user_frame(L, runtime, level, &frame))
+        snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
+}
+
+void ms_lua_line(lua_State *L, char *text, size_t bytes)
+{
+    ms_lua_line_at(L, ms_lua_runtime(L), 1, text, bytes);
+}
+
+uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
+{
+    lua_Debug frame;
+    char text[160];
+    if (!user_frame(L, runtime, 1, &frame)) return 0;
+    ms_strings *strings = ms_engine_strings(runtime->engine);
+    size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7)
+                % (sizeof runtime->lines / sizeof *runtime->lines),
+           length = strlen(frame.short_src);
+    if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
+        /* Another source may lie where a collected one lay. */
+        const char *known = ms_strings_get(strings, runtime->lines[at].id);
+        if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':')
+            return runtime->lines[at].id;
+    }
+    uint32_t id = 0;
+    snprintf(text, sizeof text, "%s:%d", frame.short_src, frame.currentline);
+    if (ms_strings_add(strings, text, strlen(text), &id)) return 0;
+    runtime->lines[at].source = frame.source;
+    runtime->lines[at].line = frame.currentline;
+    runtime->lines[at].id = id;
+    return id;
+}
+
+int ms_lua_error(lua_State *L, const char *format, ...)
+{
+    char line[160], text[MS_ERROR_MESSAGE_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    ms_lua_line(L, line, sizeof line);
+    /* Not luaL_error: it would put the calling line before it, which may be one of the library. */
+    lua_pushfstring(L, "%s%s%s", line, *line ? ": " : "", text);
+    return lua_error(L);
+}
+
+void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
+{
+    if (ms_lua_runtime(L)->hook_depth > 0)
+        ms_lua_error(L, "%s cannot be used inside a hook: %s", what, instead);
+}
