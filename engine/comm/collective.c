@@ -173,7 +173,7 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
                       "%llu elements do not divide by %llu ranks: pad to %llu, or give counts",
                       (unsigned long long)*count, (unsigned long long)size,
                       (unsigned long long)((*count + size - 1) / size * size));
-    uint64_t expected_in = *count, expected_out = *count;
+    uint64_t expected_in = *count, expected_out = expected_in;
     if (joins) expected_in = c->counts ? (uint64_t)c->counts[group->rank] : in;
     if (cuts && c->kind != MS_ALL_TO_ALL)
         expected_out = c->counts ? (uint64_t)c->counts[group->rank] : *count / size;

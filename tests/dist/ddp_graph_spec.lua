@@ -99,7 +99,7 @@ it("ranks that plan their buckets differently are told so", function()
   ]], " --thread-ranks")
   assert.not_equal(0, code)
   for _, part in ipairs {
-    "bucket plan own (", "script.lua:3", "planned differently", "on rank 2",
+    "bucket plan own (", "script.lua:5", "planned differently", "on rank 2",
   } do
     assert.truthy(text:find(part, 1, true), text)
   end
