@@ -196,13 +196,6 @@ static int reducer_is_used(lua_State *L)
     return 2;
 }
 
-/* reducer:is_fake(): the other ranks are not there */
-static int reducer_is_fake(lua_State *L)
-{
-    lua_pushboolean(L, ms_group_is_fake(ms_reducer_group(check_reducer(L))));
-    return 1;
-}
-
 /* reducer:no_sync(inside) -> what it was */
 static int reducer_no_sync(lua_State *L)
 {
@@ -585,7 +578,6 @@ void ms_open_ddp(lua_State *L, int runtime)
         { "record", reducer_record },
         { "arrivals", reducer_arrivals },
         { "assign", reducer_assign },
-        { "is_fake", reducer_is_fake },
         { "is_used", reducer_is_used },
         { "layout", reducer_layout },
         { "await_times", reducer_await_times },

@@ -58,9 +58,10 @@ static int group_size(lua_State *L)
     return 1;
 }
 
-static int group_is_fake(lua_State *L)
+/* group:_has_others(): whether other ranks take part */
+static int group_has_others(lua_State *L)
 {
-    lua_pushboolean(L, ms_group_is_fake(ms_lua_group(L, 1)));
+    lua_pushboolean(L, ms_group_has_others(ms_lua_group(L, 1)));
     return 1;
 }
 
@@ -83,7 +84,13 @@ static int group_world_rank(lua_State *L)
 static int group_channel(lua_State *L)
 {
     return ms_lua_push_group(L, ms_lua_group(L, 1),
-                             (uint32_t)ms_lua_integer(L, 2, 1, MS_CHANNELS, "channel"));
+                             (uint32_t)ms_lua_integer(L, 2, 1, MS_USER_CHANNELS, "channel"));
+}
+
+/* group:_parameters(): the channel on which owners send the parameters that they have stepped */
+static int group_parameters(lua_State *L)
+{
+    return ms_lua_push_group(L, ms_lua_group(L, 1), MS_CHANNEL_PARAMETERS);
 }
 
 static int group_equal(lua_State *L)
@@ -96,9 +103,10 @@ static int group_equal(lua_State *L)
 static int group_string(lua_State *L)
 {
     const group_box *box = check_box(L, 1);
-    lua_pushfstring(L, "group %s (rank %d of %d%s)", ms_group_name(box->group),
+    lua_pushfstring(L, "group %s (rank %d of %d%s%s)", ms_group_name(box->group),
                     (int)ms_group_rank(box->group), (int)ms_group_size(box->group),
-                    box->channel > 1 ? ", channel 2" : "");
+                    box->channel > 1 ? ", channel " : "",
+                    box->channel > 1 ? ms_channel_name(box->channel) : "");
     return 1;
 }
 
@@ -280,6 +288,79 @@ static int group_enqueue(lua_State *L)
     return ms_lua_push_stream(L, ms_engine_stream_at(ms_group_engine(box->group), ready.stream));
 }
 
+/* ----------------------------------------------------- numbers of the hosts */
+
+/* Of what group:_share_begin and group:_share_end are to share; whole: of all ranks together. */
+typedef struct shared_numbers {
+    ms_sharing sharing;
+    uint64_t whole;
+} shared_numbers;
+
+/* (group, kind, dtype, count): kind is "sum" or "all_gather", dtype "i32", "i64" or "f32". */
+static shared_numbers read_sharing(lua_State *L, const ms_group *group, uint64_t count)
+{
+    static const char *const forms[] = { "sum", "all_gather", NULL };
+    static const char *const dtypes[] = { "i32", "i64", "f32", NULL };
+    static const ms_dtype dtype_of[] = { MS_I32, MS_I64, MS_F32 };
+    bool gathers = ms_lua_choice(L, 2, forms, "form") == 1;
+    return (shared_numbers){ .sharing = { .kind = gathers ? MS_ALL_GATHER : MS_ALL_REDUCE,
+                                          .op = MS_REDUCE_OP_SUM,
+                                          .dtype = dtype_of[ms_lua_choice(L, 3, dtypes, "dtype")],
+                                          .count = count },
+                             .whole = count * (gathers ? ms_group_size(group) : 1) };
+}
+
+static void put_number(lua_State *L, ms_dtype dtype, void *numbers, uint64_t i)
+{
+    if (dtype == MS_F32) ((float *)numbers)[i] = (float)luaL_checknumber(L, -1);
+    else if (dtype == MS_I32) ((int32_t *)numbers)[i] = (int32_t)luaL_checkinteger(L, -1);
+    else ((int64_t *)numbers)[i] = luaL_checkinteger(L, -1);
+}
+
+static void push_number(lua_State *L, ms_dtype dtype, const void *numbers, uint64_t i)
+{
+    if (dtype == MS_F32) lua_pushnumber(L, (lua_Number)((const float *)numbers)[i]);
+    else if (dtype == MS_I32) lua_pushinteger(L, ((const int32_t *)numbers)[i]);
+    else lua_pushinteger(L, ((const int64_t *)numbers)[i]);
+}
+
+/* group:_share_begin(form, dtype, numbers, label) -> ticket. The host does not wait. */
+static int group_share_begin(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    luaL_checktype(L, 4, LUA_TTABLE);
+    shared_numbers what = read_sharing(L, group, lua_rawlen(L, 4));
+    what.sharing.label = luaL_checkstring(L, 5);
+    void *numbers = lua_newuserdatauv(L, what.sharing.count * sizeof(int64_t), 0);
+    for (uint64_t i = 0; i < what.sharing.count; i++) {
+        lua_rawgeti(L, 4, (lua_Integer)i + 1);
+        put_number(L, what.sharing.dtype, numbers, i);
+        lua_pop(L, 1);
+    }
+    uint64_t ticket = 0;
+    ms_lua_enter_inside(L);
+    ms_lua_ok(L, ms_group_share_begin(group, &what.sharing, numbers, &ticket));
+    lua_pushinteger(L, (lua_Integer)ticket);
+    return 1;
+}
+
+/* group:_share_end(form, dtype, count, ticket) -> the result as a list: every rank's `count`
+ * numbers, rank by rank, or their sums. Blocks. */
+static int group_share_end(lua_State *L)
+{
+    ms_group *group = ms_lua_group(L, 1);
+    shared_numbers what = read_sharing(L, group, (uint64_t)luaL_checkinteger(L, 4));
+    void *all = lua_newuserdatauv(L, what.whole * sizeof(int64_t), 0);
+    ms_lua_enter_inside(L);
+    ms_lua_ok(L, ms_group_share_end(group, (uint64_t)luaL_checkinteger(L, 5), all));
+    lua_createtable(L, (int)what.whole, 0);
+    for (uint64_t i = 0; i < what.whole; i++) {
+        push_number(L, what.sharing.dtype, all, i);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
 /* -------------------------------------------------------------- for `check` */
 
 /* core.comm_record(on) */
@@ -312,7 +393,9 @@ static int comm_records(lua_State *L)
         set_integer(L, "count", record->count);
         lua_pushstring(L, ms_group_name(record->group));
         lua_setfield(L, -2, "group");
-        set_integer(L, "channel", record->channel);
+        if (record->channel <= MS_USER_CHANNELS) lua_pushinteger(L, record->channel);
+        else lua_pushstring(L, ms_channel_name(record->channel));
+        lua_setfield(L, -2, "channel");
         lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->label));
         lua_setfield(L, -2, "label");
         set_integer(L, "payload_bytes", record->payload_bytes);
@@ -355,9 +438,12 @@ void ms_open_group(lua_State *L, int runtime)
         { "rank", group_rank },
         { "size", group_size },
         { "name", group_name },
-        { "_is_fake", group_is_fake },
+        { "_has_others", group_has_others },
         { "_world_rank", group_world_rank },
         { "channel", group_channel },
+        { "_parameters", group_parameters },
+        { "_share_begin", group_share_begin },
+        { "_share_end", group_share_end },
         { "split", group_split },
         { "barrier", group_barrier },
         { "bytes_sent", group_bytes_sent },

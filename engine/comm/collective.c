@@ -57,10 +57,11 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
     const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2, *open = " [",
                *close = "]";
     if (!*shown) open = close = "";
-    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s",
+    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s%s",
              ms_collective_name((ms_collective_kind)flight->kind),
              (unsigned long long)flight->number, flight->group_name,
-             flight->channel ? ", channel 2" : "", open, shown, close);
+             flight->channel ? ", channel " : "",
+             flight->channel ? ms_channel_name(flight->channel + 1u) : "", open, shown, close);
     return text;
 }
 
@@ -113,7 +114,7 @@ static ms_status check_counts(ms_group *group, const ms_collective *c, const cha
 static ms_status check_presence(ms_group *group, uint32_t channel, const ms_collective *c)
 {
     bool rooted = ms_kind_has_root(c->kind), at_root = rooted && group->rank == c->root;
-    if (channel < 1 || channel > MS_CHANNELS)
+    if (channel < 1 || channel > MS_CHANNEL_PARAMETERS)
         return refuse(group, c, "channel %u: a group has channels 1 and 2", channel);
     if ((rooted || ms_kind_is_pair(c->kind)) && c->root >= group->size)
         return refuse(group, c, "rank %u: %s has ranks 0 to %u", c->root, group->name,
@@ -204,12 +205,12 @@ static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
     }
 }
 
-static void account(ms_group *group, const ms_comm_args *args, uint64_t payload)
+static void account(ms_group *group, const ms_comm_args *args)
 {
     ms_traffic *all[] = { &group->traffic[args->kind], &group->traffic[MS_COLLECTIVES] };
     for (int i = 0; i < 2; i++) {
         all[i]->calls++;
-        all[i]->payload_bytes += payload;
+        all[i]->payload_bytes += args->payload_bytes;
         all[i]->wire_bytes += args->wire_bytes;
     }
 }
@@ -323,7 +324,7 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
 }
 
 static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
-                               const ms_collective *c, uint64_t payload)
+                               const ms_collective *c)
 {
     bool in_place =
         args->in && args->in == args->out && ms_flow_sink(args)
@@ -342,14 +343,13 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
         label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
     else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
     status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads,
-                               1, writes, 1, (ms_task_cost){ .bytes = payload });
+                               1, writes, 1, (ms_task_cost){ .bytes = args->payload_bytes });
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
 }
 
-static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c,
-                            uint64_t payload)
+static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c)
 {
     ms_context *context = ms_engine_context(comm->engine);
     uint32_t label = 0;
@@ -365,7 +365,7 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
                                 .op = args->op,
                                 .dtype = args->dtype,
                                 .count = args->count,
-                                .payload_bytes = payload,
+                                .payload_bytes = args->payload_bytes,
                                 .wire_bytes = args->wire_bytes,
                                 .group = args->group,
                                 .channel = args->channel + 1u,
@@ -376,6 +376,18 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
     return MS_OK;
 }
 
+static void describe_tensors(const ms_collective *c, ms_comm_args *args)
+{
+    const ms_tensor *any = c->in ? c->in : c->out;
+    if (!any) return;
+    args->memory = (uint8_t)ms_tensor_dtype(any);
+    args->dtype = c->travels != MS_F32 ? (uint8_t)c->travels : args->memory;
+    args->in = c->in ? ms_tensor_data(c->in) : NULL;
+    args->out = c->out ? ms_tensor_data(c->out) : args->in;
+    if (c->in && c->kind != MS_RECV)
+        args->payload_bytes = (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype);
+}
+
 /* What does not depend on the lengths. */
 static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args)
 {
@@ -383,16 +395,12 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->group = group;
     args->kind = (uint8_t)c->kind;
     args->op = ms_kind_reduces(args->kind) ? (uint8_t)c->op : 0;
-    const ms_tensor *any = c->in ? c->in : c->out;
-    args->memory = any ? (uint8_t)ms_tensor_dtype(any) : 0;
-    args->dtype = c->travels != MS_F32 ? (uint8_t)c->travels : args->memory;
+    describe_tensors(c, args);
     args->rooted = ms_kind_has_root(args->kind) || ms_kind_is_pair(args->kind);
     args->root = args->rooted ? c->root : 0;
     args->bucket = c->bucket;
     args->timeout_ns = c->timeout_ns;
     args->factor = c->factor;
-    args->in = c->in ? ms_tensor_data(c->in) : NULL;
-    args->out = c->out ? ms_tensor_data(c->out) : args->in;
     args->by_counts = c->counts != NULL;
     args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
     if (c->counts)
@@ -433,17 +441,13 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     bool pair = ms_kind_is_pair(args->kind);
     args->number = pair ? group->backend->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
-    args->wire_bytes = wire_of(group, args->kind,
-                               args->count * (c->in || c->out ? ms_dtype_bytes(args->dtype) : 0));
-    uint64_t payload = c->in && args->kind != MS_RECV
-                           ? (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype)
-                           : 0;
+    args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
     ms_status status = comm->backend->check(comm);
     if (!status) status = group->backend->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
-    if (!status) status = add_record(comm, args, c, payload);
+    if (!status) status = add_record(comm, args, c);
     if (!status) status = hold_counts(comm, c, args, &held);
-    if (!status) status = put_on_stream(comm, stream, args, c, payload);
+    if (!status) status = put_on_stream(comm, stream, args, c);
     if (status) {
         ms_release(ms_engine_context(comm->engine), held);
         return status;
@@ -454,7 +458,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     if (comm->recording) comm->record_count++;
     *place_of(group, args) = point;
     group->backend->issued(comm, args);
-    account(group, args, payload);
+    account(group, args);
     if (ready) *ready = point;
     return MS_OK;
 }

@@ -45,7 +45,7 @@ struct ms_group {
 /* Arguments of a collective's task. Addresses are this process'. */
 typedef struct ms_comm_args {
     ms_group *group;
-    uint8_t kind, op, dtype, channel; /* dtype: of what travels; channel: 0 or 1 */
+    uint8_t kind, op, dtype, channel; /* dtype: of what travels; channel: from 0 */
     uint8_t memory; /* dtype in memory: dtype, or f32 where numbers are rounded on their way */
     bool rooted, by_counts;   /* root counts; cut by counts, on every rank */
     bool everywhere_in_place; /* all_reduce: out is in; part of counts_hash */
@@ -58,7 +58,7 @@ typedef struct ms_comm_args {
     uint64_t order; /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
     const int64_t *counts, *receive_counts; /* kept by the membership until the task is done */
-    uint64_t wire_bytes, timeout_ns;
+    uint64_t payload_bytes, wire_bytes, timeout_ns;
     uint64_t value;   /* split: the id that this rank proposes */
     uint64_t *result; /* split: where the agreed ids go, one for each member */
     double factor;
@@ -112,6 +112,8 @@ typedef struct ms_held {
     void *memory;
 } ms_held;
 
+typedef struct ms_shared ms_shared;
+
 struct ms_comm {
     ms_engine *engine;
     const ms_comm_backend *backend;
@@ -123,6 +125,8 @@ struct ms_comm {
     ms_point last_send, last_receive;
     ms_held *held; /* counts of collectives that are under way */
     size_t held_count, held_capacity;
+    ms_shared *shared; /* numbers that are under way or that the host has not read: share.c */
+    uint64_t tickets;  /* handed out for them */
     ms_collective_record *records;
     size_t record_count, record_capacity;
     bool recording;
@@ -138,7 +142,10 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
 ms_comm *ms_comm_of(const ms_engine *engine);
 /* The text, or its end where it is too long. */
 void ms_copy_tail(char *to, size_t bytes, const char *text);
-/* The collective of a backend's own (split), past the public checks. */
+/* Frees all that hosts have shared, after the streams have ended. */
+void ms_shared_free(ms_comm *comm);
+/* A collective past the public checks. Without tensors (split, shared numbers), the caller has set
+ * dtype, memory, in, out and payload_bytes of args. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,
                          ms_point *ready);
 

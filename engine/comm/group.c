@@ -23,6 +23,7 @@ static void comm_free(ms_engine *engine, void *object)
         ms_release(context, comm->groups[i]);
     }
     for (size_t i = 0; i < comm->held_count; i++) ms_release(context, comm->held[i].memory);
+    ms_shared_free(comm);
     ms_release(context, comm->held);
     ms_release(context, comm->records);
     ms_release(context, comm);
@@ -161,9 +162,18 @@ uint32_t ms_group_rank(const ms_group *group) { return group->rank; }
 uint32_t ms_group_size(const ms_group *group) { return group->size; }
 const char *ms_group_name(const ms_group *group) { return group->name; }
 uint32_t ms_group_id(const ms_group *group) { return group->id; }
-bool ms_group_is_fake(const ms_group *group) { return group->comm->backend == &ms_comm_fake; }
+bool ms_group_has_others(const ms_group *group)
+{
+    return group->size > 1 && group->comm->backend != &ms_comm_fake;
+}
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }
+
+const char *ms_channel_name(uint32_t channel)
+{
+    static const char *const names[MS_CHANNELS] = { "1", "2", "parameters", "numbers" };
+    return channel >= 1 && channel <= MS_CHANNELS ? names[channel - 1] : "unknown";
+}
 
 /* A stream of its own for each group and channel, so that none waits for another, as long as there
  * are streams. */
@@ -179,9 +189,10 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
         uint32_t index = 0;
         while (group->comm->groups[index] != group) index++;
         char name[32];
+        const char *kind = channel <= MS_USER_CHANNELS ? "comm" : "";
         if (ms_engine_stream_at(engine, MS_COMM_STREAMS - 1)) index = 0;
-        if (index) snprintf(name, sizeof name, "comm%u.%u", channel, index);
-        else snprintf(name, sizeof name, "comm%u", channel);
+        if (index) snprintf(name, sizeof name, "%s%s.%u", kind, ms_channel_name(channel), index);
+        else snprintf(name, sizeof name, "%s%s", kind, ms_channel_name(channel));
         status = ms_engine_stream(engine, name, &own->stream);
     }
     if (!status) *out = own->stream;

@@ -197,22 +197,13 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
 
 /* --------------------------------------------------------------- rebuilding */
 
-/* Root 0's numbers for everyone; in a fake world the others have these already. Blocks. */
+/* Rank 0's numbers for everyone. Blocks. */
 static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t count)
 {
-    ms_tensor *t = NULL;
-    int64_t length = count;
-    ms_collective call = { .kind = MS_BROADCAST, .bucket = -1, .label = "buckets" };
-    ms_point ready = { 0 };
-    ms_status status = ms_tensor_new(reducer->engine, MS_I64, 1, &length, &t);
-    if (!status) status = ms_tensor_write(t, numbers, count * sizeof *numbers);
-    call.in = t;
-    if (!status) status = ms_group_enqueue(reducer->group, 1, &call, &ready);
-    if (!status) status = ms_stream_wait(ms_engine_current(reducer->engine), ready);
-    if (!status && !ms_group_is_fake(reducer->group))
-        status = ms_tensor_read(t, numbers, count * sizeof *numbers);
-    ms_tensor_release(t);
-    return status;
+    ms_sharing sharing = {
+        .kind = MS_BROADCAST, .dtype = MS_I64, .count = count, .label = "buckets"
+    };
+    return ms_group_share(reducer->group, &sharing, numbers, numbers);
 }
 
 /* numbers: how many buckets, then the order; all of it as rank 0 decided. Then their sizes, into

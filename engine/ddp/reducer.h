@@ -91,11 +91,10 @@ struct ms_reducer {
     void (*on_reduced_free)(void *user);
     ms_reducer_phase phase;
     bool find_unused, static_graph;
-    bool known;     /* static graphs: the gradients of each parameter are counted */
-    bool looked;    /* the outputs of some forward were searched for unused parameters */
-    bool told;      /* the outputs of this forward were searched */
-    bool shadow;    /* the rank has no more data and only joins the collectives */
-    ms_tensor *map; /* the group's answer to who uses what, in its memory */
+    bool known;  /* static graphs: the gradients of each parameter are counted */
+    bool looked; /* the outputs of some forward were searched for unused parameters */
+    bool told;   /* the outputs of this forward were searched */
+    bool shadow; /* the rank has no more data and only joins the collectives */
     int32_t *uses;
     bool planned; /* buckets are rebuilt only on request */
     bool no_sync, logging, rebuilt;

@@ -20,25 +20,12 @@ static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES
 }
 
 /* All ranks' `bytes` of `mine`, in rank order, into all. Blocks. */
-static ms_status exchange(ms_group *group, const void *mine, size_t bytes, const char *label,
-                          void *all)
+static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void *all)
 {
-    ms_engine *engine = ms_group_engine(group);
-    ms_tensor *in = NULL, *out = NULL;
-    int64_t own = (int64_t)bytes, whole = own * ms_group_size(group);
-    ms_status status = ms_tensor_new(engine, MS_U8, 1, &own, &in);
-    if (!status) status = ms_tensor_new(engine, MS_U8, 1, &whole, &out);
-    if (!status) status = ms_tensor_write(in, mine, bytes);
-    ms_collective call = {
-        .kind = MS_ALL_GATHER, .in = in, .out = out, .bucket = -1, .label = label
+    ms_sharing sharing = {
+        .kind = MS_ALL_GATHER, .dtype = MS_U8, .count = bytes, .label = "parameters"
     };
-    ms_point ready = { 0 };
-    if (!status) status = ms_group_enqueue(group, 1, &call, &ready);
-    if (!status) status = ms_stream_wait(ms_engine_current(engine), ready);
-    if (!status && !ms_group_is_fake(group)) status = ms_tensor_read(out, all, (size_t)whole);
-    ms_tensor_release(in);
-    ms_tensor_release(out);
-    return status;
+    return ms_group_share(group, &sharing, mine, all);
 }
 
 /* The ranks whose text is that of `like`, as "0, 2". */
@@ -58,7 +45,7 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
     char mine[LINE_BYTES] = "none", here[96] = "", there[96] = "";
     uint32_t ranks = ms_group_size(group);
     if (index < count) describe(&parameters[index], mine);
-    ms_status status = exchange(group, mine, LINE_BYTES, "parameters", lines);
+    ms_status status = exchange(group, mine, LINE_BYTES, lines);
     for (uint32_t r = 1; r < ranks && !status; r++) {
         const char *other = lines + (size_t)r * LINE_BYTES;
         if (memcmp(lines, other, LINE_BYTES) == 0) continue;
@@ -79,14 +66,14 @@ static ms_status find_difference(ms_group *group, const ms_reducer_parameter *pa
 {
     uint32_t low = 0, high = 0, ranks = ms_group_size(group);
     uint64_t mine = count;
-    ms_status status = exchange(group, &mine, sizeof mine, "parameters", all);
+    ms_status status = exchange(group, &mine, sizeof mine, all);
     for (uint32_t r = 0; r < ranks; r++)
         if (all[r] > high) high = (uint32_t)all[r];
     while (!status && high - low > 1) { /* the first `low` are equal, the first `high` are not */
         uint32_t middle = low + (high - low) / 2;
         bool equal = true;
         mine = middle <= count ? hashes[middle] : 0;
-        status = exchange(group, &mine, sizeof mine, "parameters", all);
+        status = exchange(group, &mine, sizeof mine, all);
         for (uint32_t r = 1; r < ranks; r++) equal &= all[r] == all[0];
         if (equal) low = middle;
         else high = middle;
@@ -113,8 +100,8 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
         /* Never 0: that is "fewer parameters". */
         hashes[i + 1] = ms_hash(line, LINE_BYTES, hashes[i]) | 1;
     }
-    status = exchange(group, &hashes[count], sizeof *hashes, "parameters", all);
-    if (status || ms_group_is_fake(group)) goto done;
+    status = exchange(group, &hashes[count], sizeof *hashes, all);
+    if (status) goto done;
     for (uint32_t r = 1; r < ranks && !status; r++)
         if (all[r] != all[0]) {
             status = find_difference(group, parameters, count, hashes, all, lines);

@@ -59,51 +59,29 @@ ms_status ms_unused_skip(ms_slot_owner *owner)
 
 ms_status ms_unused_open(ms_reducer *reducer)
 {
-    ms_storage *storage = NULL;
-    ms_stream *stream = NULL;
-    int64_t length = reducer->count;
     if (!reducer->find_unused && !reducer->static_graph) return MS_OK;
-    ms_status status = ms_group_stream(reducer->group, 2, &stream);
-    if (!status)
-        status =
-            ms_group_storage(reducer->group, stream, (size_t)length * sizeof(int32_t), &storage);
-    if (!status) status = ms_tensor_on(storage, MS_I32, 1, &length, &reducer->map);
-    if (!status)
-        status = ms_allocate(ms_engine_context(reducer->engine), (size_t)length * sizeof(int32_t),
-                             "ddp", (void **)&reducer->uses);
-    ms_storage_release(storage);
-    return status;
+    return ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(int32_t), "ddp",
+                       (void **)&reducer->uses);
 }
 
 void ms_unused_close(ms_reducer *reducer)
 {
     for (uint32_t i = 0; reducer->owners && i < reducer->count; i++)
         ms_tensor_release(reducer->owners[i].kept);
-    ms_tensor_release(reducer->map);
     ms_release(ms_engine_context(reducer->engine), reducer->uses);
 }
 
-/* uses[i]: how often parameter i was used, the most of all ranks. On the group's other channel,
- * which waits for nothing that is being computed: who reads the result waits for the other ranks'
- * hosts only. */
+/* uses[i]: how often parameter i was used, the most of all ranks. A rank that knows the answer does
+ * not read it, and so does not wait. */
 static ms_status exchange(ms_reducer *reducer, bool read)
 {
-    ms_stream *stream = NULL;
-    size_t bytes = (size_t)reducer->count * sizeof *reducer->uses;
-    ms_collective call = { .kind = MS_ALL_REDUCE,
+    ms_sharing sharing = { .kind = MS_ALL_REDUCE,
                            .op = MS_REDUCE_OP_MAX,
-                           .in = reducer->map,
-                           .bucket = -1,
+                           .dtype = MS_I32,
+                           .count = reducer->count,
                            .label = "used parameters" };
-    ms_status status = ms_group_stream(reducer->group, 2, &stream);
-    if (status) return status;
-    ms_stream *before = ms_engine_set_current(reducer->engine, stream);
-    status = ms_tensor_write(reducer->map, reducer->uses, bytes);
-    if (!status) status = ms_group_enqueue(reducer->group, 2, &call, NULL);
-    if (!status && read && !ms_group_is_fake(reducer->group))
-        status = ms_tensor_read(reducer->map, reducer->uses, bytes);
-    ms_engine_set_current(reducer->engine, before);
-    return status;
+    return read ? ms_group_share(reducer->group, &sharing, reducer->uses, reducer->uses)
+                : ms_group_share_begin(reducer->group, &sharing, reducer->uses, NULL);
 }
 
 /* Used elsewhere: the reduced gradient is this rank's, too. By nobody: it keeps what it had. */

@@ -293,6 +293,19 @@ function Group:levels(size)
   return self:split(blocks), self:split(positions)
 end
 
+--- Small numbers that the hosts of all ranks share, over a channel that waits for nothing that is
+--- being computed. Blocks until the other hosts have come as far. Without others the result is that
+--- of ranks that all bring these numbers.
+---@param form "sum"|"all_gather"
+---@param dtype "i32"|"i64"|"f32"
+---@param numbers number[] as many on each rank
+---@param label string for messages
+---@return number[] the sums, or all ranks' numbers rank by rank
+function Group:_share(form, dtype, numbers, label)
+  local ticket = self:_share_begin(form, dtype, numbers, label)
+  return self:_share_end(form, dtype, #numbers, ticket)
+end
+
 local TEXT_BYTES = 4096                  -- of a text that is shared
 
 --- Rank 0's text, on all ranks of the group. Blocks.

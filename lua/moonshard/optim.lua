@@ -286,7 +286,7 @@ end
 
 -- Sends parameters that were stepped by their owners to all ranks, over a channel that does not
 -- wait for reductions.
-local function share(self, params) shard.share(self.shard:channel(2), params, self.owner) end
+local function share(self, params) shard.share(self.shard:_parameters(), params, self.owner) end
 
 -- A flag comes too late for what was stepped in backward.
 local function refuse_flag(self)
@@ -444,7 +444,7 @@ local function tell_absent(self, s, only_if)
     for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end
     values[i].lr = scheduled(self, group)
   end
-  joined.send(self, s.group:channel(2), absent, values, only_if)
+  joined.send(self, s.group, absent, values, only_if)
 end
 
 -- sent: what this rank, which has no inputs left in a join, got for it.

@@ -135,14 +135,6 @@ function planner.check_fields(t, fields, list, refuse)
   end
 end
 
--- What f makes, on the channel whose collectives wait for the hosts of other ranks, not for what
--- devices compute.
-local function beside(s, f)
-  local channel, t = s.group:channel(2), nil
-  channel:_stream():run(function() t = f() end)
-  return channel, t
-end
-
 --- Times in a view are means over the ranks that have some, so that planners cannot come to
 --- different answers; nil where no rank has. How many ranks say yes to what is asked comes with it.
 --- Blocks until the other ranks' hosts have come as far.
@@ -155,9 +147,8 @@ function planner.mean_over_ranks(s, numbers, count, yes)
   if s.group:size() == 1 then return numbers, yes and 1 or 0 end
   local own = { numbers and 1 or 0, yes and 1 or 0 }
   for i = 1, count do own[i + 2] = numbers and numbers[i] or 0 end
-  local channel, t = beside(s, function() return core.tensor(own, "f32") end)
-  local sum = channel:all_reduce(t):sync():to_table()
-  if s.reducer:is_fake() then return numbers, yes and 1 or 0 end
+  local sum = s.group:_share("sum", "f32", own, "times")
+  if not s.group:_has_others() then return numbers, yes and 1 or 0 end
   if sum[1] == 0 then return nil, math.tointeger(sum[2]) end
   local mean = {}
   for i = 1, count do mean[i] = sum[i + 2] / sum[1] end
@@ -170,9 +161,13 @@ end
 ---@return integer[][]?
 function planner.gather(s, own)
   if s.group:size() == 1 then return nil end
-  local channel, t = beside(s, function() return core.tensor({ own }, "i64") end)
-  local all = channel:all_gather(t):sync():to_table()
-  return not s.reducer:is_fake() and all or nil
+  local flat = s.group:_share("all_gather", "i64", own, "plans")
+  if not s.group:_has_others() then return nil end
+  local all = {}
+  for rank = 1, s.group:size() do
+    all[rank] = table.move(flat, (rank - 1) * #own + 1, rank * #own, 1, {})
+  end
+  return all
 end
 
 return planner

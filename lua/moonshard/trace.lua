@@ -21,7 +21,7 @@ local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
 -- Ranks that write to the same file.
 local function writers()
   local world = core.world()
-  return world:_is_fake() and 1 or world:size()
+  return world:_has_others() and world:size() or 1
 end
 
 --- Joins the parts of ranks 0 to count - 1 that are there into file, and removes them. all: only if

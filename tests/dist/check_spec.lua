@@ -79,6 +79,28 @@ describe("moonshard check -n", function()
     assert.matches("all_gather of world/[%d.]+, bf16 x", text)
   end)
 
+  it("names the channels of parameters and of numbers that hosts share", function()
+    command.write(folder .. "/s.lua", [[
+local ms = require "moonshard"
+local model = ms.ddp(ms.nn.Linear(4, 4), { find_unused = true })
+local optimizer = ms.optim.adamw(model, { lr = 1e-3, shard = ms.world() })
+for step in ms.steps(2) do
+  model(ms.ones { 1, 4 }):sum():backward()
+  optimizer:step()
+end
+]])
+    local on = {}
+    for _, record in ipairs(core.json_decode((command.succeed(folder, "check s.lua -n 2 --json")))
+        .collectives) do
+      on[record.channel] = record.op .. " " .. record.label
+    end
+    assert.same({
+      "all_reduce weight", parameters = "all_gather ", numbers = "all_reduce used parameters",
+    }, on)
+    assert.matches("all_gather of world, f32 x %d+, channel parameters",
+      command.succeed(folder, "check s.lua -n 2"))
+  end)
+
   it("finds ranks that would disagree, and names the call", function()
     local code, out, err = command.run(folder, "check r.lua -n 3 differ=true")
     assert.equal(5, code)

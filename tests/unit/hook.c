@@ -199,7 +199,7 @@ static void alone_and_together(rank *self)
     OK(ms_comm_alone(self->engine, &alone));
     OK(ms_comm_alone(self->engine, &again));
     CHECK(alone == again && ms_group_size(alone) == 1 && ms_group_rank(alone) == 0
-          && ms_group_world_rank(alone, 0) == self->number && !ms_group_is_fake(alone));
+          && ms_group_world_rank(alone, 0) == self->number && !ms_group_has_others(alone));
     OK(ms_group_split(alone, 1, &one, &zero, &part));
     CHECK(part == alone);
     OK(make(self, MS_F32, 4, true, &t));

@@ -250,8 +250,8 @@ static void wrong_order(ms_local *local, const ms_comm_args *args, uint32_t othe
         snprintf(text + used, sizeof text - (size_t)used, "%s",
                  ms_flight_describe(&theirs->call, what, sizeof what));
     else
-        snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %u",
-                 (unsigned long long)number, group->name, channel + 1);
+        snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %s",
+                 (unsigned long long)number, group->name, ms_channel_name(channel + 1));
     ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 

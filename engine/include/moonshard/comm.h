@@ -8,8 +8,8 @@
  *   must agree in is written beside ms_collective. This is checked at every entry, always: a
  *   difference, or a rank that will make no more calls while others wait for it, ends the job at
  *   once with one error that shows both sides. The order counts across groups too: a call comes
- *   after the same number of calls of its group, both channels, and of all groups that contain it,
- *   on every member.
+ *   after the same number of calls of its group, on all channels, and of all groups that contain
+ * it, on every member.
  * - A collective is a task on a stream: it waits there for the last writers and readers of its
  *   tensors, and never blocks the host. A peer's memory is touched only while both ranks are inside
  *   the collective, and a rank leaves when all are done with its memory.
@@ -35,7 +35,13 @@ extern "C" {
 #define MS_LOCAL_RANKS_MAX 128  /* ranks of one host */
 #define MS_FAKE_RANKS_MAX 65536 /* of a fake world */
 #define MS_GROUPS_MAX 256       /* groups of one job, the world among them */
-#define MS_CHANNELS 2
+/* Channels of a group: its collectives of one channel run one after the other. Users have two;
+ * parameters of sharded optimizers and numbers that hosts share have one each, so that neither
+ * waits for what a user has enqueued. */
+#define MS_USER_CHANNELS 2
+#define MS_CHANNEL_PARAMETERS 3
+#define MS_CHANNEL_NUMBERS 4 /* of ms_group_share only */
+#define MS_CHANNELS 4
 
 typedef struct ms_rendezvous ms_rendezvous;
 typedef struct ms_group ms_group;
@@ -219,10 +225,13 @@ MS_API uint32_t ms_group_rank(const ms_group *group);
 MS_API uint32_t ms_group_size(const ms_group *group);
 MS_API const char *ms_group_name(const ms_group *group); /* "world", "world/1.0" ... */
 MS_API uint32_t ms_group_id(const ms_group *group); /* 0: the world; the same on all its ranks */
-MS_API bool ms_group_is_fake(const ms_group *group);
+/* Whether other ranks take part: not in a group of one, and not in a fake world. */
+MS_API bool ms_group_has_others(const ms_group *group);
 MS_API ms_engine *ms_group_engine(const ms_group *group);
 MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of member `rank` */
-/* The stream of a channel, 1 or 2, made at first use. */
+/* "1", "2", "parameters", "numbers". */
+MS_API const char *ms_channel_name(uint32_t channel);
+/* The stream of a channel, made at first use. */
 MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out);
 
 /* Cuts the group into `parts` groups: sizes[p] numbers of `ranks` for each, which are ranks of this
@@ -308,9 +317,9 @@ typedef struct ms_collective {
     uint64_t timeout_ns; /* 0: the job's */
 } ms_collective;
 
-/* Enqueues the collective behind all earlier ones of this channel (1 or 2) and after the last uses
- * of its tensors. *ready (may be NULL) is when the result is there. Errors of arguments name the
- * operation and change nothing. */
+/* Enqueues the collective after all earlier ones of this channel (1 or 2, or
+ * MS_CHANNEL_PARAMETERS) and after the last uses of its tensors. *ready (may be NULL) is when the
+ * result is there. Errors of arguments name the operation and change nothing. */
 MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel,
                                   const ms_collective *collective, ms_point *ready);
 /* The same, and recorded if recording is on and `input` requires a gradient: the result (call->out,
@@ -322,6 +331,32 @@ MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_coll
                                 ms_tensor *input, ms_point *ready);
 /* A barrier that the host waits for. */
 MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
+
+/* ------------------------------------------- numbers that hosts share */
+
+/* A few numbers that each rank's host brings and that hosts wait for, such as plans. They lie in
+ * host memory whatever the engine's device, and travel on a channel that waits for nothing that is
+ * being computed. kind: all_gather (the result has every rank's numbers, in rank order), broadcast,
+ * or all_reduce (op: sum or max). Ranks agree in all fields. Without others the result is that of
+ * ranks that all bring these numbers, on every device. */
+typedef struct ms_sharing {
+    ms_collective_kind kind;
+    ms_reduce_op op;
+    uint32_t root;
+    ms_dtype dtype;    /* u8, i32, i64 or f32 */
+    uint64_t count;    /* of this rank's numbers */
+    const char *label; /* for messages; copied */
+} ms_sharing;
+
+/* Enqueues, and copies the numbers first: the host does not wait. ticket (NULL: nobody reads the
+ * result) is for ms_group_share_end, which blocks until the result is there and is called once. */
+MS_API ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
+                                      uint64_t *ticket);
+/* all: `count` numbers; of all_gather, as many for each rank. */
+MS_API ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all);
+/* Both. mine may be all, except in all_gather. */
+MS_API ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, const void *mine,
+                                void *all);
 
 /* ----------------------------------------------------------------- accounts */
 

@@ -17,7 +17,7 @@
  *   without synchronization have left), and one more all_reduce tells who was used anywhere. Used
  *   elsewhere: the mean is its gradient. By nobody since the last reduction: its gradient stays as
  *   it was, NULL too. Only who has such a parameter waits for the answer, and not for the device:
- *   it comes over the group's channel 2, once the hosts of all ranks have got there.
+ *   it comes over the group's channel for numbers, once the hosts of all ranks have got there.
  * - With static_graph the first synchronized iteration counts how often each gradient comes and
  *   reduces at its backward's end; from then on a parameter is ready when its gradient has come so
  *   often, and those that never came are left out as above, with no more traffic. Another graph is

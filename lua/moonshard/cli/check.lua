@@ -73,7 +73,7 @@ end
 
 local function describe(record)
   local label = record.label ~= "" and (' "%s"'):format(record.label) or ""
-  return ("%s of %s, %s x %d, channel %d%s")
+  return ("%s of %s, %s x %d, channel %s%s")
     :format(record.op, record.group, record.dtype, record.count, record.channel, label)
 end
 

@@ -1,5 +1,5 @@
 -- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other
--- what they are about to do, in one small all_reduce; a rank that has no inputs left takes part
+-- what they are about to do, in one small all_gather; a rank that has no inputs left takes part
 -- with zeros until nobody has any.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
@@ -16,25 +16,16 @@ local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const> = 1, 2, 4, 8
 local OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 16, 32, 64, 7
 local MANY <const> = 1000  -- steps without inputs of its own that call for a remark
 
--- Tells the others. The answer comes over the group's channel 2, which waits for no computation.
+-- Tells the others. The answer waits for their hosts, not for what is being computed.
 local function tell(s, word)
-  local words = {}
-  for rank = 1, s.group:size() do words[rank] = rank == s.group:rank() + 1 and word or 0 end
-  local channel = s.group:channel(2)
-  local t
-  channel:_stream():run(function() t = core.tensor(words, "i32"):keep() end)
-  s.joining.answer, s.joining.own = channel:all_reduce(t), word
+  s.joining.answer = s.group:_share_begin("all_gather", "i32", { word }, "join")
 end
 
 -- Everyone's words, rank by rank, and who is live: how many, and the highest rank (nil: nobody).
 -- Blocks until the others' hosts have come as far.
 local function hear(s)
   local j = s.joining
-  local words
-  if s.reducer:is_fake() then
-    words = {}
-    for rank = 1, s.group:size() do words[rank] = j.own end
-  else words = j.answer:sync():to_table() end
+  local words = s.group:_share_end("all_gather", "i32", 1, j.answer)
   local live, highest = 0, nil
   for rank, word in ipairs(words) do
     if word ~= 0 then
@@ -113,7 +104,7 @@ end
 -- One step of the others, with zeros. Whether it was a pass that reduces.
 local function take_part(s, words, live, highest, synchronize_buffers)
   local word = check_same(words, highest)
-  if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group:channel(2), highest) end
+  if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group, highest) end
   if word & SYNC == 0 then return false end
   set_divisor(s, live)
   if word & REBUILD ~= 0 then

@@ -66,7 +66,7 @@ end
 
 --- What those ranks need for this step.
 ---@param optimizer ms.Optimizer
----@param group ms.Group a channel that waits for no reduction
+---@param group ms.Group
 ---@param ranks integer[]
 ---@param settings table[] for each group of the optimizer its hyper-parameters, lr as scheduled
 ---@param only_if? ms.Tensor
