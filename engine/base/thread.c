@@ -33,6 +33,10 @@ bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns)
     return futex_wait(word, FUTEX_WAIT, expected, timeout_ns);
 }
 void ms_futex_wake_shared(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE, count); }
+/* Never written: only its address counts. */
+static _Thread_local const char mark;
+const void *ms_thread_mark(void) { return &mark; }
+
 void ms_yield(void) { sched_yield(); }
 
 /* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most

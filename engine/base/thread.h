@@ -21,6 +21,9 @@ void ms_futex_wake(ms_word *word, uint32_t count);
 /* The same for a word in memory that several processes map. */
 bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns);
 void ms_futex_wake_shared(ms_word *word, uint32_t count);
+/* An address that no other thread of this process has while this one runs: names a thread without a
+ * system call. */
+const void *ms_thread_mark(void);
 /* Lets other threads of this core run. */
 void ms_yield(void);
 

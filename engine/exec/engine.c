@@ -62,6 +62,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
             options->threads);
     engine->threads = options->threads ? options->threads : machine.cores;
     engine->process = os->process_id(os->user);
+    engine->owner = ms_thread_mark();
     engine->strict = options->strict;
     engine->pin = options->pin;
     engine->random.seed = options->seed;

@@ -13,6 +13,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
+#include "base/assert.h"
 #include "base/thread.h"
 #include "moonshard/exec.h"
 
@@ -89,6 +90,10 @@ typedef struct ms_slot {
     ms_canary canary[MS_TASK_ACCESS_MAX];
 #endif
 } ms_slot;
+
+/* A cell has a bit for each stream that read it. */
+_Static_assert(MS_STREAMS_MAX <= 32, "ms_cell.readers has 32 bits");
+_Static_assert(MS_STEPS_AHEAD_MAX > 1, "a step may run while the next one is enqueued");
 
 typedef struct ms_clock_change {
     uint64_t seq;
@@ -182,7 +187,8 @@ struct ms_engine {
     ms_isa isa;
     bool isa_is_capped;
     uint32_t threads;
-    int64_t process; /* that started the threads */
+    int64_t process;   /* that started the threads */
+    const void *owner; /* the mark of the host thread: see ms_on_host */
     bool strict, pin;
     int sync_forbidden;
     ms_random random;
@@ -250,6 +256,9 @@ void ms_storages_close(ms_engine *engine);
 /* trace.c */
 ms_trace_record *ms_trace_add(ms_engine *engine); /* NULL when not tracing or out of memory */
 void ms_trace_close(ms_engine *engine);
+
+/* Whether this is the host thread, to which hazards, the pool and reference counts belong. */
+static inline bool ms_on_host(const ms_engine *engine) { return engine->owner == ms_thread_mark(); }
 
 static inline uint64_t ms_now(const ms_engine *engine)
 {

@@ -56,12 +56,14 @@ ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_fu
 
 ms_future *ms_future_retain(ms_future *future)
 {
+    MS_ASSERT(future->references > 0);
     future->references++;
     return future;
 }
 
 void ms_future_release(ms_future *future)
 {
+    MS_ASSERT(!future || future->references > 0);
     if (!future || --future->references > 0) return;
     if (future->value.object) future->value.release(future->value.object);
     ms_release(&future->engine->context, future);

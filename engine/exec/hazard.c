@@ -22,6 +22,7 @@ static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)
 
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
 {
+    MS_ASSERT(into != of && seq <= of->enqueued);
     const uint64_t *clock = clock_at(of, seq);
     if (clock)
         for (int i = 0; i < MS_STREAMS_MAX; i++)
@@ -107,6 +108,8 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
 {
     for (uint32_t a = 0; a < count; a++) {
         const ms_access *access = &accesses[a];
+        MS_ASSERT(access->storage->references > 0 && access->storage->engine == stream->engine);
+        MS_ASSERT((uint32_t)access->first_cell + access->cells <= access->storage->cell_count);
         access->storage->used = true;
         for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells;
              c++) {
@@ -128,6 +131,7 @@ void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
     memset(uses, 0, MS_STREAMS_MAX * sizeof uses[0]);
     for (uint32_t c = first; c < (uint32_t)first + cells; c++) {
         const ms_cell *cell = &storage->cells[c];
+        MS_ASSERT(cell->writer.seq <= storage->engine->streams[cell->writer.stream]->enqueued);
         if (cell->writer.seq > uses[cell->writer.stream])
             uses[cell->writer.stream] = cell->writer.seq;
         for (uint32_t readers = cell->readers; readers; readers &= readers - 1) {

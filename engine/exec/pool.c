@@ -150,6 +150,7 @@ static ms_status reserve_structs(ms_pool *pool, uint32_t count)
 static ms_block *struct_take(ms_pool *pool)
 {
     ms_block *block = pool->unused;
+    MS_ASSERT(block); /* reserve_structs came first */
     pool->unused = block->next;
     memset(block, 0, sizeof *block);
     return block;
@@ -165,6 +166,7 @@ static void struct_give(ms_pool *pool, ms_block *block)
 
 static void list_add(ms_pool *pool, ms_block *block)
 {
+    MS_ASSERT(block->freed && block->offset + block->size <= pool->top);
     ms_block **head = &pool->bins[bin_of(block->size)];
     block->previous = NULL;
     block->next = *head;
@@ -174,6 +176,7 @@ static void list_add(ms_pool *pool, ms_block *block)
 
 static void list_remove(ms_pool *pool, ms_block *block)
 {
+    MS_ASSERT(block->freed);
     if (block->previous) block->previous->next = block->next;
     else pool->bins[bin_of(block->size)] = block->next;
     if (block->next) block->next->previous = block->previous;
@@ -378,6 +381,7 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
 
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
 {
+    MS_ASSERT(!block->freed && ms_on_host(pool->engine));
     memcpy(block->uses, uses, sizeof block->uses);
     if (block->after && block->after->freed) {
         list_remove(pool, block->after);

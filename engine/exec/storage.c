@@ -55,6 +55,7 @@ ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_engine *engine = stream->engine;
+    MS_ASSERT(ms_on_host(engine));
     ms_storage *storage = NULL;
     ms_status status = struct_take(engine, &storage);
     if (status) return status;
@@ -85,12 +86,14 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
 
 ms_storage *ms_storage_retain(ms_storage *storage)
 {
+    MS_ASSERT(storage->references > 0);
     storage->references++;
     return storage;
 }
 
 void ms_storage_release(ms_storage *storage)
 {
+    MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
     if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
     if (engine->poison) ms_poison_fill(storage);

@@ -93,6 +93,7 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
 static ms_slot *reserve(ms_stream *stream)
 {
     if (!stream->ring) return NULL;
+    MS_ASSERT(atomic_load(&stream->head) == stream->enqueued);
     uint64_t seq = stream->enqueued + 1;
     if (seq > MS_RING_SLOTS
         && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
@@ -108,6 +109,7 @@ static void commit(ms_stream *stream)
 
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
 {
+    MS_ASSERT(ms_on_host(stream->engine) && seq <= of->enqueued);
     if (of == stream || seq <= stream->clock[of->index]) return MS_OK;
     ms_engine *engine = stream->engine;
     ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
@@ -164,6 +166,7 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
                             ms_point *out)
 {
     ms_engine *engine = stream->engine;
+    MS_ASSERT(ms_on_host(engine));
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     if (task->args_bytes > MS_TASK_ARGS_MAX || count > MS_TASK_ACCESS_MAX)
         return ms_engine_fail(

@@ -102,8 +102,10 @@ static ms_status see(ms_pass *pass, ms_node *node)
     pass->reads_homes |= node->function != NULL;
     for (uint32_t i = 0; i < node->saved_count; i++)
         pass->reads_homes |= ms_storage_is_home(node->saved[i].tensor->storage);
-    if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
+    /* Nodes in `seen` are released at the end, so nothing may fail between that and the reference.
+     */
     if (!status) status = push(pass, &pass->stack, &pass->stack_count, &pass->stack_capacity, node);
+    if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
     if (status) return status;
     node->visit = pass->visit;
     node->pending = 0;

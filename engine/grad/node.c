@@ -167,6 +167,7 @@ static void node_free(ms_node *node, ms_node **list)
 {
     for (uint32_t i = 0; i < node->input_count; i++) {
         ms_node *input = node->edges[i].node;
+        MS_ASSERT(!input || input->references > 0);
         if (!input || --input->references > 0) continue;
         input->next = *list;
         *list = input;
@@ -185,6 +186,7 @@ static void node_free(ms_node *node, ms_node **list)
 
 void ms_node_release(ms_node *node)
 {
+    MS_ASSERT(!node || node->references > 0);
     if (!node || --node->references > 0) return;
     ms_node *list = node;
     node->next = NULL;

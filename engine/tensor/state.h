@@ -6,6 +6,7 @@
 #ifndef MOONSHARD_TENSOR_STATE_H
 #define MOONSHARD_TENSOR_STATE_H
 
+#include "base/assert.h"
 #include "moonshard/tensor.h"
 
 struct ms_tensor {

@@ -311,12 +311,14 @@ ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
 
 ms_tensor *ms_tensor_retain(ms_tensor *tensor)
 {
+    MS_ASSERT(tensor->references > 0);
     tensor->references++;
     return tensor;
 }
 
 void ms_tensor_release(ms_tensor *tensor)
 {
+    MS_ASSERT(!tensor || tensor->references > 0);
     if (!tensor || --tensor->references > 0) return;
     if (tensor->cast) drop_cast(tensor);
     if (tensor->meta) tensor->free_meta(tensor->meta);

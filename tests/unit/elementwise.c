@@ -376,7 +376,7 @@ static void check_one(const char *name, uint32_t inputs, bool above_zero, bool i
                       const ms_attributes *attributes)
 {
     int64_t shape[3][2] = { { 3, 4 }, { 3, 1 }, { 3, 4 } };
-    ms_tensor *in[3];
+    ms_tensor *in[3] = { NULL };
     for (uint32_t k = 0; k < inputs; k++) {
         in[k] = tensor_of(engine, MS_F32, 2, shape[k], NULL);
         double *x = tensor_get(in[k]);
