@@ -317,7 +317,7 @@ static int reducer_on_reduced(lua_State *L)
 static int reducer_bucket_times(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
-    ms_reducer_stats_get(r);
+    ms_reducer_stats(r);
     lua_newtable(L);
     for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) {
         const ms_bucket *bucket = ms_reducer_bucket(r, b);
@@ -513,7 +513,7 @@ static int reducer_link_stats(lua_State *L)
  * nil */
 static int reducer_stats(lua_State *L)
 {
-    ms_reducer_stats stats = ms_reducer_stats_get(check_reducer(L));
+    ms_pass_stats stats = ms_reducer_stats(check_reducer(L));
     lua_createtable(L, 0, 11);
     lua_pushstring(L, ms_reducer_error(check_reducer(L)));
     lua_setfield(L, -2, "error");

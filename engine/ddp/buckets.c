@@ -57,12 +57,12 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     bucket->positions = out->positions;
     memcpy(out->positions, positions, count * sizeof *positions);
     for (uint32_t i = 0; i < count; i++) {
-        bucket->parameters[i] = reducer->owners[positions[i]].tensor;
-        names[i] = reducer->owners[positions[i]].name;
+        bucket->parameters[i] = reducer->parameters[positions[i]].tensor;
+        names[i] = reducer->parameters[positions[i]].name;
         elements += ms_tensor_count(bucket->parameters[i]);
     }
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);
-    snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->owners[positions[0]].name);
+    snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->parameters[positions[0]].name);
     status = ms_allocate(context, count * sizeof(size_t), "a bucket", &ends);
     if (!status)
         status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine),
@@ -94,10 +94,18 @@ void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
     *list = (ms_bucket_list){ 0 };
 }
 
+ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
+{
+    ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
+    if (gradient == parameter->view) return MS_OK;
+    ms_status status = ms_copy_into(parameter->reducer->engine, gradient, parameter->view);
+    return status ? status : ms_tensor_set_grad(parameter->tensor, parameter->view);
+}
+
 static bool any_gradient(const ms_reducer *reducer)
 {
     for (uint32_t i = 0; i < reducer->count; i++)
-        if (ms_tensor_grad(reducer->owners[i].tensor)) return true;
+        if (ms_tensor_grad(reducer->parameters[i].tensor)) return true;
     return false;
 }
 
@@ -109,7 +117,7 @@ static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
     for (uint32_t b = 0; b < list->count; b++) {
         const ms_bucket *bucket = &list->items[b].bucket;
         for (uint32_t i = 0; i < bucket->count && !status; i++) {
-            ms_tensor *gradient = ms_tensor_grad(reducer->owners[bucket->positions[i]].tensor);
+            ms_tensor *gradient = ms_tensor_grad(reducer->parameters[bucket->positions[i]].tensor);
             if (gradient) status = ms_copy_into(reducer->engine, gradient, bucket->gradients[i]);
         }
     }
@@ -126,12 +134,12 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
         bucket->is_last = b + 1 == list->count - list->plain;
         list->items[b].plain = b >= list->count - list->plain;
         for (uint32_t i = 0; i < bucket->count && !status; i++) {
-            ms_slot_owner *owner = &reducer->owners[bucket->positions[i]];
-            owner->bucket = b;
-            owner->view = bucket->gradients[i];
-            status = ms_tensor_set_grad_home(owner->tensor, owner->view);
-            if (!status && ms_tensor_grad(owner->tensor))
-                status = ms_tensor_set_grad(owner->tensor, owner->view);
+            ms_ddp_parameter *parameter = &reducer->parameters[bucket->positions[i]];
+            parameter->bucket = b;
+            parameter->view = bucket->gradients[i];
+            status = ms_tensor_set_grad_home(parameter->tensor, parameter->view);
+            if (!status && ms_tensor_grad(parameter->tensor))
+                status = ms_tensor_set_grad(parameter->tensor, parameter->view);
         }
     }
     return status;
@@ -148,7 +156,7 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
     for (ms_dtype dtype = 0; dtype < MS_DTYPES && !status; dtype++) {
         uint32_t count = 0;
         for (uint32_t i = reducer->count - reducer->delayed; i < reducer->count; i++)
-            if (ms_tensor_dtype(reducer->owners[i].tensor) == dtype) positions[count++] = i;
+            if (ms_tensor_dtype(reducer->parameters[i].tensor) == dtype) positions[count++] = i;
         if (count == 0) continue;
         made->plain++;
         status = make_bucket(reducer, positions, count, &made->items[made->count++]);
@@ -174,7 +182,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     made.items = memory;
     if (!keep) {
         for (uint32_t i = 0; i < reducer->count; i++)
-            ms_tensor_set_grad_home(reducer->owners[i].tensor, NULL);
+            ms_tensor_set_grad_home(reducer->parameters[i].tensor, NULL);
         ms_buckets_free(reducer, &reducer->buckets);
     }
     for (uint32_t b = 0; b < buckets && !status; order += sizes[b++]) {
@@ -191,7 +199,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     ms_buckets_free(reducer, &reducer->buckets);
     reducer->buckets = made;
     reducer->layout++;
-    reducer->made_at = reducer->iterations;
+    reducer->made_at = reducer->times.passes;
     return MS_OK;
 }
 
@@ -238,7 +246,7 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
     uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count,
              *places = sizes + count;
     for (uint32_t i = 0; i < count; i++) {
-        const ms_tensor *tensor = reducer->owners[reducer->arrival[i]].tensor;
+        const ms_tensor *tensor = reducer->parameters[reducer->arrival[i]].tensor;
         bytes[i] = ms_tensor_bytes(tensor);
         keys[i] = ms_tensor_dtype(tensor);
     }

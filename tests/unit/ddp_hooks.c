@@ -158,7 +158,7 @@ static void step_some(rank *self)
             OK(step_parameter(self->engine, reference.weights[w]));
         }
         OK(ms_engine_sync(self->engine));
-        ms_reducer_stats_get(s.reducer);
+        ms_reducer_stats(s.reducer);
         for (uint32_t b = 0; b < ms_reducer_buckets(s.reducer); b++) {
             CHECK(ms_reducer_bucket_times(s.reducer, b, &times));
             CHECK(times.ready_ns > 0 && times.ready_ns < 60000000000u && times.reduce_ns > 0

@@ -27,7 +27,7 @@ static void train_some(rank *self)
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_reducer_step_end(reducer));
         OK(ms_engine_sync(self->engine));
-        ms_reducer_stats stats = ms_reducer_stats_get(reducer);
+        ms_pass_stats stats = ms_reducer_stats(reducer);
         CHECK(stats.iterations == iteration + 1 && stats.timed == iteration + 1
               && stats.calls == ms_reducer_buckets(reducer));
         CHECK(stats.payload_bytes == 7528

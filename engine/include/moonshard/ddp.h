@@ -160,36 +160,15 @@ MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
  * succeed leave it. */
 MS_API const char *ms_reducer_error(const ms_reducer *reducer);
 
-/* Never waits: counts are of the last synchronized pass (whose step has ended, where
- * ms_reducer_step_end is called), times of the last one that has ended on its streams. Times are 0
- * on the sim executor. */
-typedef struct ms_reducer_stats {
-    /* Number of the pass that the counts are of, and of the pass that the times are of; 0: none
-     * yet. */
-    uint64_t iterations, timed;
-    uint64_t forward_ns, backward_ns; /* on the stream of the model; backward from forward's end */
-    uint64_t reduce_ns;               /* of all buckets, hooks included */
-    uint64_t exposed_ns; /* what the model's stream waited for results behind backward */
-    uint64_t step_ns;    /* from then to the step's end: clipping, optimizer */
-    uint64_t calls, payload_bytes, wire_bytes; /* launches, and what their collectives sent */
-} ms_reducer_stats;
-MS_API ms_reducer_stats ms_reducer_stats_get(ms_reducer *reducer);
-/* Of the same passes, what each link of a chain of several had a part in, from 1: reductions, and
- * what they took. The links' number, or 0: ms_reducer_stats has it all. Links whose hook does not
- * say who works are not told apart. */
-typedef struct ms_link_stats {
-    uint64_t calls, payload_bytes, wire_bytes, ns;
-    uint64_t exposed_ns; /* the part of ns that the model's stream waited */
-} ms_link_stats;
+/* Never waits. Counts are of the last synchronized pass, or, where ms_reducer_step_end is called,
+ * of the last pass whose step has ended. */
+MS_API ms_pass_stats ms_reducer_stats(ms_reducer *reducer);
+/* What each link of a chain of several costs, counted from 1, in the same passes. ms_reducer_links:
+ * their number; 0: the chain has one link, or its hook does not call ms_bucket_account. */
 MS_API uint32_t ms_reducer_links(const ms_reducer *reducer);
 MS_API ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link);
-/* Of the same pass as the times of ms_reducer_stats_get, which is called first: when the last
- * gradient of a bucket was there, since forward's end (or since forward began where nobody says its
- * end), and how long its reduction took, links included. False (and zeros) while no pass with the
- * present buckets was timed. */
-typedef struct ms_bucket_times {
-    uint64_t ready_ns, reduce_ns;
-} ms_bucket_times;
+/* Of the pass that has the times of the last ms_reducer_stats. False, and zeros, while no pass with
+ * the present buckets was timed. */
 MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index,
                                     ms_bucket_times *out);
 

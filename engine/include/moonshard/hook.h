@@ -242,6 +242,35 @@ MS_API void ms_chain_end(ms_bucket *bucket, ms_dtype autocast);
 typedef ms_status (*ms_comm_hook)(void *user, ms_bucket *bucket, ms_tensor **result,
                                   ms_point *ready);
 
+/* --------------------------------------------------------------- statistics */
+
+/* Of synchronized passes. Times are 0 on the sim executor. */
+typedef struct ms_pass_stats {
+    /* Number of the pass that the counts are of, and of the pass that the times are of, from 1; 0:
+     * none yet. Times are of the last pass that has ended on its streams. */
+    uint64_t iterations, timed;
+    /* On the stream of the model; backward begins where forward ends. */
+    uint64_t forward_ns, backward_ns;
+    uint64_t reduce_ns;  /* sum over the buckets, hooks included */
+    uint64_t exposed_ns; /* how long the model's stream waited for results after backward */
+    uint64_t step_ns;    /* from then to the step's end: clipping, optimizer */
+    /* Number of reductions, and what their collectives sent. */
+    uint64_t calls, payload_bytes, wire_bytes;
+} ms_pass_stats;
+
+/* What one link of a chain costs: the reductions in which it had a part, what they sent on its
+ * account, and its time. */
+typedef struct ms_link_stats {
+    uint64_t calls, payload_bytes, wire_bytes, ns;
+    uint64_t exposed_ns; /* the part of ns in which the model's stream waited */
+} ms_link_stats;
+
+/* When the last gradient of a bucket was there, since forward's end (since its begin where its end
+ * is not noted), and how long its reduction took, links included. */
+typedef struct ms_bucket_times {
+    uint64_t ready_ns, reduce_ns;
+} ms_bucket_times;
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,171 @@
+/* launch.c: counts the gradients of each bucket, launches buckets in order of their index, and
+ * makes the end of backward wait for the results. */
+#include "ddp/reducer.h"
+
+#include <stdio.h>
+
+#include "base/assert.h"
+#include "tensor/copy.h"
+
+/* ------------------------------------------------------------------- phases */
+
+/* Whether a pass may go from one phase to another. Any phase may end in REDUCED: an error ends the
+ * job there. */
+static bool is_legal(const ms_reducer *reducer, ms_reducer_phase to)
+{
+    ms_reducer_phase from = reducer->phase;
+    switch (to) {
+    case MS_REDUCER_LOCAL:
+    case MS_REDUCER_EXPECTING: return from != MS_REDUCER_REDUCING;
+    case MS_REDUCER_REDUCING:
+        /* A static graph's first pass reduces once more after each further backward. */
+        return from == MS_REDUCER_EXPECTING
+               || (from == MS_REDUCER_REDUCED && reducer->static_graph && !reducer->counted);
+    case MS_REDUCER_REDUCED: return true;
+    default: return false;
+    }
+}
+
+void ms_reducer_enter(ms_reducer *reducer, ms_reducer_phase phase)
+{
+    MS_ASSERT(is_legal(reducer, phase));
+    reducer->phase = phase;
+}
+
+ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
+{
+    const ms_error *error = ms_engine_error(reducer->engine);
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCED);
+    snprintf(reducer->error, sizeof reducer->error, "%s", error->message);
+    ms_comm_abort(reducer->engine, error);
+    return status;
+}
+
+/* ---------------------------------------------------------------- launching */
+
+/* The stream waits for every task that reads or writes the tensor's memory. */
+static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
+{
+    ms_point points[MS_STREAMS_MAX];
+    const ms_storage *storage = ms_tensor_storage(tensor);
+    uint32_t count = ms_storage_users(storage, 0, ms_storage_bytes(storage), points);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
+    return status;
+}
+
+static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
+{
+    return ms_tensor_storage(a) == ms_tensor_storage(b)
+           && ms_tensor_offset(a) == ms_tensor_offset(b)
+           && ms_tensor_count(a) == ms_tensor_count(b);
+}
+
+/* Buckets of delayed parameters pass no hook; their bytes and times are charged to no link. */
+static ms_status reduce_plainly(ms_reducer *reducer, ms_bucket *bucket, ms_tensor **result)
+{
+    bucket->account = NULL;
+    return ms_chain_run(reducer->plain, reducer->plain_count, bucket, result);
+}
+
+/* With the communication stream current: runs the hook and leaves its result in the bucket's
+ * memory. */
+static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
+{
+    ms_bucket *bucket = &item->bucket;
+    ms_tensor *result = NULL;
+    ms_stream *stream = ms_engine_current(reducer->engine);
+    item->ready[1] = (ms_point){ 0 };
+    bucket->divisor = reducer->divisor;
+    ms_status status;
+    if (item->plain) status = reduce_plainly(reducer, bucket, &result);
+    else if (reducer->hook)
+        status = reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]);
+    else status = ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    ms_bucket_set_buffer(bucket, bucket->flat);
+    if (!status) status = ms_bucket_check_result(bucket, NULL, result);
+    if (!status && !is_same_memory(result, bucket->flat)) {
+        status = ms_stream_wait(stream, item->ready[1]);
+        if (!status) status = ms_copy_into(reducer->engine, result, bucket->flat);
+    }
+    ms_tensor_release(result);
+    return status;
+}
+
+/* Tells the optimizer overlap that a bucket's result is on its way; or MS_REDUCED_ALL. */
+static ms_status call_on_reduced(ms_reducer *reducer, uint32_t bucket)
+{
+    if (!reducer->on_reduced || reducer->shadow) return MS_OK;
+    return reducer->on_reduced(reducer->on_reduced_user, bucket);
+}
+
+static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
+{
+    ms_stream *stream = NULL;
+    ms_status status = ms_group_stream(reducer->group, 1, &stream);
+    if (!status) status = wait_for_uses(stream, item->bucket.flat);
+    if (status) return status;
+    ms_stream *before = ms_engine_set_current(reducer->engine, stream);
+    status = ms_times_begin_reduction(&reducer->times, &item->bucket);
+    if (!status) status = run_hook(reducer, item);
+    if (!status) status = ms_times_end_reduction(&reducer->times, &item->bucket);
+    item->ready[0] = ms_stream_last(stream);
+    ms_engine_set_current(reducer->engine, before);
+    return status ? status : call_on_reduced(reducer, item->bucket.index);
+}
+
+/* What is enqueued on the current stream after this backward sees reduced gradients. */
+static ms_status finish(ms_reducer *reducer)
+{
+    ms_stream *current = ms_engine_current(reducer->engine);
+    ms_status status = ms_times_note(&reducer->times, MS_AT_WAIT);
+    for (uint32_t b = 0; b < reducer->buckets.count; b++)
+        for (uint32_t i = 0; i < 2 && !status; i++)
+            status = ms_stream_wait(current, reducer->buckets.items[b].ready[i]);
+    if (!status) status = ms_times_note(&reducer->times, MS_AT_READY);
+    if (!status) status = ms_unused_settle(reducer);
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCED);
+    ms_times_end_pass(&reducer->times);
+    return status ? status : call_on_reduced(reducer, MS_REDUCED_ALL);
+}
+
+/* ----------------------------------------------------------------- counting */
+
+/* Logs the order of gradients, from which buckets are rebuilt. A static graph's first pass reduces
+ * all at once, in no order. */
+static ms_status log_arrival(ms_ddp_parameter *parameter)
+{
+    ms_reducer *reducer = parameter->reducer;
+    bool is_ordered = !reducer->static_graph || reducer->counted;
+    if (!reducer->logging || parameter->position >= reducer->count - reducer->delayed
+        || !is_ordered)
+        return MS_OK;
+    reducer->arrival[reducer->arrived++] = parameter->position;
+    return reducer->planned ? ms_times_gradient(&reducer->times, parameter->position) : MS_OK;
+}
+
+ms_status ms_gradient_ready(ms_ddp_parameter *parameter)
+{
+    ms_reducer *reducer = parameter->reducer;
+    ms_bucket_list *buckets = &reducer->buckets;
+    ms_bucket_state *bucket = &buckets->items[parameter->bucket];
+    MS_ASSERT(!parameter->ready && bucket->pending > 0);
+    parameter->ready = true;
+    ms_status status = log_arrival(parameter);
+    if (--bucket->pending == 0 && !status)
+        status = ms_times_bucket_complete(&reducer->times, parameter->bucket);
+    while (!status && reducer->next_bucket < buckets->count
+           && buckets->items[reducer->next_bucket].pending == 0)
+        status = launch(reducer, &buckets->items[reducer->next_bucket++]);
+    if (!status && reducer->next_bucket == buckets->count && reducer->phase == MS_REDUCER_REDUCING)
+        status = finish(reducer);
+    return status;
+}
+
+void ms_reducer_reset(ms_reducer *reducer)
+{
+    reducer->arrived = reducer->next_bucket = 0;
+    for (uint32_t i = 0; i < reducer->count; i++) reducer->parameters[i].ready = false;
+    for (uint32_t b = 0; b < reducer->buckets.count; b++)
+        reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;
+}

@@ -1,0 +1,298 @@
+/* pass.c: one pass: its forward, its gradients as they come, and the parameters for which none
+ * comes. */
+#include "ddp/reducer.h"
+
+#include <stdio.h>
+
+/* ------------------------------------------------------------------- errors */
+
+/* Names the first few parameters without gradient. */
+static ms_status missing_gradients(ms_reducer *reducer)
+{
+    char names[400] = "";
+    uint32_t missing = 0;
+    size_t used = 0;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        if (reducer->parameters[i].ready || missing++ >= 3) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s'%.100s'", used ? ", " : "",
+                                 reducer->parameters[i].name);
+    }
+    if (missing > 3) snprintf(names + used, sizeof names - used, " and %u more", missing - 3);
+    if (reducer->static_graph)
+        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+                              "ddp: static_graph: the graph changed: in the last backward fewer "
+                              "gradients than in the first iteration came for %s",
+                              names);
+    return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+                          "ddp: in the last backward no gradient came for %s, so %s never "
+                          "reduced: the loss must depend on every parameter that "
+                          "requires a gradient (ddp's option find_unused = true allows unused "
+                          "parameters; or call requires_grad_(false) on them before ddp)",
+                          names, missing > 1 ? "their buckets were" : "its bucket was");
+}
+
+static ms_status not_expected(const ms_ddp_parameter *parameter)
+{
+    ms_engine *engine = parameter->reducer->engine;
+    if (parameter->reducer->phase == MS_REDUCER_IDLE)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: a gradient of '%s' came, but there was no forward of the ddp "
+                              "model: call what ddp returned, not the module inside",
+                              parameter->name);
+    if (parameter->absent)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: find_unused: '%s' got a gradient, but the outputs of the "
+                              "forward do not depend on it: it was used outside of the ddp model",
+                              parameter->name);
+    return ms_engine_fail(
+        engine, MS_ERROR_STATE,
+        "ddp: '%s' got its gradient twice after one forward: backward ran a second time "
+        "(retain_graph), or the forward was that of the module inside instead "
+        "of the ddp model; use no_sync or accumulate for passes whose gradients add up",
+        parameter->name);
+}
+
+/* The old buckets were freed to make room, and then the new ones could not be made. */
+static ms_status no_buckets(const ms_reducer *reducer)
+{
+    return ms_engine_fail(
+        reducer->engine, MS_ERROR_STATE,
+        "ddp: the model has no gradient buckets, because the last change of its buckets failed: "
+        "assign buckets again, or unwrap the model and wrap it anew");
+}
+
+/* ---------------------------------------------------------- the reduction */
+
+/* The parameter gets no gradient in this pass. */
+static ms_status skip(ms_ddp_parameter *parameter)
+{
+    ms_status status = ms_unused_contribute(parameter);
+    return status ? status : ms_gradient_ready(parameter);
+}
+
+/* Parameters that backward has not reached get no gradient any more: the loss does not use every
+ * output. */
+static ms_status end_of_backward(void *user)
+{
+    ms_reducer *reducer = user;
+    ms_status status = MS_OK;
+    if (reducer->phase != MS_REDUCER_REDUCING) return MS_OK;
+    for (uint32_t i = 0; i < reducer->count && !status; i++)
+        if (!reducer->parameters[i].ready) status = skip(&reducer->parameters[i]);
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
+}
+
+/* The reduction of a pass begins: with its first gradient, or where no gradient will come at all.
+ * Absent parameters contribute at once. */
+static ms_status begin(ms_reducer *reducer)
+{
+    bool by_graph = reducer->find_unused && !reducer->static_graph;
+    bool all = true;
+    for (uint32_t i = 0; i < reducer->count; i++) all &= reducer->parameters[i].absent;
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
+    ms_status status =
+        by_graph && !all ? ms_backward_at_end(reducer->engine, end_of_backward, reducer) : MS_OK;
+    for (uint32_t i = 0; i < reducer->count && !status; i++)
+        if (reducer->parameters[i].absent) status = skip(&reducer->parameters[i]);
+    return status;
+}
+
+/* A gradient is complete: it joins its bucket. */
+static ms_status reduce_gradient(ms_ddp_parameter *parameter)
+{
+    ms_status status = ms_gradient_to_bucket(parameter);
+    return status ? status : ms_gradient_ready(parameter);
+}
+
+/* ------------------------------------------------------------ static graphs */
+
+/* How often each parameter gets a gradient is known now: all buckets go. Once more, where another
+ * backward of this forward follows: a mean of means and new gradients is the mean of all. */
+static ms_status end_of_first(void *user)
+{
+    ms_reducer *reducer = user;
+    ms_status status = MS_OK;
+    if (reducer->phase != MS_REDUCER_REDUCING) return MS_OK;
+    ms_reducer_reset(reducer);
+    for (uint32_t i = 0; i < reducer->count && !status; i++) {
+        ms_ddp_parameter *parameter = &reducer->parameters[i];
+        bool has_gradient = parameter->used && ms_tensor_grad(parameter->tensor);
+        status = has_gradient ? reduce_gradient(parameter) : skip(parameter);
+    }
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
+}
+
+static ms_status graph_changed(const ms_ddp_parameter *parameter)
+{
+    ms_engine *engine = parameter->reducer->engine;
+    if (parameter->absent)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "ddp: static_graph: the graph changed: '%s' got a gradient; it had "
+                              "none in the first iteration",
+                              parameter->name);
+    return ms_engine_fail(engine, MS_ERROR_STATE,
+                          "ddp: static_graph: the graph changed: '%s' got its gradient %u times "
+                          "after one forward; in the first iteration it was %u",
+                          parameter->name, parameter->fired, parameter->expected);
+}
+
+/* A static graph's first pass only counts, and reduces at backward's end. */
+static ms_status count_gradient(ms_reducer *reducer)
+{
+    if (reducer->phase == MS_REDUCER_REDUCING) return MS_OK;
+    if (reducer->phase == MS_REDUCER_REDUCED) ms_times_reopen_pass(&reducer->times);
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
+    return ms_backward_at_end(reducer->engine, end_of_first, reducer);
+}
+
+static ms_status take_static_gradient(ms_ddp_parameter *parameter)
+{
+    ms_reducer *reducer = parameter->reducer;
+    parameter->fired++;
+    parameter->used = true;
+    if (!reducer->counted) return count_gradient(reducer);
+    if (parameter->fired > parameter->expected) return graph_changed(parameter);
+    ms_status status = reducer->phase == MS_REDUCER_EXPECTING ? begin(reducer) : MS_OK;
+    if (status || parameter->fired < parameter->expected) return status;
+    return reduce_gradient(parameter);
+}
+
+/* ---------------------------------------------------------------- gradients */
+
+static ms_status take_gradient(ms_ddp_parameter *parameter)
+{
+    ms_reducer *reducer = parameter->reducer;
+    if (reducer->no_sync)
+        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+                              "ddp: no_sync: backward runs inside, but its forward ran outside: "
+                              "run both inside");
+    if (reducer->buckets.count == 0) return no_buckets(reducer);
+    if (reducer->phase == MS_REDUCER_IDLE) return not_expected(parameter);
+    if (reducer->static_graph) return take_static_gradient(parameter);
+    if (reducer->phase == MS_REDUCER_REDUCED || parameter->ready || parameter->absent)
+        return not_expected(parameter);
+    parameter->used = true;
+    ms_status status = reducer->phase == MS_REDUCER_EXPECTING ? begin(reducer) : MS_OK;
+    return status ? status : reduce_gradient(parameter);
+}
+
+ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
+{
+    (void)leaf;
+    ms_ddp_parameter *parameter = user;
+    if (parameter->reducer->phase == MS_REDUCER_LOCAL) {
+        parameter->used = true;
+        return MS_OK;
+    }
+    ms_status status = take_gradient(parameter);
+    return status ? ms_reducer_end_job(parameter->reducer, status) : MS_OK;
+}
+
+/* ------------------------------------------------------------------ forward */
+
+/* Takes over what the passes before have shown: how often each gradient of a static graph comes,
+ * and which parameters the outputs of earlier forwards of the same backward did not reach. */
+static void learn(ms_reducer *reducer)
+{
+    bool first = reducer->static_graph && !reducer->counted && reducer->times.passes > 0;
+    /* One backward may go through several forwards: a parameter is absent if all of them missed
+     * it. */
+    bool several = reducer->searched && reducer->phase == MS_REDUCER_EXPECTING;
+    reducer->counted |= first;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        ms_ddp_parameter *parameter = &reducer->parameters[i];
+        if (first) parameter->expected = parameter->fired;
+        parameter->missed = !several || parameter->absent;
+        parameter->absent = reducer->counted && parameter->expected == 0;
+        parameter->fired = 0;
+    }
+    reducer->searched = false;
+}
+
+ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
+{
+    bool due = reducer->logging && !reducer->planned && reducer->phase != MS_REDUCER_REDUCING
+               && reducer->arrived == reducer->count - reducer->delayed;
+    return due ? ms_reducer_rebuild_now(reducer) : MS_OK;
+}
+
+ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
+{
+    if (reducer->phase == MS_REDUCER_REDUCING)
+        return ms_reducer_end_job(reducer, missing_gradients(reducer));
+    if (!synchronize) {
+        ms_reducer_enter(reducer, MS_REDUCER_LOCAL);
+        return MS_OK;
+    }
+    if (reducer->buckets.count == 0) return ms_reducer_end_job(reducer, no_buckets(reducer));
+    ms_status status = ms_reducer_rebuild_due(reducer);
+    if (status) return status;
+    learn(reducer);
+    ms_reducer_reset(reducer);
+    ms_reducer_enter(reducer, MS_REDUCER_EXPECTING);
+    return ms_times_begin_pass(&reducer->times, reducer->layout);
+}
+
+ms_status ms_reducer_forward_end(ms_reducer *reducer)
+{
+    return reducer->phase == MS_REDUCER_EXPECTING ? ms_times_note(&reducer->times, MS_AT_BACKWARD)
+                                                  : MS_OK;
+}
+
+/* Marks the parameters that none of these outputs reaches as absent, and counts them. */
+static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count,
+                             uint32_t *found)
+{
+    void *memory = NULL;
+    ms_status status =
+        ms_allocate(ms_engine_context(reducer->engine),
+                    reducer->count * (sizeof(ms_tensor *) + sizeof(bool)), "ddp", &memory);
+    if (status) return status;
+    ms_tensor **leaves = memory;
+    bool *reached = (bool *)(leaves + reducer->count);
+    for (uint32_t i = 0; i < reducer->count; i++) leaves[i] = reducer->parameters[i].tensor;
+    status = ms_graph_reaches(reducer->engine, outputs, count, leaves, reducer->count, reached);
+    for (uint32_t i = 0; i < reducer->count && !status; i++) {
+        ms_ddp_parameter *parameter = &reducer->parameters[i];
+        parameter->absent = !reached[i] && parameter->missed;
+        *found += parameter->absent;
+    }
+    ms_release(ms_engine_context(reducer->engine), memory);
+    return status;
+}
+
+ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
+{
+    uint32_t absent = 0;
+    if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->find_unused || reducer->static_graph)
+        return MS_OK;
+    ms_status status = find_absent(reducer, outputs, count, &absent);
+    if (status) return status;
+    if (!absent && !reducer->searched_before)
+        ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN,
+               "ddp: find_unused: the outputs of this forward depend on every parameter; where "
+               "they always do, training is faster without find_unused");
+    reducer->searched_before = true;
+    reducer->searched = true;
+    /* No backward of this rank reaches a parameter: its part in the reductions is due now. */
+    status = absent == reducer->count ? begin(reducer) : MS_OK;
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
+}
+
+/* --------------------------------------------------------------------- join */
+
+ms_status ms_reducer_shadow(ms_reducer *reducer)
+{
+    ms_status status = MS_OK;
+    if (reducer->phase != MS_REDUCER_EXPECTING)
+        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+                              "ddp: a rank without inputs takes part after a synchronized forward");
+    ms_bucket_list *buckets = &reducer->buckets;
+    reducer->shadow = true;
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
+    for (uint32_t b = 0; b < buckets->count && !status; b++)
+        for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++)
+            status = skip(&reducer->parameters[buckets->items[b].positions[i]]);
+    reducer->shadow = false;
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
+}

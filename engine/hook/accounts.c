@@ -1,0 +1,190 @@
+/* accounts.c: what each link of a chain costs, in bytes and in time. */
+#include "hook/accounts.h"
+
+#include "hook/clock.h"
+
+/* Time marks of a bucket: links that wrap work twice. A link beyond the limit is counted with the
+ * link before it. */
+enum { MOST_LINKS = 32, MARKS_PER_LINK = 2 };
+
+struct ms_accounts {
+    ms_engine *engine;
+    uint32_t buckets, links;
+    uint32_t most_marks; /* of a bucket */
+    ms_storage *marks;
+    /* Two sets, for each bucket: the link to which the time before each mark, and after the last
+     * one, is charged; and the number of marks. */
+    uint8_t *owners, *used;
+    /* Index 0: charged to no link. */
+    ms_link_stats counts[MOST_LINKS + 1], step_counts[MOST_LINKS + 1], times[MOST_LINKS + 1];
+    /* Of the bucket that is being reduced: the link that works, where its marks are, which links
+     * had a part so far, the last mark, and the traffic when the link began. */
+    uint32_t owner;
+    size_t place;
+    uint64_t seen;
+    ms_point last;
+    ms_traffic traffic;
+};
+
+ms_traffic ms_accounts_traffic(const ms_engine *engine)
+{
+    ms_traffic sum = { 0 };
+    ms_group *group;
+    for (uint32_t i = 0; (group = ms_comm_group(engine, i)) != NULL; i++) {
+        ms_traffic one = ms_group_traffic(group, MS_COLLECTIVES);
+        sum.payload_bytes += one.payload_bytes;
+        sum.wire_bytes += one.wire_bytes;
+    }
+    return sum;
+}
+
+ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_accounts **out)
+{
+    ms_engine *engine = ms_group_engine(group);
+    ms_stream *communication = NULL;
+    void *memory = NULL;
+    if (links < 2) return MS_OK;
+    if (links > MOST_LINKS) links = MOST_LINKS;
+    size_t marks = MARKS_PER_LINK * links, bytes = 2 * buckets * (marks + 2);
+    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_accounts) + bytes,
+                                   "a chain's accounts", &memory);
+    if (status) return status;
+    ms_accounts *accounts = memory;
+    accounts->engine = engine;
+    accounts->buckets = buckets;
+    accounts->links = links;
+    accounts->most_marks = (uint32_t)marks;
+    accounts->owners = (uint8_t *)(accounts + 1);
+    accounts->used = accounts->owners + 2 * buckets * (marks + 1);
+    status = ms_group_stream(group, 1, &communication);
+    if (!status)
+        status =
+            ms_storage_new(communication, 2 * buckets * marks * sizeof(uint64_t), &accounts->marks);
+    if (status) {
+        ms_accounts_free(accounts);
+        return status;
+    }
+    *out = accounts;
+    return MS_OK;
+}
+
+void ms_accounts_free(ms_accounts *accounts)
+{
+    if (!accounts) return;
+    ms_storage_release(accounts->marks);
+    ms_release(ms_engine_context(accounts->engine), accounts);
+}
+
+static size_t place_of(const ms_accounts *accounts, uint32_t set, uint32_t bucket)
+{
+    return (size_t)set * accounts->buckets + bucket;
+}
+
+static uint8_t *owners_at(const ms_accounts *accounts, size_t place)
+{
+    return accounts->owners + place * (accounts->most_marks + 1);
+}
+
+/* Charges the bytes since the present link began to it. */
+static void charge_traffic(ms_accounts *accounts)
+{
+    ms_traffic now = ms_accounts_traffic(accounts->engine);
+    ms_link_stats *link = &accounts->counts[accounts->owner];
+    link->payload_bytes += now.payload_bytes - accounts->traffic.payload_bytes;
+    link->wire_bytes += now.wire_bytes - accounts->traffic.wire_bytes;
+    accounts->traffic = now;
+}
+
+/* What ms_bucket_account calls: from now on `link` works. A mark is needed only where something was
+ * enqueued since the last one; on another stream than the communication stream there is none. */
+static ms_status account(void *user, uint32_t link)
+{
+    ms_accounts *accounts = user;
+    uint8_t *used = &accounts->used[accounts->place];
+    ms_stream *stream = ms_engine_current(accounts->engine);
+    ms_point now = ms_stream_last(stream);
+    ms_status status = MS_OK;
+    if (link > accounts->links) link = accounts->links;
+    if (link == accounts->owner) return MS_OK;
+    charge_traffic(accounts);
+    if (now.stream == accounts->last.stream && now.seq != accounts->last.seq
+        && *used < accounts->most_marks) {
+        status = ms_clock_write(accounts->engine, accounts->marks,
+                                accounts->place * accounts->most_marks + *used, NULL);
+        ++*used;
+        accounts->last = ms_stream_last(stream);
+    }
+    if (now.stream == accounts->last.stream)
+        owners_at(accounts, accounts->place)[*used] = (uint8_t)link;
+    accounts->owner = link;
+    if (!(accounts->seen >> link & 1)) accounts->counts[link].calls++;
+    accounts->seen |= (uint64_t)1 << link;
+    return status;
+}
+
+void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
+{
+    if (!accounts) return;
+    if (bucket->index == 0)
+        for (uint32_t i = 0; i <= accounts->links; i++) accounts->counts[i] = (ms_link_stats){ 0 };
+    accounts->place = place_of(accounts, set, bucket->index);
+    accounts->owner = 0;
+    accounts->used[accounts->place] = owners_at(accounts, accounts->place)[0] = 0;
+    accounts->seen = 1;
+    accounts->last = ms_stream_last(ms_engine_current(accounts->engine));
+    accounts->traffic = ms_accounts_traffic(accounts->engine);
+    bucket->account = account;
+    bucket->account_user = accounts;
+}
+
+ms_status ms_accounts_end(ms_accounts *accounts, ms_bucket *bucket)
+{
+    if (!accounts) return MS_OK;
+    bucket->account = NULL;
+    return account(accounts, 0);
+}
+
+void ms_accounts_step_end(ms_accounts *accounts)
+{
+    for (uint32_t i = 0; accounts && i <= accounts->links; i++)
+        accounts->step_counts[i] = accounts->counts[i];
+}
+
+/* How much of a .. b lies in from .. to. */
+static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
+{
+    uint64_t begin = a > from ? a : from;
+    uint64_t end = b < to ? b : to;
+    return end > begin ? end - begin : 0;
+}
+
+void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
+                         const uint64_t *spans, uint64_t wait, uint64_t ready)
+{
+    if (!accounts) return;
+    for (uint32_t i = 0; i <= accounts->links; i++) accounts->times[i] = (ms_link_stats){ 0 };
+    for (uint32_t b = 0; b < buckets; b++) {
+        size_t place = place_of(accounts, set, b);
+        const uint64_t *marks =
+            (const uint64_t *)ms_storage_data(accounts->marks) + place * accounts->most_marks;
+        uint64_t from = spans[2 * b];
+        for (uint32_t k = 0; k <= accounts->used[place]; k++) {
+            uint64_t to = k < accounts->used[place] ? marks[k] : spans[2 * b + 1];
+            ms_link_stats *link = &accounts->times[owners_at(accounts, place)[k]];
+            link->ns += to - from;
+            link->exposed_ns += overlap(from, to, wait, ready);
+            from = to;
+        }
+    }
+}
+
+uint32_t ms_accounts_links(const ms_accounts *accounts) { return accounts ? accounts->links : 0; }
+
+ms_link_stats ms_accounts_stats(const ms_accounts *accounts, uint32_t link, bool of_step)
+{
+    if (!accounts || link > accounts->links) return (ms_link_stats){ 0 };
+    ms_link_stats stats = of_step ? accounts->step_counts[link] : accounts->counts[link];
+    stats.ns = accounts->times[link].ns;
+    stats.exposed_ns = accounts->times[link].exposed_ns;
+    return stats;
+}
