@@ -1,12 +1,11 @@
-/* engine.h: the inside of the engine, its streams, storages and pool. For exec/ only.
+/* engine.h: the inside of the engine, its streams, storages and pool. For exec/ only. What differs
+ * between devices is behind device.h.
  *
  * Who touches what
  * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine
  *   but its atomics.
- * - Worker threads: the slots between done and head of their stream, their stream's `done`,
- *   `failed` and error, their own scratch.
- * - A slot is written by the host before head passes it, read by the worker until done passes it,
- *   and then free again. */
+ * - Any thread, through atomics: the failure of a stream and of the engine, the number of streams.
+ */
 #ifndef MOONSHARD_EXEC_ENGINE_H
 #define MOONSHARD_EXEC_ENGINE_H
 
@@ -15,6 +14,7 @@
 
 #include "base/assert.h"
 #include "base/thread.h"
+#include "exec/device.h"
 #include "moonshard/exec.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -23,7 +23,6 @@
 #define MS_CANARY 0
 #endif
 
-#define MS_RING_SLOTS 1024
 #define MS_CLOCK_LOG 64     /* changes of a stream's clock that are remembered */
 #define MS_SCRIPT_BYTES 160 /* of a message, kept free for ", enqueued at <line>" */
 #define MS_STEPS_AHEAD_MAX 8
@@ -73,24 +72,6 @@ struct ms_storage {
 
 /* ------------------------------------------------------------------ streams */
 
-typedef struct ms_canary {
-    volatile char *byte;
-    uint16_t count;
-    uint8_t mode;
-} ms_canary;
-
-typedef struct ms_slot {
-    const ms_task *task;     /* NULL: wait for `wait` */
-    ms_trace_record *record; /* NULL unless tracing */
-    ms_point wait;
-    uint32_t script;
-    uint32_t canaries;
-    alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
-#if MS_CANARY
-    ms_canary canary[MS_TASK_ACCESS_MAX];
-#endif
-} ms_slot;
-
 /* A cell has a bit for each stream that read it. */
 _Static_assert(MS_STREAMS_MAX <= 32, "ms_cell.readers has 32 bits");
 _Static_assert(MS_STEPS_AHEAD_MAX > 1, "a step may run while the next one is enqueued");
@@ -116,20 +97,9 @@ struct ms_stream {
     size_t spoiled_count, spoiled_capacity;
     uint16_t index;
     char name[32];
-    ms_slot *ring;
-    void *executor; /* the executor's: thread */
-    /* shared with the worker */
-    alignas(128) _Atomic uint64_t head; /* published by the host */
-    ms_word bell;                       /* changes with every reason to wake the worker */
-    ms_word asleep, quit;
-    alignas(128) _Atomic uint64_t done;    /* finished by the worker */
-    alignas(128) _Atomic uint64_t wake_at; /* lowest number that a sleeper waits for */
-    ms_word done_bell;
-    _Atomic uint64_t host_awaits; /* the number that the host blocks for; 0: it does not */
-    /* Written by the worker: stream << 48 | sequence number that its slot waits for; 0: not
-     * waiting. */
-    _Atomic uint64_t stands_at;
-    alignas(128) ms_word failed; /* set once, after `error` is complete */
+    void *device_state;
+    /* The first failure, written by the device on any thread: see ms_stream_fail. */
+    _Atomic uint32_t failed; /* set once `error` is complete */
     uint64_t failed_seq;
     uint32_t failed_script;
     ms_error error; /* without the script line, which the host adds */
@@ -164,24 +134,11 @@ struct ms_pool {
 
 /* ------------------------------------------------------------------- engine */
 
-/* What differs between executors. `data`: whether tasks run and memory exists. */
-typedef struct ms_executor {
-    const char *name;
-    bool data;
-    ms_status (*open)(ms_engine *engine);
-    void (*close)(ms_engine *engine);
-    ms_status (*stream_open)(ms_stream *stream);
-    void (*stream_close)(ms_stream *stream);
-    void (*publish)(ms_stream *stream);             /* head has moved */
-    void (*await)(ms_stream *stream, uint64_t seq); /* the host blocks until done >= seq */
-} ms_executor;
-
-extern const ms_executor ms_executor_cpu, ms_executor_sim;
-
 struct ms_engine {
     ms_context context;
-    const ms_executor *executor;
-    void *executor_state;
+    const ms_device *device;
+    void *device_state;
+    bool is_open; /* the device has opened */
     ms_strings *strings;
     uint32_t script;
     ms_isa isa;
@@ -196,7 +153,7 @@ struct ms_engine {
     ms_stream *streams[MS_STREAMS_MAX];
     _Atomic uint16_t stream_count; /* grows behind its stream: workers may look at those below it */
     ms_stream *current;
-    ms_word failed;                                    /* some stream has failed */
+    _Atomic uint32_t failed;                           /* some stream has failed */
     void (*on_failure)(ms_engine *, const ms_error *); /* set before the first task that can fail */
     ms_pool pool;
     ms_memory memory; /* of all pools together */

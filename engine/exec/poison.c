@@ -26,7 +26,7 @@ static void await_all(ms_engine *engine)
 
 void ms_engine_set_poison(ms_engine *engine, bool on)
 {
-    engine->poison = on && engine->executor->data;
+    engine->poison = on && engine->device->values;
 }
 
 void ms_poison_fill(ms_storage *storage)

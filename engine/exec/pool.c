@@ -18,7 +18,6 @@
 #define MS_POOL_CHUNK 256          /* block structs allocated together */
 #define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
 #define MS_PRESSURE_MIN (64ull << 20)
-#define MS_SIM_BASE ((uintptr_t)1 << 40)
 
 /* Four bins for each power of two: every block of a higher bin is larger than every block of a
  * lower one. */
@@ -31,15 +30,13 @@ static uint32_t bin_of(uint64_t size)
 
 static int commit_private(void *user, void *address, uint64_t bytes)
 {
-    const ms_engine *engine = user;
-    const ms_os *os = engine->context.os;
-    return engine->executor->data ? os->commit(os->user, address, bytes, true) : 0;
+    ms_engine *engine = user;
+    return engine->device->commit(engine, address, bytes);
 }
 
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
 {
     ms_pool *pool = &engine->pool;
-    const ms_os *os = engine->context.os;
     engine->memory.limit = limit;
     engine->memory_mark = MS_PRESSURE_MIN;
     pool->engine = engine;
@@ -47,15 +44,10 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
     pool->grain = MS_POOL_GROW;
     pool->commit = commit_private;
     pool->commit_user = engine;
-    if (!engine->executor->data) {
-        pool->base = (char *)MS_SIM_BASE;
-        pool->reserved = UINT64_MAX >> 8;
-        return MS_OK;
-    }
     /* Address space only; where that is rationed, less of it will do. */
     for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
          bytes >= MS_POOL_GROW; bytes /= 2) {
-        pool->base = os->reserve(os->user, bytes);
+        pool->base = engine->device->reserve(engine, bytes);
         if (pool->base) {
             pool->reserved = bytes & ~(MS_POOL_GROW - 1);
             return MS_OK;
@@ -79,9 +71,8 @@ static void pool_close(ms_pool *pool)
 void ms_pool_close(ms_engine *engine)
 {
     ms_pool *pool = &engine->pool;
-    const ms_os *os = engine->context.os;
     if (!pool->engine) return;
-    if (engine->executor->data && pool->base) os->unreserve(os->user, pool->base, pool->reserved);
+    if (pool->base) engine->device->unreserve(engine, pool->base, pool->reserved);
     pool_close(pool);
 }
 

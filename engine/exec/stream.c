@@ -31,11 +31,10 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     stream->engine = engine;
     stream->index = engine->stream_count;
     snprintf(stream->name, sizeof stream->name, "%s", name);
-    atomic_store(&stream->wake_at, UINT64_MAX);
     /* Room for the first failures comes with the stream: see mark_spoiled. */
     status = ms_grow(&engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, 1,
                      sizeof *stream->spoiled);
-    if (!status) status = engine->executor->stream_open(stream);
+    if (!status) status = engine->device->stream_open(stream, &stream->device_state);
     if (status) {
         ms_release(&engine->context, stream->spoiled);
         ms_release(&engine->context, memory);
@@ -70,42 +69,10 @@ ms_point ms_stream_last(const ms_stream *stream)
 
 bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
-    bool blocked = false;
-    uint32_t running = 0;
-    if (!engine->executor->data) return false;
-    for (uint16_t i = 0; i < atomic_load(&engine->stream_count); i++) {
-        const ms_stream *stream = engine->streams[i];
-        uint64_t done = atomic_load(&stream->done), head = atomic_load(&stream->head);
-        *moves += done + head;
-        blocked |= atomic_load(&stream->host_awaits) > done;
-        if (done >= head) continue;
-        uint64_t at = atomic_load(&stream->stands_at), seq = at & 0xffffffffffffu;
-        if (!at) running++;
-        else if (atomic_load(&engine->streams[at >> 48]->done) >= seq) return false;
-    }
-    return blocked && running == waiting;
+    return engine->device->is_still && engine->device->is_still(engine, waiting, moves);
 }
 
 /* --------------------------------------------------------------- enqueueing */
-
-/* The next slot; blocks only while the ring is full, and then only for work that is already
- * enqueued. */
-static ms_slot *reserve(ms_stream *stream)
-{
-    if (!stream->ring) return NULL;
-    MS_ASSERT(atomic_load(&stream->head) == stream->enqueued);
-    uint64_t seq = stream->enqueued + 1;
-    if (seq > MS_RING_SLOTS
-        && atomic_load_explicit(&stream->done, memory_order_acquire) < seq - MS_RING_SLOTS)
-        ms_engine_await(stream, seq - MS_RING_SLOTS);
-    return &stream->ring[(seq - 1) % MS_RING_SLOTS];
-}
-
-static void commit(ms_stream *stream)
-{
-    stream->enqueued++;
-    stream->engine->executor->publish(stream);
-}
 
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
 {
@@ -120,15 +87,8 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
         record->kind = MS_KIND_WAIT;
         record->of = of->index;
     }
-    ms_slot *slot = reserve(stream);
-    if (slot) {
-        slot->task = NULL;
-        slot->record = record;
-        slot->wait = (ms_point){ .stream = of->index, .seq = seq };
-        slot->canaries = 0;
-        slot->script = engine->script;
-    }
-    commit(stream);
+    ms_wait wait = { .seq = ++stream->enqueued, .of = of, .of_seq = seq, .record = record };
+    engine->device->wait(stream, &wait);
     ms_hazard_merge(stream, of, seq);
     return MS_OK;
 }
@@ -143,23 +103,6 @@ ms_status ms_stream_wait(ms_stream *stream, ms_point point)
                               stream->name);
     return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
 }
-
-#if MS_CANARY
-static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
-{
-    slot->canaries = count;
-    for (uint32_t i = 0; i < count; i++) {
-        const ms_storage *storage = accesses[i].storage;
-        size_t body = storage->bytes;
-        /* Of nothing there is nothing to wait for: whoever used this memory before may still be at
-         * it. */
-        uint16_t cells = body ? accesses[i].cells : 0;
-        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell,
-                                       .count = cells,
-                                       .mode = accesses[i].mode };
-    }
-}
-#endif
 
 ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
                             const ms_access *accesses, uint32_t count, ms_task_cost cost,
@@ -188,19 +131,16 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
         record->bytes = cost.bytes;
         record->flops = cost.flops;
     }
-    ms_slot *slot = reserve(stream);
-    if (slot) {
-        slot->task = task;
-        slot->record = record;
-        slot->script = engine->script;
-        slot->canaries = 0;
-        if (task->args_bytes) memcpy(slot->arguments, arguments, task->args_bytes);
-#if MS_CANARY
-        fill_canaries(slot, accesses, count);
-#endif
-    }
     ms_hazard_after(stream, seq, accesses, count);
-    commit(stream);
+    stream->enqueued = seq;
+    engine->device->run(stream, &(ms_launch){ .seq = seq,
+                                              .task = task,
+                                              .arguments = arguments,
+                                              .accesses = accesses,
+                                              .access_count = count,
+                                              .script = engine->script,
+                                              .cost = cost,
+                                              .record = record });
     engine->flops += cost.flops;
     if (out) *out = (ms_point){ .stream = stream->index, .seq = seq };
     return engine->poison ? ms_poison_after(engine, task->name, accesses, count, aside) : MS_OK;
@@ -209,6 +149,29 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
 double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
 /* ---------------------------------------------------------- errors, syncing */
+
+void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint32_t script)
+{
+    ms_engine *engine = stream->engine;
+    if (ms_stream_has_failed(stream)) return;
+    stream->failed_seq = seq;
+    stream->failed_script = script; /* the host reads its text: ms_streams_report */
+    stream->error = *error;
+    if (engine->on_failure && error->status != MS_ERROR_ABORTED)
+        engine->on_failure(engine, &stream->error);
+    atomic_store(&stream->failed, 1);
+    atomic_store(&engine->failed, 1);
+}
+
+void ms_stream_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)
+{
+    if (!ms_stream_has_failed(of) || of->failed_seq > of_seq) return;
+    ms_error error = of->error;
+    error.status = MS_ERROR_ABORTED;
+    ms_stream_fail(stream, seq, &error, of->failed_script);
+}
+
+bool ms_stream_has_failed(const ms_stream *stream) { return atomic_load(&stream->failed); }
 
 /* What the failed stream skipped was never written: remembered, so that reading it later is an
  * error. Without memory for that, what was written since the failure before counts as skipped,
@@ -273,7 +236,7 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
 {
     ms_engine *engine = stream->engine;
     ms_activity_begin(engine->context.activity);
-    engine->executor->await(stream, seq);
+    engine->device->await(stream, seq);
     ms_activity_end(engine->context.activity);
 }
 
@@ -314,9 +277,7 @@ ms_status ms_point_sync(ms_engine *engine, ms_point point)
 
 bool ms_point_reached(const ms_engine *engine, ms_point point)
 {
-    return point.seq == 0
-           || atomic_load_explicit(&engine->streams[point.stream]->done, memory_order_acquire)
-                  >= point.seq;
+    return point.seq == 0 || engine->device->reached(engine->streams[point.stream], point.seq);
 }
 
 ms_status ms_engine_sync(ms_engine *engine)

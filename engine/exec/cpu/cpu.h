@@ -1,10 +1,17 @@
-/* cpu.h: the CPU executor: one thread per stream and a team of helpers for work inside a task. */
+/* cpu.h: the CPU device: one thread for each stream, a team of helpers for work inside a task, and
+ * what a task sees of the thread that runs it.
+ *
+ * Who touches what
+ * - The slots between done and head belong to the worker of their stream, all others to the host.
+ *   The host writes a slot before head passes it; the worker reads it until done passes it. */
 #ifndef MOONSHARD_EXEC_CPU_H
 #define MOONSHARD_EXEC_CPU_H
 
 #include "exec/engine.h"
 
 #define MS_SCRATCH_SLOTS 4
+
+/* ----------------------------------------------------------- what a task sees */
 
 struct ms_thread {
     ms_engine *engine;
@@ -15,20 +22,30 @@ struct ms_thread {
     } scratch[MS_SCRATCH_SLOTS];
 };
 
+typedef struct ms_team ms_team;
+
 struct ms_run {
-    ms_engine *engine;
-    ms_stream *stream;
     ms_thread *thread;
+    ms_team *team; /* NULL: all tiles run on this thread */
     const ms_task *task;
-    uint64_t seq;
-    uint32_t script;
-    bool told; /* ms_run_fail was called */
+    ms_error *error;
+    bool failed; /* ms_run_fail was called */
 };
 
+/* Runs a task on the calling thread until it is done. false: it failed, and *error says why,
+ * without the script line. Needs no thread of the CPU device: a device that borrows the CPU's
+ * kernels calls this with team NULL. */
+bool ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
+                 ms_error *error);
+/* Frees the thread's scratch memory. */
+void ms_thread_close(ms_thread *thread);
+
+/* -------------------------------------------------------------------- helpers */
+
 /* The helpers of one engine. A task opens a job; helpers join it while tiles are left. The ticket
- * decides who is in: generation, an open bit, and how many joined; who has not joined when the
- * tiles are gone is not waited for. */
-typedef struct ms_team {
+ * decides who is in: generation, an open bit, and how many joined. A helper that has not joined
+ * when the tiles are gone is not waited for. */
+struct ms_team {
     ms_engine *engine;
     uint32_t helper_count;
     ms_thread *helpers;
@@ -44,13 +61,7 @@ typedef struct ms_team {
     ms_bell idle;                  /* rings for new jobs */
     ms_bell complete;              /* rings when a helper is done */
     ms_word quit;
-} ms_team;
-
-typedef struct ms_worker {
-    ms_stream *stream;
-    ms_os_thread *thread;
-    ms_thread own;
-} ms_worker;
+};
 
 typedef struct ms_cpu {
     ms_team *team;
@@ -58,8 +69,63 @@ typedef struct ms_cpu {
     ms_word threads; /* indices handed out */
 } ms_cpu;
 
-ms_status ms_team_open(ms_engine *engine, ms_team **out);
+ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu);
 void ms_team_close(ms_team *team);
-void ms_thread_close(ms_thread *thread);
+void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
+                 ms_thread *thread);
+
+/* -------------------------------------------------------------------- streams */
+
+typedef struct ms_canary {
+    volatile char *byte;
+    uint16_t count;
+    uint8_t mode;
+} ms_canary;
+
+typedef struct ms_slot {
+    const ms_task *task;     /* NULL: wait for number wait_seq of `wait` */
+    ms_trace_record *record; /* NULL unless tracing */
+    const ms_stream *wait;
+    uint64_t wait_seq;
+    uint32_t script;
+    uint32_t canaries;
+    alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
+#if MS_CANARY
+    ms_canary canary[MS_TASK_ACCESS_MAX];
+#endif
+} ms_slot;
+
+typedef struct ms_cpu_stream {
+    ms_stream *stream;
+    ms_os_thread *thread;
+    ms_thread own;
+    ms_error error;                     /* of the task that runs */
+    ms_slot *ring;                      /* of MS_STREAM_DEPTH */
+    alignas(128) _Atomic uint64_t head; /* published by the host */
+    ms_word bell;                       /* changes with every reason to wake the worker */
+    ms_word asleep, quit;
+    alignas(128) _Atomic uint64_t done;    /* finished by the worker */
+    alignas(128) _Atomic uint64_t wake_at; /* lowest number that a sleeper waits for */
+    ms_word done_bell;
+    _Atomic uint64_t host_awaits; /* the number that the host blocks for; 0: it does not */
+    /* Written by the worker: stream << 48 | sequence number that its slot waits for; 0: not
+     * waiting. */
+    _Atomic uint64_t stands_at;
+} ms_cpu_stream;
+
+static inline ms_cpu *ms_cpu_of(const ms_engine *engine) { return engine->device_state; }
+static inline ms_cpu_stream *ms_cpu_stream_of(const ms_stream *stream)
+{
+    return stream->device_state;
+}
+
+/* The body of a stream's thread; the argument is its ms_cpu_stream. */
+void ms_worker_run(void *argument);
+/* Makes all slots up to number seq visible to the worker, and wakes it if it sleeps. */
+void ms_worker_publish(ms_cpu_stream *worker, uint64_t seq);
+/* Ends the thread once it has finished what is published. */
+void ms_worker_quit(ms_cpu_stream *worker);
+/* Blocks until seq is done; spins first. On any thread. */
+void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin);
 
 #endif

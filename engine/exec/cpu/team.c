@@ -1,4 +1,4 @@
-/* team.c: helpers that share the tiles of one task at a time, and the scratch memory of threads. */
+/* team.c: helpers that share the tiles of one task at a time. */
 #include "exec/cpu/cpu.h"
 
 #define MS_TICKET_OPEN ((uint64_t)1 << 31)
@@ -16,7 +16,7 @@ static void take_tiles(ms_team *team, ms_thread *thread)
 static void helper_run(void *argument)
 {
     ms_thread *thread = argument;
-    ms_team *team = ((ms_cpu *)thread->engine->executor_state)->team;
+    ms_team *team = ms_cpu_of(thread->engine)->team;
     uint64_t generation = 0;
     for (;;) {
         uint32_t seen = ms_bell_read(&team->idle);
@@ -34,7 +34,7 @@ static void helper_run(void *argument)
     }
 }
 
-ms_status ms_team_open(ms_engine *engine, ms_team **out)
+ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
 {
     const ms_os *os = engine->context.os;
     void *memory = NULL, *helpers = NULL, *threads = NULL;
@@ -52,7 +52,6 @@ ms_status ms_team_open(ms_engine *engine, ms_team **out)
         return status;
     }
     ms_team *team = memory;
-    ms_cpu *cpu = engine->executor_state;
     ms_machine machine;
     os->machine(os->user, &machine);
     team->engine = engine;
@@ -76,7 +75,6 @@ ms_status ms_team_open(ms_engine *engine, ms_team **out)
         if (engine->pin)
             os->thread_pin(os->user, team->threads[team->helper_count], team->helper_count + 1);
     }
-    *out = team;
     return MS_OK;
 }
 
@@ -118,37 +116,13 @@ static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, v
     }
 }
 
-void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context)
+void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
+                 ms_thread *thread)
 {
-    ms_team *team = ((ms_cpu *)run->engine->executor_state)->team;
     if (tiles < 2 || team->helper_count == 0 || atomic_exchange(&team->busy, 1)) {
-        for (uint32_t i = 0; i < tiles; i++) tile(context, i, run->thread);
+        for (uint32_t i = 0; i < tiles; i++) tile(context, i, thread);
         return;
     }
-    run_together(team, tiles, tile, context, run->thread);
+    run_together(team, tiles, tile, context, thread);
     atomic_store(&team->busy, 0);
-}
-
-/* ------------------------------------------------------------------ scratch */
-
-void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
-{
-    if (slot >= MS_SCRATCH_SLOTS) return NULL;
-    if (thread->scratch[slot].bytes >= bytes) return thread->scratch[slot].memory;
-    const ms_os *os = thread->engine->context.os;
-    size_t rounded = (bytes + 4095) & ~(size_t)4095;
-    void *memory = os->allocate(os->user, rounded, 64);
-    if (!memory) return NULL;
-    os->release(os->user, thread->scratch[slot].memory);
-    thread->scratch[slot].memory = memory;
-    thread->scratch[slot].bytes = rounded;
-    return memory;
-}
-
-uint32_t ms_thread_index(const ms_thread *thread) { return thread->index; }
-
-void ms_thread_close(ms_thread *thread)
-{
-    const ms_os *os = thread->engine->context.os;
-    for (int i = 0; i < MS_SCRATCH_SLOTS; i++) os->release(os->user, thread->scratch[i].memory);
 }

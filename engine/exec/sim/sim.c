@@ -1,36 +1,98 @@
-/* sim.c: the executor without data: every decision of the host is made, nothing runs, all is done
- * as soon as it is enqueued. */
+/* sim.c: the device without values: the core makes every decision, no task runs, and all work is
+ * done as soon as it is enqueued. */
 #include "exec/engine.h"
 
-static ms_status sim_open(ms_engine *engine)
+/* Addresses are numbers that nobody reads at. */
+#define MS_SIM_BASE ((uintptr_t)1 << 40)
+#define MS_SIM_BYTES (UINT64_MAX >> 8)
+
+static ms_status sim_open(ms_engine *engine, void **state)
 {
     (void)engine;
+    *state = NULL;
     return MS_OK;
 }
-static void sim_close(ms_engine *engine) { (void)engine; }
-static ms_status sim_stream_open(ms_stream *stream)
+
+static void sim_close(ms_engine *engine, void *state)
+{
+    (void)engine;
+    (void)state;
+}
+
+static ms_status sim_stream_open(ms_stream *stream, void **state)
 {
     (void)stream;
+    *state = NULL;
     return MS_OK;
 }
-static void sim_stream_close(ms_stream *stream) { (void)stream; }
-static void sim_publish(ms_stream *stream)
+
+static void sim_stream_close(ms_stream *stream, void *state)
 {
-    atomic_store_explicit(&stream->done, stream->enqueued, memory_order_relaxed);
+    (void)stream;
+    (void)state;
 }
+
+static void sim_run(ms_stream *stream, const ms_launch *launch)
+{
+    (void)stream;
+    (void)launch;
+}
+
+static void sim_wait(ms_stream *stream, const ms_wait *wait)
+{
+    (void)stream;
+    (void)wait;
+}
+
+static bool sim_reached(const ms_stream *stream, uint64_t seq) { return stream->enqueued >= seq; }
+
 static void sim_await(ms_stream *stream, uint64_t seq)
 {
     (void)stream;
     (void)seq;
 }
 
-const ms_executor ms_executor_sim = {
+static void *sim_reserve(ms_engine *engine, uint64_t bytes)
+{
+    (void)engine;
+    return bytes <= MS_SIM_BYTES ? (void *)MS_SIM_BASE : NULL;
+}
+
+static int sim_commit(ms_engine *engine, void *address, uint64_t bytes)
+{
+    (void)engine;
+    (void)address;
+    (void)bytes;
+    return 0;
+}
+
+static void sim_unreserve(ms_engine *engine, void *address, uint64_t bytes)
+{
+    (void)engine;
+    (void)address;
+    (void)bytes;
+}
+
+static uint64_t sim_capacity(const ms_engine *engine)
+{
+    (void)engine;
+    return MS_SIM_BYTES / 2;
+}
+
+const ms_device ms_device_sim = {
     .name = "sim",
-    .data = false,
+    .kernels = "cpu",
+    .values = false,
     .open = sim_open,
     .close = sim_close,
     .stream_open = sim_stream_open,
     .stream_close = sim_stream_close,
-    .publish = sim_publish,
+    .run = sim_run,
+    .wait = sim_wait,
+    .reached = sim_reached,
     .await = sim_await,
+    .reserve = sim_reserve,
+    .commit = sim_commit,
+    .unreserve = sim_unreserve,
+    .capacity = sim_capacity,
 };

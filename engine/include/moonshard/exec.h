@@ -28,10 +28,12 @@ extern "C" {
 #endif
 
 #define MS_STREAMS_MAX 16     /* streams of an engine */
+#define MS_STREAM_DEPTH 1024  /* tasks and waits of a stream that may be unfinished */
 #define MS_TASK_ARGS_MAX 448  /* bytes of arguments, kept inside the ring */
 #define MS_TASK_ACCESS_MAX 64 /* storages of one task */
 #define MS_CELLS_MAX 64       /* cells of a storage */
 
+typedef struct ms_device ms_device;
 typedef struct ms_engine ms_engine;
 typedef struct ms_stream ms_stream;
 typedef struct ms_storage ms_storage;
@@ -46,6 +48,8 @@ typedef enum ms_isa { MS_ISA_PORTABLE, MS_ISA_AVX2, MS_ISA_AVX512, MS_ISA_AVX512
 typedef struct ms_engine_options {
     const ms_os *os;    /* NULL: ms_os_posix() */
     const char *device; /* "cpu" (NULL: this) or "sim": no data, same decisions */
+    /* A device that the host brings; NULL: the one named above. */
+    const ms_device *own_device;
     /* Threads of intra-op work, the stream's own included; 0: the cores this process may use. */
     uint32_t threads;
     bool strict; /* a missing wait between streams is an error, not inserted */

@@ -1,0 +1,218 @@
+/* device.c: the table of the CPU device: its state, its memory, and handing work to workers. */
+#include "exec/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* -------------------------------------------------------------------- opening */
+
+static ms_status cpu_open(ms_engine *engine, void **state)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_cpu), "executor", &memory);
+    if (status) return status;
+    /* Helpers look for it from their first moment on. */
+    *state = memory;
+    status = ms_team_open(engine, memory);
+    if (!status) return MS_OK;
+    ms_release(&engine->context, memory);
+    *state = NULL;
+    return status;
+}
+
+static void cpu_close(ms_engine *engine, void *state)
+{
+    ms_team_close(((ms_cpu *)state)->team);
+    ms_release(&engine->context, state);
+}
+
+static ms_status cpu_stream_open(ms_stream *stream, void **state)
+{
+    ms_engine *engine = stream->engine;
+    const ms_os *os = engine->context.os;
+    void *ring = NULL, *memory = NULL;
+    ms_status status =
+        ms_allocate(&engine->context, MS_STREAM_DEPTH * sizeof(ms_slot), "stream", &ring);
+    if (!status) status = ms_allocate(&engine->context, sizeof(ms_cpu_stream), "stream", &memory);
+    if (status) {
+        ms_release(&engine->context, ring);
+        return status;
+    }
+    ms_cpu_stream *worker = memory;
+    worker->stream = stream;
+    worker->ring = ring;
+    worker->own.engine = engine;
+    worker->own.index = atomic_fetch_add(&ms_cpu_of(engine)->threads, 1);
+    atomic_store(&worker->wake_at, UINT64_MAX);
+    char name[16];
+    snprintf(name, sizeof name, "ms-%.11s", ms_stream_name(stream));
+    int failed = os->thread_start(os->user, name, ms_worker_run, worker, &worker->thread);
+    if (failed) {
+        ms_release(&engine->context, ring);
+        ms_release(&engine->context, worker);
+        return ms_fail_os(&engine->context, failed, "cannot start the thread of stream",
+                          ms_stream_name(stream));
+    }
+    if (engine->pin && ms_stream_index(stream) == 0) os->thread_pin(os->user, worker->thread, 0);
+    *state = worker;
+    return MS_OK;
+}
+
+static void cpu_stream_close(ms_stream *stream, void *state)
+{
+    ms_context *context = &stream->engine->context;
+    ms_cpu_stream *worker = state;
+    ms_worker_quit(worker);
+    context->os->thread_join(context->os->user, worker->thread);
+    ms_thread_close(&worker->own);
+    ms_release(context, worker->ring);
+    ms_release(context, worker);
+}
+
+/* -------------------------------------------------------------------- working */
+
+static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
+{
+    ms_cpu_stream *worker = ms_cpu_stream_of(stream);
+    MS_ASSERT(atomic_load(&worker->head) == seq - 1);
+    if (seq > MS_STREAM_DEPTH
+        && atomic_load_explicit(&worker->done, memory_order_acquire) < seq - MS_STREAM_DEPTH)
+        ms_engine_await(stream, seq - MS_STREAM_DEPTH);
+    return &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
+}
+
+#if MS_CANARY
+static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
+{
+    slot->canaries = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_storage *storage = accesses[i].storage;
+        size_t body = storage->bytes;
+        /* An empty storage has nothing to wait for: its memory may still be in use by the storage
+         * that had it before. */
+        uint16_t cells = body ? accesses[i].cells : 0;
+        slot->canary[i] = (ms_canary){ .byte = storage->data + body + accesses[i].first_cell,
+                                       .count = cells,
+                                       .mode = accesses[i].mode };
+    }
+}
+#endif
+
+static void cpu_run(ms_stream *stream, const ms_launch *launch)
+{
+    ms_slot *slot = slot_of(stream, launch->seq);
+    slot->task = launch->task;
+    slot->record = launch->record;
+    slot->script = launch->script;
+    slot->canaries = 0;
+    if (launch->task->args_bytes)
+        memcpy(slot->arguments, launch->arguments, launch->task->args_bytes);
+#if MS_CANARY
+    fill_canaries(slot, launch->accesses, launch->access_count);
+#endif
+    ms_worker_publish(ms_cpu_stream_of(stream), launch->seq);
+}
+
+static void cpu_wait(ms_stream *stream, const ms_wait *wait)
+{
+    ms_slot *slot = slot_of(stream, wait->seq);
+    slot->task = NULL;
+    slot->record = wait->record;
+    slot->wait = wait->of;
+    slot->wait_seq = wait->of_seq;
+    slot->canaries = 0;
+    ms_worker_publish(ms_cpu_stream_of(stream), wait->seq);
+}
+
+static bool cpu_reached(const ms_stream *stream, uint64_t seq)
+{
+    return atomic_load_explicit(&ms_cpu_stream_of(stream)->done, memory_order_acquire) >= seq;
+}
+
+/* In a forked child there are no workers, and nothing more will ever be done: waiting is an error
+ * of the stream. */
+static void fail_forked(ms_stream *stream)
+{
+    ms_error error = { .status = MS_ERROR_STATE, .rank = -1, .bucket = -1, .collective = -1 };
+    snprintf(error.message, sizeof error.message,
+             "this process was forked from one with a running engine, whose threads did not come "
+             "along: start another program instead, or fork before the first use");
+    ms_stream_fail(stream, atomic_load(&ms_cpu_stream_of(stream)->done) + 1, &error, 0);
+}
+
+/* The host mostly has nothing else to do, but shares its core with the helpers: it spins only a
+ * moment. */
+static void cpu_await(ms_stream *stream, uint64_t seq)
+{
+    const ms_engine *engine = stream->engine;
+    const ms_os *os = engine->context.os;
+    ms_cpu_stream *worker = ms_cpu_stream_of(stream);
+    if (cpu_reached(stream, seq)) return;
+    if (os->process_id(os->user) != engine->process) {
+        fail_forked(stream);
+        return;
+    }
+    atomic_store(&worker->host_awaits, seq);
+    ms_worker_await(worker, seq, (ms_spin){ .nanoseconds = 2000 });
+    atomic_store(&worker->host_awaits, 0);
+}
+
+static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
+{
+    bool blocked = false;
+    uint32_t running = 0;
+    for (uint16_t i = 0; i < atomic_load(&engine->stream_count); i++) {
+        ms_cpu_stream *worker = ms_cpu_stream_of(engine->streams[i]);
+        uint64_t done = atomic_load(&worker->done), head = atomic_load(&worker->head);
+        *moves += done + head;
+        blocked |= atomic_load(&worker->host_awaits) > done;
+        if (done >= head) continue;
+        uint64_t at = atomic_load(&worker->stands_at), seq = at & 0xffffffffffffu;
+        if (!at) running++;
+        else if (cpu_reached(engine->streams[at >> 48], seq)) return false;
+    }
+    return blocked && running == waiting;
+}
+
+/* --------------------------------------------------------------------- memory */
+
+static void *cpu_reserve(ms_engine *engine, uint64_t bytes)
+{
+    return engine->context.os->reserve(engine->context.os->user, bytes);
+}
+
+static int cpu_commit(ms_engine *engine, void *address, uint64_t bytes)
+{
+    return engine->context.os->commit(engine->context.os->user, address, bytes, true);
+}
+
+static void cpu_unreserve(ms_engine *engine, void *address, uint64_t bytes)
+{
+    engine->context.os->unreserve(engine->context.os->user, address, bytes);
+}
+
+static uint64_t cpu_capacity(const ms_engine *engine)
+{
+    ms_machine machine = { 0 };
+    engine->context.os->machine(engine->context.os->user, &machine);
+    return machine.memory_bytes;
+}
+
+const ms_device ms_device_cpu = {
+    .name = "cpu",
+    .kernels = "cpu",
+    .values = true,
+    .open = cpu_open,
+    .close = cpu_close,
+    .stream_open = cpu_stream_open,
+    .stream_close = cpu_stream_close,
+    .run = cpu_run,
+    .wait = cpu_wait,
+    .reached = cpu_reached,
+    .await = cpu_await,
+    .is_still = cpu_is_still,
+    .reserve = cpu_reserve,
+    .commit = cpu_commit,
+    .unreserve = cpu_unreserve,
+    .capacity = cpu_capacity,
+};

@@ -1,0 +1,69 @@
+/* task.c: running a CPU task, and what it may ask of the thread that runs it. */
+#include "exec/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
+                 ms_error *error)
+{
+    ms_run run = { .thread = thread, .team = team, .task = task, .error = error };
+    ms_task_result result;
+    while ((result = task->function(&run, arguments)) == MS_TASK_PENDING) ms_pause();
+    if (result == MS_TASK_FAILED && !run.failed)
+        ms_run_fail(&run, MS_ERROR_TASK, "%s failed", task->name);
+    return !run.failed;
+}
+
+ms_isa ms_run_isa(const ms_run *run) { return run->thread->engine->isa; }
+ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
+ms_error *ms_run_error(ms_run *run) { return run->error; }
+
+void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
+{
+    if (run->failed) return;
+    run->failed = true;
+    ms_error *error = run->error;
+    memset(error, 0, sizeof *error);
+    error->status = status;
+    error->rank = error->bucket = -1;
+    error->collective = -1;
+    snprintf(error->operation, sizeof error->operation, "%s", run->task->name);
+    va_list list;
+    va_start(list, format);
+    vsnprintf(error->message, sizeof error->message - MS_SCRIPT_BYTES, format, list);
+    va_end(list);
+}
+
+void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context)
+{
+    if (run->team) {
+        ms_team_run(run->team, tiles, tile, context, run->thread);
+        return;
+    }
+    for (uint32_t i = 0; i < tiles; i++) tile(context, i, run->thread);
+}
+
+/* ------------------------------------------------------------------ scratch */
+
+void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
+{
+    if (slot >= MS_SCRATCH_SLOTS) return NULL;
+    if (thread->scratch[slot].bytes >= bytes) return thread->scratch[slot].memory;
+    const ms_os *os = thread->engine->context.os;
+    size_t rounded = (bytes + 4095) & ~(size_t)4095;
+    void *memory = os->allocate(os->user, rounded, 64);
+    if (!memory) return NULL;
+    os->release(os->user, thread->scratch[slot].memory);
+    thread->scratch[slot].memory = memory;
+    thread->scratch[slot].bytes = rounded;
+    return memory;
+}
+
+uint32_t ms_thread_index(const ms_thread *thread) { return thread->index; }
+
+void ms_thread_close(ms_thread *thread)
+{
+    const ms_os *os = thread->engine->context.os;
+    for (int i = 0; i < MS_SCRATCH_SLOTS; i++) os->release(os->user, thread->scratch[i].memory);
+}

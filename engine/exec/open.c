@@ -1,0 +1,128 @@
+/* open.c: making and freeing an engine: its device, its instruction set, its memory. Nothing else
+ * in exec/ calls this file, so it may name every device. */
+#include "exec/engine.h"
+
+#include <string.h>
+
+/* The best instruction set of this machine for which kernels are built. */
+static ms_isa best_isa(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")
+        || !__builtin_cpu_supports("bmi2"))
+        return MS_ISA_PORTABLE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")
+        || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return MS_ISA_AVX2;
+    return __builtin_cpu_supports("avx512bf16") ? MS_ISA_AVX512BF16 : MS_ISA_AVX512;
+#else
+    return MS_ISA_PORTABLE;
+#endif
+}
+
+static ms_status choose_isa(ms_engine *engine, const char *cap)
+{
+    engine->isa = best_isa();
+    if (!cap || !*cap) return MS_OK;
+    for (ms_isa isa = MS_ISA_PORTABLE; isa <= MS_ISA_AVX512BF16; isa++)
+        if (strcmp(cap, ms_isa_name(isa)) == 0) {
+            if (isa < engine->isa) engine->isa = isa;
+            engine->isa_is_capped = true;
+            return MS_OK;
+        }
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                          "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
+}
+
+static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
+{
+    static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_sim };
+    const char *name = options->device ? options->device : "cpu";
+    engine->device = options->own_device;
+    for (size_t i = 0; i < sizeof devices / sizeof *devices && !engine->device; i++)
+        if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
+    if (engine->device) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim", name);
+}
+
+static ms_status configure(ms_engine *engine, const ms_engine_options *options)
+{
+    const ms_os *os = engine->context.os;
+    ms_machine machine;
+    int failed = os->machine(os->user, &machine);
+    if (failed)
+        return ms_fail_os(&engine->context, failed, "cannot read what this machine has", "/proc");
+    ms_status status = choose_device(engine, options);
+    if (status) return status;
+    status = choose_isa(engine, options->cpu);
+    if (status) return status;
+    if (options->threads > 1024)
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "threads = %u: 1 to 1024 are allowed, 0 for the cores of this machine",
+            options->threads);
+    engine->threads = options->threads ? options->threads : machine.cores;
+    engine->process = os->process_id(os->user);
+    engine->owner = ms_thread_mark();
+    engine->strict = options->strict;
+    engine->pin = options->pin;
+    engine->random.seed = options->seed;
+    uint64_t limit =
+        options->memory_bytes ? options->memory_bytes : engine->device->capacity(engine);
+    status = ms_strings_new(&engine->context, &engine->strings);
+    if (!status) status = ms_pool_open(engine, limit);
+    if (!status) status = engine->device->open(engine, &engine->device_state);
+    engine->is_open = !status;
+    if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
+    if (!status)
+        ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",
+               engine->device->name, machine.cpu, engine->threads, ms_isa_name(engine->isa),
+               engine->strict ? ", strict" : "");
+    return status;
+}
+
+ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_engine **out)
+{
+    ms_engine_options defaults = { 0 };
+    if (!options) options = &defaults;
+    ms_context context;
+    ms_context_init(&context, options->os);
+    context.log = options->log;
+    context.log_user = options->log_user;
+    context.log_level = options->log_level;
+    void *memory = NULL;
+    ms_status status = ms_allocate(&context, sizeof(ms_engine), "engine", &memory);
+    if (!status) {
+        ms_engine *engine = memory;
+        engine->context = context;
+        status = configure(engine, options);
+        context.error = engine->context.error;
+        if (status) ms_engine_free(engine);
+        else *out = engine;
+    }
+    if (status && error) *error = context.error;
+    return status;
+}
+
+void ms_engine_free(ms_engine *engine)
+{
+    if (!engine) return;
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
+    for (int slot = MS_SLOTS - 1; slot >= 0; slot--)
+        if (engine->slots[slot].destroy)
+            engine->slots[slot].destroy(engine, engine->slots[slot].object);
+    for (uint16_t i = 0; i < engine->stream_count; i++) {
+        engine->device->stream_close(engine->streams[i], engine->streams[i]->device_state);
+        ms_release(&engine->context, engine->streams[i]->spoiled);
+        ms_release(&engine->context, engine->streams[i]);
+    }
+    if (engine->is_open) engine->device->close(engine, engine->device_state);
+    ms_storages_close(engine);
+    if (engine->device) ms_pool_close(engine);
+    ms_trace_close(engine);
+    ms_strings_free(engine->strings);
+    ms_context context = engine->context;
+    ms_release(&context, engine);
+}
