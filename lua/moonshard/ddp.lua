@@ -1,4 +1,4 @@
--- ms.ddp: a module whose gradients are averaged over ranks while backward goes on.
+-- ms.ddp: a module whose gradients are averaged over ranks while backward still runs.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local future = require "moonshard.future"
@@ -16,16 +16,37 @@ require "moonshard.group"  -- a link's bucket:group() has its collectives
 
 local ddp = {}
 
--- What ddp models hold, while somebody has the model. Values are weak, too: an entry with a weak
--- key alone would still be there in the cycle that has finalized its reducer.
+-- States of the ddp models that are still referenced. Values are weak, too: an entry with only a
+-- weak key would still be there in the collection that has finalized its reducer.
 local live = setmetatable({}, { __mode = "kv" })
 
 ---@class ms.DDP: ms.Module
 local DDP = {}
 
--- What an object of DDP holds lies in its metatable, as with modules: wrapped, reducer, group,
--- options, no_sync, stats, joining (ddp/join.lua's), precision (ddp/precision.lua's), skipped
--- (parameters that are ignored), restore (puts buffers back as they were).
+--- The state of a ddp model, kept in its metatable as with modules.
+---@class ms.DDPState: ms.GradientSource
+---@field wrapped ms.Module
+---@field options ms.DDPOptions as they were given
+---@field in_force table the options that hold, as stats shows them
+---@field options_bytes? integer[] size limits of buckets, as they were given
+---@field how table the compiled chain: { chain?, links?, hook?, name?, whole?, guards? }
+---@field hook_name string
+---@field names string[] of the trained parameters
+---@field delayed integer number of delayed parameters, the last of the trained ones
+---@field made integer number of the model among all ddp models, for ddp/layouts.lua
+---@field no_sync boolean inside no_sync
+---@field buffers_due boolean the next synchronized forward makes buffers equal
+---@field rebuild? boolean rebuild_buckets was called since the last synchronized forward
+---@field plan? ms.BucketPlan option buckets
+---@field precision? ms.Precision
+---@field skipped? table<ms.Parameter, boolean> parameters that keep their precision
+---@field restore? fun() gives buffers the dtypes that they had before wrapping
+---@field calls table<string, integer> calls of all groups by operation, at the last step's end
+---@field step? integer the last step that has ended
+---@field collectives table<string, integer> calls in that step
+
+---@param self any
+---@return ms.DDPState
 local function state_of(self)
   local meta = getmetatable(self)
   if type(meta) ~= "table" or not meta.ddp then
@@ -94,7 +115,7 @@ local function is_listed(name, list)
 end
 
 -- All that is synchronized: names and tensors of parameters, then of buffers; those that are
--- trained, delayed ones behind the others; buffers by name.
+-- trained, delayed ones after the others; buffers by name.
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
   local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
@@ -130,7 +151,7 @@ local function collect(model, o)
   return all, trained, buffers
 end
 
--- A name that is nobody's would leave what it meant to be averaged.
+-- A misspelled name would be averaged although the user wanted to ignore it.
 local function check_ignored(model, o)
   for _, pattern in ipairs(o.ignored or {}) do
     local found = false
@@ -153,8 +174,8 @@ local function has_buffers(s)
   return false
 end
 
--- root's buffers for everyone, or what the user's function does; read anew each time, as modules
--- may assign them again.
+-- Copies root's buffers to all ranks, or calls the user's function. Buffers are looked up each
+-- time, as modules may assign them again.
 local function synchronize_buffers(s, root)
   local _, _, buffers = collect(s.wrapped, s.options)
   if s.options.buffer_hook then
@@ -184,8 +205,8 @@ local function run(s, ...)
     function(parameter) return s.skipped[parameter] == true end, ...)
 end
 
--- Passes its arguments on, which forward has given.
-local function told(s, ...)
+-- After the wrapped module's forward; returns what it returned.
+local function end_forward(s, ...)
   s.reducer:forward_end()
   if s.options.find_unused then s.reducer:outputs(tensors_of({ ... }, {}, {})) end
   return ...
@@ -197,8 +218,8 @@ local function forward(self, ...)
     core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew"
   end
   if not core.is_recording() then return run(s, ...) end
-  -- As with the peers: a pass without synchronization leaves buffers alone, and so does the one
-  -- behind it.
+  -- As in the peers, a pass without synchronization leaves buffers alone, and so does the pass
+  -- after it.
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
@@ -210,7 +231,7 @@ local function forward(self, ...)
   s.reducer:forward(not s.no_sync)
   overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
-  return told(s, run(s, ...))
+  return end_forward(s, run(s, ...))
 end
 
 --- f: forward and backward inside: gradients stay local and add up.
@@ -243,7 +264,7 @@ function DDP:accumulate(count, f)
   end)
 end
 
--- Parameters and buffers of one rank for all.
+-- Copies parameters and buffers of one rank to all.
 local function copy_values(s, root)
   local all, _, buffers = collect(s.wrapped, s.options)
   core.ddp_broadcast(s.group, { table.unpack(all.tensors, 1, #all.tensors - #buffers.tensors) },
@@ -251,10 +272,10 @@ local function copy_values(s, root)
   if #buffers.tensors > 0 then core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
 
---- For uneven inputs: when f returns on this rank it takes part with zeros until all have; in the
---- end all have the values of one that went on longest. Means are over all ranks ("all"), or over
---- those that still have inputs ("live", what bucket:divisor() says). stop: all ranks raise when
---- the first is done. f is to communicate through this model only.
+--- For uneven inputs: a rank whose f has returned takes part with zeros until f has returned on all
+--- ranks; in the end all ranks have the values of a rank that went on longest. Means are over all
+--- ranks ("all"), or over those that still have inputs ("live", what bucket:divisor() says). stop:
+--- all ranks raise when the first is done. f must communicate through this model only.
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
@@ -264,7 +285,7 @@ function DDP:join(options, f)
   return join.run(s, options, f, synchronize_buffers, copy_values)
 end
 
---- Orders the buckets anew, by the next synchronized backward.
+--- Rebuilds the buckets by the order of gradients in the next synchronized backward.
 function DDP:rebuild_buckets()
   local s = state_of(self)
   if not s.reducer then core.raise "rebuild_buckets: this model was unwrapped" end
@@ -300,7 +321,7 @@ local function count_calls()
   return calls
 end
 
--- At a step's end: what it had communicated.
+-- At a step's end: counts what was communicated in it.
 local function close_step(s, step)
   local now, collectives = count_calls(), {}
   for name, count in pairs(now) do
@@ -335,7 +356,7 @@ function DDP:stats()
     }
   end
   for i, link in ipairs(links) do link.compression = chain[i] and hooks._compression(chain[i]) end
-  -- The reduction that would stand at the end is not there where the last link reduces.
+  -- Where the last link reduces, no reduction follows it.
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {
     step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms,
@@ -343,7 +364,7 @@ function DDP:stats()
     links = links, payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
     collectives = s.collectives, buckets = (s.reducer:buckets()),
     world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations,
-    rebuilt = times.rebuilt, options = s.told, error = times.error,
+    rebuilt = times.rebuilt, options = s.in_force, error = times.error,
   }
 end
 
@@ -386,8 +407,8 @@ local function make_object(s)
   })
 end
 
--- What the reducer runs: the user's chain, behind a cast to what precision says gradients travel
--- in.
+-- Compiles what the reducer runs: the user's chain, after a cast to the dtype in which gradients
+-- travel (precision.reduce).
 local function compile_hook(o, low, trained)
   local hook, due = o.comm_hook, false
   for _, p in ipairs(trained) do
@@ -398,7 +419,7 @@ local function compile_hook(o, low, trained)
 end
 
 -- The options that hold for a model, as stats shows them.
-local function told_options(o, bytes, low, planner)
+local function options_in_force(o, bytes, low, planner)
   return {
     bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil,
     buckets = planner and planner.name,
@@ -414,8 +435,8 @@ options_of.methods(DDP, "a ddp model", function(value)
   return type(meta) == "table" and meta.ddp ~= nil
 end)
 
---- Gradients of this module are averaged over the group's ranks in each backward behind a forward
---- of the result.
+--- Gradients of this module are averaged over the group's ranks in each backward after a forward of
+--- the result.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
 ---@return ms.DDP
@@ -446,9 +467,11 @@ function ddp.ddp(model, options)
   check_ignored(model, o)
   local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
   local how = compile_hook(o, low, trained.tensors)
+  ---@type ms.DDPState
   local s = {
     wrapped = model, group = group, options = o, no_sync = false, buffers_due = true,
     collectives = {}, hook_name = how.name or "reduce", how = how,
+    uses_all = not (o.find_unused or o.static_graph), whole = how.whole, guards = how.guards,
   }
   if low then
     s.precision, s.skipped = low, {}
@@ -476,7 +499,7 @@ function ddp.ddp(model, options)
       return is_listed(name, o.ignored)
     end)
   end
-  s.told = told_options(o, bytes, low, s.plan and s.plan.planner)
+  s.in_force = options_in_force(o, bytes, low, s.plan and s.plan.planner)
   s.calls = count_calls()
   live[s] = s
   layouts.add(s)

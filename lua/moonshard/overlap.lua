@@ -10,6 +10,7 @@ local owners = require "moonshard.overlap.owners"
 local passes = require "moonshard.overlap.passes"
 local planners = require "moonshard.planner"
 local plans = require "moonshard.overlap.plans"
+local source = require "moonshard.overlap.source"
 local watch = require "moonshard.watch"
 
 local overlap = {
@@ -21,17 +22,17 @@ local overlap = {
 -------------------------------------------------------------------------------------- of ddp models
 
 --- For ddp: before the reducer's forward of a pass that reduces.
----@param s table the ddp model's state
+---@param s ms.GradientSource
 function overlap.await(s)
-  for _, entry in ipairs(s.overlaps) do if entry.planner then plans.await(entry, s) end end
+  for _, entry in ipairs(s.overlap.entries) do if entry.planner then plans.await(entry, s) end end
 end
 
---- For ddp: behind the reducer's forward. reduces: whether the backward of this pass does.
----@param s table the ddp model's state
+--- For ddp: after the reducer's forward. reduces: whether the backward of this pass does.
+---@param s ms.GradientSource
 ---@param reduces boolean
 function overlap.begin(s, reduces)
-  s.stepped, s.unstepped, s.postponed = {}, {}, {}
-  for _, entry in ipairs(s.overlaps) do
+  source.begin_pass(s)
+  for _, entry in ipairs(s.overlap.entries) do
     entry.optimizer:_end_released()
     if entry.link then entry.optimizer:_end_early()
     elseif reduces then
@@ -47,7 +48,7 @@ end
 
 -- For a chain that needs all gradients before the first step: nothing may step in backward.
 local function refuse_early_links(s, links)
-  local whole = s.how.whole
+  local whole = s.whole
   for _, p in ipairs(s.trained) do
     if owners.own_of[p] then
       core.raise(("in_backward: parameter '%s' would be stepped before %s"):format(p:name(), whole))
@@ -60,19 +61,15 @@ local function refuse_early_links(s, links)
   end
 end
 
---- For ddp: once there is a reducer. links: those of its chain.
----@param s table the ddp model's state; trained: its parameters, as the reducer counts them
+--- For ddp: once there is a reducer. Fills s.overlap. links: those of the model's chain.
+---@param s ms.GradientSource
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
-  s.overlaps, s.uses_all, s.position_of = {}, not (s.options.find_unused or s.options.static_graph),
-    {}
-  -- Of parameters with optimizers of their own: those stepped behind this forward, and positions of
-  -- those that wait; what then_optimizer has put off.
-  s.stepped, s.unstepped, s.postponed = {}, {}, {}
-  if s.how.whole then refuse_early_links(s, links) end
-  for at, p in ipairs(s.trained) do owners.wrapped_in[p], s.position_of[p] = s, at end
-  -- As with the peers, what is ignored is not stepped in backward.
+  s.overlap = source.overlap_state(s)
+  if s.whole then refuse_early_links(s, links) end
+  for _, p in ipairs(s.trained) do owners.wrapped_in[p] = s end
+  -- What is ignored is not stepped in backward, as in the peers.
   for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
@@ -82,7 +79,7 @@ function overlap.wrap(s, links)
           give each model its own"
       end
       link.held, owners.linked_in[link.optimizer] = held, s
-      s.overlaps[#s.overlaps + 1] = { optimizer = link.optimizer, link = link, chosen = {} }
+      table.insert(s.overlap.entries, { optimizer = link.optimizer, link = link, chosen = {} })
       if not s.uses_all then passes.listen(s) end
     end
   end
@@ -90,7 +87,7 @@ function overlap.wrap(s, links)
 end
 
 --- For ddp: when it is unwrapped.
----@param s table the ddp model's state
+---@param s ms.GradientSource
 function overlap.unwrap(s)
   for _, p in ipairs(s.trained) do
     local entry = owners.plan_of[p]
@@ -101,12 +98,12 @@ function overlap.unwrap(s)
     owners.plan_of[p], owners.wrapped_in[p] = nil, nil
   end
   for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = nil end
-  for _, entry in ipairs(s.overlaps) do
+  for _, entry in ipairs(s.overlap.entries) do
     entry.optimizer:_release_early()
     if entry.link then owners.linked_in[entry.optimizer] = nil end
     if entry.planner then watch.drop(entry.planner) end
   end
-  s.overlaps = {}
+  s.overlap.entries = {}
 end
 
 -------------------------------------------------------------------------------------- of optimizers
@@ -127,7 +124,7 @@ function overlap.attach(optimizer, model, policy)
   end
   local s, planner, mine = getmetatable(model).ddp, plans.planner_of(policy), {}
   if not s.reducer then core.raise "overlap: this model was unwrapped" end
-  for _, entry in ipairs(s.overlaps) do
+  for _, entry in ipairs(s.overlap.entries) do
     if entry.optimizer == optimizer then
       core.raise(entry.link and "overlap: this optimizer steps in the model's chain already \z
         (then_optimizer): a plan and then_optimizer are two ways to say the same"
@@ -151,11 +148,11 @@ function overlap.attach(optimizer, model, policy)
     core.raise "overlap: none of the optimizer's parameters is trained in this model"
   end
   local entry = {
-    optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.how.whole,
+    optimizer = optimizer, planner = planner, pass = 0, next = 1, chosen = {}, whole = s.whole,
   }
   if planner.always == "on_reduced" then plans.refuse_early(entry, "each bucket") end
   for _, p in ipairs(mine) do owners.plan_of[p] = entry end
-  s.overlaps[#s.overlaps + 1] = entry
+  s.overlap.entries[#s.overlap.entries + 1] = entry
   watch.use(planner)
   passes.listen(s)
 end
@@ -177,7 +174,7 @@ function overlap.early(params)
   for _, p in ipairs(params) do
     if owners.own_of[p] then return "in_backward" end
     local s = owners.wrapped_in[p]
-    for _, entry in ipairs(s and s.overlaps or {}) do
+    for _, entry in ipairs(s and s.overlap.entries or {}) do
       if entry.link then return "then_optimizer" end
       local always = entry.planner.always
       if entry.optimizer.slots[p] and (always == nil or always == "on_reduced") then
@@ -197,7 +194,7 @@ function overlap.guard(params)
     local s = owners.wrapped_in[p]
     if s and not seen[s] then
       seen[s] = true
-      for _, state in ipairs(s.how.guards or {}) do
+      for _, state in ipairs(s.guards or {}) do
         local good = core.no_grad(function()
           return require "moonshard.link_state".core(state):shared("bad", 1):eq(0):any()
         end)
@@ -210,7 +207,7 @@ end
 
 --- For sharded optimizers: the ddp model of these parameters whose join runs.
 ---@param params ms.Parameter[]
----@return table? its state
+---@return ms.GradientSource?
 function overlap.joining(params)
   local found
   for _, p in ipairs(params) do
@@ -231,7 +228,7 @@ end
 function overlap.note_norm(params)
   for _, p in ipairs(params) do
     local s, by = owners.wrapped_in[p], owners.own_of[p] and "in_backward"
-    for _, entry in ipairs(s and s.overlaps or {}) do
+    for _, entry in ipairs(s and s.overlap.entries or {}) do
       local slot = entry.optimizer.slots[p]
       if slot then
         entry.norm = true

@@ -104,8 +104,8 @@ function planner.called(of)
   return planner.line(of)
 end
 
---- What it answers; an error says what it did wrong, with its line. It gets numbers only: tensors,
---- streams and groups are refused, since a plan that talks to other ranks could wait for ever.
+--- Its answer; an error says what it did wrong, with its line. A planner gets numbers only:
+--- tensors, streams and groups are refused, since a plan that communicates could wait for ever.
 ---@param of table
 ---@param view table
 ---@param refuse fun(message: string) raises
@@ -138,7 +138,7 @@ end
 --- Times in a view are means over the ranks that have some, so that planners cannot come to
 --- different answers; nil where no rank has. How many ranks say yes to what is asked comes with it.
 --- Blocks until the other ranks' hosts have come as far.
----@param s table state of a ddp model
+---@param s ms.GradientSource
 ---@param numbers number[]? as many on all ranks; nil: this rank has none
 ---@param count integer
 ---@param yes? boolean
@@ -156,7 +156,7 @@ function planner.mean_over_ranks(s, numbers, count, yes)
 end
 
 --- Each rank's list, rank by rank; nil where there are no other ranks. Blocks as mean_over_ranks.
----@param s table state of a ddp model
+---@param s ms.GradientSource
 ---@param own integer[]
 ---@return integer[][]?
 function planner.gather(s, own)

@@ -625,7 +625,7 @@ describe("mistakes are named:", function()
         return ms.ddp(model, { static_graph = true })
       end)
     end, "in_backward: parameter '",
-      "got another gradient behind the forward whose step it has taken", "step()")
+      "got another gradient after the forward whose step it has taken", "step()")
     for _, shard in ipairs { false, ms.world() } do
       fails(function()
         twice(function(model, options)

@@ -20,8 +20,8 @@ local Buckets = planners.kind("ms.Buckets", "bucket plan")
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
 
--- When the last bucket of this size is reduced, since backward began: each begins when it is ready
--- and the one before it is done.
+-- When the last bucket of this size is reduced, since backward began: each reduction begins when
+-- its bucket is ready and the reduction before it has ended.
 local function finish_with(view, cap)
   local done, bytes = 0, 0
   for i, p in ipairs(view.parameters) do
@@ -79,7 +79,7 @@ end
 ---------------------------------------------------------------------------------------------- views
 
 -- The simulator has no times. These are modelled, as for overlap plans: a forward of 1 ms a MB of
--- gradients, a backward of 2, reductions at 1 GB/s behind 10 microseconds.
+-- gradients, a backward of 2, reductions at 1 GB/s after 10 microseconds.
 local BYTES_PER_MS <const>, LATENCY_MS <const> = 1e6, 0.01
 
 local function model_times(numbers, arrivals, bytes_of, layout)
@@ -264,17 +264,27 @@ local function make_plan(s, plan)
   plan.next = plan.pass + planner.every
 end
 
---- For ddp: what a model with this planner holds.
+--- What a ddp model with a planner for its buckets keeps.
+---@class ms.BucketPlan
+---@field planner ms.Buckets
+---@field pass integer number of synchronized passes
+---@field next integer pass of the next plan
+---@field recorded integer number of passes in a row that were recorded
+---@field records? boolean the pass that runs is recorded
+---@field version? integer of the planner's file
+---@field samples table<integer, number> what reductions took, in ms, by bytes
+---@field sorted number[][] the same as a sorted list, while it is made
+
 ---@param planner ms.Buckets
----@return table
+---@return ms.BucketPlan
 function buckets.new(planner)
   return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} }
 end
 
---- For ddp: before the reducer's synchronized forward. A plan is made behind two passes that were
+--- For ddp: before the reducer's synchronized forward. A plan is made after two passes that were
 --- recorded, the first of which has ended on the device by then, or nearly, and holds for `every`
 --- passes.
----@param s table state of a ddp model
+---@param s ms.DDPState
 function buckets.begin(s)
   local plan = s.plan
   if plan.version ~= plan.planner.version then
@@ -292,7 +302,7 @@ function buckets.begin(s)
 end
 
 --- For ddp: plan anew as soon as a pass was recorded.
----@param s table state of a ddp model
+---@param s ms.DDPState
 function buckets.again(s) s.plan.next = s.plan.pass end
 
 return buckets

@@ -10,20 +10,29 @@ local check = require "moonshard.options".check
 
 local join = {}
 
--- A rank's word: 0 when it has no inputs left, else 1 and what its forward brings about; or that a
--- sharded optimizer steps, and which.
+--- A join that runs.
+---@class ms.Joining
+---@field live boolean means are over the ranks that still have inputs
+---@field stop? boolean all ranks raise when the first has no inputs left
+---@field flags integer the bits of every word that say both
+---@field answer? table the exchange of words that has not been read yet
+---@field last? integer the highest rank that had inputs when ranks last compared
+---@field stopped? boolean it ends because of `stop`
+
+-- A rank's word: 0 when it has no inputs left, else 1 and what its forward does; or that a sharded
+-- optimizer steps, and which.
 local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const> = 1, 2, 4, 8
 local OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 16, 32, 64, 7
 local MANY <const> = 1000  -- steps without inputs of its own that call for a remark
 
--- Tells the others. The answer waits for their hosts, not for what is being computed.
-local function tell(s, word)
+-- Sends this rank's word. The answer waits for the other ranks' hosts, not for computation.
+local function send_word(s, word)
   s.joining.answer = s.group:_share_begin("all_gather", "i32", { word }, "join")
 end
 
--- Everyone's words, rank by rank, and who is live: how many, and the highest rank (nil: nobody).
--- Blocks until the others' hosts have come as far.
-local function hear(s)
+-- The words of all ranks, the number of ranks that have inputs, and the highest of these ranks
+-- (nil: there is none). Blocks until the other ranks' hosts have sent theirs.
+local function read_words(s)
   local j = s.joining
   local words = s.group:_share_end("all_gather", "i32", 1, j.answer)
   local live, highest = 0, nil
@@ -41,7 +50,7 @@ local function hear(s)
   return words, live, highest
 end
 
--- With stop: everyone ends as soon as one has no inputs left.
+-- With stop, all ranks end as soon as one has no inputs left.
 local function check_all_live(s, words, live)
   if not s.joining.stop or live == #words or live == 0 then return end
   for rank, word in ipairs(words) do
@@ -54,19 +63,19 @@ end
 
 local function set_divisor(s, live) s.reducer:divisor(s.joining.live and live or s.group:size()) end
 
---- Before a recorded forward of this rank; what it is about to do. The rank whose buffers are
---- everyone's, if they are to be synchronized.
----@param s table state of a ddp model
+--- Before a recorded forward of this rank: says what it is about to do. Returns the rank whose
+--- buffers all ranks take, if buffers are synchronized.
+---@param s ms.DDPState
 ---@param buffers boolean
 ---@return integer?
 function join.before_forward(s, buffers)
   local j = s.joining
-  if j.answer then hear(s) end
-  tell(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0))
+  if j.answer then read_words(s) end
+  send_word(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0))
     | (buffers and BUFFERS or 0))
-  -- Else nobody waits here; the answer is read at the end.
+  -- Otherwise no rank waits here; the answer is read later.
   if not (j.live or j.stop or buffers) then return nil end
-  local words, live, highest = hear(s)
+  local words, live, highest = read_words(s)
   check_all_live(s, words, live)
   set_divisor(s, live)
   return highest
@@ -83,15 +92,15 @@ local function check_same(words, highest)
   return word
 end
 
---- Before a step of a sharded optimizer of this rank: the ranks that this one is to send what they
---- need for it.
----@param s table state of a ddp model
+--- Before a step of a sharded optimizer of this rank: the ranks to which this one sends what they
+--- need for the step.
+---@param s ms.DDPState
 ---@param number integer the optimizer's
 ---@return integer[]
 function join.before_step(s, number)
-  if s.joining.answer then hear(s) end
-  tell(s, LIVE | s.joining.flags | STEP | number << NUMBER)
-  local words, live, highest = hear(s)
+  if s.joining.answer then read_words(s) end
+  send_word(s, LIVE | s.joining.flags | STEP | number << NUMBER)
+  local words, live, highest = read_words(s)
   check_all_live(s, words, live)
   check_same(words, highest)
   local absent = {}
@@ -101,7 +110,7 @@ function join.before_step(s, number)
   return absent
 end
 
--- One step of the others, with zeros. Whether it was a pass that reduces.
+-- Takes part in one step of the other ranks, with zeros. Whether it was a pass that reduces.
 local function take_part(s, words, live, highest, synchronize_buffers)
   local word = check_same(words, highest)
   if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group, highest) end
@@ -124,13 +133,13 @@ local function take_part(s, words, live, highest, synchronize_buffers)
   return true
 end
 
--- Until nobody has inputs left.
+-- Takes part until no rank has inputs left.
 local function follow(s, synchronize_buffers)
   local steps = 0
-  if s.joining.answer then hear(s) end
+  if s.joining.answer then read_words(s) end
   while true do
-    tell(s, 0)
-    local words, live, highest = hear(s)
+    send_word(s, 0)
+    local words, live, highest = read_words(s)
     if not highest then return end
     check_all_live(s, words, live)
     if take_part(s, words, live, highest, synchronize_buffers) then steps = steps + 1 end
@@ -143,7 +152,7 @@ end
 
 --- f runs with this rank's inputs; then this rank takes part until all have run out, and gets the
 --- values of one of those that went on longest.
----@param s table state of a ddp model
+---@param s ms.DDPState
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@param synchronize_buffers fun(s: table, root: integer)
@@ -168,7 +177,7 @@ function join.run(s, options, f, synchronize_buffers, copy)
   local scope <close> = setmetatable({}, { __close = function(_, failure) -- luacheck: ignore scope
     s.joining = nil
     if s.reducer then s.reducer:divisor(s.group:size()) end
-    -- The others would wait for a rank that has left its place.
+    -- Without this the other ranks would wait for this one.
     if failure ~= nil and not j.stopped and s.group:size() > 1 then
       core.comm_leave("join: " .. tostring(failure))
     end

@@ -6,7 +6,7 @@ local steps = require "moonshard.steps"
 
 local layouts = {}
 
--- What ddp models hold; why values are weak, too: ddp.lua.
+-- States of ddp models (ms.DDPState). Why values are weak, too: ddp.lua.
 local live = setmetatable({}, { __mode = "kv" })
 local made = 0                                             -- how many models were wrapped so far
 -- What was loaded for models that are not wrapped yet; those of a later step have nothing to do
@@ -29,8 +29,8 @@ local function apply(s, lists)
   if not s.options.static_graph then s.reducer:record(false) end
 end
 
---- For ddp: a model that was wrapped. s: its state with names, trained, delayed, options_bytes.
----@param s table
+--- For ddp: a model that was wrapped.
+---@param s ms.DDPState
 function layouts.add(s)
   live[s], s.made, made = s, made, made + 1
   local lists = waiting[key_of(s)]

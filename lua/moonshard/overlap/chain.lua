@@ -1,6 +1,7 @@
--- An optimizer as a link of a chain: it steps on what the links behind it returned.
+-- An optimizer as a link of a chain: it steps on what the later links returned.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
+local source = require "moonshard.overlap.source"
 local options_of = require "moonshard.options"
 local check = options_of.check
 
@@ -18,7 +19,7 @@ function Then.__call(self, bucket, next, _, is_first)
     for _, p in ipairs(parameters) do total = total + p:numel() end
     if not core.is_tensor(reduced) or reduced:numel() ~= total then
       local got = core.is_tensor(reduced) and tostring(reduced) or "a " .. type(reduced)
-      error(("then_optimizer: the links behind it gave %s; it needs all %d gradients of the bucket")
+      error(("then_optimizer: the later links gave %s; it needs all %d gradients of the bucket")
         :format(got, total), 0)
     end
     owners.stream():run(function()
@@ -27,23 +28,23 @@ function Then.__call(self, bucket, next, _, is_first)
         local count = p:numel()
         if optimizer.slots[p] and (not self.chosen or self.chosen[p]) then
           local grad = reduced:narrow(1, at + 1, count):view(table.unpack(p:shape())):to(p:dtype())
-          local used = not s or owners.is_used(s, s.position_of[p], optimizer.shard)
+          local used = not s or source.is_used(s, s.overlap.position_of[p], optimizer.shard)
           local again = used == nil and optimizer.slots[p].early
-            and owners.is_used(s, s.position_of[p])
+            and source.is_used(s, s.overlap.position_of[p])
           -- A step that comes later needs numbers that the links before this one do not write.
           if not is_first and (used == nil or core.is_awaited(p)) then grad = grad:clone() end
           if used or again then
             optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
           elseif used == nil then
-            later[#later + 1] = { p = p, at = s.position_of[p], grad = grad }
+            later[#later + 1] = { p = p, at = s.overlap.position_of[p], grad = grad }
           end
         end
         at = at + count
       end
       optimizer:_share(stepped)
       if #later > 0 then
-        s.postponed[#s.postponed + 1] = { optimizer = optimizer, items = later }
+        s.overlap.postponed[#s.overlap.postponed + 1] = { optimizer = optimizer, items = later }
       end
     end)
   end)

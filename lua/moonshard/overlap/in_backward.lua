@@ -7,8 +7,8 @@ local passes = require "moonshard.overlap.passes"
 local in_backward = {}
 
 --- An optimizer of its own for each parameter, stepped in backward when the gradient is complete:
---- behind its reduction in a ddp model (wrapped before or behind this call), and in the last pass
---- of accumulate only. The gradient is gone then, unless options.keep_grads.
+--- after its reduction in a ddp model (wrapped before or after this call), and in the last pass of
+--- accumulate only. The gradient is gone then, unless options.keep_grads.
 ---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param options? ms.OptimizerOptions and keep_grads
@@ -38,9 +38,9 @@ function in_backward.in_backward(make, params, options)
         :format(p:name()))
     end
     local s = owners.wrapped_in[p]
-    if s and s.how.whole and s.position_of[p] then
+    if s and s.whole and s.overlap.position_of[p] then
       core.raise(("in_backward: parameter '%s' would be stepped before %s")
-        :format(p:name(), s.how.whole))
+        :format(p:name(), s.whole))
     end
     local given = {}
     for name, value in pairs(own_options) do given[name] = value end

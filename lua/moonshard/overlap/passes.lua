@@ -1,7 +1,8 @@
 -- What steps in a backward, bucket by bucket as it is reduced: parameters with optimizers of their
--- own, what a plan says, and at its end what could not be told before.
+-- own, what a plan says, and at its end what was not known before.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
+local source = require "moonshard.overlap.source"
 local unread = require "moonshard.overlap.unread"
 
 local passes = {}
@@ -19,28 +20,31 @@ function passes.step_own(p, own)
   end)
 end
 
--- The optimizers that a parameter of the bucket has for itself.
+-- Steps the bucket's parameters that have optimizers of their own.
 local function step_owns(s, positions)
+  local state = s.overlap
   for _, at in ipairs(positions) do
     local p = s.trained[at]
     local own = owners.own_of[p]
-    local used = own and owners.is_used(s, at)
-    if used and s.stepped[p] then
-      core.raise(("in_backward: parameter '%s' got another gradient behind the forward whose step \z
+    local used = own and source.is_used(s, at)
+    if used and state.stepped[p] then
+      core.raise(("in_backward: parameter '%s' got another gradient after the forward whose step \z
         it has taken: the first iteration of a static graph cannot know how many backward \z
         passes follow; use optimizer:overlap(model, \"in_backward\") and step()"):format(p:name()))
     elseif used and p:grad() then
       passes.step_own(p, own)
-      s.stepped[p] = true
-    elseif own and used == nil and not s.stepped[p] then s.unstepped[#s.unstepped + 1] = at end
+      state.stepped[p] = true
+    elseif own and used == nil and not state.stepped[p] then
+      state.unstepped[#state.unstepped + 1] = at
+    end
   end
 end
 
 local function on_reduced(s, index, positions)
   owners.stream():run(function()
     step_owns(s, positions)
-    for _, entry in ipairs(s.overlaps) do
-      -- What is not stepped here, step() does: what a sharded optimizer sends must not depend on
+    for _, entry in ipairs(s.overlap.entries) do
+      -- step() steps what is not stepped here: what a sharded optimizer sends must not depend on
       -- what this rank has used, and inside join ranks without inputs left need other ranks'
       -- gradients for it.
       local shard = entry.optimizer.shard
@@ -48,7 +52,7 @@ local function on_reduced(s, index, positions)
         local stepped = {}
         for _, at in ipairs(positions) do
           local p = s.trained[at]
-          local grad = entry.optimizer.slots[p] and owners.is_used(s, at, shard) and p:grad()
+          local grad = entry.optimizer.slots[p] and source.is_used(s, at, shard) and p:grad()
           if grad then
             entry.optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
@@ -60,19 +64,19 @@ local function on_reduced(s, index, positions)
   end)
 end
 
---- Behind the last bucket, when it is known which parameters any rank has used: a gradient that
---- only others have brought is this rank's by now.
----@param s table the ddp model's state
+--- After the last bucket, when it is known which parameters any rank has used: a gradient that only
+--- other ranks have computed is this rank's by now.
+---@param s ms.GradientSource
 function passes.finish(s)
-  local owns, postponed = s.unstepped, s.postponed
+  local owns, postponed = s.overlap.unstepped, s.overlap.postponed
   if #owns == 0 and #postponed == 0 then return end
-  s.unstepped, s.postponed = {}, {}
+  s.overlap.unstepped, s.overlap.postponed = {}, {}
   owners.stream():run(function()
     for _, at in ipairs(owns) do
       local p = s.trained[at]
       if s.reducer:is_used(at) and p:grad() then
         passes.step_own(p, owners.own_of[p])
-        s.stepped[p] = true
+        s.overlap.stepped[p] = true
       end
     end
     for _, part in ipairs(postponed) do
@@ -88,13 +92,13 @@ function passes.finish(s)
   end)
 end
 
---- Lets the reducer tell of each bucket; a model of which nothing steps early pays nothing for it.
----@param s table the ddp model's state
+--- Lets the reducer call for each bucket; a model of which nothing steps early pays nothing for it.
+---@param s ms.GradientSource
 function passes.listen(s)
-  if s.listens then return end
-  s.listens = true
-  -- The reducer must not hold the model that holds it: both would go in one collection, the reducer
-  -- first.
+  if s.overlap.listens then return end
+  s.overlap.listens = true
+  -- The reducer must not keep the model alive that keeps it: both would be collected together, the
+  -- reducer first.
   local held = setmetatable({ s }, { __mode = "v" })
   s.reducer:on_reduced(function(index, positions)
     if held[1] then on_reduced(held[1], index, positions) end

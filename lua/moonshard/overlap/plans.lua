@@ -65,7 +65,7 @@ end
 ---------------------------------------------------------------------------------------------- views
 
 -- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward
--- of 2, a reduction at 1 GB/s behind 10 microseconds.
+-- of 2, a reduction at 1 GB/s after 10 microseconds.
 local function model_times(numbers, buckets, bytes)
   local before = 0
   numbers[1], numbers[2], numbers[3] = bytes / 1e6, 2 * bytes / 1e6, bytes / 1e7
@@ -194,7 +194,7 @@ plans.instead_of_norm = "clip in the model's chain by the norm of the step befor
   .. "or use the policy 'classic' or 'deferred'"
 
 --- Raises if something needs all gradients before the first step.
----@param entry table of an optimizer and its planner
+---@param entry ms.OverlapEntry
 ---@param what string what would be stepped in backward
 function plans.refuse_early(entry, what)
   local why = entry.whole and ("before %s: use \"classic\" or \"deferred\""):format(entry.whole)
@@ -240,8 +240,8 @@ end
 
 --- Before the reducer's forward: what a planner will see must not depend on how far the device has
 --- come.
----@param entry table of an optimizer and its planner
----@param s table the ddp model's state
+---@param entry ms.OverlapEntry
+---@param s ms.GradientSource
 function plans.await(entry, s) if is_due(entry, s) then s.reducer:await_times() end end
 
 local function begin_always(entry, s)
@@ -254,10 +254,10 @@ local function begin_always(entry, s)
   apply(entry, s, chosen, buckets)
 end
 
---- Behind the reducer's forward: the first passes with these buckets are recorded and run classic;
+--- After the reducer's forward: the first passes with these buckets are recorded and run classic;
 --- a plan holds for `every` passes, or until buckets are rebuilt.
----@param entry table of an optimizer and its planner
----@param s table the ddp model's state
+---@param entry ms.OverlapEntry
+---@param s ms.GradientSource
 function plans.begin(entry, s)
   local planner, pass, due = entry.planner, entry.pass, is_due(entry, s)
   entry.pass = pass + 1
