@@ -1,9 +1,12 @@
 /* collective.c: a collective's call: arguments checked, bytes counted, the task put on its
  * stream. */
-#include "comm/flow.h"
+#include "comm/control.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/flow.h"
+#include "comm/transport.h"
 
 #include "tensor/op.h"
 
@@ -301,7 +304,11 @@ static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args
 void ms_copy_tail(char *to, size_t bytes, const char *text)
 {
     size_t length = strlen(text);
-    snprintf(to, bytes, "%s", length < bytes ? text : text + length - (bytes - 1));
+    if (length >= bytes) {
+        text += length - (bytes - 1);
+        length = bytes - 1;
+    }
+    memcpy(to, text, length + 1);
 }
 
 /* Which point the collective comes after, since those of a channel, and sends and receives, run one
@@ -342,10 +349,22 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (c->bucket < 0)
         label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
     else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
-    status = ms_tensor_enqueue(comm->engine, &args->group->backend->tasks[args->kind], args, reads,
-                               1, writes, 1, (ms_task_cost){ .bytes = args->payload_bytes });
+    status = ms_tensor_enqueue(comm->engine, &args->group->transport->tasks[args->kind], args,
+                               reads, 1, writes, 1, (ms_task_cost){ .bytes = args->payload_bytes });
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
+    return status;
+}
+
+/* All that can fail for this rank alone has been done, but for the launch itself. */
+static ms_status launch(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
+                        const ms_collective *c)
+{
+    const ms_control *control = args->group->control;
+    ms_status status = control->claim(comm, args);
+    if (status) return status;
+    status = put_on_stream(comm, stream, args, c);
+    if (status) control->retract(comm, args);
     return status;
 }
 
@@ -430,6 +449,20 @@ static uint64_t calls_around(const ms_group *group)
     return calls;
 }
 
+static ms_status check_transport(const ms_group *group, const ms_comm_args *args)
+{
+    const ms_transport *transport = group->transport;
+    if (!(transport->kinds & 1u << args->kind))
+        return ms_engine_fail(group->comm->engine, MS_ERROR_UNSUPPORTED, "%s: %s cannot do it",
+                              ms_collective_name((ms_collective_kind)args->kind), transport->name);
+    if (!(transport->dtypes & 1u << args->dtype))
+        return ms_engine_fail(group->comm->engine, MS_ERROR_UNSUPPORTED,
+                              "%s: %s does not move %s: cast first",
+                              ms_collective_name((ms_collective_kind)args->kind), transport->name,
+                              ms_dtype_name((ms_dtype)args->dtype));
+    return MS_OK;
+}
+
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c,
                          ms_point *ready)
 {
@@ -439,15 +472,16 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     describe(group, c, args);
     ms_channel *channel = &group->channels[args->channel];
     bool pair = ms_kind_is_pair(args->kind);
-    args->number = pair ? group->backend->number(comm, args) : channel->number + 1;
+    args->number = pair ? group->control->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
-    ms_status status = comm->backend->check(comm);
-    if (!status) status = group->backend->prepare(comm, args);
+    ms_status status = ms_comm_verify(comm);
+    if (!status) status = check_transport(group, args);
+    if (!status) status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = add_record(comm, args, c);
     if (!status) status = hold_counts(comm, c, args, &held);
-    if (!status) status = put_on_stream(comm, stream, args, c);
+    if (!status) status = launch(comm, stream, args, c);
     if (status) {
         ms_release(ms_engine_context(comm->engine), held);
         return status;
@@ -457,7 +491,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     if (!pair) channel->number++;
     if (comm->recording) comm->record_count++;
     *place_of(group, args) = point;
-    group->backend->issued(comm, args);
+    group->control->launched(comm, args);
     account(group, args);
     if (ready) *ready = point;
     return MS_OK;

@@ -8,6 +8,7 @@
 #ifndef MOONSHARD_COMM_COMM_H
 #define MOONSHARD_COMM_COMM_H
 
+#include <stdalign.h>
 #include <stdatomic.h>
 
 #include "moonshard/comm.h"
@@ -23,16 +24,19 @@ typedef struct ms_channel {
     bool populated;  /* tasks: the staging area has pages */
 } ms_channel;
 
-typedef struct ms_comm_backend ms_comm_backend;
+typedef struct ms_control ms_control;
+typedef struct ms_transport ms_transport;
 
 struct ms_group {
     ms_comm *comm;
-    /* The membership's backend; the fake one if the group has only this rank, so that no call
-     * waits. */
-    const ms_comm_backend *backend;
+    /* The membership's; no control and the fake transport in the group of this rank alone, in which
+     * no call waits. */
+    const ms_control *control;
+    const ms_transport *transport;
     char *name; /* owned; no other group of this rank has it */
     uint32_t id, rank, size;
     uint32_t *members; /* world ranks */
+    uint64_t *set;     /* the same as a bit set over the world's ranks */
     uint32_t splits;   /* made from this one, for names */
     /* Result of the last split. Written by tasks, possibly after the caller has given up. */
     uint64_t split_id;
@@ -41,6 +45,21 @@ struct ms_group {
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
 };
+
+static inline bool ms_kind_reduces(uint8_t kind)
+{
+    return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER;
+}
+/* Whether every rank gets a part of its own from a contributor, or all get the same. */
+static inline bool ms_kind_parts(uint8_t kind)
+{
+    return kind == MS_REDUCE_SCATTER || kind == MS_ALL_TO_ALL || kind == MS_SCATTER;
+}
+static inline bool ms_kind_has_root(uint8_t kind)
+{
+    return kind == MS_REDUCE || kind == MS_BROADCAST || kind == MS_GATHER || kind == MS_SCATTER;
+}
+static inline bool ms_kind_is_pair(uint8_t kind) { return kind == MS_SEND || kind == MS_RECV; }
 
 /* Arguments of a collective's task. Addresses are this process'. */
 typedef struct ms_comm_args {
@@ -65,63 +84,31 @@ typedef struct ms_comm_args {
     char label[32], script[64];
 } ms_comm_args;
 
-/* How ranks reach each other. tasks: one for each kind. */
-struct ms_comm_backend {
-    const ms_task *tasks;
-    /* blocks; ids of the parts in order */
-    ms_status (*split)(ms_group *group, uint64_t list_hash, uint32_t parts, uint32_t *first_id);
-    ms_status (*join)(ms_comm *comm, uint32_t id); /* before this rank's first use of a new group */
-    ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
-    ms_status (*check)(ms_comm *comm);
-    uint64_t (*number)(ms_comm *comm, const ms_comm_args *args); /* of a send or recv */
-    /* Called before a call is enqueued, for everything that can fail. */
-    ms_status (*prepare)(ms_comm *comm, const ms_comm_args *args);
-    void (*issued)(ms_comm *comm, const ms_comm_args *args); /* it is enqueued: peers may know */
-    void (*leave)(ms_comm *comm, const char *message);
-    void (*abort)(ms_comm *comm, const ms_error *error);
-    void (*progress)(ms_comm *comm);
-    /* step and set_folder may be NULL. */
-    void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
-    void (*set_folder)(ms_comm *comm, const char *folder);
-    void (*close)(ms_comm *comm);
-};
-
-extern const ms_comm_backend ms_comm_local, ms_comm_fake;
-
-/* The tasks of a backend, one for each kind, with one function. */
-#define MS_COMM_TASK(index, text, run)              \
-    [index] = { .name = text,                       \
-                .function = run,                    \
-                .args_bytes = sizeof(ms_comm_args), \
-                .kind = MS_KIND_COMMUNICATION,      \
-                .flags = MS_TASK_PUBLISH }
-#define MS_COMM_TASKS(run)                                                                        \
-    {                                                                                             \
-        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \
-            MS_COMM_TASK(MS_REDUCE_SCATTER, "reduce_scatter", run),                               \
-            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                       \
-            MS_COMM_TASK(MS_ALL_TO_ALL, "all_to_all", run),                                       \
-            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_GATHER, "gather", run), \
-            MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run),         \
-            MS_COMM_TASK(MS_RECV, "recv", run), MS_COMM_TASK(MS_BARRIER, "barrier", run),         \
-            MS_COMM_TASK(MS_SPLIT, "split", run)                                                  \
-    }
-
 typedef struct ms_held {
     ms_point point;
     void *memory;
 } ms_held;
 
+/* Numbers that hosts share. */
 typedef struct ms_shared ms_shared;
+struct ms_shared {
+    ms_shared *next;
+    uint64_t ticket; /* 0: the host does not read the result, or has read it */
+    ms_point ready;
+    size_t bytes; /* of the result */
+    alignas(16) char result[];
+};
 
 struct ms_comm {
     ms_engine *engine;
-    const ms_comm_backend *backend;
-    void *state;     /* the backend's */
+    const ms_control *control;
+    const ms_transport *transport;
+    void *control_state, *transport_state;
+    bool aborted;    /* the transport was told of the job's end */
     int64_t process; /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];
     _Atomic uint32_t group_count; /* tasks look at the groups below it */
-    uint32_t fake_ids;            /* handed out in a fake world */
+    uint32_t own_ids;             /* handed out where there are no others */
     ms_point last_send, last_receive;
     ms_held *held; /* counts of collectives that are under way */
     size_t held_count, held_capacity;
@@ -134,16 +121,16 @@ struct ms_comm {
 };
 
 /* The membership of an engine that has none yet, and its world. */
-ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *state, uint32_t rank,
-                      uint32_t size, ms_group **world);
+ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
+                      uint32_t rank, uint32_t size, ms_group **world);
 /* members: world ranks; NULL for 0 .. size-1. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
+/* As ms_comm_check. */
+ms_status ms_comm_verify(ms_comm *comm);
 /* The text, or its end where it is too long. */
 void ms_copy_tail(char *to, size_t bytes, const char *text);
-/* Frees all that hosts have shared, after the streams have ended. */
-void ms_shared_free(ms_comm *comm);
 /* A collective past the public checks. Without tensors (split, shared numbers), the caller has set
  * dtype, memory, in, out and payload_bytes of args. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,

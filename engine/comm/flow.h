@@ -1,5 +1,5 @@
-/* flow.h: which elements go from which rank to which in a collective, and the collective itself
- * once everybody's tensor is in reach. */
+/* flow.h: which elements go from which rank to which in a collective, and on the cpu the collective
+ * itself once everybody's tensor is in reach. */
 #ifndef MOONSHARD_COMM_FLOW_H
 #define MOONSHARD_COMM_FLOW_H
 
@@ -11,20 +11,6 @@ typedef struct ms_flow {
     uint64_t from, to, length;
 } ms_flow;
 
-static inline bool ms_kind_reduces(uint8_t kind)
-{
-    return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER;
-}
-/* Whether every rank gets a part of its own from a contributor, or all get the same. */
-static inline bool ms_kind_parts(uint8_t kind)
-{
-    return kind == MS_REDUCE_SCATTER || kind == MS_ALL_TO_ALL || kind == MS_SCATTER;
-}
-static inline bool ms_kind_has_root(uint8_t kind)
-{
-    return kind == MS_REDUCE || kind == MS_BROADCAST || kind == MS_GATHER || kind == MS_SCATTER;
-}
-static inline bool ms_kind_is_pair(uint8_t kind) { return kind == MS_SEND || kind == MS_RECV; }
 /* Whether this member brings data, and whether this rank gets any. */
 static inline bool ms_flow_source(const ms_comm_args *args, uint32_t member)
 {
@@ -56,7 +42,7 @@ typedef struct ms_sources {
     const float *factors;
 } ms_sources;
 
-/* The reduction of `length` elements of all sources, in rank order, to all outputs. */
+/* cpu/tiles.c: the reduction of `length` elements of all sources, in rank order, to all outputs. */
 void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
                     char *const *outputs, uint32_t output_count, uint64_t length);
 /* Copies (nothing onto itself), on several threads where it is much. */

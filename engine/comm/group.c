@@ -1,8 +1,10 @@
 /* group.c: a rank's membership and its groups: made, split, asked. */
-#include "comm/comm.h"
+#include "comm/control.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/transport.h"
 
 /* From this number of streams in an engine on, new groups share the world's stream. */
 #define MS_COMM_STREAMS 12
@@ -11,60 +13,95 @@
 
 ms_comm *ms_comm_of(const ms_engine *engine) { return ms_engine_get(engine, MS_SLOT_COMM); }
 
+static void free_group(ms_context *context, ms_group *group)
+{
+    ms_release(context, group->name);
+    ms_release(context, group->members);
+    ms_release(context, group->set);
+    ms_release(context, group);
+}
+
 /* In a forked child the membership is the parent's: only memory is given back. */
 static void comm_free(ms_engine *engine, void *object)
 {
     ms_comm *comm = object;
     ms_context *context = ms_engine_context(engine);
-    if (context->os->process_id(context->os->user) == comm->process) comm->backend->close(comm);
-    for (uint32_t i = 0; i < atomic_load(&comm->group_count); i++) {
-        ms_release(context, comm->groups[i]->name);
-        ms_release(context, comm->groups[i]->members);
-        ms_release(context, comm->groups[i]);
+    if (context->os->process_id(context->os->user) == comm->process) {
+        comm->transport->close(comm);
+        comm->control->close(comm);
     }
+    for (uint32_t i = 0; i < atomic_load(&comm->group_count); i++)
+        free_group(context, comm->groups[i]);
     for (size_t i = 0; i < comm->held_count; i++) ms_release(context, comm->held[i].memory);
-    ms_shared_free(comm);
+    for (ms_shared *next = NULL; comm->shared; comm->shared = next) {
+        next = comm->shared->next;
+        ms_release(context, comm->shared);
+    }
     ms_release(context, comm->held);
     ms_release(context, comm->records);
     ms_release(context, comm);
 }
 
+/* Words of the bit set of a group's members. */
+static uint32_t set_words(const ms_group *group)
+{
+    const ms_group *world = group->comm->groups[0];
+    return ((world ? world->size : group->size) + 63) / 64;
+}
+
 static bool contains(const ms_group *outer, const ms_group *inner)
 {
-    for (uint32_t m = 0; m < inner->size; m++) {
-        uint32_t at = 0;
-        while (at < outer->size && outer->members[at] != inner->members[m]) at++;
-        if (at == outer->size) return false;
-    }
+    uint32_t words = set_words(inner);
+    for (uint32_t w = 0; w < words; w++)
+        if (inner->set[w] & ~outer->set[w]) return false;
     return true;
+}
+
+/* A group's memory, with its name and members. */
+static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
+                                const uint32_t *members, ms_group **out)
+{
+    ms_context *context = ms_engine_context(comm->engine);
+    void *memory = NULL, *list = NULL, *text = NULL, *set = NULL;
+    ms_status status = ms_allocate(context, sizeof(ms_group), "group", &memory);
+    if (status) return status;
+    ms_group *group = memory;
+    group->comm = comm;
+    group->size = size;
+    status = ms_allocate(context, size * sizeof(uint32_t), "group", &list);
+    if (!status) status = ms_allocate(context, strlen(name) + 1, "group", &text);
+    if (!status) status = ms_allocate(context, set_words(group) * sizeof(uint64_t), "group", &set);
+    group->members = list;
+    group->name = text;
+    group->set = set;
+    if (status) {
+        free_group(context, group);
+        return status;
+    }
+    strcpy(group->name, name);
+    for (uint32_t m = 0; m < size; m++) {
+        uint32_t rank = group->members[m] = members ? members[m] : m;
+        group->set[rank / 64] |= (uint64_t)1 << rank % 64;
+    }
+    *out = group;
+    return MS_OK;
 }
 
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out)
 {
     ms_context *context = ms_engine_context(comm->engine);
-    void *memory = NULL, *list = NULL, *text = NULL;
     uint32_t count = atomic_load(&comm->group_count);
     if (count == MS_GROUPS_MAX)
         return ms_fail(context, MS_ERROR_STATE,
                        "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
-    ms_status status = ms_allocate(context, sizeof(ms_group), "group", &memory);
-    if (!status) status = ms_allocate(context, size * sizeof(uint32_t), "group", &list);
-    if (!status) status = ms_allocate(context, strlen(name) + 1, "group", &text);
-    if (status) {
-        ms_release(context, list);
-        ms_release(context, memory);
-        return status;
-    }
-    ms_group *group = memory;
-    group->comm = comm;
-    group->backend = comm->backend;
+    ms_group *group = NULL;
+    ms_status status = allocate_group(comm, name, size, members, &group);
+    if (status) return status;
+    group->control = comm->control;
+    group->transport = comm->transport;
     group->id = id;
     group->rank = rank;
-    group->size = size;
-    group->members = list;
-    for (uint32_t m = 0; m < size; m++) group->members[m] = members ? members[m] : m;
-    group->name = strcpy(text, name);
     for (uint32_t g = 0; g < count; g++) {
         if (contains(comm->groups[g], group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
         if (contains(group, comm->groups[g]))
@@ -77,8 +114,8 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     return MS_OK;
 }
 
-ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *state, uint32_t rank,
-                      uint32_t size, ms_group **world)
+ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
+                      uint32_t rank, uint32_t size, ms_group **world)
 {
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL;
@@ -86,10 +123,10 @@ ms_status ms_comm_new(ms_engine *engine, const ms_comm_backend *backend, void *s
     if (status) return status;
     ms_comm *comm = memory;
     comm->engine = engine;
-    comm->backend = backend;
-    comm->state = state;
+    comm->control = control;
+    comm->transport = transport;
     comm->process = context->os->process_id(context->os->user);
-    comm->fake_ids = 1;
+    comm->own_ids = 1;
     status = ms_group_new(comm, 0, "world", rank, size, NULL, world);
     if (status) ms_release(context, comm);
     else ms_engine_set(engine, MS_SLOT_COMM, comm, comm_free);
@@ -104,56 +141,56 @@ ms_group *ms_comm_group(const ms_engine *engine, uint32_t index)
     return comm && index < atomic_load(&comm->group_count) ? comm->groups[index] : NULL;
 }
 
-ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
-{
-    ms_comm *comm = ms_comm_of(engine);
-    if (!comm) return ms_engine_fail(engine, MS_ERROR_STATE, "this engine has no world yet");
-    if (!comm->alone) {
-        const ms_group *world = comm->groups[0];
-        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1,
-                                        &world->members[world->rank], &comm->alone);
-        if (status) return status;
-        comm->alone->backend = &ms_comm_fake;
-    }
-    *out = comm->alone;
-    return MS_OK;
-}
-
 void ms_comm_leave(ms_engine *engine, const char *message)
 {
     ms_comm *comm = ms_comm_of(engine);
-    if (comm) comm->backend->leave(comm, message);
+    if (comm) comm->control->leave(comm, message);
 }
 
 void ms_comm_abort(ms_engine *engine, const ms_error *error)
 {
     ms_comm *comm = ms_comm_of(engine);
-    if (comm) comm->backend->abort(comm, error);
+    if (comm) comm->control->abort(comm, error);
+}
+
+/* What the transport launched earlier and failed since ends the job like any failed task. */
+ms_status ms_comm_verify(ms_comm *comm)
+{
+    ms_status status = comm->control->check(comm);
+    if (!status && comm->transport->poll_error) {
+        status = comm->transport->poll_error(comm);
+        if (status) comm->control->abort(comm, &ms_engine_context(comm->engine)->error);
+    }
+    if (status && comm->transport->abort && !comm->aborted) {
+        comm->aborted = true;
+        comm->transport->abort(comm);
+    }
+    return status;
 }
 
 ms_status ms_comm_check(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
-    return comm ? comm->backend->check(comm) : MS_OK;
+    return comm ? ms_comm_verify(comm) : MS_OK;
 }
 
 void ms_comm_progress(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
-    if (comm) comm->backend->progress(comm);
+    if (comm) comm->control->progress(comm);
 }
 
 void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
 {
     ms_comm *comm = ms_comm_of(engine);
     memset(values, 0, MS_REQUESTS);
-    if (comm && comm->backend->step) comm->backend->step(comm, serial, step, values);
+    if (comm) comm->control->step(comm, serial, step, values);
 }
 
 void ms_comm_set_folder(ms_engine *engine, const char *folder)
 {
     ms_comm *comm = ms_comm_of(engine);
-    if (comm && comm->backend->set_folder) comm->backend->set_folder(comm, folder);
+    if (comm) comm->control->set_folder(comm, folder);
 }
 
 /* ------------------------------------------------------------------- groups */
@@ -164,7 +201,7 @@ const char *ms_group_name(const ms_group *group) { return group->name; }
 uint32_t ms_group_id(const ms_group *group) { return group->id; }
 bool ms_group_has_others(const ms_group *group)
 {
-    return group->size > 1 && group->comm->backend != &ms_comm_fake;
+    return group->size > 1 && group->control->has_others;
 }
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }
@@ -201,84 +238,14 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
 
 ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out)
 {
-    return group->comm->backend->storage(group->comm, stream, bytes, out);
-}
-
-/* ---------------------------------------------------------------- splitting */
-
-/* Every number is a rank of the group, and none stands twice. *total: how many there are. */
-static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes,
-                             const uint32_t *ranks, uint32_t *total)
-{
-    ms_engine *engine = group->comm->engine;
-    void *seen = NULL;
-    *total = 0;
-    if (parts == 0)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: the list of parts is empty");
-    ms_status status = ms_allocate(ms_engine_context(engine), group->size, "split", &seen);
-    for (uint32_t p = 0, i = 0; p < parts && !status; p++) {
-        if (sizes[p] == 0)
-            status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u is empty", p + 1);
-        for (uint32_t end = i + sizes[p]; i < end && !status; i++) {
-            char *mark = seen;
-            if (ranks[i] >= group->size)
-                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                                        "split: part %u names rank %u, but %s has ranks 0 to %u",
-                                        p + 1, ranks[i], group->name, group->size - 1);
-            else if (mark[ranks[i]])
-                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                                        "split: rank %u stands in two places", ranks[i]);
-            else mark[ranks[i]] = 1;
-        }
-        *total += sizes[p];
+    const ms_transport *transport = group->comm->transport;
+    ms_status status = transport->storage ? transport->storage(group->comm, stream, bytes, out)
+                                          : ms_storage_new(stream, bytes, out);
+    if (status || !transport->enroll) return status;
+    status = transport->enroll(group->comm, *out);
+    if (status) {
+        ms_storage_release(*out);
+        *out = NULL;
     }
-    ms_release(ms_engine_context(engine), seen);
     return status;
-}
-
-/* The group of the part that this rank is in; none if it is in no part. */
-static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
-                           const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
-{
-    ms_comm *comm = group->comm;
-    ms_context *context = ms_engine_context(comm->engine);
-    for (uint32_t p = 0; p < parts; ranks += sizes[p++]) {
-        uint32_t at = 0;
-        while (at < sizes[p] && ranks[at] != group->rank) at++;
-        if (at == sizes[p]) continue;
-        void *members = NULL, *name = NULL;
-        size_t bytes = strlen(group->name) + sizeof "/4294967295.4294967295";
-        ms_status status = ms_allocate(context, sizes[p] * sizeof(uint32_t), "group", &members);
-        if (!status) status = ms_allocate(context, bytes, "group", &name);
-        if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, p);
-        for (uint32_t m = 0; m < sizes[p] && !status; m++)
-            ((uint32_t *)members)[m] = group->members[ranks[m]];
-        if (!status) status = comm->backend->join(comm, first_id + p);
-        if (!status) status = ms_group_new(comm, first_id + p, name, at, sizes[p], members, out);
-        ms_release(context, members);
-        ms_release(context, name);
-        return status;
-    }
-    *out = NULL;
-    return MS_OK;
-}
-
-ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
-                         const uint32_t *ranks, ms_group **out)
-{
-    uint32_t total = 0, first_id = 0;
-    ms_status status = check_parts(group, parts, sizes, ranks, &total);
-    if (status) return status;
-    if (group == group->comm->alone) {
-        *out = group;
-        return MS_OK;
-    }
-    status = ms_engine_check_sync(group->comm->engine);
-    if (status) return status;
-    uint64_t hash =
-        ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
-    status = group->comm->backend->split(group, hash, parts, &first_id);
-    if (status) return status;
-    group->splits++;
-    return make_part(group, first_id, parts, sizes, ranks, out);
 }

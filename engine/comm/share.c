@@ -1,17 +1,8 @@
 /* share.c: numbers that hosts share: copied into host memory, which the membership owns until the
  * collective is done and the host has read the result. */
-#include "comm/comm.h"
+#include "comm/transport.h"
 
-#include <stdalign.h>
 #include <string.h>
-
-struct ms_shared {
-    ms_shared *next;
-    uint64_t ticket; /* 0: the host does not read the result, or has read it */
-    ms_point ready;
-    size_t bytes; /* of the result */
-    alignas(16) char result[];
-};
 
 /* Frees those that nobody reads any more. */
 static void sweep(ms_comm *comm)
@@ -24,15 +15,6 @@ static void sweep(ms_comm *comm)
         }
         *at = shared->next;
         ms_release(ms_engine_context(comm->engine), shared);
-    }
-}
-
-void ms_shared_free(ms_comm *comm)
-{
-    while (comm->shared) {
-        ms_shared *next = comm->shared->next;
-        ms_release(ms_engine_context(comm->engine), comm->shared);
-        comm->shared = next;
     }
 }
 
@@ -63,7 +45,7 @@ static void multiply(ms_dtype dtype, void *numbers, uint64_t count, uint32_t siz
     }
 }
 
-static bool is_made_here(const ms_group *group) { return group->backend == &ms_comm_fake; }
+static bool is_made_here(const ms_group *group) { return group->transport == &ms_transport_fake; }
 
 /* Where this rank's numbers lie in the result before the collective. In a fake world the result is
  * made here, and the task has no tensors: the sim executor runs none. */

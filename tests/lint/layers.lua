@@ -55,8 +55,6 @@ local ALLOWED = {
 -- Folders of devices, and the files outside that still name headers of one. This list only shrinks.
 local DEVICES = { cpu = true, cuda = true, sim = true }
 local DEVICE_HEADERS = {
-  ["engine/comm/local/isa/reduce.c"] = "tensor/cpu/row.h",
-  ["engine/comm/local/kernels.h"] = "tensor/cpu/isa.h",
   ["engine/optim/kernels.h"] = "tensor/cpu/isa.h",
   ["engine/tensor/matmul.h"] = "tensor/cpu/gemm.h",
 }

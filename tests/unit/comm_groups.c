@@ -1,6 +1,6 @@
 /* comm_groups.c: groups of groups, splits that may not wait, and ranks whose host is far ahead on
  * several streams. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -87,19 +87,17 @@ static uint64_t fast_clock(void *user)
     return 1000000000u + (uint64_t)atomic_fetch_add(&reads, 1) * 10000000u;
 }
 
-/* Rank 1 looks as if its host were MS_CALLS_AHEAD - 1 calls ahead and had just overwritten the hash
- * of call 1 with that of the next one. Rank 0 must not take that for another call 1. */
+/* Rank 1 looks as if its host were MS_CALLS_AHEAD calls ahead and had overwritten the claim of call
+ * 1 with a later one. Rank 0 must not take that for another call 1. */
 static void overtake(rank *self)
 {
     ms_tensor *t = NULL;
-    const ms_local *local = self->world->comm->state;
-    ms_member_line *line = ms_member(local->rendezvous, 0, 0, 1);
+    ms_member_line *line = ms_member(self->rendezvous, 0, 0, 1);
     ms_abort_record cause;
     OK(make(self, MS_F32, 8, false, &t));
     OK(fill(t, NULL, NULL));
     if (self->number == 1) {
-        atomic_store(&line->issuing, 1 + MS_CALLS_AHEAD);
-        atomic_store(&line->calls[1], 12345);
+        atomic_store(&line->claims[1], 12345 << 16 | 2); /* a hash, and the second lap */
         atomic_store(&line->issued, MS_CALLS_AHEAD);
         for (unsigned begin = atomic_load(&reads);
              atomic_load(&reads) - begin < 120 && !ms_rendezvous_cause(self->rendezvous, &cause);)
@@ -112,7 +110,7 @@ static void overtake(rank *self)
     ms_tensor_release(t);
 }
 
-static void a_hash_that_was_overwritten_is_not_compared(void **state)
+static void a_claim_that_was_overwritten_is_not_compared(void **state)
 {
     (void)state;
     rank ranks[2];
@@ -137,6 +135,77 @@ enum { FAR = 3 * MS_CALLS_AHEAD, STREAMS = 6 };
 typedef struct gap {
     _Atomic int far;
 } gap;
+
+/* Rank 1's task waits behind a gate, so it has entered nothing when rank 0 calls something else:
+ * rank 0 finds it before its launch, and shows both sides. */
+typedef struct gate_args {
+    _Atomic int *open;
+} gate_args;
+
+static ms_task_result pass_gate(ms_run *run, void *arguments)
+{
+    (void)run;
+    const gate_args *args = arguments;
+    return atomic_load(args->open) ? MS_TASK_DONE : MS_TASK_PENDING;
+}
+
+static const ms_task gate_task = { .name = "gate",
+                                   .function = pass_gate,
+                                   .args_bytes = sizeof(gate_args) };
+
+typedef struct differing {
+    _Atomic int called, ended;
+} differing;
+
+static void call_something_else(rank *self)
+{
+    differing *shared = (differing *)(uintptr_t)self->job->argument;
+    _Atomic int open = 0;
+    ms_stream *stream = NULL;
+    ms_tensor *t = NULL;
+    ms_point gate;
+    OK(make(self, MS_F32, 8 + self->number, false, &t));
+    ms_collective call = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1, .label = "late" };
+    OK(ms_group_stream(self->world, 1, &stream));
+    if (self->number == 1) {
+        OK(ms_stream_enqueue(ms_engine_current(self->engine), &gate_task, &(gate_args){ &open },
+                             NULL, 0, (ms_task_cost){ 0 }, &gate));
+        OK(ms_stream_wait(stream, gate));
+        OK(ms_group_enqueue(self->world, 1, &call, NULL));
+        atomic_store(&shared->called, 1);
+        while (!atomic_load(&shared->ended)) sched_yield();
+        atomic_store(&open, 1);
+        CHECK(ms_engine_sync(self->engine) == MS_ERROR_MISMATCH);
+    } else {
+        while (!atomic_load(&shared->called)) sched_yield();
+        ms_point before = ms_stream_last(stream);
+        ms_status status = ms_group_enqueue(self->world, 1, &call, NULL);
+        atomic_store(&shared->ended, 1);
+        CHECK(status == MS_ERROR_MISMATCH);
+        const char *text = ms_engine_error(self->engine)->message;
+        CHECK(strstr(text, "call #1 of world") && strstr(text, "rank 0: all_reduce #1")
+              && strstr(text, "f32 x 8") && strstr(text, "rank 1: all_reduce #1")
+              && strstr(text, "f32 x 9"));
+        CHECK(ms_group_traffic(self->world, MS_ALL_REDUCE).calls == 0);
+        CHECK(ms_stream_last(stream).seq == before.seq);
+    }
+    ms_tensor_release(t);
+}
+
+static void the_later_of_two_that_disagree_finds_it_before_its_launch(void **state)
+{
+    (void)state;
+    rank ranks[2];
+    differing shared = { 0 };
+    job work = { .kind = THREADS,
+                 .run = call_something_else,
+                 .argument = &shared,
+                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20 } };
+    ms_abort_record cause = run_job(&work, ranks);
+    for (int r = 0; r < 2; r++)
+        if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+    assert_int_equal(cause.reason, MS_ABORT_MISMATCH);
+}
 
 /* Calls of one channel on several streams: rank 1's host has enqueued all of them before rank 0's
  * first. */
@@ -172,7 +241,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nested_groups_have_names_of_their_own),
         cmocka_unit_test(a_split_that_may_not_wait_enqueues_nothing),
-        cmocka_unit_test(a_hash_that_was_overwritten_is_not_compared),
+        cmocka_unit_test(a_claim_that_was_overwritten_is_not_compared),
+        cmocka_unit_test(the_later_of_two_that_disagree_finds_it_before_its_launch),
         cmocka_unit_test(a_host_may_be_far_ahead_on_several_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

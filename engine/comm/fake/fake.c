@@ -1,8 +1,10 @@
-/* fake.c: a world with one rank in it: every other rank brings what this one brings, so nothing
- * moves and nobody waits. */
-#include "comm/flow.h"
+/* fake.c: the transport of a world with one rank in it: every other rank brings what this one
+ * brings, so nothing moves and nobody waits. */
+#include "comm/transport.h"
 
 #include <string.h>
+
+#include "comm/flow.h"
 
 static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 {
@@ -50,73 +52,10 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_alone);
 
-static ms_status split(ms_group *group, uint64_t list_hash, uint32_t parts, uint32_t *first_id)
-{
-    ms_comm *comm = group->comm;
-    ms_comm_args args = { .counts_hash = list_hash };
-    ms_collective collective = { .kind = MS_SPLIT, .bucket = -1 };
-    if ((uint64_t)comm->fake_ids + parts > MS_GROUPS_MAX)
-        return ms_engine_fail(comm->engine, MS_ERROR_STATE, "%u more groups: a job may have %d",
-                              parts, MS_GROUPS_MAX);
-    ms_status status = ms_group_issue(group, &args, &collective, NULL);
-    if (status) return status;
-    *first_id = comm->fake_ids;
-    comm->fake_ids += parts;
-    return MS_OK;
-}
+static void close_nothing(ms_comm *comm) { (void)comm; }
 
-static ms_status join_group(ms_comm *comm, uint32_t id)
-{
-    (void)comm, (void)id;
-    return MS_OK;
-}
-static ms_status storage(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out)
-{
-    (void)comm;
-    return ms_storage_new(stream, bytes, out);
-}
-static ms_status check(ms_comm *comm)
-{
-    (void)comm;
-    return MS_OK;
-}
-static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
-{
-    (void)comm;
-    return args->group->traffic[args->kind].calls + 1;
-}
-static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
-{
-    (void)comm, (void)args;
-    return MS_OK;
-}
-static void issued(ms_comm *comm, const ms_comm_args *args) { (void)comm, (void)args; }
-static void leave(ms_comm *comm, const char *message) { (void)comm, (void)message; }
-static void end(ms_comm *comm, const ms_error *error) { (void)comm, (void)error; }
-static void nothing(ms_comm *comm) { (void)comm; }
-
-const ms_comm_backend ms_comm_fake = {
-    .tasks = tasks,
-    .split = split,
-    .join = join_group,
-    .storage = storage,
-    .check = check,
-    .number = pair_number,
-    .prepare = prepare,
-    .issued = issued,
-    .leave = leave,
-    .abort = end,
-    .progress = nothing,
-    .close = nothing,
-};
-
-ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world)
-{
-    if (size < 1 || size > MS_FAKE_RANKS_MAX || rank >= size)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "rank %u of %u: a fake world has 1 to %d ranks, counted from 0", rank,
-                              size, MS_FAKE_RANKS_MAX);
-    if (ms_comm_of(engine))
-        return ms_engine_fail(engine, MS_ERROR_STATE, "this engine belongs to a world already");
-    return ms_comm_new(engine, &ms_comm_fake, NULL, rank, size, world);
-}
+const ms_transport ms_transport_fake = { .name = "fake",
+                                         .kinds = MS_ALL_KINDS,
+                                         .dtypes = MS_ALL_DTYPES,
+                                         .tasks = tasks,
+                                         .close = close_nothing };

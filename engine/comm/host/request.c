@@ -5,7 +5,7 @@
  * an undecided one proposes the number behind the highest that any rank has written; the first
  * proposal holds. A rank that saw no request had written its number before, so the proposal lies
  * behind it; a rank that saw it obeys the decision. All are sequentially consistent. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
-    ms_control *control = rendezvous->control;
+    ms_control_file *control = rendezvous->control;
     uint32_t raised = atomic_load(&control->requests[kind].raised);
     for (uint32_t r = 0; r < control->ranks; r++) {
         ms_rank_line *line = &control->lines[r];
@@ -23,7 +23,7 @@ void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t v
                                    ((raised >> 8) + 1) << 8 | value);
 }
 
-static uint64_t highest_serial(const ms_control *control)
+static uint64_t highest_serial(const ms_control_file *control)
 {
     uint64_t highest = 0;
     for (uint32_t r = 0; r < control->ranks; r++) {
@@ -34,7 +34,7 @@ static uint64_t highest_serial(const ms_control *control)
 }
 
 /* The request of this kind that all ranks meet before `serial`, or 0. */
-static uint8_t meet(ms_control *control, ms_rank_line *own, ms_request kind, uint64_t serial)
+static uint8_t meet(ms_control_file *control, ms_rank_line *own, ms_request kind, uint64_t serial)
 {
     ms_request_line *line = &control->requests[kind];
     uint32_t raised = atomic_load(&line->raised), count = raised >> 8;
@@ -49,22 +49,22 @@ static uint8_t meet(ms_control *control, ms_rank_line *own, ms_request kind, uin
     return (uint8_t)raised;
 }
 
-void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
+void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
 {
-    ms_local *local = comm->state;
-    ms_rank_line *own = &local->control->lines[local->rank];
-    const ms_os *os = local->rendezvous->os;
-    ms_straggler_step(local, os->monotonic_ns(os->user));
+    ms_host *host = comm->control_state;
+    ms_rank_line *own = &host->control->lines[host->rank];
+    const ms_os *os = host->rendezvous->os;
+    ms_straggler_step(host, os->monotonic_ns(os->user));
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     ms_activity_done(&own->activity);
     for (int kind = 0; kind < MS_REQUESTS; kind++)
-        values[kind] = meet(local->control, own, (ms_request)kind, serial);
+        values[kind] = meet(host->control, own, (ms_request)kind, serial);
 }
 
 void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
 {
-    ms_control *control = rendezvous->control;
+    ms_control_file *control = rendezvous->control;
     atomic_store(&control->lines[rank].finished, 1);
     atomic_store(&control->lines[rank].gone, 1);
     for (uint32_t r = 0; r < control->ranks; r++) {
@@ -74,21 +74,21 @@ void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
 }
 
 /* The first folder holds: ranks of one job work in one. */
-void ms_local_set_folder(ms_comm *comm, const char *folder)
+void ms_host_set_folder(ms_comm *comm, const char *folder)
 {
-    ms_local *local = comm->state;
+    ms_host *host = comm->control_state;
     uint32_t none = 0;
     size_t bytes = strlen(folder) + 1;
-    if (bytes > sizeof local->control->folder
-        || !atomic_compare_exchange_strong(&local->control->folder_set, &none, 1))
+    if (bytes > sizeof host->control->folder
+        || !atomic_compare_exchange_strong(&host->control->folder_set, &none, 1))
         return;
-    memcpy(local->control->folder, folder, bytes);
-    atomic_store(&local->control->folder_set, 2);
+    memcpy(host->control->folder, folder, bytes);
+    atomic_store(&host->control->folder_set, 2);
 }
 
 const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
 {
-    const ms_control *control = rendezvous->control;
+    const ms_control_file *control = rendezvous->control;
     size_t length = atomic_load(&control->folder_set) == 2
                         ? strnlen(control->folder, sizeof control->folder - 1)
                         : 0;

@@ -1,14 +1,14 @@
 /* kernels.h: the inner loops of reductions, built once for each instruction set. */
-#ifndef MOONSHARD_COMM_LOCAL_KERNELS_H
-#define MOONSHARD_COMM_LOCAL_KERNELS_H
+#ifndef MOONSHARD_COMM_CPU_KERNELS_H
+#define MOONSHARD_COMM_CPU_KERNELS_H
 
 #include "moonshard/comm.h"
 #include "tensor/cpu/isa.h"
 
-/* count elements: inputs[0] op inputs[1] op ... in this order, to every output (each of which may
- * be one of the inputs). 16-bit floats are added up in f32. memory: dtype of inputs and outputs;
- * where it is f32 and dtype a 16-bit float, inputs and the result are rounded to that. factors: of
- * premul_sum. The result is the same on every instruction set. */
+/* Elements from first up to end: inputs[0] op inputs[1] op ... in this order, to every output (each
+ * of which may be one of the inputs). 16-bit floats are added up in f32. memory: dtype of inputs
+ * and outputs; where it is f32 and dtype a 16-bit float, inputs and the result are rounded to that.
+ * factors: of premul_sum. The result is the same on every instruction set. */
 typedef struct ms_reduce_task {
     ms_dtype dtype, memory;
     ms_reduce_op op;
@@ -16,7 +16,7 @@ typedef struct ms_reduce_task {
     const char *const *inputs;
     char *const *outputs;
     const float *factors;
-    size_t count;
+    size_t first, end;
 } ms_reduce_task;
 
 typedef struct ms_comm_kernels {

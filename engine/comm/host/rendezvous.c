@@ -1,6 +1,6 @@
 /* rendezvous.c: the memory files of a job: made, handed to children, taken over, and what a
  * supervisor reads and writes in them. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 static uint64_t control_size(uint32_t ranks)
 {
-    return sizeof(ms_control) + ranks * sizeof(ms_rank_line)
+    return sizeof(ms_control_file) + ranks * sizeof(ms_rank_line)
            + (uint64_t)ranks * ranks * sizeof(ms_pair_line)
            + (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
 }
@@ -117,7 +117,7 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
     if (!status) status = map_all(context, made, true);
     if (!status) {
         error = ms_rendezvous_populate_control(
-            made, made->control, sizeof(ms_control) + options->ranks * sizeof(ms_rank_line));
+            made, made->control, sizeof(ms_control_file) + options->ranks * sizeof(ms_rank_line));
         if (error)
             status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
     }
@@ -126,7 +126,7 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
         return status;
     }
     uint32_t threads = options->threads ? options->threads : machine.cores / options->ranks;
-    ms_control *control = made->control;
+    ms_control_file *control = made->control;
     control->control_bytes = made->control_bytes;
     control->heap_bytes = made->heap_bytes;
     control->link_bytes_per_second = options->link_bytes_per_second;
@@ -283,7 +283,7 @@ static ms_status status_of(ms_abort_reason reason)
 bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
                          const char *message)
 {
-    ms_control *control = rendezvous->control;
+    ms_control_file *control = rendezvous->control;
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&control->aborted, &none, 1)) return false;
     ms_error *error = &control->record.error;
@@ -305,7 +305,7 @@ bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int3
 bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
 {
     const ms_os *os = rendezvous->os;
-    ms_control *control = rendezvous->control;
+    ms_control_file *control = rendezvous->control;
     if (!atomic_load(&control->aborted)) return false;
     for (uint64_t limit = os->monotonic_ns(os->user) + 20000000;
          atomic_load(&control->aborted) == 1 && os->monotonic_ns(os->user) < limit;)

@@ -7,7 +7,7 @@
 #else
 #pragma GCC optimize("fp-contract=off")
 #endif
-#include "comm/local/kernels.h"
+#include "comm/cpu/kernels.h"
 
 #include <string.h>
 
@@ -109,8 +109,8 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
     bool halves = (inputs & (inputs - 1)) == 0;
     ms_vf divisor = ms_v_splat(halves ? 1 / (float)inputs : (float)inputs);
-    size_t i = 0;
-    for (; i + UNROLL * MS_LANES <= task->count; i += UNROLL * MS_LANES) {
+    size_t i = task->first, last = task->end;
+    for (; i + UNROLL * MS_LANES <= last; i += UNROLL * MS_LANES) {
         ms_vf sum[UNROLL], v[UNROLL];
         get_block(memory, dtype, op, task, from, 0, i, sum);
         for (uint32_t r = 1; r < inputs; r++) {
@@ -122,8 +122,8 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
         for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
         put_block(memory, op, to, outputs, i, sum);
     }
-    for (; i < task->count; i += MS_LANES) {
-        size_t end = i + MS_LANES < task->count ? i + MS_LANES : task->count;
+    for (; i < last; i += MS_LANES) {
+        size_t end = i + MS_LANES < last ? i + MS_LANES : last;
         ms_vf sum = ms_v_splat(0);
         for (uint32_t r = 0; r < inputs; r++) {
             ms_vf v = ms_row_get_part(memory, from[r], i, end, 0);
@@ -189,8 +189,8 @@ REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
     static void name(const ms_reduce_task *task)                                          \
     {                                                                                     \
         type block[BLOCK];                                                                \
-        for (size_t begin = 0; begin < task->count; begin += BLOCK) {                     \
-            size_t n = task->count - begin < BLOCK ? task->count - begin : BLOCK;         \
+        for (size_t begin = task->first; begin < task->end; begin += BLOCK) {             \
+            size_t n = task->end - begin < BLOCK ? task->end - begin : BLOCK;             \
             memcpy(block, task->inputs[0] + begin * sizeof(type), n * sizeof(type));      \
             for (uint32_t r = 1; r < task->input_count; r++) {                            \
                 const type *from = (const type *)(const void *)task->inputs[r] + begin;   \

@@ -1,21 +1,21 @@
 /* death.c: how ranks that nobody supervises find out that one has died: its process held a place in
  * the control file, which the system frees at its end. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-void ms_death_watch(ms_local *local)
+void ms_death_watch(ms_host *host)
 {
-    const ms_os *os = local->rendezvous->os;
-    if (!local->control->unsupervised
-        || os->shared_claim(os->user, local->rendezvous->control_file, local->rank))
+    const ms_os *os = host->rendezvous->os;
+    if (!host->control->unsupervised
+        || os->shared_claim(os->user, host->rendezvous->control_file, host->rank))
         return;
-    atomic_store(&local->control->lines[local->rank].claimed, 1);
+    atomic_store(&host->control->lines[host->rank].claimed, 1);
 }
 
 /* A process that is several ranks may free the places of all when one of them leaves. */
-static bool is_alone(const ms_control *control, uint32_t rank)
+static bool is_alone(const ms_control_file *control, uint32_t rank)
 {
     int64_t process = atomic_load(&control->lines[rank].process);
     for (uint32_t r = 0; r < control->ranks; r++)
@@ -23,13 +23,13 @@ static bool is_alone(const ms_control *control, uint32_t rank)
     return true;
 }
 
-void ms_death_look(ms_local *local, uint32_t rank)
+void ms_death_look(ms_host *host, uint32_t rank)
 {
-    const ms_os *os = local->rendezvous->os;
-    ms_rank_line *line = &local->control->lines[rank];
-    if (rank == local->rank || !atomic_load(&line->claimed) || !is_alone(local->control, rank))
+    const ms_os *os = host->rendezvous->os;
+    ms_rank_line *line = &host->control->lines[rank];
+    if (rank == host->rank || !atomic_load(&line->claimed) || !is_alone(host->control, rank))
         return;
-    if (os->shared_is_claimed(os->user, local->rendezvous->control_file, rank) != 0
+    if (os->shared_is_claimed(os->user, host->rendezvous->control_file, rank) != 0
         || atomic_load(&line->finished))
         return;
     char text[512], call[256];
@@ -38,10 +38,10 @@ void ms_death_look(ms_local *local, uint32_t rank)
     int64_t step = atomic_load(&line->step) - 1;
     int used = snprintf(text, sizeof text, "rank %u (pid %" PRId64 ") has ended without leaving",
                         rank, atomic_load(&line->process));
-    if (flights && ms_rendezvous_flight(local->rendezvous, rank, flights - 1, &flight))
+    if (flights && ms_rendezvous_flight(host->rendezvous, rank, flights - 1, &flight))
         used += snprintf(text + used, sizeof text - (size_t)used, " %s %s",
                          flight.left_ns ? "after" : "during",
                          ms_flight_describe(&flight, call, sizeof call));
     if (step >= 0) snprintf(text + used, sizeof text - (size_t)used, " at step %" PRId64, step);
-    ms_rendezvous_abort(local->rendezvous, MS_ABORT_DIED, (int32_t)rank, text);
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_DIED, (int32_t)rank, text);
 }

@@ -1,5 +1,6 @@
-/* control.h: what the ranks of a host share: the control file, the staging areas, and a rank's view
- * of them. For comm/local/ only.
+/* host.h: control among the ranks of one host, over memory files: the layout of the control file, a
+ * rank's side of it, and the order ledger that transports on this host run their calls through. For
+ * comm/host/ and comm/local/ only.
  *
  * Invariants
  * - Every word that two ranks touch is atomic, or is written before a release store and read after
@@ -11,26 +12,28 @@
  * - A sleeper sleeps on the bell of its own rank. Who makes progress that it may wait for rings the
  *   bells of those asleep; an abort rings all. asleep is raised before the last look at what is
  *   waited for, and progress is made before asleep is read, all sequentially consistent. */
-#ifndef MOONSHARD_COMM_LOCAL_CONTROL_H
-#define MOONSHARD_COMM_LOCAL_CONTROL_H
+#ifndef MOONSHARD_COMM_HOST_HOST_H
+#define MOONSHARD_COMM_HOST_HOST_H
 
 #include <stdalign.h>
 #include <stdatomic.h>
 
 #include "base/activity.h"
 #include "base/thread.h"
-#include "comm/comm.h"
+#include "comm/control.h"
 
-#define MS_CONTROL_MAGIC 0x315654435244534dull /* "MSDRCTV1" */
+#define MS_CONTROL_MAGIC 0x325654435244534dull /* "MSDRCTV2" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
 #define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
-/* Calls of a channel whose hashes are kept. A host may be further ahead, with calls enqueued on
+/* Calls of a channel whose claims are kept. A host may be further ahead, with calls enqueued on
  * several streams. */
 #define MS_CALLS_AHEAD 1024
+/* Calls of a channel whose fields are kept, for reports. */
+#define MS_CALLS_SHOWN 16
 
 /* A collective as its rank entered it: what must agree (call), and what the others use. */
 typedef struct ms_ledger_slot {
@@ -42,16 +45,23 @@ typedef struct ms_ledger_slot {
     ms_flight call;
 } ms_ledger_slot;
 
+/* The fields of a call as its host has published them. Words are atomic, since a peer may read them
+ * while they are written for a later call; then it finds another seq afterwards. */
+#define MS_CALL_WORDS ((sizeof(ms_ledger_slot) + 7) / 8)
+typedef struct ms_published {
+    _Atomic uint64_t seq;
+    _Atomic uint64_t words[MS_CALL_WORDS];
+} ms_published;
+
 /* One for each member of each group's channel. */
 typedef struct ms_member_line {
     alignas(128) ms_ledger_slot slots[2]; /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
-    /* By the host, in this order: the number of the call that is being enqueued; what must agree of
-     * call n, hashed, at n % MS_CALLS_AHEAD; the calls enqueued. Who has read a hash and then finds
-     * `issuing` less than MS_CALLS_AHEAD after its call has read the hash of that call. */
-    alignas(128) _Atomic uint64_t issuing;
-    _Atomic uint64_t calls[MS_CALLS_AHEAD];
-    _Atomic uint64_t issued;
+    /* By the host: what must agree of call n, at n % MS_CALLS_AHEAD: a hash, and which lap of this
+     * ring n is in; 0: none. */
+    alignas(128) _Atomic uint64_t claims[MS_CALLS_AHEAD];
+    _Atomic uint64_t issued; /* by the host: the calls enqueued */
+    ms_published published[MS_CALLS_SHOWN];
 } ms_member_line;
 
 /* One for each ordered pair of ranks. */
@@ -102,7 +112,7 @@ typedef struct ms_request_line {
     _Atomic uint64_t decided;
 } ms_request_line;
 
-typedef struct ms_control {
+typedef struct ms_control_file {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
     bool crowded;      /* more threads of ranks than cores */
@@ -115,14 +125,14 @@ typedef struct ms_control {
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
-} ms_control;
+} ms_control_file;
 
 /* This process' view of a job. */
 struct ms_rendezvous {
     const ms_os *os;
     ms_word references;
     uint32_t ranks;
-    ms_control *control;
+    ms_control_file *control;
     uint64_t control_bytes, heap_bytes;
     ms_file *control_file;
     struct {
@@ -148,33 +158,29 @@ typedef struct ms_standstill {
     uint64_t seen[MS_LOCAL_RANKS_MAX]; /* still of each rank, once all stood still */
 } ms_standstill;
 
-/* A rank's side: ms_comm.state. */
-typedef struct ms_local {
+/* A rank's side: ms_comm.control_state. */
+typedef struct ms_host {
     ms_comm *comm;
     ms_rendezvous *rendezvous;
-    ms_control *control;
+    ms_control_file *control;
     uint32_t rank; /* in the world, as everything here */
     ms_pressure pressure;
-    ms_arena *arena;
-    _Atomic uint64_t link_free; /* when the link has sent what was given to it */
-    bool pair_populated;        /* tasks of sends: the staging area has pages */
-    uint64_t flights[2];        /* tasks of sends and recvs: place in the flight record */
-    /* host: calls so far with each rank */
+    /* host thread: calls so far with each rank */
     uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];
-    /* host: how long the last steps took */
+    /* host thread: how long the last steps took */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
     _Atomic uint64_t patience_ns; /* a wait longer than this is told about */
     ms_standstill standstill;
-} ms_local;
+} ms_host;
 
-static inline uint64_t ms_local_now(const ms_local *local)
+static inline uint64_t ms_host_now(const ms_host *host)
 {
-    return local->rendezvous->os->monotonic_ns(local->rendezvous->os->user);
+    return host->rendezvous->os->monotonic_ns(host->rendezvous->os->user);
 }
 
 static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
 {
-    ms_control *control = rendezvous->control;
+    ms_control_file *control = rendezvous->control;
     return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks
            + to;
 }
@@ -182,7 +188,7 @@ static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t fr
 static inline ms_member_line *ms_member(const ms_rendezvous *rendezvous, uint32_t group,
                                         uint32_t channel, uint32_t member)
 {
-    const ms_control *control = rendezvous->control;
+    const ms_control_file *control = rendezvous->control;
     return (ms_member_line *)(void *)(ms_pair(rendezvous, control->ranks - 1, control->ranks - 1)
                                       + 1)
            + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
@@ -203,97 +209,135 @@ int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, siz
 int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address,
                                 size_t bytes);
 
+/* ------------------------------------------------------------------- bell.c */
+
+static inline bool ms_host_aborted(const ms_host *host)
+{
+    return atomic_load_explicit(&host->control->aborted, memory_order_acquire) != 0;
+}
+void ms_host_wake(ms_host *host, uint32_t rank);
+/* Sleeps until a peer has made progress, at most this long; not at all if `wait` (may be NULL) has
+ * come true since the bell was read. */
+typedef struct ms_wait ms_wait;
+void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns);
+void ms_host_nap(ms_host *host, uint64_t most_ns);
+/* Sleeps until then; false: the job has ended. */
+bool ms_host_sleep_until(ms_host *host, uint64_t until_ns);
+
 /* ------------------------------------------------------------------- wait.c */
 
-/* What is waited for. reached: whether it is there; hopeless: looks whether it can never come, and
- * if so aborts the job; blame: a rank that has not come. */
-typedef struct ms_wait ms_wait;
-struct ms_wait {
+/* What a wait is for, as its caller defines it. reached: whether it is there; hopeless: looks
+ * whether it can never come, and if so ends the job; missing: the world rank of one that has not
+ * come. */
+typedef struct ms_wait_kind {
     bool (*reached)(ms_wait *wait);
     void (*hopeless)(ms_wait *wait);
-    uint32_t (*missing)(ms_wait *wait); /* world rank */
-    ms_local *local;
+    uint32_t (*missing)(ms_wait *wait);
+} ms_wait_kind;
+
+struct ms_wait {
+    const ms_wait_kind *kind;
+    ms_host *host;
     const ms_comm_args *args;
     uint64_t target;
     uint32_t cursor;
     uint64_t looked; /* the last round of standstill.c in which it has */
 };
 /* false: the job has ended. */
-bool ms_local_wait(ms_wait *wait);
-/* Sleeps until then; false: the job has ended. */
-bool ms_local_sleep_until(ms_local *local, uint64_t until_ns);
-/* Sleeps until a peer has made progress, at most this long. */
-void ms_local_nap(ms_local *local, uint64_t most_ns);
-void ms_local_wake(ms_local *local, uint32_t rank);
-static inline bool ms_local_aborted(const ms_local *local)
-{
-    return atomic_load_explicit(&local->control->aborted, memory_order_acquire) != 0;
-}
+bool ms_host_wait(ms_wait *wait);
 /* Leaves the job's cause as this task's error. */
-ms_task_result ms_local_fail(ms_run *run, ms_local *local, const ms_comm_args *args);
+ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args);
 /* Ends the job because this rank's task met an error of its own. */
-ms_task_result ms_local_raise(ms_run *run, ms_local *local, const ms_comm_args *args,
-                              ms_status status, const char *what);
+ms_task_result ms_host_raise(ms_run *run, ms_host *host, const ms_comm_args *args, ms_status status,
+                             const char *what);
+
+/* ----------------------------------------------------------------- record.c */
+
+/* The place of a world rank among the members; the group's size if it is none. */
+uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
+static inline ms_member_line *ms_ledger_line(const ms_host *host, const ms_comm_args *args,
+                                             uint32_t member)
+{
+    return ms_member(host->rendezvous, args->group->id, args->channel, member);
+}
+const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
+                                        uint32_t member);
+/* Fills a slot but its seq. */
+void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot);
+/* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
+uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call);
+void ms_ledger_landed(ms_host *host, uint64_t flight);
+/* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
+bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
+uint64_t ms_ledger_hash(const ms_comm_args *args);
+/* The fields of a member's call of this number (but for seq), as its host has published them or its
+ * task has entered it; false: they are not there, or no longer. */
+bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out);
+
+/* ------------------------------------------------------------------ claim.c */
+
+/* Slots of ms_control_host: see ms_control. */
+ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args);
+void ms_host_retract(ms_comm *comm, const ms_comm_args *args);
 
 /* ----------------------------------------------------------------- ledger.c */
 
 /* Enters, and waits until all members have entered the same; false: the job has ended. */
-bool ms_ledger_enter(ms_local *local, const ms_comm_args *args);
+bool ms_ledger_enter(ms_host *host, const ms_comm_args *args);
 /* Waits until all members are `phases` phases on from where the collective began. */
-bool ms_ledger_phase(ms_local *local, const ms_comm_args *args, uint64_t phases);
+bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases);
 /* As ms_ledger_phase, then the collective is over for this channel. */
-bool ms_ledger_leave(ms_local *local, const ms_comm_args *args, uint64_t phases);
-/* The place of a world rank among the members; the group's size if it is none. */
-uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
-const ms_ledger_slot *ms_ledger_slot_of(const ms_local *local, const ms_comm_args *args,
-                                        uint32_t member);
-/* Fills a slot but its seq. */
-void ms_ledger_write(ms_local *local, const ms_comm_args *args, ms_ledger_slot *slot);
-/* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
-uint64_t ms_ledger_flight(ms_local *local, const ms_flight *call);
-void ms_ledger_landed(ms_local *local, uint64_t flight);
-/* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
-bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
-uint64_t ms_ledger_hash(const ms_comm_args *args);
+bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases);
+
+/* ---------------------------------------------------------------- verdict.c */
+
+/* Ends the job because the call of that member differs from this rank's of the same number. One
+ * error shows both sides: all who made this rank's call, and all who made the member's. */
+void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member);
 /* Ends the job, since the process of `other` has ended before its part of this collective began, or
  * in the middle of it. */
-void ms_ledger_ended(ms_local *local, const ms_comm_args *args, uint32_t other, bool begun);
+void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun);
 /* Ends the job, since `other`, a world rank, will never come to what args waits for: it has
  * finished, `calls` calls into this group or pair. */
-void ms_ledger_gone(ms_local *local, const ms_comm_args *args, uint32_t other, uint64_t calls,
+void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last);
+/* Whether `other` (the group's `member`) has called something that this rank has not, before what
+ * this rank waits for; then the job ends. */
+bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other,
+                           uint32_t member);
 
-/* local.c: waits as long as the link needs for these bytes; false: the job has ended. */
-bool ms_local_pace(ms_local *local, uint64_t bytes);
-
-/* request.c: slots of ms_comm_local. */
-void ms_local_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
-void ms_local_set_folder(ms_comm *comm, const char *folder);
+/* request.c: slots of ms_control_host. */
+void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
+void ms_host_set_folder(ms_comm *comm, const char *folder);
 
 /* suspicion.c: a rank's progress: what it has got done so far. */
 uint64_t ms_rank_progress(const ms_rank_line *line);
 /* Whether a supervisor judges in this job; then it is told that `missing` has not come, and the
  * caller goes on waiting. */
-bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text);
+bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *text);
 
 /* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether
  * it does. */
-void ms_death_watch(ms_local *local);
-void ms_death_look(ms_local *local, uint32_t rank);
+void ms_death_watch(ms_host *host);
+void ms_death_look(ms_host *host, uint32_t rank);
 
 /* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands
  * still. */
-void ms_straggler_step(ms_local *local, uint64_t now);
-void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing,
-                       uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
+void ms_straggler_step(ms_host *host, uint64_t now);
+void ms_straggler_tell(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+                       uint64_t waited_ns, uint64_t limit_ns);
 
 /* standstill.c: around a wait that sleeps, and each time that it has looked in vain: ends the job
  * where all ranks wait for each other. */
-void ms_standstill_begin(ms_local *local, ms_wait *wait);
-void ms_standstill_look(ms_local *local, ms_wait *wait);
-void ms_standstill_end(ms_local *local, ms_wait *wait);
+void ms_standstill_begin(ms_host *host, ms_wait *wait);
+void ms_standstill_look(ms_host *host, ms_wait *wait);
+void ms_standstill_end(ms_host *host, ms_wait *wait);
 
-/* pair.c */
-ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);
+/* host.c: joins as this rank; the membership's control state. */
+ms_status ms_host_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_host **out);
+/* Once the membership exists: from now on the rank is seen. */
+void ms_host_show(ms_host *host, ms_comm *comm);
+/* Undoes ms_host_open where the membership could not be made. */
+void ms_host_forget(ms_context *context, ms_host *host);
 
 #endif

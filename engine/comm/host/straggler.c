@@ -1,49 +1,47 @@
 /* straggler.c: a rank for which others wait unusually long is told about once, long before they
  * give up. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <stdio.h>
 #include <string.h>
-
-#include "comm/flow.h"
 
 #define MS_PATIENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_PATIENCE_STEPS 10
 
 /* Ten steps as long as the middle one of the last few, but not less than 5 s. */
-void ms_straggler_step(ms_local *local, uint64_t now)
+void ms_straggler_step(ms_host *host, uint64_t now)
 {
     uint64_t sorted[MS_STEPS_TIMED];
     uint32_t timed =
-        local->steps_timed < MS_STEPS_TIMED ? (uint32_t)local->steps_timed : MS_STEPS_TIMED;
-    if (local->step_began_ns) {
-        local->step_ns[local->steps_timed++ % MS_STEPS_TIMED] = now - local->step_began_ns;
+        host->steps_timed < MS_STEPS_TIMED ? (uint32_t)host->steps_timed : MS_STEPS_TIMED;
+    if (host->step_began_ns) {
+        host->step_ns[host->steps_timed++ % MS_STEPS_TIMED] = now - host->step_began_ns;
         if (timed < MS_STEPS_TIMED) timed++;
     }
-    local->step_began_ns = now;
+    host->step_began_ns = now;
     for (uint32_t i = 0; i < timed; i++) {
         uint32_t at = i;
-        for (; at > 0 && sorted[at - 1] > local->step_ns[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = local->step_ns[i];
+        for (; at > 0 && sorted[at - 1] > host->step_ns[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = host->step_ns[i];
     }
     uint64_t steps = timed ? MS_PATIENCE_STEPS * sorted[timed / 2] : 0;
-    atomic_store_explicit(&local->patience_ns, steps > MS_PATIENCE_NS ? steps : MS_PATIENCE_NS,
+    atomic_store_explicit(&host->patience_ns, steps > MS_PATIENCE_NS ? steps : MS_PATIENCE_NS,
                           memory_order_relaxed);
 }
 
 /* Where the missing rank is, as far as the others can see. What it entered before stays in its slot
  * as long as this rank waits. */
-static void locate(const ms_local *local, const ms_comm_args *args, uint32_t missing, char *text,
+static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missing, char *text,
                    size_t bytes)
 {
     char call[256];
     const ms_group *group = args->group;
-    int64_t step = atomic_load(&local->control->lines[missing].step) - 1;
+    int64_t step = atomic_load(&host->control->lines[missing].step) - 1;
     int used = step >= 0 ? snprintf(text, bytes, "; it is at step %lld", (long long)step)
                          : snprintf(text, bytes, "; it has begun no step");
     if (ms_kind_is_pair(args->kind)) return;
     ms_member_line *line =
-        ms_member(local->rendezvous, group->id, args->channel, ms_ledger_member(group, missing));
+        ms_member(host->rendezvous, group->id, args->channel, ms_ledger_member(group, missing));
     const ms_ledger_slot *here = &line->slots[args->number & 1],
                          *before = &line->slots[(args->number - 1) & 1];
     const char *where = " and has not called it";
@@ -57,20 +55,20 @@ static void locate(const ms_local *local, const ms_comm_args *args, uint32_t mis
                  ms_flight_describe(&before->call, call, sizeof call));
 }
 
-void ms_straggler_tell(ms_local *local, const ms_comm_args *args, uint32_t missing,
-                       uint64_t progress, uint64_t waited_ns, uint64_t limit_ns)
+void ms_straggler_tell(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+                       uint64_t waited_ns, uint64_t limit_ns)
 {
     char call[256], where[400];
-    ms_rank_line *line = &local->control->lines[missing];
+    ms_rank_line *line = &host->control->lines[missing];
     uint64_t told = atomic_load(&line->told);
     /* Many may wait for it: one of them tells. */
     if (told == progress + 1 || !atomic_compare_exchange_strong(&line->told, &told, progress + 1))
         return;
     ms_ledger_slot mine;
-    ms_ledger_write(local, args, &mine);
-    locate(local, args, missing, where, sizeof where);
-    ms_log(ms_engine_context(local->comm->engine), MS_LOG_WARN,
-           "rank %u has waited %.1f s for rank %u in %s, and gives up after %.0f s%s", local->rank,
+    ms_ledger_write(host, args, &mine);
+    locate(host, args, missing, where, sizeof where);
+    ms_log(ms_engine_context(host->comm->engine), MS_LOG_WARN,
+           "rank %u has waited %.1f s for rank %u in %s, and gives up after %.0f s%s", host->rank,
            (double)waited_ns / 1e9, missing, ms_flight_describe(&mine.call, call, sizeof call),
            (double)limit_ns / 1e9, where);
 }

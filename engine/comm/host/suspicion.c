@@ -1,6 +1,6 @@
 /* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it
  * does something after all. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <string.h>
 
@@ -10,10 +10,10 @@ uint64_t ms_rank_progress(const ms_rank_line *line)
 }
 
 /* The first one writes; the others wait for the same rank, and for the same verdict. */
-bool ms_suspect(ms_local *local, uint32_t missing, uint64_t progress, const char *text)
+bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *text)
 {
-    if (!atomic_load(&local->control->judged)) return false;
-    ms_suspicion *suspicion = &local->control->lines[missing].suspicion;
+    if (!atomic_load(&host->control->judged)) return false;
+    ms_suspicion *suspicion = &host->control->lines[missing].suspicion;
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&suspicion->state, &none, 1)) return true;
     suspicion->progress = progress;

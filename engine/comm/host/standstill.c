@@ -16,7 +16,7 @@
  *
  * A rank whose host is busy with something else, whose link paces it, who is stopped or has not
  * joined has no rounds, and is waited for as ever. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <stdio.h>
 
@@ -39,7 +39,7 @@ static void lock(ms_standstill *s)
 
 static void unlock(ms_standstill *s) { atomic_store(&s->lock, 0); }
 
-static bool has_left(const ms_control *control, uint32_t rank)
+static bool has_left(const ms_control_file *control, uint32_t rank)
 {
     return atomic_load(&control->lines[rank].phase) == MS_RANK_LEFT;
 }
@@ -48,17 +48,17 @@ static bool has_left(const ms_control *control, uint32_t rank)
 
 /* The calls in which a rank stands: those of its flight record that it has entered and not left.
  * Returns how long the text is, or would be. */
-static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t bytes)
+static size_t describe(const ms_host *host, uint32_t rank, char *text, size_t bytes)
 {
     char call[256];
     ms_flight flight;
     const char *between = "";
-    uint64_t flights = atomic_load(&local->control->lines[rank].flights);
-    bool left = has_left(local->control, rank);
+    uint64_t flights = atomic_load(&host->control->lines[rank].flights);
+    bool left = has_left(host->control, rank);
     size_t used = (size_t)snprintf(text, bytes, "\n  rank %u: %s", rank, left ? "has left" : "");
     for (uint64_t i = flights < MS_FLIGHTS ? 0 : flights - MS_FLIGHTS;
          i < flights && used < bytes && !left; i++) {
-        if (!ms_rendezvous_flight(local->rendezvous, rank, i, &flight) || flight.left_ns) continue;
+        if (!ms_rendezvous_flight(host->rendezvous, rank, i, &flight) || flight.left_ns) continue;
         used += (size_t)snprintf(text + used, bytes - used, "%s%s", between,
                                  ms_flight_describe(&flight, call, sizeof call));
         between = "; ";
@@ -66,37 +66,37 @@ static size_t describe(const ms_local *local, uint32_t rank, char *text, size_t 
     return used;
 }
 
-static void end_job(const ms_local *local)
+static void end_job(const ms_host *host)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
     size_t used = (size_t)snprintf(text, sizeof text,
                                    "the ranks wait for each other, and none can go on; a call that "
                                    "others wait for is missing, or comes behind a wait:");
-    for (uint32_t r = 0; r < local->control->ranks && used < sizeof text; r++)
-        used += describe(local, r, text + used, sizeof text - used);
-    ms_rendezvous_abort(local->rendezvous, MS_ABORT_MISMATCH, -1, text);
+    for (uint32_t r = 0; r < host->control->ranks && used < sizeof text; r++)
+        used += describe(host, r, text + used, sizeof text - used);
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, -1, text);
 }
 
 /* A rank that has left will not move either: 0 in seen. One that leaves while it is watched has
  * moved. */
-static bool all_still(const ms_local *local, uint64_t *seen)
+static bool all_still(const ms_host *host, uint64_t *seen)
 {
-    for (uint32_t r = 0; r < local->control->ranks; r++) {
-        seen[r] = has_left(local->control, r) ? 0 : atomic_load(&local->control->lines[r].still);
-        if (!seen[r] && !has_left(local->control, r)) return false;
+    for (uint32_t r = 0; r < host->control->ranks; r++) {
+        seen[r] = has_left(host->control, r) ? 0 : atomic_load(&host->control->lines[r].still);
+        if (!seen[r] && !has_left(host->control, r)) return false;
     }
     return true;
 }
 
 /* Whether each rank is in the same standstill as in seen; the fewest rounds that one of them has
  * had since. */
-static bool stay_still(const ms_local *local, const uint64_t *seen, uint32_t *rounds)
+static bool stay_still(const ms_host *host, const uint64_t *seen, uint32_t *rounds)
 {
     *rounds = UINT32_MAX;
-    for (uint32_t r = 0; r < local->control->ranks; r++) {
+    for (uint32_t r = 0; r < host->control->ranks; r++) {
         if (!seen[r]) continue;
-        uint64_t still = atomic_load(&local->control->lines[r].still);
-        if (!still || still >> 32 != seen[r] >> 32 || has_left(local->control, r)) return false;
+        uint64_t still = atomic_load(&host->control->lines[r].still);
+        if (!still || still >> 32 != seen[r] >> 32 || has_left(host->control, r)) return false;
         if (rounds_of(still) - rounds_of(seen[r]) < *rounds)
             *rounds = rounds_of(still) - rounds_of(seen[r]);
     }
@@ -104,64 +104,64 @@ static bool stay_still(const ms_local *local, const uint64_t *seen, uint32_t *ro
 }
 
 /* seen is taken when all have been found still. */
-static void watch(ms_local *local)
+static void watch(ms_host *host)
 {
-    ms_standstill *s = &local->standstill;
+    ms_standstill *s = &host->standstill;
     uint64_t found[MS_LOCAL_RANKS_MAX];
     uint32_t rounds;
     if (s->watching) {
-        s->watching = stay_still(local, s->seen, &rounds);
-        if (s->watching && rounds >= MS_STILL_ROUNDS) end_job(local);
+        s->watching = stay_still(host, s->seen, &rounds);
+        if (s->watching && rounds >= MS_STILL_ROUNDS) end_job(host);
     } else
-        s->watching = all_still(local, found) && all_still(local, s->seen)
-                      && stay_still(local, found, &rounds);
+        s->watching =
+            all_still(host, found) && all_still(host, s->seen) && stay_still(host, found, &rounds);
 }
 
 /* ------------------------------------------------------------------- rounds */
 
-static void tell_others(ms_local *local)
+static void tell_others(ms_host *host)
 {
-    for (uint32_t r = 0; r < local->control->ranks; r++)
-        if (r != local->rank) ms_local_wake(local, r);
+    for (uint32_t r = 0; r < host->control->ranks; r++)
+        if (r != host->rank) ms_host_wake(host, r);
 }
 
-static void move(ms_local *local)
+static void move(ms_host *host)
 {
-    atomic_store(&local->control->lines[local->rank].still, 0);
-    local->standstill.watching = false;
+    atomic_store(&host->control->lines[host->rank].still, 0);
+    host->standstill.watching = false;
 }
 
-static void end_round(ms_local *local)
+static void end_round(ms_host *host)
 {
-    ms_standstill *s = &local->standstill;
-    _Atomic uint64_t *still = &local->control->lines[local->rank].still;
+    ms_standstill *s = &host->standstill;
+    _Atomic uint64_t *still = &host->control->lines[host->rank].still;
     uint64_t moves = s->begun;
-    bool is_still = ms_engine_is_still(local->comm->engine, s->waiting, &moves),
+    bool is_still = ms_engine_is_still(host->comm->engine, s->waiting, &moves),
          as_before = moves == s->moves;
     s->looked = 0;
     s->round++;
     s->moves = moves;
     if (!is_still) {
-        move(local);
+        move(host);
         return;
     }
     uint64_t so_far = atomic_load(still);
     if (so_far && as_before) atomic_store(still, so_far + (rounds_of(so_far) < UINT32_MAX));
     else {
         atomic_store(still, ++s->times << 32 | 1);
-        s->since_ns = ms_local_now(local);
+        s->since_ns = ms_host_now(host);
         s->tells = 0;
     }
-    if (s->tells < MS_TELLS && ms_local_now(local) - s->since_ns >= MS_TELL_NS) {
+    if (s->tells < MS_TELLS && ms_host_now(host) - s->since_ns >= MS_TELL_NS) {
         s->tells++;
-        tell_others(local);
+        tell_others(host);
     }
-    watch(local);
+    watch(host);
 }
 
-void ms_standstill_begin(ms_local *local, ms_wait *wait)
+void ms_standstill_begin(ms_host *host, ms_wait *wait)
 {
-    ms_standstill *s = &local->standstill;
+    ms_standstill *s = &host->standstill;
     lock(s);
     s->waiting++;
     s->begun++;
@@ -169,24 +169,24 @@ void ms_standstill_begin(ms_local *local, ms_wait *wait)
     unlock(s);
 }
 
-void ms_standstill_look(ms_local *local, ms_wait *wait)
+void ms_standstill_look(ms_host *host, ms_wait *wait)
 {
-    ms_standstill *s = &local->standstill;
+    ms_standstill *s = &host->standstill;
     lock(s);
     if (wait->looked == s->round) {
         wait->looked++;
         s->looked++;
     }
-    if (s->looked == s->waiting) end_round(local);
+    if (s->looked == s->waiting) end_round(host);
     unlock(s);
 }
 
-void ms_standstill_end(ms_local *local, ms_wait *wait)
+void ms_standstill_end(ms_host *host, ms_wait *wait)
 {
-    ms_standstill *s = &local->standstill;
+    ms_standstill *s = &host->standstill;
     lock(s);
     s->waiting--;
     if (wait->looked > s->round) s->looked--;
-    move(local);
+    move(host);
     unlock(s);
 }

@@ -4,7 +4,7 @@
  * A message is a fixed record; one of another length, magic or version, from another user, or with
  * a rank that is taken or does not exist is refused, and the sender is told why. Who says nothing
  * for a while is sent away: it must not keep the others waiting. */
-#include "comm/local/control.h"
+#include "comm/host/host.h"
 
 #include <errno.h>
 #include <inttypes.h>

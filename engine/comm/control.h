@@ -1,0 +1,53 @@
+/* control.h: what ranks agree on and learn of each other, apart from the bytes that they move. For
+ * comm/ only.
+ *
+ * Invariants
+ * - A membership is one control and one transport (transport.h). Control knows no tensors, the
+ *   transport no other rank's calls: whichever moves the bytes, calls are compared the same way.
+ * - Before a call is launched its host claims the call's number and publishes its fields, then
+ *   compares them with what peers have published for that number, and waits for nobody. Of two
+ *   ranks that disagree, the one that claims later finds it before its launch. A transport may
+ *   compare again before it moves bytes.
+ * - A call is launched after its claim, and peers count on it only then. A claim whose launch fails
+ *   is retracted.
+ * - The first cause ends the job: after it, `check` fails on every rank with that cause.
+ * - All slots are for the host thread, but for `abort`, which any thread of the rank may call. */
+#ifndef MOONSHARD_COMM_CONTROL_H
+#define MOONSHARD_COMM_CONTROL_H
+
+#include "comm/comm.h"
+
+struct ms_control {
+    const char *name;
+    /* Whether there are other ranks at all. */
+    bool has_others;
+    /* MS_OK, or the cause of the job's end as the engine's error. */
+    ms_status (*check)(ms_comm *comm);
+    /* This rank takes the numbers of `parts` groups; MS_GROUPS_MAX or more: there are none left.
+     * The group's first member calls it for all. */
+    uint64_t (*take_ids)(ms_comm *comm, uint32_t parts);
+    /* Before this rank's first call in a new group. */
+    ms_status (*join)(ms_comm *comm, uint32_t id);
+    /* Of the next send or recv with this peer, from 1. */
+    uint64_t (*number)(ms_comm *comm, const ms_comm_args *args);
+    /* Everything that can fail for want of memory, before a call is claimed. */
+    ms_status (*prepare)(ms_comm *comm, const ms_comm_args *args);
+    ms_status (*claim)(ms_comm *comm, const ms_comm_args *args);
+    void (*retract)(ms_comm *comm, const ms_comm_args *args);
+    void (*launched)(ms_comm *comm, const ms_comm_args *args);
+    /* This rank makes no more calls. message: it has failed, and the job ends. */
+    void (*leave)(ms_comm *comm, const char *message);
+    void (*abort)(ms_comm *comm, const ms_error *error);
+    /* This rank's host is alive. */
+    void (*progress)(ms_comm *comm);
+    /* The rank begins a step; values: requests that all ranks meet before it, or 0. */
+    void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
+    void (*set_folder)(ms_comm *comm, const char *folder);
+    /* After the streams and the transport have ended. */
+    void (*close)(ms_comm *comm);
+};
+
+/* host: among the ranks of one host, over memory files. none: a rank alone, or in a fake world. */
+extern const ms_control ms_control_host, ms_control_none;
+
+#endif

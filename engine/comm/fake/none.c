@@ -1,0 +1,60 @@
+/* none.c: the control of a rank that has no others: nothing to agree on, nobody to wait for. */
+#include "comm/control.h"
+
+static ms_status check(ms_comm *comm)
+{
+    (void)comm;
+    return MS_OK;
+}
+
+static uint64_t take_ids(ms_comm *comm, uint32_t parts)
+{
+    uint64_t id = comm->own_ids;
+    if (id + parts <= MS_GROUPS_MAX) comm->own_ids += parts;
+    return id;
+}
+
+static ms_status join_group(ms_comm *comm, uint32_t id)
+{
+    (void)comm, (void)id;
+    return MS_OK;
+}
+
+static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
+{
+    (void)comm;
+    return args->group->traffic[args->kind].calls + 1;
+}
+
+static ms_status agree(ms_comm *comm, const ms_comm_args *args)
+{
+    (void)comm, (void)args;
+    return MS_OK;
+}
+
+static void ignore_call(ms_comm *comm, const ms_comm_args *args) { (void)comm, (void)args; }
+static void leave(ms_comm *comm, const char *message) { (void)comm, (void)message; }
+static void end(ms_comm *comm, const ms_error *error) { (void)comm, (void)error; }
+static void nothing(ms_comm *comm) { (void)comm; }
+static void set_folder(ms_comm *comm, const char *folder) { (void)comm, (void)folder; }
+
+static void step(ms_comm *comm, uint64_t serial, int64_t number, uint8_t values[MS_REQUESTS])
+{
+    (void)comm, (void)serial, (void)number, (void)values;
+}
+
+const ms_control ms_control_none = { .name = "none",
+                                     .check = check,
+                                     .take_ids = take_ids,
+                                     .join = join_group,
+                                     .number = pair_number,
+                                     .prepare = agree,
+                                     .claim = agree,
+                                     .retract = ignore_call,
+                                     .launched = ignore_call,
+                                     .leave = leave,
+                                     .abort = end,
+                                     .progress = nothing,
+                                     .step = step,
+                                     .set_folder = set_folder,
+                                     .close = nothing };

@@ -1,0 +1,30 @@
+/* open.c: worlds in which a rank has no others, and the group of a rank by itself. */
+#include "comm/control.h"
+#include "comm/transport.h"
+
+ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world)
+{
+    if (size < 1 || size > MS_FAKE_RANKS_MAX || rank >= size)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "rank %u of %u: a fake world has 1 to %d ranks, counted from 0", rank,
+                              size, MS_FAKE_RANKS_MAX);
+    if (ms_comm_of(engine))
+        return ms_engine_fail(engine, MS_ERROR_STATE, "this engine belongs to a world already");
+    return ms_comm_new(engine, &ms_control_none, &ms_transport_fake, rank, size, world);
+}
+
+ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
+{
+    ms_comm *comm = ms_comm_of(engine);
+    if (!comm) return ms_engine_fail(engine, MS_ERROR_STATE, "this engine has no world yet");
+    if (!comm->alone) {
+        const ms_group *world = comm->groups[0];
+        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1,
+                                        &world->members[world->rank], &comm->alone);
+        if (status) return status;
+        comm->alone->control = &ms_control_none;
+        comm->alone->transport = &ms_transport_fake;
+    }
+    *out = comm->alone;
+    return MS_OK;
+}

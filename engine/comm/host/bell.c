@@ -1,0 +1,33 @@
+/* bell.c: how threads of a rank sleep until a peer has made progress. */
+#include "comm/host/host.h"
+
+void ms_host_wake(ms_host *host, uint32_t rank)
+{
+    ms_rank_line *line = &host->control->lines[rank];
+    if (!atomic_load(&line->asleep)) return;
+    atomic_fetch_add(&line->bell, 1);
+    ms_futex_wake_shared(&line->bell, UINT32_MAX);
+}
+
+/* Sleeps unless `wait` has come true since the bell was read. */
+void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns)
+{
+    ms_rank_line *line = &host->control->lines[host->rank];
+    uint32_t seen = atomic_load(&line->bell);
+    atomic_fetch_add(&line->asleep, 1);
+    if (!(wait && wait->kind->reached(wait)) && !atomic_load(&host->control->aborted))
+        ms_futex_wait_shared(&line->bell, seen, most_ns);
+    atomic_fetch_sub(&line->asleep, 1);
+}
+
+void ms_host_nap(ms_host *host, uint64_t most_ns) { ms_host_sleep(host, NULL, most_ns); }
+
+bool ms_host_sleep_until(ms_host *host, uint64_t until_ns)
+{
+    while (!ms_host_aborted(host)) {
+        uint64_t now = ms_host_now(host);
+        if (now >= until_ns) return true;
+        ms_host_sleep(host, NULL, until_ns - now);
+    }
+    return false;
+}

@@ -1,0 +1,182 @@
+/* host.c: control among the ranks of one host: a rank joins, counts its calls, leaves. */
+#include "comm/host/host.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------ the job */
+
+static ms_status check(ms_comm *comm)
+{
+    ms_host *host = comm->control_state;
+    ms_abort_record cause;
+    if (!ms_host_aborted(host) || !ms_rendezvous_cause(host->rendezvous, &cause)) return MS_OK;
+    ms_error *error = &ms_engine_context(comm->engine)->error;
+    *error = cause.error;
+    return error->status;
+}
+
+/* Peers that sleep look around by themselves, but soon is better. */
+static void leave(ms_comm *comm, const char *message)
+{
+    ms_host *host = comm->control_state;
+    if (message) {
+        char text[MS_ERROR_MESSAGE_BYTES];
+        snprintf(text, sizeof text, "because rank %u: %.900s", host->rank, message);
+        ms_rendezvous_abort(host->rendezvous, MS_ABORT_RAISED, (int32_t)host->rank, text);
+    }
+    if (atomic_exchange(&host->control->lines[host->rank].finished, 1)) return;
+    for (uint32_t r = 0; r < host->control->ranks; r++)
+        if (r != host->rank) ms_host_wake(host, r);
+}
+
+static void raise(ms_comm *comm, const ms_error *error)
+{
+    ms_host *host = comm->control_state;
+    char text[MS_ERROR_MESSAGE_BYTES];
+    const char *at = ", at ", *script = error->script;
+    if (!*script || strstr(error->message, script)) at = script = "";
+    snprintf(text, sizeof text, "because rank %u: %.800s%s%s", host->rank, error->message, at,
+             script);
+    ms_rendezvous_abort(host->rendezvous,
+                        error->status == MS_ERROR_MISMATCH ? MS_ABORT_MISMATCH : MS_ABORT_RAISED,
+                        (int32_t)host->rank, text);
+}
+
+static void progress(ms_comm *comm)
+{
+    ms_host *host = comm->control_state;
+    ms_activity_done(&host->control->lines[host->rank].activity);
+}
+
+/* -------------------------------------------------------------------- calls */
+
+static uint64_t take_ids(ms_comm *comm, uint32_t parts)
+{
+    ms_host *host = comm->control_state;
+    return atomic_fetch_add(&host->control->groups, parts);
+}
+
+static ms_status join_group(ms_comm *comm, uint32_t id)
+{
+    ms_host *host = comm->control_state;
+    size_t bytes = (size_t)MS_CHANNELS * host->control->ranks * sizeof(ms_member_line);
+    int error = ms_rendezvous_populate_control(host->rendezvous,
+                                               ms_member(host->rendezvous, id, 0, 0), bytes);
+    return error ? ms_fail_os(ms_engine_context(comm->engine), error, "no memory for a new group",
+                              NULL)
+                 : MS_OK;
+}
+
+static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
+{
+    const ms_host *host = comm->control_state;
+    uint32_t other = args->group->members[args->root];
+    return (args->kind == MS_SEND ? host->sends : host->receives)[other] + 1;
+}
+
+static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
+{
+    ms_host *host = comm->control_state;
+    if (!ms_kind_is_pair(args->kind)) return MS_OK;
+    uint32_t other = args->group->members[args->root];
+    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->rendezvous, host->rank, other)
+                                               : ms_pair(host->rendezvous, other, host->rank);
+    int error = args->number == 1
+                    ? ms_rendezvous_populate_control(host->rendezvous, line, sizeof *line)
+                    : 0;
+    return error ? ms_fail_os(ms_engine_context(comm->engine), error,
+                              "no memory for sending between ranks", NULL)
+                 : MS_OK;
+}
+
+static void launched(ms_comm *comm, const ms_comm_args *args)
+{
+    ms_host *host = comm->control_state;
+    uint32_t other = ms_kind_is_pair(args->kind) ? args->group->members[args->root] : 0;
+    if (args->kind == MS_SEND)
+        atomic_store(&ms_pair(host->rendezvous, host->rank, other)->sends,
+                     host->sends[other] = args->number);
+    else if (args->kind == MS_RECV)
+        atomic_store(&ms_pair(host->rendezvous, other, host->rank)->receives,
+                     host->receives[other] = args->number);
+    else atomic_store(&ms_ledger_line(host, args, args->group->rank)->issued, args->number);
+}
+
+/* ------------------------------------------------------------------ joining */
+
+static void close_host(ms_comm *comm)
+{
+    ms_host *host = comm->control_state;
+    leave(comm, NULL);
+    atomic_store(&host->control->lines[host->rank].phase, MS_RANK_LEFT);
+    ms_context *context = ms_engine_context(comm->engine);
+    context->activity = NULL; /* the streams have come to their end */
+    ms_rendezvous_release(host->rendezvous);
+    ms_release(context, host);
+}
+
+ms_status ms_host_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_host **out)
+{
+    ms_context *context = ms_engine_context(engine);
+    ms_rank_line *line = &rendezvous->control->lines[rank];
+    uint32_t absent = MS_RANK_ABSENT;
+    void *memory = NULL;
+    if (!atomic_compare_exchange_strong(&line->phase, &absent, MS_RANK_PRESENT))
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "rank %u of this job is taken: every rank joins once", rank);
+    ms_status status = ms_allocate(context, sizeof(ms_host), "rank", &memory);
+    int error = status ? 0
+                       : ms_rendezvous_populate_control(rendezvous, ms_member(rendezvous, 0, 0, 0),
+                                                        (size_t)MS_CHANNELS * rendezvous->ranks
+                                                            * sizeof(ms_member_line));
+    if (error) status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+    if (status) {
+        ms_release(context, memory);
+        atomic_store(&line->phase, MS_RANK_ABSENT);
+        return status;
+    }
+    ms_host *host = memory;
+    host->rendezvous = ms_rendezvous_retain(rendezvous);
+    host->control = rendezvous->control;
+    host->rank = rank;
+    host->pressure = rendezvous->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
+    ms_straggler_step(host, 0);
+    *out = host;
+    return MS_OK;
+}
+
+void ms_host_forget(ms_context *context, ms_host *host)
+{
+    atomic_store(&host->control->lines[host->rank].phase, MS_RANK_ABSENT);
+    ms_rendezvous_release(host->rendezvous);
+    ms_release(context, host);
+}
+
+void ms_host_show(ms_host *host, ms_comm *comm)
+{
+    ms_context *context = ms_engine_context(comm->engine);
+    ms_rank_line *line = &host->control->lines[host->rank];
+    host->comm = comm;
+    comm->control_state = host;
+    atomic_store(&line->process, context->os->process_id(context->os->user));
+    context->activity = &line->activity;
+    ms_death_watch(host);
+}
+
+const ms_control ms_control_host = { .name = "host",
+                                     .has_others = true,
+                                     .check = check,
+                                     .take_ids = take_ids,
+                                     .join = join_group,
+                                     .number = pair_number,
+                                     .prepare = prepare,
+                                     .claim = ms_host_claim,
+                                     .retract = ms_host_retract,
+                                     .launched = launched,
+                                     .leave = leave,
+                                     .abort = raise,
+                                     .progress = progress,
+                                     .step = ms_host_step,
+                                     .set_folder = ms_host_set_folder,
+                                     .close = close_host };

@@ -1,0 +1,112 @@
+/* ledger.c: the order ledger: every rank writes what it calls, waits until all members have, and
+ * compares. */
+#include "comm/host/host.h"
+
+static void wake_members(ms_host *host, const ms_group *group)
+{
+    for (uint32_t m = 0; m < group->size; m++)
+        if (m != group->rank) ms_host_wake(host, group->members[m]);
+}
+
+/* ----------------------------------------------------------------- entering */
+
+static bool all_entered(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    for (; wait->cursor < group->size; wait->cursor++) {
+        const ms_ledger_slot *slot = ms_ledger_slot_of(wait->host, wait->args, wait->cursor);
+        if (atomic_load(&slot->seq) < wait->target) return false;
+        if (ms_ledger_agree(slot, ms_ledger_slot_of(wait->host, wait->args, group->rank))) continue;
+        ms_ledger_disagree(wait->host, wait->args, wait->cursor);
+        return false;
+    }
+    return true;
+}
+
+/* The missing rank may have finished, or have called in another order; a different call of this
+ * number was found before it was launched (claim.c). */
+static void look_for_the_missing(ms_wait *wait)
+{
+    ms_host *host = wait->host;
+    const ms_comm_args *args = wait->args;
+    if (wait->cursor >= args->group->size) return;
+    uint32_t other = args->group->members[wait->cursor];
+    ms_member_line *line = ms_ledger_line(host, args, wait->cursor);
+    bool finished = atomic_load(&host->control->lines[other].finished) != 0,
+         gone = atomic_load(&host->control->lines[other].gone) != 0;
+    uint64_t issued = atomic_load(&line->issued),
+             entered = atomic_load(&line->slots[args->number & 1].seq);
+    if (issued >= args->number) {
+        if (gone && entered < args->number) ms_ledger_ended(host, args, other, false);
+        return;
+    }
+    const ms_ledger_slot *last = &line->slots[issued & 1];
+    if (ms_ledger_check_order(host, args, other, wait->cursor) || !finished) return;
+    ms_ledger_gone(host, args, other, issued,
+                   issued && atomic_load(&last->seq) == issued ? last : NULL);
+}
+
+static uint32_t missing_member(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    return group->members[wait->cursor < group->size ? wait->cursor : group->rank];
+}
+
+static const ms_wait_kind for_entry = { all_entered, look_for_the_missing, missing_member };
+
+bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
+{
+    ms_ledger_slot *slot = &ms_ledger_line(host, args, args->group->rank)->slots[args->number & 1];
+    if (ms_host_aborted(host)) return false;
+    ms_ledger_write(host, args, slot);
+    args->group->channels[args->channel].flight = ms_ledger_flight(host, &slot->call);
+    atomic_store(&slot->seq, args->number);
+    wake_members(host, args->group);
+    ms_wait wait = { .kind = &for_entry, .host = host, .args = args, .target = args->number };
+    return ms_host_wait(&wait);
+}
+
+/* ------------------------------------------------------------------- phases */
+
+static bool all_in_phase(ms_wait *wait)
+{
+    for (; wait->cursor < wait->args->group->size; wait->cursor++)
+        if (atomic_load(&ms_ledger_line(wait->host, wait->args, wait->cursor)->phase)
+            < wait->target)
+            return false;
+    return true;
+}
+
+/* A rank inside the collective comes, unless its process has ended. */
+static void look_for_ended(ms_wait *wait)
+{
+    const ms_group *group = wait->args->group;
+    if (wait->cursor >= group->size) return;
+    uint32_t other = group->members[wait->cursor];
+    /* After its end nothing of it changes: so that is read first. */
+    bool gone = atomic_load(&wait->host->control->lines[other].gone) != 0;
+    if (gone
+        && atomic_load(&ms_ledger_line(wait->host, wait->args, wait->cursor)->phase) < wait->target)
+        ms_ledger_ended(wait->host, wait->args, other, true);
+}
+
+static const ms_wait_kind for_phase = { all_in_phase, look_for_ended, missing_member };
+
+bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
+{
+    const ms_group *group = args->group;
+    uint64_t target = group->channels[args->channel].phase + phases;
+    atomic_store(&ms_ledger_line(host, args, group->rank)->phase, target);
+    wake_members(host, group);
+    ms_wait wait = { .kind = &for_phase, .host = host, .args = args, .target = target };
+    return ms_host_wait(&wait);
+}
+
+bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases)
+{
+    ms_channel *channel = &args->group->channels[args->channel];
+    bool left = ms_ledger_phase(host, args, phases);
+    channel->phase += phases;
+    if (left) ms_ledger_landed(host, channel->flight);
+    return left;
+}

@@ -1,0 +1,100 @@
+/* record.c: what a rank writes down of its calls: its slots of the order ledger and its flight
+ * record. */
+#include "comm/host/host.h"
+
+#include <string.h>
+
+const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
+                                        uint32_t member)
+{
+    return &ms_ledger_line(host, args, member)->slots[args->number & 1];
+}
+
+void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
+{
+    const ms_os *os = host->rendezvous->os;
+    const ms_group *group = args->group;
+    const char *heap = host->rendezvous->heaps[host->rank].memory;
+    bool in_heap = args->in && args->in >= heap && args->in < heap + host->rendezvous->heap_bytes;
+    slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
+    slot->counts_hash = args->counts_hash;
+    slot->order = args->order;
+    slot->value = args->value;
+    slot->factor = args->factor;
+    slot->call = (ms_flight){ .number = args->number,
+                              .count = args->count,
+                              .entered_ns = os->monotonic_ns(os->user),
+                              .group = group->id,
+                              .root = args->rooted ? (int32_t)args->root : -1,
+                              .bucket = args->bucket,
+                              .kind = args->kind,
+                              .op = args->op,
+                              .dtype = args->dtype,
+                              .channel = args->channel };
+    ms_copy_tail(slot->call.group_name, sizeof slot->call.group_name, group->name);
+    memcpy(slot->call.label, args->label, sizeof slot->call.label);
+    memcpy(slot->call.script, args->script, sizeof slot->call.script);
+}
+
+uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
+{
+    ms_rank_line *line = &host->control->lines[host->rank];
+    uint64_t place = atomic_fetch_add(&line->flights, 1);
+    line->flight[place % MS_FLIGHTS] = *call;
+    ms_activity_done(&line->activity);
+    return place;
+}
+
+void ms_ledger_landed(ms_host *host, uint64_t flight)
+{
+    const ms_os *os = host->rendezvous->os;
+    ms_rank_line *line = &host->control->lines[host->rank];
+    line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
+    ms_activity_done(&line->activity);
+}
+
+bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
+{
+    const ms_flight *x = &a->call, *y = &b->call;
+    if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel
+        || x->root != y->root || x->bucket != y->bucket || x->group != y->group
+        || x->number != y->number || a->counts_hash != b->counts_hash || a->order != b->order)
+        return false;
+    /* With counts, the ranks may send different amounts. */
+    return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);
+}
+
+uint64_t ms_ledger_hash(const ms_comm_args *args)
+{
+    bool free_count = args->kind == MS_ALL_TO_ALL && args->by_counts;
+    uint64_t root = args->rooted ? args->root : UINT64_MAX;
+    uint64_t count = free_count ? 0 : args->count;
+    uint64_t fields[] = { args->kind,      args->op,     args->dtype,
+                          args->channel,   root,         (uint64_t)(int64_t)args->bucket,
+                          args->group->id, args->number, args->counts_hash,
+                          args->order,     count };
+    return ms_hash(fields, sizeof fields, 0);
+}
+
+uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
+{
+    uint32_t at = 0;
+    while (at < group->size && group->members[at] != rank) at++;
+    return at;
+}
+
+bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out)
+{
+    uint64_t words[MS_CALL_WORDS];
+    const ms_published *from = &line->published[number % MS_CALLS_SHOWN];
+    const ms_ledger_slot *entered = &line->slots[number & 1];
+    if (atomic_load(&from->seq) == number) {
+        for (size_t i = 0; i < MS_CALL_WORDS; i++)
+            words[i] = atomic_load_explicit(&from->words[i], memory_order_acquire);
+        memcpy(out, words, sizeof *out);
+        if (atomic_load(&from->seq) == number) return true;
+    }
+    if (atomic_load(&entered->seq) != number) return false;
+    memcpy(out, entered, sizeof *out);
+    return true;
+}

@@ -1,0 +1,212 @@
+/* verdict.c: what a rank reports when calls do not fit together: who differs, who has left, who
+ * calls in another order. */
+#include "comm/host/host.h"
+
+#include <stdio.h>
+
+/* How long a report waits for the call of another rank that it needs. */
+#define MS_WITNESS_NS 500000000
+#define MS_ELSEWHERE_NS 20000000 /* the same where it seems to stand elsewhere */
+#define MS_NAP_NS 1000000
+
+/* "rank 2" or "ranks 0, 1, 3", and the call. */
+static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count,
+                            const ms_ledger_slot *slot, bool order)
+{
+    char what[256];
+    int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
+    for (uint32_t i = 0; i < count && (size_t)used < bytes; i++)
+        used += snprintf(text + used, bytes - (size_t)used, "%s %u", i ? "," : "", ranks[i]);
+    if ((size_t)used < bytes)
+        used += snprintf(text + used, bytes - (size_t)used, ": %s",
+                         ms_flight_describe(&slot->call, what, sizeof what));
+    if (order && (size_t)used < bytes)
+        used += snprintf(text + used, bytes - (size_t)used,
+                         ", as call %llu of this group and those around it",
+                         (unsigned long long)slot->order + 1);
+    return (size_t)used < bytes ? (size_t)used : bytes;
+}
+
+/* A call in which another rank waits for one that this rank has not made, if there is one: it
+ * cannot go on, so the slot stays. */
+static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
+{
+    const ms_comm *comm = host->comm;
+    uint32_t groups = atomic_load(&comm->group_count);
+    for (uint32_t g = 0; g < groups; g++) {
+        const ms_group *group = comm->groups[g];
+        uint32_t at = ms_ledger_member(group, other);
+        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
+            uint64_t next =
+                atomic_load(&ms_member(host->rendezvous, group->id, channel, group->rank)->issued)
+                + 1;
+            const ms_ledger_slot *slot =
+                &ms_member(host->rendezvous, group->id, channel, at)->slots[next & 1];
+            if (atomic_load(&slot->seq) == next) return slot;
+        }
+    }
+    return NULL;
+}
+
+/* The side of a rank whose call cannot be shown. */
+static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t other)
+{
+    const ms_ledger_slot *waiting = waits_in(host, other);
+    char what[256] = "another call, which waits for results before it";
+    if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);
+    int used = snprintf(text, bytes, "\n  rank %u: %s", other, what);
+    return (size_t)used < bytes ? (size_t)used : bytes;
+}
+
+/* Gives `other` a moment to make this call, so that a report can show it; less where it will not
+ * make it or stands in another one. False: there is nothing to show. */
+static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
+                       uint64_t begun_ns, ms_ledger_slot *out)
+{
+    const ms_os *os = host->rendezvous->os;
+    while (!ms_ledger_call(line, number, out)) {
+        uint64_t waited = os->monotonic_ns(os->user) - begun_ns;
+        if (ms_host_aborted(host) || waited >= MS_WITNESS_NS) return false;
+        bool ends_before = atomic_load(&host->control->lines[other].finished)
+                           && atomic_load(&line->issued) < number;
+        if (waited >= MS_ELSEWHERE_NS && (ends_before || waits_in(host, other))) return false;
+        ms_host_nap(host, MS_NAP_NS);
+    }
+    return true;
+}
+
+/* Who made which of two calls. */
+typedef struct call_sides {
+    uint32_t ranks[2][MS_LOCAL_RANKS_MAX], counts[2];
+} call_sides;
+
+/* Gives the others a moment to come, so that the one who differs can be told from the many; not
+ * long, since one may be missing. */
+static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
+                       const ms_ledger_slot calls[2], call_sides *out)
+{
+    const ms_group *group = args->group;
+    const ms_os *os = host->rendezvous->os;
+    uint64_t begun = os->monotonic_ns(os->user);
+    for (uint32_t m = 0; m < group->size; m++) {
+        ms_ledger_slot slot = { .value = 0 };
+        bool known = await_call(host, group->members[m], ms_ledger_line(host, args, m),
+                                args->number, begun, &slot);
+        int side =
+            m != group->rank && (m == member || (known && !ms_ledger_agree(&slot, &calls[0])));
+        if (m == group->rank || m == member || (known && ms_ledger_agree(&slot, &calls[side])))
+            out->ranks[side][out->counts[side]++] = group->members[m];
+    }
+}
+
+/* The smaller side is blamed. A member's call that cannot be shown depends on a result that this
+ * rank's call would have to give. */
+void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member)
+{
+    const ms_group *group = args->group;
+    const ms_os *os = host->rendezvous->os;
+    uint32_t other = group->members[member];
+    ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
+    call_sides sides = { .counts = { 0, 0 } };
+    ms_ledger_write(host, args, &calls[0]);
+    bool shown = await_call(host, other, ms_ledger_line(host, args, member), args->number,
+                            os->monotonic_ns(os->user), &calls[1]);
+    if (ms_host_aborted(host)) return;
+    take_sides(host, args, member, calls, &sides);
+    char text[MS_ERROR_MESSAGE_BYTES];
+    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:",
+                                   (unsigned long long)args->number, group->name);
+    bool mine_first = sides.ranks[0][0] < sides.ranks[1][0];
+    for (int side = 0; side < 2; side++) {
+        int which = mine_first ? side : 1 - side;
+        if (which && !shown) used += describe_unseen(text + used, sizeof text - used, host, other);
+        else
+            used += describe_side(text + used, sizeof text - used, sides.ranks[which],
+                                  sides.counts[which], &calls[which],
+                                  shown && calls[0].order != calls[1].order);
+    }
+    bool equal = sides.counts[0] == sides.counts[1];
+    int blamed = equal ? mine_first : sides.counts[1] < sides.counts[0];
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides.ranks[blamed][0], text);
+}
+
+void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
+                    const ms_ledger_slot *last)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    ms_ledger_slot mine;
+    ms_ledger_write(host, args, &mine);
+    int used;
+    if (last)
+        used = snprintf(text, sizeof text, "rank %u left after %s", other,
+                        ms_flight_describe(&last->call, what, sizeof what));
+    else
+        used = snprintf(text, sizeof text, "rank %u left after %llu calls of this group", other,
+                        (unsigned long long)calls);
+    snprintf(text + used, sizeof text - (size_t)used,
+             ", while rank %u waits for it at %s: every rank must make the same calls", host->rank,
+             ms_flight_describe(&mine.call, what, sizeof what));
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+}
+
+void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    ms_ledger_slot mine;
+    ms_ledger_write(host, args, &mine);
+    snprintf(text, sizeof text,
+             "rank %u ended %s %s, which it had enqueued, while rank %u waits for it there: call "
+             "ms.synchronize() before os.exit, or return from the script",
+             other, begun ? "in the middle of" : "before its part of",
+             ms_flight_describe(&mine.call, what, sizeof what), host->rank);
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+}
+
+/* number: the first call there that this rank has not made. The other's task waits in it, or soon
+ * will, if what comes before goes well. */
+static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
+                        const ms_group *group, uint32_t channel, uint64_t number,
+                        uint32_t other_member)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    const ms_os *os = host->rendezvous->os;
+    ms_member_line *line = ms_member(host->rendezvous, group->id, channel, other_member);
+    ms_ledger_slot mine, theirs;
+    ms_ledger_write(host, args, &mine);
+    int used =
+        snprintf(text, sizeof text,
+                 "ranks call in a different order:\n  rank %u: %s, which rank %u had not called "
+                 "when it called\n  rank %u: ",
+                 host->rank, ms_flight_describe(&mine.call, what, sizeof what), other, other);
+    if (await_call(host, other, line, number, os->monotonic_ns(os->user), &theirs))
+        snprintf(text + used, sizeof text - (size_t)used, "%s",
+                 ms_flight_describe(&theirs.call, what, sizeof what));
+    else
+        snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %s",
+                 (unsigned long long)number, group->name, ms_channel_name(channel + 1));
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+}
+
+/* They differ in order, and none would ever go on. What the other has issued there is read first,
+ * what it has issued here second: so it issued the one without the other. */
+bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
+{
+    const ms_comm *comm = host->comm;
+    uint32_t groups = atomic_load(&comm->group_count);
+    for (uint32_t g = 0; g < groups; g++) {
+        const ms_group *group = comm->groups[g];
+        uint32_t at = ms_ledger_member(group, other);
+        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
+            uint64_t theirs =
+                atomic_load(&ms_member(host->rendezvous, group->id, channel, at)->issued);
+            if (atomic_load(&ms_ledger_line(host, args, member)->issued) >= args->number)
+                return false;
+            uint64_t mine =
+                atomic_load(&ms_member(host->rendezvous, group->id, channel, group->rank)->issued);
+            if (theirs <= mine) continue;
+            wrong_order(host, args, other, group, channel, mine + 1, at);
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,116 @@
+/* wait.c: how a rank waits for others: it burns its core for a moment, or yields it where it is
+ * shared, then sleeps on its bell. */
+#include "comm/host/host.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MS_SPIN_NS 50000 /* about what a wake costs */
+#define MS_YIELD_NS 100000
+#define MS_LOOK_NS 50000000 /* a sleeper looks around this often, whatever happens */
+
+/* The moment before sleeping; true when it is decided. */
+static bool spin(ms_wait *wait, bool *result)
+{
+    ms_host *host = wait->host;
+    bool shared = host->pressure == MS_SHARED_CORE;
+    uint64_t limit = 0;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (wait->kind->reached(wait)) return *result = true;
+            if (ms_host_aborted(host)) {
+                *result = false;
+                return true;
+            }
+            ms_pause();
+        }
+        if (shared) ms_yield();
+        if (!limit) limit = ms_host_now(host) + (shared ? MS_YIELD_NS : MS_SPIN_NS);
+    } while (ms_host_now(host) < limit);
+    return false;
+}
+
+/* Ends the job, or leaves it to the supervisor whether it is to end. */
+static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
+{
+    char call[256], text[512];
+    ms_host *host = wait->host;
+    const ms_comm_args *args = wait->args;
+    ms_ledger_slot mine;
+    ms_ledger_write(host, args, &mine);
+    snprintf(text, sizeof text,
+             "rank %u has not come to %s in %.1f s, and shows no progress; rank %u waits for it",
+             missing, ms_flight_describe(&mine.call, call, sizeof call), (double)waited_ns / 1e9,
+             host->rank);
+    if (!args->timeout_ns && ms_suspect(host, missing, progress, text)) return;
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_TIMEOUT, (int32_t)missing, text);
+}
+
+/* Sleeps and looks around in turns. A missing rank that is slow but moves gets its time again. */
+static bool sleep_until_reached(ms_wait *wait)
+{
+    ms_host *host = wait->host;
+    uint64_t limit = wait->args->timeout_ns ? wait->args->timeout_ns : host->control->timeout_ns;
+    uint64_t since = ms_host_now(host), progress = UINT64_MAX;
+    uint32_t missing = UINT32_MAX;
+    for (;;) {
+        if (wait->kind->reached(wait)) return true;
+        if (ms_host_aborted(host)) return false;
+        wait->kind->hopeless(wait);
+        ms_standstill_look(host, wait);
+        uint32_t now_missing = wait->kind->missing(wait);
+        ms_death_look(host, now_missing);
+        uint64_t moved = ms_rank_progress(&host->control->lines[now_missing]),
+                 now = ms_host_now(host);
+        if (now_missing != missing || moved != progress) {
+            since = missing == UINT32_MAX ? since : now;
+            missing = now_missing;
+            progress = moved;
+        }
+        if (now - since >= limit) {
+            if (!wait->kind->reached(wait)) give_up(wait, missing, progress, now - since);
+            since = now;
+            continue;
+        }
+        uint64_t rest = limit - (now - since),
+                 patience = atomic_load_explicit(&host->patience_ns, memory_order_relaxed);
+        if (now - since >= patience && !wait->kind->reached(wait))
+            ms_straggler_tell(host, wait->args, missing, progress, now - since, limit);
+        ms_host_sleep(host, wait, rest < MS_LOOK_NS ? rest : MS_LOOK_NS);
+    }
+}
+
+bool ms_host_wait(ms_wait *wait)
+{
+    bool result = false;
+    if (spin(wait, &result)) return result;
+    ms_standstill_begin(wait->host, wait);
+    result = sleep_until_reached(wait);
+    ms_standstill_end(wait->host, wait);
+    return result;
+}
+
+/* ------------------------------------------------------------------ failing */
+
+ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args)
+{
+    ms_abort_record cause;
+    if (!ms_rendezvous_cause(host->rendezvous, &cause)) return MS_TASK_DONE;
+    ms_run_fail(run, cause.error.status, "%s", cause.error.message);
+    ms_error *error = ms_run_error(run);
+    error->rank = cause.error.rank;
+    error->collective = (int64_t)args->number;
+    error->bucket = args->bucket;
+    return MS_TASK_FAILED;
+}
+
+ms_task_result ms_host_raise(ms_run *run, ms_host *host, const ms_comm_args *args, ms_status status,
+                             const char *what)
+{
+    char text[256];
+    snprintf(text, sizeof text, "because rank %u: %s", host->rank, what);
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_RAISED, (int32_t)host->rank, text);
+    ms_task_result result = ms_host_fail(run, host, args);
+    ms_run_error(run)->status = status;
+    return result;
+}

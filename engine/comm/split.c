@@ -1,0 +1,104 @@
+/* split.c: cuts a group into parts. */
+#include "comm/control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Every number is a rank of the group, and none stands twice. *total: how many there are. */
+static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes,
+                             const uint32_t *ranks, uint32_t *total)
+{
+    ms_engine *engine = group->comm->engine;
+    void *seen = NULL;
+    *total = 0;
+    if (parts == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: the list of parts is empty");
+    ms_status status = ms_allocate(ms_engine_context(engine), group->size, "split", &seen);
+    for (uint32_t p = 0, i = 0; p < parts && !status; p++) {
+        if (sizes[p] == 0)
+            status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u is empty", p + 1);
+        for (uint32_t end = i + sizes[p]; i < end && !status; i++) {
+            char *mark = seen;
+            if (ranks[i] >= group->size)
+                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                        "split: part %u names rank %u, but %s has ranks 0 to %u",
+                                        p + 1, ranks[i], group->name, group->size - 1);
+            else if (mark[ranks[i]])
+                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                        "split: rank %u stands in two places", ranks[i]);
+            else mark[ranks[i]] = 1;
+        }
+        *total += sizes[p];
+    }
+    ms_release(ms_engine_context(engine), seen);
+    return status;
+}
+
+/* The group of the part that this rank is in; none if it is in no part. */
+static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
+                           const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
+{
+    ms_comm *comm = group->comm;
+    ms_context *context = ms_engine_context(comm->engine);
+    for (uint32_t p = 0; p < parts; ranks += sizes[p++]) {
+        uint32_t at = 0;
+        while (at < sizes[p] && ranks[at] != group->rank) at++;
+        if (at == sizes[p]) continue;
+        void *members = NULL, *name = NULL;
+        size_t bytes = strlen(group->name) + sizeof "/4294967295.4294967295";
+        ms_status status = ms_allocate(context, sizes[p] * sizeof(uint32_t), "group", &members);
+        if (!status) status = ms_allocate(context, bytes, "group", &name);
+        if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, p);
+        for (uint32_t m = 0; m < sizes[p] && !status; m++)
+            ((uint32_t *)members)[m] = group->members[ranks[m]];
+        if (!status) status = comm->control->join(comm, first_id + p);
+        if (!status) status = ms_group_new(comm, first_id + p, name, at, sizes[p], members, out);
+        ms_release(context, members);
+        ms_release(context, name);
+        return status;
+    }
+    *out = NULL;
+    return MS_OK;
+}
+
+/* The numbers of all parts, from *first_id on: the group's first member takes them, and all learn
+ * them in one collective. list_hash: the ranks must cut the group alike. */
+static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t parts,
+                              uint32_t *first_id)
+{
+    ms_engine *engine = group->comm->engine;
+    bool takes = group->rank == 0 || !ms_group_has_others(group);
+    ms_comm_args args = { .counts_hash = list_hash, .result = &group->split_id };
+    if (takes) args.value = group->control->take_ids(group->comm, parts);
+    ms_collective collective = { .kind = MS_SPLIT, .bucket = -1 };
+    ms_point ready;
+    ms_status status = ms_group_issue(group, &args, &collective, &ready);
+    if (!status && ms_group_has_others(group)) status = ms_point_sync(engine, ready);
+    if (status) return status;
+    uint64_t id = takes ? args.value : group->split_id;
+    if (id + parts > MS_GROUPS_MAX)
+        return ms_engine_fail(engine, MS_ERROR_STATE, "%u more groups: a job may have %d", parts,
+                              MS_GROUPS_MAX);
+    *first_id = (uint32_t)id;
+    return MS_OK;
+}
+
+ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
+                         const uint32_t *ranks, ms_group **out)
+{
+    uint32_t total = 0, first_id = 0;
+    ms_status status = check_parts(group, parts, sizes, ranks, &total);
+    if (status) return status;
+    if (group == group->comm->alone) {
+        *out = group;
+        return MS_OK;
+    }
+    status = ms_engine_check_sync(group->comm->engine);
+    if (status) return status;
+    uint64_t hash =
+        ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
+    status = agree_on_ids(group, hash, parts, &first_id);
+    if (status) return status;
+    group->splits++;
+    return make_part(group, first_id, parts, sizes, ranks, out);
+}

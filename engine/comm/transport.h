@@ -1,0 +1,56 @@
+/* transport.h: what moves and adds the bytes of collectives. For comm/ only.
+ *
+ * Invariants
+ * - A call comes to a transport after all checks of its arguments and after its claim (control.h),
+ *   as a task on a stream. Tasks of one channel run one after the other.
+ * - A transport decides nothing that ranks must agree on: numbers, groups, causes are control's.
+ * - It states which kinds and dtypes it moves; other calls are refused before they are claimed.
+ * - What it allocates for a rank ends with `close`, which comes after the streams have ended. */
+#ifndef MOONSHARD_COMM_TRANSPORT_H
+#define MOONSHARD_COMM_TRANSPORT_H
+
+#include "comm/comm.h"
+
+#define MS_ALL_KINDS ((1u << MS_COLLECTIVES) - 1)
+#define MS_ALL_DTYPES ((1u << MS_DTYPES) - 1)
+
+struct ms_transport {
+    const char *name;
+    uint32_t kinds, dtypes; /* that it moves: bits 1 << kind and 1 << dtype */
+    const ms_task *tasks;   /* one for each kind */
+    /* Memory that peers reach without a copy; NULL: ordinary memory is as good. */
+    ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
+    /* NULL where there is nothing to register: makes a storage known to the network before its
+     * first use, until it is freed. */
+    ms_status (*enroll)(ms_comm *comm, ms_storage *storage);
+    /* NULL where errors come from tasks only: an error of work that was launched earlier, as the
+     * engine's error. Never blocks. */
+    ms_status (*poll_error)(ms_comm *comm);
+    /* NULL where tasks look for the end of the job themselves: what is launched ends at once. Once,
+     * on the host thread, after control knows the cause. */
+    void (*abort)(ms_comm *comm);
+    void (*close)(ms_comm *comm);
+};
+
+extern const ms_transport ms_transport_local, ms_transport_fake;
+
+/* The tasks of a transport, one for each kind, with one function. */
+#define MS_COMM_TASK(index, text, run)              \
+    [index] = { .name = text,                       \
+                .function = run,                    \
+                .args_bytes = sizeof(ms_comm_args), \
+                .kind = MS_KIND_COMMUNICATION,      \
+                .flags = MS_TASK_PUBLISH }
+#define MS_COMM_TASKS(run)                                                                        \
+    {                                                                                             \
+        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \
+            MS_COMM_TASK(MS_REDUCE_SCATTER, "reduce_scatter", run),                               \
+            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                       \
+            MS_COMM_TASK(MS_ALL_TO_ALL, "all_to_all", run),                                       \
+            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_GATHER, "gather", run), \
+            MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run),         \
+            MS_COMM_TASK(MS_RECV, "recv", run), MS_COMM_TASK(MS_BARRIER, "barrier", run),         \
+            MS_COMM_TASK(MS_SPLIT, "split", run)                                                  \
+    }
+
+#endif
