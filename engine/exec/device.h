@@ -70,6 +70,12 @@ struct ms_device {
 
 extern const ms_device ms_device_cpu, ms_device_sim;
 
+/* The device of the engine. */
+const ms_device *ms_engine_device_of(const ms_engine *engine);
+/* The table that a layer has found for the device's family of kernels; NULL: it has not looked. */
+const void *ms_engine_kernels(const ms_engine *engine, ms_engine_slot layer);
+void ms_engine_set_kernels(ms_engine *engine, ms_engine_slot layer, const void *kernels);
+
 /* For a device, on any thread: number seq of the stream has failed with this error, and the script
  * line `script` had enqueued it. A stream keeps its first failure. */
 void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint32_t script);

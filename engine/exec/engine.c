@@ -40,3 +40,15 @@ void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
     engine->slots[slot].object = object;
     engine->slots[slot].destroy = destroy;
 }
+
+const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }
+
+const void *ms_engine_kernels(const ms_engine *engine, ms_engine_slot layer)
+{
+    return engine->kernels[layer];
+}
+
+void ms_engine_set_kernels(ms_engine *engine, ms_engine_slot layer, const void *kernels)
+{
+    engine->kernels[layer] = kernels;
+}

@@ -139,6 +139,7 @@ struct ms_engine {
     const ms_device *device;
     void *device_state;
     bool is_open; /* the device has opened */
+    const void *kernels[MS_SLOTS];
     ms_strings *strings;
     uint32_t script;
     ms_isa isa;

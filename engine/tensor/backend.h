@@ -68,7 +68,7 @@
     K(attention_forward) K(attention_backward) K(rotary) \
     /* embedding.h */ \
     K(embedding) K(embedding_backward) \
-    /* tensor.c */ \
+    /* host.h */ \
     K(host_write) K(host_read)
 /* clang-format on */
 
@@ -76,13 +76,20 @@
 typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;
 #define MS_ELEMENTWISE_COUNT MS_KERNEL_copy
 
+struct ms_matmul_args;
+
 typedef struct ms_backend {
+    const char *family; /* as in ms_device */
+    /* Fills in what the kernel `matmul` needs beside shapes and addresses: libraries and plans,
+     * which live as long as the engine. Not called on a device without values. */
+    ms_status (*plan_matmul)(ms_engine *engine, struct ms_matmul_args *args);
     const ms_task *tasks[MS_KERNEL_COUNT];
 } ms_backend;
 
 extern const ms_backend ms_cpu_backend;
 
-/* The task of the engine's device. */
-const ms_task *ms_engine_kernel(const ms_engine *engine, ms_kernel kernel);
+/* The table of the engine's device, and one task of it. */
+const ms_backend *ms_engine_backend(ms_engine *engine);
+const ms_task *ms_engine_kernel(ms_engine *engine, ms_kernel kernel);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "exec/device.h"
 #include "tensor/state.h"
 
 /* --------------------------------------------------------------- the kernel */
@@ -86,18 +87,6 @@ static void cut(ms_matmul_args *args, double flops)
     else args->shape.m = part;
 }
 
-static ms_status make_plans(ms_engine *engine, ms_gemm *gemm, ms_matmul_args *args)
-{
-    if (args->shape.k == 0 || !ms_gemm_supports(gemm, args->shape.in, args->shape.out))
-        return MS_OK;
-    ms_status status = ms_gemm_prepare(engine, gemm, &args->shape, &args->plan);
-    if (status) return status;
-    ms_gemm_shape last = args->shape;
-    if (args->split_columns) last.n = args->last;
-    else last.m = args->last;
-    return ms_gemm_prepare(engine, gemm, &last, &args->last_plan);
-}
-
 static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out)
 {
@@ -118,12 +107,9 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     describe_batches(&args, a, b, out);
     double flops = 2.0 * (double)out->count * (double)shape->k;
     cut(&args, flops);
-    if (!ms_engine_is_sim(engine)) {
-        ms_gemm *gemm = NULL;
-        ms_status status = ms_gemm_get(engine, &gemm);
-        if (!status) status = make_plans(engine, gemm, &args);
+    if (ms_engine_device_of(engine)->values) {
+        ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
-        args.gemm = gemm;
     }
     ms_tensor *reads[] = { a, b, bias };
     ms_task_cost cost = { .flops = flops,

@@ -3,9 +3,17 @@
 #define MOONSHARD_TENSOR_MATMUL_H
 
 #include "tensor/backend.h"
-#include "tensor/cpu/gemm.h"
 
 #define MS_MATMUL_BATCH_DIMS (MS_DIMS_MAX - 2)
+
+/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. */
+typedef struct ms_gemm_shape {
+    int64_t m, n, k;
+    int64_t a_row, b_row, c_row; /* elements from one stored row to the next */
+    bool a_transposed, b_transposed;
+    bool accumulate, bias;
+    uint8_t in, out; /* ms_dtype of a and b, and of c */
+} ms_gemm_shape;
 
 /* Task arguments: c = a b (+ bias) for every batch. The work is cut into groups of batches times
  * parts of rows (or of columns). */
@@ -13,9 +21,9 @@ typedef struct ms_matmul_args {
     const void *a, *b;
     const float *bias; /* or NULL */
     void *c;
-    const ms_gemm *gemm;
-    /* NULL: the operands are converted to f32, block by block */
-    const ms_gemm_plan *plan, *last_plan;
+    /* What the device's plan_matmul fills in: its library, its plans of a part and of the last
+     * part. No plan: the kernel converts the operands to f32, block by block. */
+    const void *library, *plan, *last_plan;
     ms_gemm_shape shape; /* of a part; m or n is the part's size */
     int64_t last;        /* size of the last part */
     uint32_t groups, parts;

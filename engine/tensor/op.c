@@ -8,30 +8,6 @@
 #include "tensor/backend.h"
 #include "tensor/state.h"
 
-/* ---------------------------------------------------------------- the table */
-
-#define MS_OP_ADDRESS(name) &ms_op_##name,
-static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
-
-const ms_op *ms_op_at(uint32_t index)
-{
-    return index < sizeof all / sizeof *all ? all[index] : NULL;
-}
-const char *ms_op_name(const ms_op *op) { return op->name; }
-
-const ms_op *ms_op_find(const char *name)
-{
-    for (uint32_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i] != NULL && strcmp(all[i]->name, name) == 0) return all[i];
-    return NULL;
-}
-
-const ms_task *ms_engine_kernel(const ms_engine *engine, ms_kernel kernel)
-{
-    (void)engine;
-    return ms_cpu_backend.tasks[kernel];
-}
-
 /* ------------------------------------------------------------------- shapes */
 
 bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,

@@ -55,9 +55,26 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
 
-/* Where matmul.c keeps its plans; *slot is NULL at first, freed with ms_gemm_state_free
- * (tensor/cpu/gemm.h). */
-void **ms_engine_gemm_slot(ms_engine *engine);
-void ms_gemm_state_free(ms_engine *engine, void *state);
+/* Host buffers of writes that are under way; freed when their task is done, which decides nothing
+ * else. */
+typedef struct ms_staged {
+    ms_point point;
+    void *buffer;
+} ms_staged;
+
+typedef struct ms_tensor_state {
+    ms_tensor *unused;
+    void **chunks;
+    size_t chunk_count, chunk_capacity;
+    ms_tensor *casts; /* tensors that hold a cast of themselves */
+    ms_dtype autocast;
+    ms_staged *staged;
+    size_t staged_count, staged_capacity, readbacks;
+} ms_tensor_state;
+
+/* The layer's state of an engine, made at first use. */
+ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out);
+/* The tensor, which holds a cast of itself, lets it go. */
+void ms_tensor_drop_cast(ms_tensor *tensor);
 
 #endif

@@ -1,64 +1,20 @@
-/* tensor.c: tensors as windows on storages, and the only two ways between host memory and tensor
- * memory. */
-#include "tensor/backend.h"
+/* tensor.c: tensors as windows on storages, and the cast that a tensor keeps of itself. */
+#include "tensor/state.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "tensor/op.h"
-#include "tensor/state.h"
 
 #define MS_TENSOR_CHUNK 128
-#define MS_INLINE_WRITE 384 /* bytes that travel inside the task */
-
-static const struct {
-    const char *name;
-    uint8_t bytes;
-} dtypes[MS_DTYPES] = {
-    [MS_F32] = { "f32", 4 }, [MS_F16] = { "f16", 2 },   [MS_BF16] = { "bf16", 2 },
-    [MS_I64] = { "i64", 8 }, [MS_I32] = { "i32", 4 },   [MS_U16] = { "u16", 2 },
-    [MS_U8] = { "u8", 1 },   [MS_BOOL] = { "bool", 1 },
-};
-
-size_t ms_dtype_bytes(ms_dtype dtype) { return dtypes[dtype].bytes; }
-const char *ms_dtype_name(ms_dtype dtype) { return dtypes[dtype].name; }
-
-bool ms_dtype_find(const char *name, ms_dtype *out)
-{
-    for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
-        if (strcmp(name, dtypes[dtype].name) == 0) {
-            *out = dtype;
-            return true;
-        }
-    return false;
-}
 
 /* -------------------------------------------------------- the layer's state */
-
-/* Host buffers of writes that are under way; freed when their task is done, which decides nothing
- * else. */
-typedef struct ms_staged {
-    ms_point point;
-    void *buffer;
-} ms_staged;
-
-typedef struct ms_tensor_state {
-    ms_tensor *unused;
-    void **chunks;
-    size_t chunk_count, chunk_capacity;
-    ms_tensor *casts; /* tensors that hold a cast of themselves */
-    ms_dtype autocast;
-    void *gemm;
-    ms_staged *staged;
-    size_t staged_count, staged_capacity, readbacks;
-} ms_tensor_state;
 
 static void state_free(ms_engine *engine, void *object)
 {
     ms_tensor_state *state = object;
     ms_context *context = ms_engine_context(engine);
-    ms_engine_drop_casts(engine);
-    if (state->gemm) ms_gemm_state_free(engine, state->gemm);
+    while (state->casts) ms_tensor_drop_cast(state->casts);
     for (size_t i = 0; i < state->staged_count; i++) ms_release(context, state->staged[i].buffer);
     for (size_t i = 0; i < state->chunk_count; i++) ms_release(context, state->chunks[i]);
     ms_release(context, state->staged);
@@ -66,7 +22,7 @@ static void state_free(ms_engine *engine, void *object)
     ms_release(context, state);
 }
 
-static ms_status state_of(ms_engine *engine, ms_tensor_state **out)
+ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     if (!state) {
@@ -81,16 +37,10 @@ static ms_status state_of(ms_engine *engine, ms_tensor_state **out)
     return MS_OK;
 }
 
-void **ms_engine_gemm_slot(ms_engine *engine)
-{
-    ms_tensor_state *state = NULL;
-    return state_of(engine, &state) ? NULL : &state->gemm;
-}
-
 static ms_status struct_take(ms_engine *engine, ms_tensor **out)
 {
     ms_tensor_state *state = NULL;
-    ms_status status = state_of(engine, &state);
+    ms_status status = ms_tensor_state_of(engine, &state);
     if (status) return status;
     if (!state->unused) {
         ms_context *context = ms_engine_context(engine);
@@ -208,7 +158,7 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     return MS_OK;
 }
 
-static void drop_cast(ms_tensor *tensor)
+void ms_tensor_drop_cast(ms_tensor *tensor)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
     ms_tensor **link = &state->casts;
@@ -223,7 +173,7 @@ void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
 {
     if (!cast) return;
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
-    if (tensor->cast) drop_cast(tensor);
+    if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->cast = ms_tensor_retain(cast);
     tensor->cast_version = ms_tensor_version(tensor);
     tensor->next_cast = state->casts;
@@ -295,7 +245,7 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;
-    if (tensor->cast) drop_cast(tensor);
+    if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->storage = ms_storage_retain(base->storage);
     tensor->offset = base->offset + offset;
     natural_strides(tensor->dims, tensor->shape, tensor->strides);
@@ -320,7 +270,7 @@ void ms_tensor_release(ms_tensor *tensor)
 {
     MS_ASSERT(!tensor || tensor->references > 0);
     if (!tensor || --tensor->references > 0) return;
-    if (tensor->cast) drop_cast(tensor);
+    if (tensor->cast) ms_tensor_drop_cast(tensor);
     if (tensor->meta) tensor->free_meta(tensor->meta);
     ms_storage_release(tensor->storage);
     struct_give(tensor);
@@ -365,259 +315,4 @@ const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes
         snprintf(text + used, bytes - used, "%s %s", tensor->dims ? "]" : "[]",
                  ms_dtype_name(tensor->dtype));
     return text;
-}
-
-/* ----------------------------------------------------- from and to the host */
-
-typedef struct ms_host_write_args {
-    void *to;
-    const void *staged;
-    uint32_t bytes_inline;
-    uint64_t bytes;
-    unsigned char data[MS_INLINE_WRITE];
-} ms_host_write_args;
-
-static ms_task_result host_write_run(ms_run *run, void *arguments)
-{
-    (void)run;
-    const ms_host_write_args *args = arguments;
-    memcpy(args->to, args->staged ? args->staged : args->data, args->bytes);
-    return MS_TASK_DONE;
-}
-
-const ms_task ms_cpu_host_write = { .name = "write",
-                                    .function = host_write_run,
-                                    .args_bytes = sizeof(ms_host_write_args),
-                                    .kind = MS_KIND_COPY };
-
-static void release_staged(ms_engine *engine, ms_tensor_state *state)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < state->staged_count; i++)
-        if (ms_point_reached(engine, state->staged[i].point))
-            ms_release(ms_engine_context(engine), state->staged[i].buffer);
-        else state->staged[kept++] = state->staged[i];
-    state->staged_count = kept;
-}
-
-static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t bytes)
-{
-    ms_engine *engine = tensor->engine;
-    ms_context *context = ms_engine_context(engine);
-    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    ms_host_write_args args = { .to = ms_tensor_data(tensor), .bytes = bytes };
-    void *buffer = NULL;
-    if (ms_engine_is_sim(engine)) {
-        /* There is nowhere to write to, and the caller may have no values at all. */
-    } else if (bytes <= MS_INLINE_WRITE) {
-        memcpy(args.data, host, bytes);
-    } else {
-        release_staged(engine, state);
-        ms_status status =
-            ms_grow(context, (void **)&state->staged, &state->staged_capacity,
-                    state->staged_count + state->readbacks + 1, sizeof *state->staged);
-        if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
-        if (status) return status;
-        memcpy(buffer, host, bytes);
-        args.staged = buffer;
-    }
-    ms_status status =
-        ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_write), &args, NULL, 0,
-                          &tensor, 1, (ms_task_cost){ .bytes = 2 * bytes });
-    if (status) ms_release(context, buffer);
-    else if (buffer)
-        state->staged[state->staged_count++] =
-            (ms_staged){ .point = ms_stream_last(ms_engine_current(engine)), .buffer = buffer };
-    return status;
-}
-
-ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
-{
-    if (bytes != ms_tensor_bytes(tensor))
-        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
-                              "write: %zu bytes are given, the tensor has %zu", bytes,
-                              ms_tensor_bytes(tensor));
-    if (bytes == 0) return MS_OK;
-    if (tensor->contiguous) return write_contiguous(tensor, host, bytes);
-    ms_tensor *whole = NULL, *result = NULL;
-    ms_status status =
-        ms_tensor_new(tensor->engine, tensor->dtype, tensor->dims, tensor->shape, &whole);
-    if (!status) status = write_contiguous(whole, host, bytes);
-    if (!status) {
-        ms_tensor *inputs[] = { tensor, whole };
-        status = ms_op_apply(tensor->engine, ms_op_find("copy"), NULL, true, inputs, 2, &result, 1);
-    }
-    ms_tensor_release(result);
-    ms_tensor_release(whole);
-    return status;
-}
-
-ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
-{
-    ms_engine *engine = tensor->engine;
-    if (bytes != ms_tensor_bytes(tensor))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "read: %zu bytes are asked, the tensor has %zu", bytes,
-                              ms_tensor_bytes(tensor));
-    ms_tensor *whole = NULL;
-    ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
-    if (status) return status;
-    ms_point writers[MS_STREAMS_MAX];
-    size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
-    uint32_t count = ms_storage_writers(whole->storage, begin, begin + bytes, writers);
-    status = ms_engine_check(engine);
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
-    if (!status && bytes) {
-        if (!ms_engine_is_sim(engine)) memcpy(host, ms_tensor_data(whole), bytes);
-        else if (host) memset(host, 0, bytes);
-    }
-    ms_tensor_release(whole);
-    return status;
-}
-
-/* ----------------------------------------------------------------- readback */
-
-/* Freed when both the host has let go and the copy is done: the staged list keeps it until then. */
-struct ms_readback {
-    ms_engine *engine;
-    ms_point ready;
-    ms_dtype dtype;
-    _Alignas(8) unsigned char value[8];
-};
-
-typedef struct ms_host_read_args {
-    const void *from;
-    ms_readback *to;
-    uint32_t bytes;
-} ms_host_read_args;
-
-static ms_task_result host_read_run(ms_run *run, void *arguments)
-{
-    (void)run;
-    const ms_host_read_args *args = arguments;
-    memcpy(args->to->value, args->from, args->bytes);
-    return MS_TASK_DONE;
-}
-
-const ms_task ms_cpu_host_read = { .name = "read",
-                                   .function = host_read_run,
-                                   .args_bytes = sizeof(ms_host_read_args),
-                                   .kind = MS_KIND_COPY };
-
-ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
-{
-    ms_engine *engine = tensor->engine;
-    if (tensor->count < 1)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "readback: the tensor is empty");
-    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    void *memory = NULL;
-    /* Room in the list of what is freed later: ms_readback_free cannot fail. */
-    ms_status status =
-        ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity,
-                state->staged_count + state->readbacks + 1, sizeof *state->staged);
-    if (!status)
-        status =
-            ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
-    if (status) return status;
-    ms_readback *readback = memory;
-    *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
-    ms_host_read_args args = { .from = ms_tensor_data(tensor),
-                               .to = readback,
-                               .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
-    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args,
-                               &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
-    if (status) {
-        ms_release(ms_engine_context(engine), memory);
-        return status;
-    }
-    readback->ready = ms_stream_last(ms_engine_current(engine));
-    state->readbacks++;
-    *out = readback;
-    return MS_OK;
-}
-
-ms_status ms_readback_number(ms_readback *readback, double *out)
-{
-    ms_status status = ms_point_sync(readback->engine, readback->ready);
-    if (status) return status;
-    const void *value = readback->value;
-    switch (readback->dtype) {
-    case MS_F32: *out = (double)*(const float *)value; break;
-    case MS_F16: *out = (double)ms_float_from_f16(*(const uint16_t *)value); break;
-    case MS_BF16: *out = (double)ms_float_from_bf16(*(const uint16_t *)value); break;
-    case MS_I64: *out = (double)*(const int64_t *)value; break;
-    case MS_I32: *out = *(const int32_t *)value; break;
-    case MS_U16: *out = *(const uint16_t *)value; break;
-    default: *out = *(const uint8_t *)value; break;
-    }
-    return MS_OK;
-}
-
-void ms_readback_free(ms_readback *readback)
-{
-    if (!readback) return;
-    ms_engine *engine = readback->engine;
-    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    state->readbacks--;
-    if (ms_point_reached(engine, readback->ready)) ms_release(ms_engine_context(engine), readback);
-    else
-        state->staged[state->staged_count++] =
-            (ms_staged){ .point = readback->ready, .buffer = readback };
-}
-
-/* ----------------------------------------------------------------- autocast */
-
-void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
-{
-    ms_tensor_state *state = NULL;
-    if (!state_of(engine, &state)) state->autocast = dtype;
-}
-
-ms_dtype ms_engine_autocast(const ms_engine *engine)
-{
-    const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    return state ? state->autocast : MS_F32;
-}
-
-void ms_engine_drop_casts(ms_engine *engine)
-{
-    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    while (state && state->casts) drop_cast(state->casts);
-}
-
-ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
-                                ms_tensor **out)
-{
-    if (tensor->dtype == dtype) {
-        *out = ms_tensor_retain(tensor);
-        return MS_OK;
-    }
-    uint64_t version = ms_tensor_version(tensor);
-    if (tensor->cast
-        && (tensor->cast->dtype != dtype || tensor->cast_version != version
-            || ms_storage_spoiled(tensor->cast->storage)))
-        drop_cast(tensor);
-    if (tensor->cast) {
-        *out = ms_tensor_retain(tensor->cast);
-        return MS_OK;
-    }
-    ms_attributes attributes = { .cast = { .dtype = dtype } };
-    ms_tensor *cast = NULL;
-    ms_status status = ms_op_unary(engine, ms_op_find("cast"), &attributes, tensor, &cast);
-    if (status) return status;
-    if (keep) ms_tensor_keep_cast(tensor, cast);
-    *out = cast;
-    return MS_OK;
-}
-
-ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out)
-{
-    ms_dtype dtype = ms_engine_autocast(engine);
-    if (dtype == MS_F32 || tensor->dtype != MS_F32 || tensor->count == 0) return MS_OK;
-    ms_tensor *memory = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, 1, &tensor->count, &memory);
-    if (!status)
-        status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
-    ms_tensor_release(memory);
-    return status;
 }

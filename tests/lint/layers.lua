@@ -56,7 +56,6 @@ local ALLOWED = {
 local DEVICES = { cpu = true, cuda = true, sim = true }
 local DEVICE_HEADERS = {
   ["engine/optim/kernels.h"] = "tensor/cpu/isa.h",
-  ["engine/tensor/matmul.h"] = "tensor/cpu/gemm.h",
 }
 
 -- Mutable variables of a process that are allowed, as "file:name", each with its reason.

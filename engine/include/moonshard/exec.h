@@ -103,6 +103,7 @@ MS_API ms_random ms_engine_draw(ms_engine *engine);
 /* Layers above keep one object of theirs here; freed in reverse order of slots before the streams
  * stop. */
 typedef enum ms_engine_slot {
+    MS_SLOT_PLANS, /* of a kernel library */
     MS_SLOT_TENSOR,
     MS_SLOT_GRAD,
     MS_SLOT_COMM,

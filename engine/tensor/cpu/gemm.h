@@ -12,26 +12,15 @@
 #ifndef MOONSHARD_TENSOR_CPU_GEMM_H
 #define MOONSHARD_TENSOR_CPU_GEMM_H
 
-#include "moonshard/tensor.h"
+#include "tensor/matmul.h"
 
 enum { MS_GEMM_SCRATCH = 3 };
-
-/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. */
-typedef struct ms_gemm_shape {
-    int64_t m, n, k;
-    int64_t a_row, b_row, c_row; /* elements from one stored row to the next */
-    bool a_transposed, b_transposed;
-    bool accumulate, bias;
-    uint8_t in, out; /* ms_dtype of a and b, and of c */
-} ms_gemm_shape;
 
 typedef struct ms_gemm ms_gemm; /* the library's state of an engine */
 typedef struct ms_gemm_plan ms_gemm_plan;
 
-/* The engine's state, made at first use. */
+/* The library's state of the engine, made at first use and freed with the engine. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out);
-/* Freed with the engine. */
-void ms_gemm_state_free(ms_engine *engine, void *state);
 /* Whether the library computes these dtypes on this processor; f32 to f32 always. Others are
  * converted by who calls. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out);
@@ -46,6 +35,9 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
  * above 0, and the shape has no bias. */
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *shape, const float *a, const float *b,
                  float *c);
+
+/* ms_backend.plan_matmul of the CPU. */
+ms_status ms_cpu_plan_matmul(ms_engine *engine, ms_matmul_args *args);
 
 /* "oneDNN 2.6.3" or "CBLAS", for messages to the user. */
 const char *ms_gemm_library(void);

@@ -29,22 +29,23 @@ static void run_alone(void)
     if (set_threads != NULL) set_threads(1);
 }
 
-ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
-{
-    void **slot = ms_engine_gemm_slot(engine);
-    if (*slot == NULL) {
-        ms_status status =
-            ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", slot);
-        if (status != MS_OK) return status;
-        run_alone();
-    }
-    *out = *slot;
-    return MS_OK;
-}
-
-void ms_gemm_state_free(ms_engine *engine, void *state)
+static void gemm_free(ms_engine *engine, void *state)
 {
     ms_release(ms_engine_context(engine), state);
+}
+
+ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
+{
+    void *gemm = ms_engine_get(engine, MS_SLOT_PLANS);
+    if (!gemm) {
+        ms_status status =
+            ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &gemm);
+        if (status) return status;
+        ms_engine_set(engine, MS_SLOT_PLANS, gemm, gemm_free);
+        run_alone();
+    }
+    *out = gemm;
+    return MS_OK;
 }
 
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)

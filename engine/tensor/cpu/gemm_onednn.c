@@ -132,39 +132,9 @@ const char *ms_engine_blas_isa(ms_engine *engine)
     }
 }
 
-ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
-{
-    void **slot = ms_engine_gemm_slot(engine);
-    if (*slot == NULL) {
-        void *made;
-        ms_status status =
-            ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
-        if (status != MS_OK) return status;
-        ms_gemm *gemm = made;
-        cap_isa(engine);
-        if (dnnl_engine_create(&gemm->engine, dnnl_cpu, 0) != dnnl_success) {
-            ms_release(ms_engine_context(engine), gemm);
-            return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine",
-                                  ms_gemm_library());
-        }
-        /* POSIX lets a data pointer from dlsym become a function's; C does not, hence the copy. */
-        void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-        memcpy(&gemm->set_threads, &symbol, sizeof symbol);
-        symbol = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-        memcpy(&gemm->get_threads, &symbol, sizeof symbol);
-        int capped = (int)dnnl_get_effective_cpu_isa();
-        gemm->wide = (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-        gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && gemm->wide;
-        *slot = gemm;
-    }
-    *out = *slot;
-    return MS_OK;
-}
-
-void ms_gemm_state_free(ms_engine *engine, void *state)
+static void gemm_free(ms_engine *engine, void *state)
 {
     ms_gemm *gemm = state;
-    if (gemm == NULL) return;
     ms_context *context = ms_engine_context(engine);
     for (size_t i = 0; i < gemm->count; i++) {
         if (gemm->plans[i]->primitive != NULL) dnnl_primitive_destroy(gemm->plans[i]->primitive);
@@ -174,6 +144,41 @@ void ms_gemm_state_free(ms_engine *engine, void *state)
     ms_release(context, gemm->slots);
     dnnl_engine_destroy(gemm->engine);
     ms_release(context, gemm);
+}
+
+static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
+{
+    void *made;
+    ms_status status =
+        ms_allocate(ms_engine_context(engine), sizeof(ms_gemm), "matrix products", &made);
+    if (status) return status;
+    ms_gemm *gemm = made;
+    cap_isa(engine);
+    if (dnnl_engine_create(&gemm->engine, dnnl_cpu, 0) != dnnl_success) {
+        ms_release(ms_engine_context(engine), gemm);
+        return ms_engine_fail(engine, MS_ERROR_MEMORY, "%s cannot make its CPU engine",
+                              ms_gemm_library());
+    }
+    /* POSIX lets a data pointer from dlsym become a function's; C does not, hence the copy. */
+    void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+    memcpy(&gemm->set_threads, &symbol, sizeof symbol);
+    symbol = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    memcpy(&gemm->get_threads, &symbol, sizeof symbol);
+    int capped = (int)dnnl_get_effective_cpu_isa();
+    gemm->wide = (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+    gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && gemm->wide;
+    *out = gemm;
+    return MS_OK;
+}
+
+ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
+{
+    ms_gemm *gemm = ms_engine_get(engine, MS_SLOT_PLANS);
+    ms_status status = gemm ? MS_OK : gemm_new(engine, &gemm);
+    if (status) return status;
+    ms_engine_set(engine, MS_SLOT_PLANS, gemm, gemm_free);
+    *out = gemm;
+    return MS_OK;
 }
 
 /* Without AVX-512 oneDNN has no bf16 at all; with it but without the dot product it converts as it

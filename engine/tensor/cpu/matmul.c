@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tensor/cpu/convert.h"
+#include "tensor/cpu/gemm.h"
 
 typedef struct job {
     const ms_matmul_args *args;
@@ -67,7 +68,7 @@ static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, c
                                 .accumulate = true,
                                 .in = MS_F32,
                                 .out = MS_F32 };
-        ms_gemm_f32(j->args->gemm, &inner, a_wide, b_wide, block);
+        ms_gemm_f32(j->args->library, &inner, a_wide, b_wide, block);
     }
     ms_dtype out = (ms_dtype)s->out;
     for (int64_t i = 0; i < rows; i++)

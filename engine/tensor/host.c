@@ -1,0 +1,166 @@
+/* host.c: the ways between host memory and tensor memory. */
+#include "tensor/host.h"
+
+#include <string.h>
+
+#include "moonshard/ops.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
+
+/* ----------------------------------------------------- from and to the host */
+
+static void release_staged(ms_engine *engine, ms_tensor_state *state)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < state->staged_count; i++)
+        if (ms_point_reached(engine, state->staged[i].point))
+            ms_release(ms_engine_context(engine), state->staged[i].buffer);
+        else state->staged[kept++] = state->staged[i];
+    state->staged_count = kept;
+}
+
+static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t bytes)
+{
+    ms_engine *engine = tensor->engine;
+    ms_context *context = ms_engine_context(engine);
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    ms_host_write_args args = { .to = ms_tensor_data(tensor), .bytes = bytes };
+    void *buffer = NULL;
+    if (ms_engine_is_sim(engine)) {
+        /* There is nowhere to write to, and the caller may have no values at all. */
+    } else if (bytes <= MS_INLINE_WRITE) {
+        memcpy(args.data, host, bytes);
+    } else {
+        release_staged(engine, state);
+        ms_status status =
+            ms_grow(context, (void **)&state->staged, &state->staged_capacity,
+                    state->staged_count + state->readbacks + 1, sizeof *state->staged);
+        if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
+        if (status) return status;
+        memcpy(buffer, host, bytes);
+        args.staged = buffer;
+    }
+    ms_status status =
+        ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_write), &args, NULL, 0,
+                          &tensor, 1, (ms_task_cost){ .bytes = 2 * bytes });
+    if (status) ms_release(context, buffer);
+    else if (buffer)
+        state->staged[state->staged_count++] =
+            (ms_staged){ .point = ms_stream_last(ms_engine_current(engine)), .buffer = buffer };
+    return status;
+}
+
+ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
+{
+    if (bytes != ms_tensor_bytes(tensor))
+        return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
+                              "write: %zu bytes are given, the tensor has %zu", bytes,
+                              ms_tensor_bytes(tensor));
+    if (bytes == 0) return MS_OK;
+    if (tensor->contiguous) return write_contiguous(tensor, host, bytes);
+    ms_tensor *whole = NULL, *result = NULL;
+    ms_status status =
+        ms_tensor_new(tensor->engine, tensor->dtype, tensor->dims, tensor->shape, &whole);
+    if (!status) status = write_contiguous(whole, host, bytes);
+    if (!status) {
+        ms_tensor *inputs[] = { tensor, whole };
+        status = ms_op_apply(tensor->engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1);
+    }
+    ms_tensor_release(result);
+    ms_tensor_release(whole);
+    return status;
+}
+
+ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
+{
+    ms_engine *engine = tensor->engine;
+    if (bytes != ms_tensor_bytes(tensor))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "read: %zu bytes are asked, the tensor has %zu", bytes,
+                              ms_tensor_bytes(tensor));
+    ms_tensor *whole = NULL;
+    ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
+    if (status) return status;
+    ms_point writers[MS_STREAMS_MAX];
+    size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
+    uint32_t count = ms_storage_writers(whole->storage, begin, begin + bytes, writers);
+    status = ms_engine_check(engine);
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
+    if (!status && bytes) {
+        if (!ms_engine_is_sim(engine)) memcpy(host, ms_tensor_data(whole), bytes);
+        else if (host) memset(host, 0, bytes);
+    }
+    ms_tensor_release(whole);
+    return status;
+}
+
+/* ----------------------------------------------------------------- readback */
+
+/* Freed when both the host has let go and the copy is done: the staged list keeps it until then. */
+struct ms_readback {
+    ms_engine *engine;
+    ms_point ready;
+    ms_dtype dtype;
+    _Alignas(8) unsigned char value[8];
+};
+
+ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
+{
+    ms_engine *engine = tensor->engine;
+    if (tensor->count < 1)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "readback: the tensor is empty");
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    void *memory = NULL;
+    /* Room in the list of what is freed later: ms_readback_free cannot fail. */
+    ms_status status =
+        ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity,
+                state->staged_count + state->readbacks + 1, sizeof *state->staged);
+    if (!status)
+        status =
+            ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
+    if (status) return status;
+    ms_readback *readback = memory;
+    *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
+    ms_host_read_args args = { .from = ms_tensor_data(tensor),
+                               .to = readback->value,
+                               .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args,
+                               &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
+    if (status) {
+        ms_release(ms_engine_context(engine), memory);
+        return status;
+    }
+    readback->ready = ms_stream_last(ms_engine_current(engine));
+    state->readbacks++;
+    *out = readback;
+    return MS_OK;
+}
+
+ms_status ms_readback_number(ms_readback *readback, double *out)
+{
+    ms_status status = ms_point_sync(readback->engine, readback->ready);
+    if (status) return status;
+    const void *value = readback->value;
+    switch (readback->dtype) {
+    case MS_F32: *out = (double)*(const float *)value; break;
+    case MS_F16: *out = (double)ms_float_from_f16(*(const uint16_t *)value); break;
+    case MS_BF16: *out = (double)ms_float_from_bf16(*(const uint16_t *)value); break;
+    case MS_I64: *out = (double)*(const int64_t *)value; break;
+    case MS_I32: *out = *(const int32_t *)value; break;
+    case MS_U16: *out = *(const uint16_t *)value; break;
+    default: *out = *(const uint8_t *)value; break;
+    }
+    return MS_OK;
+}
+
+void ms_readback_free(ms_readback *readback)
+{
+    if (!readback) return;
+    ms_engine *engine = readback->engine;
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    state->readbacks--;
+    if (ms_point_reached(engine, readback->ready)) ms_release(ms_engine_context(engine), readback);
+    else
+        state->staged[state->staged_count++] =
+            (ms_staged){ .point = readback->ready, .buffer = readback };
+}

@@ -1,0 +1,22 @@
+/* registry.c: the table of all operators. No other file of tensor/ calls this one. */
+#include "moonshard/ops.h"
+
+#include <string.h>
+
+#include "tensor/op.h"
+
+#define MS_OP_ADDRESS(name) &ms_op_##name,
+static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
+
+const ms_op *ms_op_at(uint32_t index)
+{
+    return index < sizeof all / sizeof *all ? all[index] : NULL;
+}
+const char *ms_op_name(const ms_op *op) { return op->name; }
+
+const ms_op *ms_op_find(const char *name)
+{
+    for (uint32_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] != NULL && strcmp(all[i]->name, name) == 0) return all[i];
+    return NULL;
+}
