@@ -1,24 +1,30 @@
-/* buckets.c: the memory of buckets, and rebuilding them in the order in which gradients come. */
+/* buckets.c: makes buckets and their memory, and moves gradients into them. */
 #include "ddp/reducer.h"
 
 #include <stdio.h>
-#include <string.h>
 
+#include "base/assert.h"
 #include "tensor/copy.h"
 
 /* ------------------------------------------------------------------- memory */
 
-/* A part for each gradient that has elements. `ends` has room for all of them. */
-static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket, size_t *ends)
+/* Gives each gradient that has elements a cell of its own. */
+static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket)
 {
+    ms_context *context = ms_engine_context(bucket->engine);
     size_t end = 0, item = ms_dtype_bytes(ms_tensor_dtype(bucket->parameters[0]));
     uint32_t parts = 0;
-    for (uint32_t i = 0; i < bucket->count; i++) {
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, bucket->count * sizeof(size_t), "a bucket", &memory);
+    size_t *ends = memory;
+    for (uint32_t i = 0; i < bucket->count && !status; i++) {
         if (ms_tensor_count(bucket->parameters[i]) == 0) continue;
         end += (size_t)ms_tensor_count(bucket->parameters[i]) * item;
         ends[parts++] = end;
     }
-    return parts ? ms_storage_split(storage, ends, parts) : MS_OK;
+    if (!status && parts) status = ms_storage_split(storage, ends, parts);
+    ms_release(context, memory);
+    return status;
 }
 
 static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
@@ -33,50 +39,65 @@ static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
                             offset, &bucket->gradients[index]);
 }
 
-/* One bucket for the parameters at these positions. */
-static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
-                             ms_bucket_state *out)
+/* The bucket's lists, in one allocation that starts with gradients. */
+static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
+                                 ms_bucket_state *out)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
     ms_bucket *bucket = &out->bucket;
-    void *memory = NULL, *ends = NULL;
-    ms_storage *storage = NULL;
-    int64_t elements = 0, offset = 0;
+    void *memory = NULL;
     ms_status status =
-        ms_allocate(context, count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
+        ms_allocate(ms_engine_context(reducer->engine),
+                    count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
     if (status) return status;
-    bucket->engine = reducer->engine;
-    bucket->group = reducer->group;
-    bucket->kind = MS_BUCKET_ALL_REDUCE;
-    bucket->count = count;
     bucket->gradients = memory;
     bucket->parameters = bucket->gradients + count;
     const char **names = (const char **)(bucket->parameters + count);
-    bucket->names = names;
     out->positions = (uint32_t *)(names + count);
+    bucket->names = names;
     bucket->positions = out->positions;
-    memcpy(out->positions, positions, count * sizeof *positions);
     for (uint32_t i = 0; i < count; i++) {
-        bucket->parameters[i] = reducer->parameters[positions[i]].tensor;
-        names[i] = reducer->parameters[positions[i]].name;
-        elements += ms_tensor_count(bucket->parameters[i]);
+        const ms_ddp_parameter *parameter = &reducer->parameters[positions[i]];
+        out->positions[i] = positions[i];
+        bucket->parameters[i] = parameter->tensor;
+        names[i] = parameter->name;
     }
+    return MS_OK;
+}
+
+/* The gradient buffer, in the group's memory, and the views of it. */
+static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
+{
+    ms_storage *storage = NULL;
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);
-    snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->parameters[positions[0]].name);
-    status = ms_allocate(context, count * sizeof(size_t), "a bucket", &ends);
-    if (!status)
-        status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine),
-                                  (size_t)elements * ms_dtype_bytes(dtype), &storage);
-    if (!status) status = split_into_gradients(storage, bucket, ends);
-    ms_release(context, ends);
+    int64_t elements = 0, offset = 0;
+    for (uint32_t i = 0; i < bucket->count; i++) elements += ms_tensor_count(bucket->parameters[i]);
+    ms_status status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine),
+                                        (size_t)elements * ms_dtype_bytes(dtype), &storage);
+    if (!status) status = split_into_gradients(storage, bucket);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &bucket->flat);
-    for (uint32_t i = 0; i < count && !status; i++) {
+    for (uint32_t i = 0; i < bucket->count && !status; i++) {
         status = make_view(bucket, i, offset);
         offset += ms_tensor_count(bucket->parameters[i]);
     }
     if (!status) bucket->buffer = ms_tensor_retain(bucket->flat);
     ms_storage_release(storage);
     return status;
+}
+
+/* One bucket for the parameters at these positions. On failure, ms_buckets_free releases what was
+ * made. */
+static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
+                             ms_bucket_state *out)
+{
+    ms_bucket *bucket = &out->bucket;
+    MS_ASSERT(count > 0);
+    bucket->engine = reducer->engine;
+    bucket->group = reducer->group;
+    bucket->kind = MS_BUCKET_ALL_REDUCE;
+    bucket->count = count;
+    snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->parameters[positions[0]].name);
+    ms_status status = list_parameters(reducer, positions, count, out);
+    return status ? status : make_buffer(reducer, bucket);
 }
 
 void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
@@ -109,8 +130,8 @@ static bool any_gradient(const ms_reducer *reducer)
     return false;
 }
 
-/* Gradients that are there, copied into these buckets: all that can fail before parameters move
- * in. */
+/* Copies the gradients that exist into these buckets. Whatever can fail does so before parameters
+ * move in. */
 static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -124,7 +145,7 @@ static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
     return status;
 }
 
-/* The parameters' homes are in these buckets from now on. */
+/* From now on backward writes the parameters' gradients into these buckets. */
 static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -145,7 +166,7 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
     return status;
 }
 
-/* What is delayed follows all else, a bucket for each dtype. */
+/* Delayed parameters follow all others, in one bucket for each dtype. */
 static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
 {
     void *memory = NULL;
@@ -165,31 +186,40 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
     return status;
 }
 
+/* Makes all buckets; those that were made before a failure are in the list, too. */
+static ms_status make_buckets(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
+                              uint32_t buckets, ms_bucket_list *made)
+{
+    ms_status status = MS_OK;
+    for (uint32_t b = 0; b < buckets && !status; order += sizes[b++]) {
+        made->count++;
+        status = make_bucket(reducer, order, sizes[b], &made->items[b]);
+    }
+    return status ? status : make_delayed(reducer, made);
+}
+
+/* Between steps there are no gradients: the old buckets are freed before the new ones are made, so
+ * that the peak does not grow. If the new ones cannot be made then, the reducer has none, and its
+ * next forward says so. */
+static void make_room(ms_reducer *reducer)
+{
+    if (any_gradient(reducer)) return;
+    for (uint32_t i = 0; i < reducer->count; i++)
+        ms_tensor_set_grad_home(reducer->parameters[i].tensor, NULL);
+    ms_buckets_free(reducer, &reducer->buckets);
+}
+
 ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
                              uint32_t buckets)
 {
-    ms_bucket_list made = { 0 };
     void *memory = NULL;
-    /* Between steps there are no gradients: the old buckets make room for the new ones, so that the
-     * peak does not grow. If the new ones cannot be made, the reducer has none, and its next
-     * forward says so. */
-    bool keep = any_gradient(reducer);
-    ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine),
-                    (buckets + (reducer->delayed ? MS_DTYPES : 0)) * sizeof(ms_bucket_state),
-                    "buckets", &memory);
+    uint32_t most = buckets + (reducer->delayed ? MS_DTYPES : 0);
+    ms_status status = ms_allocate(ms_engine_context(reducer->engine),
+                                   most * sizeof(ms_bucket_state), "buckets", &memory);
     if (status) return status;
-    made.items = memory;
-    if (!keep) {
-        for (uint32_t i = 0; i < reducer->count; i++)
-            ms_tensor_set_grad_home(reducer->parameters[i].tensor, NULL);
-        ms_buckets_free(reducer, &reducer->buckets);
-    }
-    for (uint32_t b = 0; b < buckets && !status; order += sizes[b++]) {
-        made.count++;
-        status = make_bucket(reducer, order, sizes[b], &made.items[b]);
-    }
-    if (!status) status = make_delayed(reducer, &made);
+    ms_bucket_list made = { .items = memory };
+    make_room(reducer);
+    status = make_buckets(reducer, order, sizes, buckets, &made);
     if (!status) status = copy_gradients(reducer, &made);
     if (!status) status = move_in(reducer, &made);
     if (status) {
@@ -201,64 +231,4 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     reducer->layout++;
     reducer->made_at = reducer->times.passes;
     return MS_OK;
-}
-
-/* --------------------------------------------------------------- rebuilding */
-
-/* Rank 0's numbers for everyone. Blocks. */
-static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t count)
-{
-    ms_sharing sharing = {
-        .kind = MS_BROADCAST, .dtype = MS_I64, .count = count, .label = "buckets"
-    };
-    return ms_group_share(reducer->group, &sharing, numbers, numbers);
-}
-
-/* numbers: how many buckets, then the order; all of it as rank 0 decided. Then their sizes, into
- * the same memory. */
-static ms_status agree(ms_reducer *reducer, int64_t *numbers, uint32_t *order, uint32_t *sizes,
-                       uint32_t *buckets)
-{
-    uint32_t count = reducer->count - reducer->delayed;
-    numbers[0] = *buckets;
-    for (uint32_t i = 0; i < count; i++) numbers[1 + i] = order[i];
-    ms_status status = take_from_first(reducer, numbers, count + 1);
-    if (status) return status;
-    *buckets = (uint32_t)numbers[0];
-    for (uint32_t i = 0; i < count; i++) order[i] = (uint32_t)numbers[1 + i];
-    for (uint32_t b = 0; b < *buckets; b++) numbers[b] = sizes[b];
-    status = take_from_first(reducer, numbers, *buckets);
-    for (uint32_t b = 0; b < *buckets && !status; b++) sizes[b] = (uint32_t)numbers[b];
-    return status;
-}
-
-ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
-{
-    uint32_t count = reducer->count - reducer->delayed, buckets = 0;
-    void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine),
-                    count * (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t)) + sizeof(int64_t),
-                    "rebuilding buckets", &memory);
-    if (status) return status;
-    int64_t *numbers = memory;
-    uint64_t *bytes = (uint64_t *)(numbers + count + 1);
-    uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count,
-             *places = sizes + count;
-    for (uint32_t i = 0; i < count; i++) {
-        const ms_tensor *tensor = reducer->parameters[reducer->arrival[i]].tensor;
-        bytes[i] = ms_tensor_bytes(tensor);
-        keys[i] = ms_tensor_dtype(tensor);
-    }
-    status = ms_ddp_assign(reducer->engine, bytes, keys, count, reducer->limits,
-                           reducer->limit_count, places, sizes, &buckets);
-    for (uint32_t i = 0; i < count && !status; i++) order[i] = reducer->arrival[places[i]];
-    if (!status) status = agree(reducer, numbers, order, sizes, &buckets);
-    if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
-    if (!status) {
-        reducer->logging = false;
-        reducer->rebuilt = true;
-    }
-    ms_release(ms_engine_context(reducer->engine), memory);
-    return status;
 }

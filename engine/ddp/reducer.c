@@ -122,134 +122,54 @@ static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter
     return status;
 }
 
-/* One bucket for each dtype, as the order of gradients is not known yet. With find_unused, buckets
- * by the size limits: many parameters are then complete at once, at the beginning of backward. */
-static ms_status first_buckets(ms_reducer *reducer)
-{
-    uint32_t count = reducer->count - reducer->delayed, buckets = 0;
-    const uint64_t endless = UINT64_MAX;
-    bool many = reducer->find_unused && !reducer->static_graph;
-    const uint64_t *limits = many ? reducer->limits : &endless;
-    uint32_t limit_count = many ? reducer->limit_count : 1;
-    void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine),
-                    count * (sizeof(uint64_t) + 3 * sizeof(uint32_t)) + 1, "buckets", &memory);
-    if (status) return status;
-    uint64_t *bytes = memory;
-    uint32_t *keys = (uint32_t *)(bytes + count), *order = keys + count, *sizes = order + count;
-    for (uint32_t i = 0; i < count; i++) {
-        bytes[i] = ms_tensor_bytes(reducer->parameters[i].tensor);
-        keys[i] = ms_tensor_dtype(reducer->parameters[i].tensor);
-    }
-    status = ms_ddp_assign_backwards(reducer->engine, bytes, keys, count, limits, limit_count,
-                                     order, sizes, &buckets);
-    if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
-    ms_release(ms_engine_context(reducer->engine), memory);
-    return status;
-}
-
-static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
-                               const uint32_t *sizes, uint32_t buckets, bool *seen)
-{
-    uint32_t count = reducer->count - reducer->delayed, at = 0;
-    for (uint32_t b = 0; b < buckets; b++) {
-        if (sizes[b] == 0)
-            return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u is empty",
-                                  b);
-        for (uint32_t i = 0; i < sizes[b]; i++, at++) {
-            if (at >= count)
-                return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
-                                      "buckets: there are %u parameters; buckets 0 to %u have more",
-                                      count, b);
-            if (order[at] >= count)
-                return ms_engine_fail(
-                    reducer->engine, MS_ERROR_ARGUMENT,
-                    "buckets: bucket %u: there is no parameter %u; they are 0 to %u", b, order[at],
-                    count - 1);
-            const ms_ddp_parameter *parameter = &reducer->parameters[order[at]],
-                                   *first = &reducer->parameters[order[at - i]];
-            if (seen[order[at]])
-                return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
-                                      "buckets: bucket %u: '%s' is there twice", b,
-                                      parameter->name);
-            if (ms_tensor_dtype(parameter->tensor) != ms_tensor_dtype(first->tensor))
-                return ms_engine_fail(
-                    reducer->engine, MS_ERROR_ARGUMENT,
-                    "buckets: bucket %u has '%s', which is %s, and '%s', which is %s", b,
-                    first->name, ms_dtype_name(ms_tensor_dtype(first->tensor)), parameter->name,
-                    ms_dtype_name(ms_tensor_dtype(parameter->tensor)));
-            seen[order[at]] = true;
-        }
-    }
-    for (uint32_t i = 0; i < count; i++)
-        if (!seen[i])
-            return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: '%s' is in none",
-                                  reducer->parameters[i].name);
-    return MS_OK;
-}
-
-ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
-                            uint32_t buckets)
-{
-    void *seen = NULL;
-    if (reducer->phase == MS_REDUCER_REDUCING)
-        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
-                              "buckets cannot change while a backward fills them");
-    ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine), reducer->count, "buckets", &seen);
-    if (!status) status = check_buckets(reducer, order, sizes, buckets, seen);
-    if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
-    if (!status) reducer->rebuilt = true;
-    ms_release(ms_engine_context(reducer->engine), seen);
-    return status;
-}
-
-static ms_status take_options(ms_reducer *reducer, const ms_reducer_options *options)
+static ms_status take_limits(ms_reducer *reducer, const ms_reducer_options *options)
 {
     const uint64_t *limits = options->cap_bytes ? options->cap_bytes : default_limits;
-    reducer->limit_count = options->cap_bytes ? options->cap_count : 2;
-    if (reducer->limit_count == 0 || reducer->limit_count > 1024)
+    uint32_t count = options->cap_bytes ? options->cap_count : 2;
+    if (count == 0 || count > 1024)
         return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
-                              "ddp: 1 to 1024 sizes of buckets, not %u", reducer->limit_count);
-    for (uint32_t i = 0; i < reducer->limit_count; i++)
+                              "ddp: 1 to 1024 sizes of buckets, not %u", count);
+    for (uint32_t i = 0; i < count; i++)
         if (limits[i] == 0)
             return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
                                   "ddp: size %u of the buckets is 0 bytes", i + 1);
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine),
-                                   reducer->limit_count * sizeof *limits, "limits", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(reducer->engine), count * sizeof *limits, "limits", &memory);
     if (status) return status;
-    reducer->limits = memcpy(memory, limits, reducer->limit_count * sizeof *limits);
+    reducer->limits = memcpy(memory, limits, count * sizeof *limits);
+    reducer->limit_count = count;
+    return MS_OK;
+}
+
+/* The chain of all buckets, unless they pass a hook, and that of delayed parameters. */
+static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *options)
+{
     const ms_link_kind *reduce = ms_link_find("reduce");
+    const ms_link plain = { .kind = reduce, .options = reduce->defaults };
     if (options->delayed_dtype)
         reducer->plain[reducer->plain_count++] =
             (ms_link){ .kind = ms_link_find("cast"),
                        .options = { .dtype = *options->delayed_dtype } };
-    reducer->plain[reducer->plain_count++] =
-        (ms_link){ .kind = reduce, .options = reduce->defaults };
-    status = ms_chain_check(reducer->engine, reducer->plain, reducer->plain_count);
+    reducer->plain[reducer->plain_count++] = plain;
+    ms_status status = ms_chain_check(reducer->engine, reducer->plain, reducer->plain_count);
     if (status || options->hook) return status;
-    const ms_link plain = { .kind = reduce, .options = reduce->defaults },
-                  *links = options->link_count ? options->links : &plain;
+    const ms_link *links = options->link_count ? options->links : &plain;
     uint32_t count = options->link_count ? options->link_count : 1;
     status = ms_chain_take(reducer->engine, links, count, reducer->links);
     if (!status) reducer->link_count = count;
     return status;
 }
 
-ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
-                         const ms_reducer_parameter *parameters, uint32_t count, ms_reducer **out)
+/* A reducer without parts. */
+static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options, uint32_t count,
+                            ms_reducer **out)
 {
     ms_context *context = ms_engine_context(engine);
-    void *memory = NULL, *parameter_memory = NULL, *arrival = NULL;
-    ms_status status = check_parameters(engine, parameters, count);
-    if (!status && options->delayed > count)
-        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: %u delayed parameters of %u",
-                                options->delayed, count);
-    if (!status) status = ms_allocate(context, sizeof(ms_reducer), "ddp", &memory);
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, sizeof(ms_reducer), "ddp", &memory);
     if (status) return status;
-    ms_reducer *reducer = memory;
+    ms_reducer *reducer = *out = memory;
     *reducer = (ms_reducer){ .engine = engine,
                              .group = options->group,
                              .count = count,
@@ -259,22 +179,47 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
                              .planned = options->planned,
                              .find_unused = options->find_unused,
                              .static_graph = options->static_graph };
-    status = ms_allocate(context, count * sizeof(ms_ddp_parameter), "ddp", &parameter_memory);
-    reducer->parameters = parameter_memory;
-    if (!status) status = ms_allocate(context, count * sizeof(uint32_t), "ddp", &arrival);
-    reducer->arrival = arrival;
-    if (!status) status = take_options(reducer, options);
+    return MS_OK;
+}
+
+/* What was made before a failure is released by free_parts. */
+static ms_status make_parts(ms_reducer *reducer, const ms_reducer_options *options,
+                            const ms_reducer_parameter *parameters)
+{
+    ms_context *context = ms_engine_context(reducer->engine);
+    uint32_t count = reducer->count;
+    ms_status status = ms_allocate(context, count * sizeof(ms_ddp_parameter), "ddp",
+                                   (void **)&reducer->parameters);
+    if (!status)
+        status = ms_allocate(context, count * sizeof(uint32_t), "ddp", (void **)&reducer->arrival);
+    if (!status) status = take_limits(reducer, options);
+    if (!status) status = take_chains(reducer, options);
     if (!status) status = take_parameters(reducer, parameters);
-    if (!status) status = first_buckets(reducer);
+    if (!status) status = ms_reducer_first_buckets(reducer);
     if (!status)
         status = ms_times_open(&reducer->times, reducer->group, count,
                                options->planned ? count - options->delayed : 0,
                                options->hook ? options->hook_links : options->link_count);
-    if (!status) status = ms_unused_open(reducer);
+    return status ? status : ms_unused_open(reducer);
+}
+
+ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
+                         const ms_reducer_parameter *parameters, uint32_t count, ms_reducer **out)
+{
+    ms_reducer *reducer = NULL;
+    ms_status status = check_parameters(engine, parameters, count);
+    if (status) return status;
+    if (options->delayed > count)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "ddp: %u delayed parameters of %u",
+                              options->delayed, count);
+    status = make_empty(engine, options, count, &reducer);
+    if (status) return status;
+    status = make_parts(reducer, options, parameters);
     if (status) {
         free_parts(reducer);
         return status;
     }
+    /* Only now: a caller whose call fails keeps hook_user. */
     reducer->hook = options->hook;
     reducer->hook_user = options->hook_user;
     reducer->hook_free = options->hook_free;

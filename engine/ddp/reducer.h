@@ -1,8 +1,8 @@
 /* reducer.h: the inside of a reducer. For ddp/ only.
  *
  * The files call downwards in this order: reducer (making, asking), pass (a forward and its
- * gradients), launch (buckets that are complete), unused (parameters without gradient), buckets
- * (their memory), assign. */
+ * gradients), layout (which parameters share a bucket), launch (buckets that are complete), unused
+ * (parameters without gradient), buckets (their memory). */
 #ifndef MOONSHARD_DDP_REDUCER_H
 #define MOONSHARD_DDP_REDUCER_H
 
@@ -99,6 +99,14 @@ struct ms_reducer {
 /* Gradient hook of each parameter; user is its ms_ddp_parameter. */
 ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf);
 
+/* ----------------------------------------------------------------- layout.c */
+
+/* One bucket for each dtype, as the order of gradients is not known yet. With find_unused, buckets
+ * by the size limits: many parameters are then complete at once, at the beginning of backward. */
+ms_status ms_reducer_first_buckets(ms_reducer *reducer);
+/* Rebuilds the buckets by the order of the last synchronized backward. */
+ms_status ms_reducer_rebuild_now(ms_reducer *reducer);
+
 /* ----------------------------------------------------------------- launch.c */
 
 /* Changes the phase. */
@@ -126,8 +134,6 @@ ms_status ms_unused_settle(ms_reducer *reducer);
 
 /* Copies a gradient that a script has put elsewhere to its view in the bucket. */
 ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter);
-/* Rebuilds the buckets by the order of the last synchronized backward. */
-ms_status ms_reducer_rebuild_now(ms_reducer *reducer);
 /* Makes buckets of sizes[b] parameters each, taken from order, followed by those of delayed
  * parameters; moves the gradients that exist into them. */
 ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,

@@ -1,5 +1,5 @@
-/* sync.c: before the first step: whether all ranks have the same parameters, and rank 0's values
- * for everyone. */
+/* sync.c: what ranks do before the first step: compare their parameters, and copy rank 0's values
+ * to all ranks. */
 #include "moonshard/ddp.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES
              ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
 }
 
-/* All ranks' `bytes` of `mine`, in rank order, into all. Blocks. */
+/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. */
 static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void *all)
 {
     ms_sharing sharing = {
@@ -28,7 +28,7 @@ static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void 
     return ms_group_share(group, &sharing, mine, all);
 }
 
-/* The ranks whose text is that of `like`, as "0, 2". */
+/* Lists the ranks whose line equals that of rank `like`, as "0, 2". */
 static void list_ranks(const char *lines, uint32_t ranks, uint32_t like, char *text, size_t bytes)
 {
     size_t used = 0;
@@ -38,7 +38,7 @@ static void list_ranks(const char *lines, uint32_t ranks, uint32_t like, char *t
             used += (size_t)snprintf(text + used, bytes - used, "%s%u", used ? ", " : "", r);
 }
 
-/* Parameter `index` on all ranks side by side; MS_ERROR_MISMATCH at a difference. */
+/* Compares parameter `index` over the ranks; MS_ERROR_MISMATCH at a difference. */
 static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parameters,
                              uint32_t count, uint32_t index, char *lines)
 {
@@ -59,8 +59,8 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
     return status;
 }
 
-/* hashes[i] is that of the first i parameters of this rank. All ranks halve the same range until
- * the first difference is found. */
+/* hashes[i] is the hash of the first i parameters of this rank. All ranks halve the same range
+ * until the first difference is found. */
 static ms_status find_difference(ms_group *group, const ms_reducer_parameter *parameters,
                                  uint32_t count, const uint64_t *hashes, uint64_t *all, char *lines)
 {
@@ -81,37 +81,49 @@ static ms_status find_difference(ms_group *group, const ms_reducer_parameter *pa
     return status ? status : compare_one(group, parameters, count, low, lines);
 }
 
+/* hashes[i] becomes the hash of the first i parameters, never 0: 0 stands for a rank that has fewer
+ * parameters. */
+static void hash_prefixes(const ms_reducer_parameter *parameters, uint32_t count, uint64_t *hashes)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        char line[LINE_BYTES];
+        describe(&parameters[i], line);
+        hashes[i + 1] = ms_hash(line, LINE_BYTES, hashes[i]) | 1;
+    }
+}
+
+/* all, lines: room for a number and a line of each rank. */
+static ms_status compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count,
+                         const uint64_t *hashes, uint64_t *all, char *lines)
+{
+    ms_engine *engine = ms_group_engine(group);
+    bool equal = true;
+    ms_status status = exchange(group, &hashes[count], sizeof *hashes, all);
+    if (status) return status;
+    for (uint32_t r = 1; r < ms_group_size(group); r++) equal &= all[r] == all[0];
+    if (equal) return MS_OK;
+    status = find_difference(group, parameters, count, hashes, all, lines);
+    if (status) ms_comm_abort(engine, ms_engine_error(engine));
+    return status;
+}
+
 ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count)
 {
     ms_context *context = ms_engine_context(ms_group_engine(group));
     uint32_t ranks = ms_group_size(group);
-    void *memory = NULL, *prefix = NULL;
+    void *memory = NULL, *hashes = NULL;
     ms_status status = ms_allocate(context, (size_t)ranks * (LINE_BYTES + sizeof(uint64_t)),
                                    "comparing parameters", &memory);
     if (!status)
         status = ms_allocate(context, ((size_t)count + 1) * sizeof(uint64_t),
-                             "comparing parameters", &prefix);
-    if (status) goto done;
-    uint64_t *all = memory, *hashes = prefix;
-    char *lines = (char *)(all + ranks);
-    for (uint32_t i = 0; i < count; i++) {
-        char line[LINE_BYTES];
-        describe(&parameters[i], line);
-        /* Never 0: that is "fewer parameters". */
-        hashes[i + 1] = ms_hash(line, LINE_BYTES, hashes[i]) | 1;
+                             "comparing parameters", &hashes);
+    if (!status) {
+        hash_prefixes(parameters, count, hashes);
+        status =
+            compare(group, parameters, count, hashes, memory, (char *)((uint64_t *)memory + ranks));
     }
-    status = exchange(group, &hashes[count], sizeof *hashes, all);
-    if (status) goto done;
-    for (uint32_t r = 1; r < ranks && !status; r++)
-        if (all[r] != all[0]) {
-            status = find_difference(group, parameters, count, hashes, all, lines);
-            if (status)
-                ms_comm_abort(ms_group_engine(group), ms_engine_error(ms_group_engine(group)));
-            break;
-        }
-done:
     ms_release(context, memory);
-    ms_release(context, prefix);
+    ms_release(context, hashes);
     return status;
 }
 
@@ -129,7 +141,7 @@ static ms_status view_as(ms_tensor *flat, int64_t offset, const ms_tensor *like,
     return ms_tensor_window(flat, dims, ms_tensor_shape(like), strides, offset, out);
 }
 
-/* Copies the tensors into flat (pack), or back. */
+/* Copies the chosen tensors into flat (pack), or from flat back into them. */
 static ms_status move(ms_engine *engine, ms_tensor *flat, ms_tensor *const *tensors,
                       const uint32_t *chosen, uint32_t count, bool pack)
 {

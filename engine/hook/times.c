@@ -62,7 +62,18 @@ static void harvest_buckets(ms_times *times, const ms_times_set *set, const uint
     times->timed_layout = set->layout;
 }
 
-/* Takes over what a set says whose last task has run. */
+/* The times of the parts of a pass; backward begins where forward's end was noted. */
+static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const uint64_t *moments)
+{
+    if (set->has[MS_AT_BACKWARD]) {
+        stats->forward_ns = moments[MS_AT_BACKWARD] - moments[MS_AT_FORWARD];
+        stats->backward_ns = moments[MS_AT_WAIT] - moments[MS_AT_BACKWARD];
+    }
+    stats->exposed_ns = moments[MS_AT_READY] - moments[MS_AT_WAIT];
+    if (set->has[MS_AT_STEP_END]) stats->step_ns = moments[MS_AT_STEP_END] - moments[MS_AT_READY];
+}
+
+/* Takes over the times of a set whose last task has run. */
 static void harvest(ms_times *times, uint32_t index)
 {
     ms_times_set *set = &times->sets[index];
@@ -70,22 +81,17 @@ static void harvest(ms_times *times, uint32_t index)
     size_t length = (size_t)2 * times->capacity;
     const uint64_t *moments = read_set(times->moments, index, MS_MOMENTS);
     const uint64_t *spans = read_set(times->reductions, index, length);
-    ms_pass_stats *stats = &times->stats;
-    *stats = (ms_pass_stats){ .timed = set->pass + 1 };
+    const uint64_t *arrivals = read_set(times->arrivals, index, length);
     set->end = (ms_point){ 0 };
+    times->stats = (ms_pass_stats){ .timed = set->pass + 1 };
     if (ms_engine_is_sim(times->engine)) return;
-    uint64_t begin = moments[MS_AT_FORWARD];
-    if (set->has[MS_AT_BACKWARD]) {
-        begin = moments[MS_AT_BACKWARD];
-        stats->forward_ns = begin - moments[MS_AT_FORWARD];
-        stats->backward_ns = moments[MS_AT_WAIT] - begin;
-    }
-    stats->exposed_ns = moments[MS_AT_READY] - moments[MS_AT_WAIT];
-    if (set->has[MS_AT_STEP_END]) stats->step_ns = moments[MS_AT_STEP_END] - moments[MS_AT_READY];
-    for (uint32_t b = 0; b < set->buckets; b++) stats->reduce_ns += spans[2 * b + 1] - spans[2 * b];
+    harvest_moments(&times->stats, set, moments);
+    for (uint32_t b = 0; b < set->buckets; b++)
+        times->stats.reduce_ns += spans[2 * b + 1] - spans[2 * b];
     ms_accounts_harvest(times->accounts, index, set->buckets, spans, moments[MS_AT_WAIT],
                         moments[MS_AT_READY]);
-    harvest_buckets(times, set, spans, read_set(times->arrivals, index, length), begin);
+    harvest_buckets(times, set, spans, arrivals,
+                    moments[set->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
 ms_status ms_times_await(ms_times *times)

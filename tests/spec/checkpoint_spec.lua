@@ -307,7 +307,7 @@ describe("checkpoint", function()
         assert.truthy(message:find(text, 1, true), message)
       end
     end
-    refused({ { 1, 2, 3 } }, "'1.bias' is in none", "wrapped as it was when it was saved")
+    refused({ { 1, 2, 3 } }, "'1.bias' is in no bucket", "wrapped as it was when it was saved")
     refused({ { 1, 2 }, { 3, 4, 5 } }, "have more")
     -- A backward that has not come to an end is no damage, either.
     model(ms.ones { 4 })

@@ -112,7 +112,7 @@ static void plan_some(rank *self)
         OK(clear(&m));
     }
     CHECK(refuses(self, reducer, "01234", "23", "x") == false); /* that one is fine */
-    CHECK(refuses(self, reducer, "0123", "22", "'e' is in none"));
+    CHECK(refuses(self, reducer, "0123", "22", "'e' is in no bucket"));
     CHECK(refuses(self, reducer, "01233", "23", "'d' is there twice"));
     CHECK(refuses(self, reducer, "01235", "23", "there is no parameter 5"));
     CHECK(refuses(self, reducer, "01234", "203", "bucket 1 is empty"));
