@@ -16,10 +16,11 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
 
 /* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's.
  * User value 1: list of the tensor handles that were given out, which end with the hook; 2: the
- * reducer's list of parameters. */
+ * reducer's list of parameters. between: of a hybrid bucket, once it is its shard's turn. */
 typedef struct bucket_life {
     uint64_t serial;
     ms_bucket *bucket;
+    ms_between *between;
     int given;
     uint32_t link;
     ms_tensor *buffer;
@@ -28,6 +29,7 @@ typedef struct bucket_life {
 
 typedef struct bucket_box {
     bucket_life *life;
+    ms_bucket *bucket;
     uint64_t serial;
     uint32_t index;
     char label[32];
@@ -51,7 +53,7 @@ ms_bucket *ms_lua_bucket(lua_State *L, int index)
                      "bucket %d \"%s\" was only valid until the result of its comm hook was there: "
                      "keep data with clone() and keep()",
                      (int)box->index, box->label);
-    return box->life->bucket;
+    return box->bucket;
 }
 
 void ms_lua_refuse_in_link(lua_State *L, const char *what, const char *instead)
@@ -141,17 +143,17 @@ static int bucket_set_buffer(lua_State *L)
     ms_bucket *bucket = check_bucket(L);
     ms_tensor *tensor = ms_lua_tensor(L, 2);
     ms_dtype dtype = ms_tensor_dtype(tensor);
-    /* A plain cast only rounds: the numbers it makes still count as this rank's. */
+    /* A plain cast only rounds, which the reduction reports. */
     bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer)
-                && ms_bucket_is_told(bucket);
+                && ms_bucket_loss_is_known(bucket);
     ms_bucket_set_buffer(bucket, tensor);
-    if (cast) ms_bucket_tell(bucket);
+    if (cast) ms_bucket_mark_lossless(bucket);
     get_life(L)->buffer = NULL;
     return 0;
 }
 
-/* bucket:wants_sent() -> whether an earlier link wants to know and nobody has told;
- * bucket:set_sent(t): what this rank's numbers were behind a link that loses some */
+/* bucket:wants_sent() -> whether a link that loses some of the numbers has to report; bucket:
+ * set_sent(t): what the other ranks receive of this rank's numbers */
 static int bucket_wants_sent(lua_State *L)
 {
     const ms_bucket *bucket = check_bucket(L);
@@ -168,13 +170,13 @@ static int bucket_set_sent(lua_State *L)
     return 0;
 }
 
-/* For links that add up what is lost. bucket:ask_sent(): later links are to tell; bucket:sent() ->
- * what they told, or nil */
+/* For links that keep the residual. bucket:ask_sent(): later links have to report; bucket:sent() ->
+ * what they reported, or nil */
 static int bucket_ask_sent(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
     bucket->wants_sent = true;
-    ms_bucket_tell(bucket);
+    ms_bucket_mark_lossless(bucket);
     return 0;
 }
 
@@ -247,7 +249,7 @@ static int bucket_encode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
     const ms_link *link = enter_link(L, &bucket);
-    ms_lua_ok(L, link->kind->encode(link, bucket));
+    ms_lua_ok(L, ms_link_run_encode(link, bucket));
     get_life(L)->buffer = NULL;
     return 0;
 }
@@ -258,7 +260,7 @@ static int bucket_decode(lua_State *L)
     const ms_link *link = enter_link(L, &bucket);
     ms_tensor *before = ms_lua_tensor(L, 3), *reduced = ms_lua_tensor(L, 4), *decoded = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link->kind->decode(link, bucket, before, reduced, &decoded));
+    ms_lua_ok(L, ms_link_run_decode(link, bucket, before, reduced, &decoded));
     ms_handle_fill(handle, decoded);
     return 1;
 }
@@ -269,12 +271,46 @@ static int bucket_reduce(lua_State *L)
     const ms_link *link = enter_link(L, &bucket);
     ms_tensor *reduced = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, link->kind->reduce(link, bucket, &reduced));
+    ms_lua_ok(L, ms_link_run_reduce(link, bucket, &reduced));
     ms_handle_fill(handle, reduced);
     ms_point ready = ms_stream_last(ms_engine_current(bucket->engine));
     lua_pushinteger(L, ready.stream);
     lua_pushinteger(L, (lua_Integer)ready.seq);
     return 3;
+}
+
+static void push_bucket(lua_State *L, bucket_life *life, ms_bucket *bucket)
+{
+    bucket_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = (bucket_box){
+        .life = life, .bucket = bucket, .serial = life->serial, .index = bucket->index
+    };
+    memcpy(box->label, bucket->label, sizeof box->label);
+    luaL_setmetatable(L, MS_BUCKET_TYPE);
+}
+
+/* bucket:_open_between(reduce) -> the bucket of this rank's shard, which the links between the two
+ * reductions of a hybrid bucket get; bucket:_close_between(inner, result) */
+static int bucket_open_between(lua_State *L)
+{
+    ms_bucket *bucket = NULL;
+    const ms_link *link = enter_link(L, &bucket);
+    bucket_life *life = get_life(L);
+    if (life->between)
+        return ms_lua_error(L, "bucket %d was reduced before: a bucket is reduced once",
+                            (int)bucket->index);
+    ms_lua_ok(L, ms_between_open(link, bucket, &life->between));
+    push_bucket(L, life, &life->between->bucket);
+    return 1;
+}
+
+static int bucket_close_between(lua_State *L)
+{
+    ms_lua_enter_inside(L);
+    check_bucket(L);
+    ms_lua_bucket(L, 2);
+    ms_lua_ok(L, ms_between_close(get_life(L)->between, ms_lua_tensor(L, 3)));
+    return 0;
 }
 
 /* bucket:_key() -> a text that tells it from buckets of other parameters */
@@ -305,12 +341,10 @@ static int bucket_account(lua_State *L)
     return 1;
 }
 
-/* core.bucket_is_told() -> whether the buffer of the bucket that is being reduced is what a link
- * believes to be sent that wants to know it */
-static int bucket_is_told(lua_State *L)
+/* bucket:_loss_is_known() -> whether error feedback, if a link wants it, can be computed */
+static int bucket_loss_is_known(lua_State *L)
 {
-    const ms_bucket *bucket = get_life(L)->bucket;
-    lua_pushboolean(L, !bucket || ms_bucket_is_told(bucket));
+    lua_pushboolean(L, ms_bucket_loss_is_known(check_bucket(L)));
     return 1;
 }
 
@@ -339,10 +373,7 @@ static int call_with_bucket(lua_State *L)
     lua_rawgetp(L, LUA_REGISTRYINDEX, &life_key);
     lua_pushvalue(L, lua_upvalueindex(3));
     lua_setiuservalue(L, -2, 2);
-    bucket_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    *box = (bucket_box){ .life = life, .serial = life->serial, .index = bucket->index };
-    memcpy(box->label, bucket->label, sizeof box->label);
-    luaL_setmetatable(L, MS_BUCKET_TYPE);
+    push_bucket(L, life, bucket);
     lua_pushvalue(L, lua_upvalueindex(2));
     lua_pushvalue(L, -2);
     lua_call(L, 1, 1);
@@ -373,6 +404,7 @@ static void end_life(lua_State *L, bucket_life *life)
         lua_rawseti(L, -2, i);
     }
     lua_pop(L, 2);
+    ms_between_drop(life->between);
     *life = (bucket_life){ .serial = life->serial + 1 };
 }
 
@@ -456,7 +488,8 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     end_life(L, life);
     lua_settop(L, top);
     ms_engine_set_script(engine, script);
-    /* What links have made and nobody holds goes now where it is much, not at the step's end. */
+    /* Tensors that links have made and no longer use are collected now if they are large, not at
+     * the end of the step. */
     if (ms_lua_collect_above(L, callback->runtime, callback->runtime->live_before_links))
         callback->runtime->live_before_links = ms_engine_memory(engine).live;
     return status;
@@ -465,20 +498,33 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
 void ms_open_bucket(lua_State *L, int runtime)
 {
     static const luaL_Reg methods[] = {
-        { "index", bucket_index },         { "is_last", bucket_is_last },
-        { "kind", bucket_kind },           { "dtype", bucket_dtype },
-        { "divisor", bucket_divisor },     { "group", bucket_group },
-        { "buffer", bucket_buffer },       { "set_buffer", bucket_set_buffer },
-        { "gradients", bucket_gradients }, { "parameters", bucket_parameters },
-        { "shard", bucket_shard },         { "wants_sent", bucket_wants_sent },
-        { "set_sent", bucket_set_sent },   { "ask_sent", bucket_ask_sent },
-        { "sent", bucket_sent },           { "_key", bucket_key },
-        { "_encode", bucket_encode },      { "_decode", bucket_decode },
-        { "_reduce", bucket_reduce },      { NULL, NULL },
+        { "index", bucket_index },
+        { "is_last", bucket_is_last },
+        { "kind", bucket_kind },
+        { "dtype", bucket_dtype },
+        { "divisor", bucket_divisor },
+        { "group", bucket_group },
+        { "buffer", bucket_buffer },
+        { "set_buffer", bucket_set_buffer },
+        { "gradients", bucket_gradients },
+        { "parameters", bucket_parameters },
+        { "shard", bucket_shard },
+        { "wants_sent", bucket_wants_sent },
+        { "set_sent", bucket_set_sent },
+        { "ask_sent", bucket_ask_sent },
+        { "sent", bucket_sent },
+        { "_key", bucket_key },
+        { "_encode", bucket_encode },
+        { "_decode", bucket_decode },
+        { "_reduce", bucket_reduce },
+        { "_loss_is_known", bucket_loss_is_known },
+        { "_open_between", bucket_open_between },
+        { "_close_between", bucket_close_between },
+        { NULL, NULL },
     };
     static const luaL_Reg functions[] = { { "is_bucket", is_bucket },
                                           { "bucket_account", bucket_account },
-                                          { "bucket_is_told", bucket_is_told },
+                                          { "reduce_bucket", ms_lua_reduce_bucket },
                                           { NULL, NULL } };
     static const luaL_Reg events[] = { { "__tostring", bucket_string }, { NULL, NULL } };
     bucket_life *life = lua_newuserdatauv(L, sizeof *life, 2);

@@ -15,4 +15,7 @@ void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters, int name);
 /* The engine's ms_comm_hook; user: an ms_callback of that. */
 ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready);
 
+/* core.reduce_bucket, in one_bucket.c. */
+int ms_lua_reduce_bucket(lua_State *L);
+
 #endif

@@ -99,16 +99,7 @@ static int reducer(lua_State *L)
     }
     lua_getfield(L, 3, "group");
     options.group = ms_lua_group(L, -1);
-    if (lua_getfield(L, 3, "links") == LUA_TTABLE) {
-        if (lua_rawlen(L, -1) > MS_CHAIN_LINKS)
-            return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
-        for (; options.link_count < lua_rawlen(L, -1); options.link_count++) {
-            lua_rawgeti(L, -1, (lua_Integer)options.link_count + 1);
-            lua_getfield(L, -1, "core");
-            links[options.link_count] = *ms_lua_link(L, -1);
-            lua_pop(L, 2);
-        }
-    }
+    if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
     /* Behind a full collection those that nobody holds are known. */
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_reducer_sweep(engine);

@@ -1,8 +1,7 @@
-/* link.c: native links in Lua, and what links remember. What users call is
+/* link.c: native links in Lua, and the state of links. What users call is
  * lua/moonshard/hooks.lua's and link_state.lua's. */
 #include "bindings/link.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #include "bindings/bucket.h"
@@ -151,86 +150,145 @@ static int state_compression(lua_State *L)
 
 /* ------------------------------------------------------------- native links */
 
-typedef enum field_type { NUMBER, INTEGER, BOOLEAN } field_type;
-typedef struct field {
-    const char *name;
-    field_type type;
-    size_t offset;
-} field;
-#define FIELD(name, type, member)                     \
-    {                                                 \
-        name, type, offsetof(ms_link_options, member) \
+/* The flags and the places of a kind, by the names that Lua uses. */
+static void push_facts(lua_State *L, const ms_link_kind *kind)
+{
+    const struct {
+        const char *name;
+        bool value;
+    } flags[] = {
+        { "reduces", kind->reduce != NULL },
+        { "has_state", kind->has_state },
+        { "keeps_result", kind->keeps_result },
+        { "compresses", kind->compresses },
+        { "casts", kind->casts },
+    };
+    lua_newtable(L);
+    lua_pushstring(L, kind->name);
+    lua_setfield(L, -2, "name");
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        lua_pushboolean(L, flags[i].value);
+        lua_setfield(L, -2, flags[i].name);
     }
+    lua_newtable(L);
+    for (int place = 0; place <= MS_BUCKET_KINDS; place++) {
+        lua_pushboolean(L, (kind->places & MS_PLACE(place)) != 0);
+        lua_setfield(L, -2,
+                     place == MS_BUCKET_KINDS ? "between"
+                                              : ms_bucket_kind_name((ms_bucket_kind)place));
+    }
+    lua_setfield(L, -2, "places");
+    lua_pushstring(L, kind->reason);
+    lua_setfield(L, -2, "reason");
+    lua_pushstring(L, kind->no_feedback);
+    lua_setfield(L, -2, "no_feedback");
+}
 
-static const field fields[] = {
-    FIELD("decay", NUMBER, decay),
-    FIELD("rank", INTEGER, powersgd.rank),
-    FIELD("start_step", INTEGER, powersgd.start_step),
-    FIELD("seed", INTEGER, powersgd.seed),
-    FIELD("stats_every", INTEGER, powersgd.stats_every),
-    FIELD("min_rate", NUMBER, powersgd.min_rate),
-    FIELD("eps", NUMBER, powersgd.eps),
-    FIELD("error_feedback", BOOLEAN, powersgd.error_feedback),
-    FIELD("warm_start", BOOLEAN, powersgd.warm_start),
-    FIELD("batched", BOOLEAN, powersgd.batched),
-    FIELD("block", INTEGER, int8.block),
-    FIELD("fraction", NUMBER, top_k.fraction),
-    FIELD("momentum", NUMBER, top_k.momentum),
-    FIELD("max_norm", NUMBER, clip.max_norm),
-    FIELD("reduce_after", BOOLEAN, post_local_sgd.reduce_after),
-};
+/* Fields "options", a list of names in order, and "required": what the message says where one is
+ * missing, by name. */
+static void add_options(lua_State *L, const ms_link_kind *kind)
+{
+    lua_newtable(L);
+    lua_newtable(L);
+    for (const ms_link_option *o = kind->options; o && o->name; o++) {
+        lua_pushstring(L, o->name);
+        lua_rawseti(L, -3, (lua_Integer)lua_rawlen(L, -3) + 1);
+        if (!o->required) continue;
+        lua_pushstring(L, o->required);
+        lua_setfield(L, -2, o->name);
+    }
+    lua_setfield(L, -3, "required");
+    lua_setfield(L, -2, "options");
+}
 
-/* core.native_link{ kind = "cast", dtype = "bf16", op = "avg", group = g, state = s ... }. What is
- * not given has the kind's default. */
+/* core.link_kinds() -> the facts of all native links, in order: { name, reduces, has_state,
+ * keeps_result, compresses, casts, places = { all_reduce = true ... between = true }, reason,
+ * no_feedback, options = { names }, required = { name = text } } */
+static int link_kinds(lua_State *L)
+{
+    const ms_link_kind *kind;
+    lua_newtable(L);
+    for (uint32_t i = 0; (kind = ms_link_kind_get(i)); i++) {
+        push_facts(L, kind);
+        add_options(L, kind);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+/* Sets the option from field o->name of the table at index 1; without it the default stays. */
+static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *options)
+{
+    void *at = (char *)options + o->offset;
+    bool given = lua_getfield(L, 1, o->name) != LUA_TNIL;
+    switch (o->type) {
+    case MS_OPTION_NUMBER: *(double *)at = ms_lua_field_number(L, 1, o->name, *(double *)at); break;
+    case MS_OPTION_INTEGER:
+        *(int64_t *)at = ms_lua_field_integer(L, 1, o->name, *(int64_t *)at, INT64_MIN, INT64_MAX);
+        break;
+    case MS_OPTION_BOOLEAN: *(bool *)at = ms_lua_field_boolean(L, 1, o->name, *(bool *)at); break;
+    case MS_OPTION_CHOICE:
+        if (given) *(int *)at = ms_lua_choice(L, -1, o->choices, o->name);
+        break;
+    case MS_OPTION_DTYPE:
+        if (given) *(ms_dtype *)at = ms_lua_dtype(L, -1);
+        break;
+    case MS_OPTION_GROUP:
+        if (given) *(ms_group **)at = ms_lua_group(L, -1);
+        break;
+    case MS_OPTION_BETWEEN: break; /* its links follow in the userdata */
+    }
+    lua_pop(L, 1);
+}
+
+/* Copies the native links of the list on top behind `link`. */
+static void read_between(lua_State *L, ms_link *link, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, -1, (lua_Integer)i + 1);
+        link[1 + i] = *ms_lua_link(L, -1);
+        lua_pop(L, 1);
+    }
+    link->options.between = count;
+}
+
+/* core.native_link({ kind = "cast", dtype = "bf16", state = s ... }, between?) -> link, {
+ * one_model, whole, skips_steps }. What is not given has the kind's default. between: a list of
+ * native links without such lists of their own. */
 static int native_link(lua_State *L)
 {
-    static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL },
-                             *const actions[] = { "skip", "stop", NULL };
-    static const char *const scopes[] = { "global", "bucket", "lagged", NULL }, *const pers[] = {
-        "tensor", "channel", "block", NULL
-    };
-    static const char *const forms[] = { "all_gather", "all_to_all", NULL };
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
-    lua_settop(L, 1);
-    ms_link *link = lua_newuserdatauv(L, sizeof *link, 1);
-    memset(link, 0, sizeof *link);
+    lua_settop(L, 2);
+    uint32_t between = lua_isnil(L, 2) ? 0 : (uint32_t)lua_rawlen(L, 2);
+    if (between >= MS_CHAIN_LINKS)
+        return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
+    ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 2);
+    memset(link, 0, (1 + between) * sizeof *link);
     luaL_setmetatable(L, MS_LINK_TYPE);
     lua_getfield(L, 1, "kind");
     link->kind = ms_link_find(luaL_checkstring(L, -1));
     if (!link->kind) ms_lua_error(L, "there is no native link '%s'", lua_tostring(L, -1));
     link->options = link->kind->defaults;
-    if (lua_getfield(L, 1, "op") != LUA_TNIL)
-        link->options.op = (ms_reduce_op)ms_lua_choice(L, -1, ops, "op");
-    if (lua_getfield(L, 1, "dtype") != LUA_TNIL) link->options.dtype = ms_lua_dtype(L, -1);
-    if (lua_getfield(L, 1, "group") != LUA_TNIL) link->options.group = ms_lua_group(L, -1);
-    if (lua_getfield(L, 1, "per") != LUA_TNIL)
-        link->options.int8.per = (ms_int8_per)ms_lua_choice(L, -1, pers, "per");
-    if (lua_getfield(L, 1, "form") != LUA_TNIL)
-        link->options.int8.form = (ms_int8_form)ms_lua_choice(L, -1, forms, "form");
-    if (lua_getfield(L, 1, "scope") != LUA_TNIL)
-        link->options.clip.scope = (ms_clip_scope)ms_lua_choice(L, -1, scopes, "scope");
-    if (lua_getfield(L, 1, "action") != LUA_TNIL)
-        link->options.nan_check.stop = ms_lua_choice(L, -1, actions, "action") == 1;
-    if (lua_getfield(L, 1, "subgroup") != LUA_TNIL)
-        link->options.post_local_sgd.subgroup = ms_lua_group(L, -1);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        void *at = (char *)&link->options + fields[i].offset;
-        if (fields[i].type == NUMBER)
-            *(double *)at = ms_lua_field_number(L, 1, fields[i].name, *(double *)at);
-        else if (fields[i].type == INTEGER)
-            *(int64_t *)at =
-                ms_lua_field_integer(L, 1, fields[i].name, *(int64_t *)at, INT64_MIN, INT64_MAX);
-        else *(bool *)at = ms_lua_field_boolean(L, 1, fields[i].name, *(bool *)at);
-    }
-    link->options.post_local_sgd.start_step = link->options.powersgd.start_step;
+    for (const ms_link_option *o = link->kind->options; o && o->name; o++)
+        read_option(L, o, &link->options);
+    lua_pushvalue(L, 2);
+    if (between) read_between(L, link, between);
+    lua_setiuservalue(L, 3, 2);
     if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
-    lua_setiuservalue(L, 2, 1);
+    lua_setiuservalue(L, 3, 1);
     if (link->kind->has_state && !link->state)
         ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);
     if (link->kind->check) ms_lua_ok(L, link->kind->check(engine, &link->options));
-    lua_settop(L, 2);
-    return 1;
+    lua_settop(L, 3);
+    lua_createtable(L, 0, 3);
+    lua_pushboolean(L, ms_link_is_of_one_model(link));
+    lua_setfield(L, -2, "one_model");
+    lua_pushboolean(L, ms_link_is_whole(link));
+    lua_setfield(L, -2, "whole");
+    lua_pushboolean(L, ms_link_skips_steps(link));
+    lua_setfield(L, -2, "skips_steps");
+    return 2;
 }
 
 const ms_link *ms_lua_link(lua_State *L, int index)
@@ -238,9 +296,28 @@ const ms_link *ms_lua_link(lua_State *L, int index)
     return luaL_checkudata(L, index, MS_LINK_TYPE);
 }
 
+uint32_t ms_lua_chain(lua_State *L, int index, ms_link *links)
+{
+    uint32_t count = 0;
+    index = lua_absindex(L, index);
+    for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, index); i++) {
+        lua_rawgeti(L, index, i);
+        lua_getfield(L, -1, "core");
+        const ms_link *link = ms_lua_link(L, -1);
+        uint32_t more = 1 + link->options.between;
+        if (count + more > MS_CHAIN_LINKS)
+            ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
+        memcpy(links + count, link, more * sizeof *link);
+        count += more;
+        lua_pop(L, 2);
+    }
+    return count;
+}
+
 void ms_open_link(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "native_link", native_link },
+                                          { "link_kinds", link_kinds },
                                           { "link_state", link_state },
                                           { NULL, NULL } };
     static const luaL_Reg methods[] = {

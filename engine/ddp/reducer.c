@@ -152,11 +152,12 @@ static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *opti
             (ms_link){ .kind = ms_link_find("cast"),
                        .options = { .dtype = *options->delayed_dtype } };
     reducer->plain[reducer->plain_count++] = plain;
-    ms_status status = ms_chain_check(reducer->engine, reducer->plain, reducer->plain_count);
+    ms_status status =
+        ms_chain_check(reducer->engine, MS_BUCKET_ALL_REDUCE, reducer->plain, reducer->plain_count);
     if (status || options->hook) return status;
     const ms_link *links = options->link_count ? options->links : &plain;
     uint32_t count = options->link_count ? options->link_count : 1;
-    status = ms_chain_take(reducer->engine, links, count, reducer->links);
+    status = ms_chain_take(reducer->engine, MS_BUCKET_ALL_REDUCE, links, count, reducer->links);
     if (!status) reducer->link_count = count;
     return status;
 }

@@ -1,16 +1,16 @@
 /* adasum.c: sums that grow where ranks agree on little and stay means where they agree (Maleki et
- * al. 2020; behaviours F9, V10).
+ * al. 2020).
  *
  * Two vectors a and b of a parameter become a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b), with
  * products in f32. Ranks go together by pairs, pairs of pairs and so on: in every round a rank and
  * the one whose number differs in one bit hold the same part of two vectors; each sends half of it
  * and goes on with the other half, so that every number is combined by one rank only. Products are
  * added up over the ranks that hold the parts of a vector. In the end the halves go back the way
- * they came. Ranks above the greatest power of two are taken in before and told the result
- * behind. */
+ * they came. Ranks from the greatest power of two on first send their vector to a partner below it,
+ * and receive the result from it at the end. */
 #include "hook/work.h"
 
-/* of the bucket's numbers */
+/* A run of the bucket's numbers. */
 typedef struct span {
     int64_t first, count;
 } span;
@@ -24,8 +24,7 @@ static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t oth
                            .root = other,
                            .bucket = (int32_t)w->bucket->index,
                            .label = w->bucket->label };
-    if (!w->status)
-        w->status = ms_group_enqueue(ms_link_group(w->link, w->bucket), 1, &call, ready);
+    if (!w->status) w->status = ms_group_enqueue(ms_work_group(w), 1, &call, ready);
 }
 
 static void wait_for(ms_work *w, ms_point ready)
@@ -38,7 +37,8 @@ static ms_tensor *part_of(ms_work *w, ms_tensor *t, span part)
     return ms_work_view(w, t, part.first, part.count, 0);
 }
 
-/* As many numbers as like has, of another rank, in f32; in a fake world it has the same. */
+/* Another rank's numbers, as many as `like` has, in f32. In a fake world they are those of
+ * `like`. */
 static ms_tensor *receive(ms_work *w, ms_tensor *like, ms_dtype dtype, uint32_t other)
 {
     ms_point ready = { 0 };
@@ -106,11 +106,11 @@ static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *th
 {
     int64_t begin = 0, end;
     for (uint32_t i = 0; i < w->bucket->count && !w->status; i++, begin = end) {
-        end = begin + ms_tensor_count(w->bucket->parameters[i]);
+        end = begin + ms_tensor_count(w->bucket->gradients[i]);
         int64_t kept_end = kept.first + kept.count;
         int64_t from = begin > kept.first ? begin : kept.first;
         int64_t to = end < kept_end ? end : kept_end;
-        ms_work one = { .link = w->link, .bucket = w->bucket };
+        ms_work one = ms_work_inner(w);
         if (from < to)
             f(&one, t, i, part_of(&one, mine, (span){ from, to - from }),
               part_of(&one, theirs, (span){ from - kept.first, to - from }));
@@ -133,24 +133,23 @@ static void make_factors(ms_work *w, const table *t, uint32_t row)
                  own);
 }
 
-/* Two sums of the same two numbers are equal, whoever adds: all ranks of a round come to the same
- * products. */
+/* All ranks of a round get the same products, because a + b and b + a are the same bits. */
 static void add_up(ms_work *w, ms_tensor *numbers, uint32_t rank, uint32_t distance)
 {
     for (uint32_t bit = 1; distance && bit <= distance; bit *= 2) {
-        ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
+        ms_work one = ms_work_inner(w);
         ms_work_change(&one, &ms_op_add, 0, numbers,
                        exchange(&one, numbers, numbers, MS_F32, rank ^ bit));
         w->status = ms_work_end(&one);
     }
 }
 
-/* mine's numbers in kept become those of both. distance: the bit in which those ranks differ that
- * hold the one vector from those that hold the other; 0: this rank has both of them whole. */
+/* Combines mine's numbers in kept with theirs. distance: the bit in which the ranks that hold one
+ * vector differ from those that hold the other; 0: this rank has both of them whole. */
 static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *theirs,
                         uint32_t distance)
 {
-    uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), own = rank & distance ? 2 : 1;
+    uint32_t rank = ms_group_rank(ms_work_group(w)), own = rank & distance ? 2 : 1;
     int64_t count = 3 * (int64_t)w->bucket->count;
     table t = { .numbers = part_of(w, ms_work_new(w, MS_F32, 1, count), (span){ 0, count }),
                 .mine = own,
@@ -172,15 +171,15 @@ static span half_of(span part, bool upper)
     return upper ? (span){ part.first + lower, part.count - lower } : (span){ part.first, lower };
 }
 
-/* All ranks below a power of two; each of the ranks from distance on has what those together have
- * that differ from it in lower bits only. */
+/* All ranks below a power of two. Before the round of `distance`, a rank has in `part` what the
+ * ranks that differ from it in lower bits have combined. */
 static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distance, uint32_t power)
 {
-    uint32_t rank = ms_group_rank(ms_link_group(w->link, w->bucket)), other = rank ^ distance;
+    uint32_t rank = ms_group_rank(ms_work_group(w)), other = rank ^ distance;
     ms_dtype dtype = w->status ? MS_F32 : ms_tensor_dtype(w->bucket->buffer);
     span kept = half_of(part, rank & distance), given = half_of(part, !(rank & distance));
     if (distance == power) return;
-    ms_work one = { .link = w->link, .bucket = w->bucket, .status = w->status };
+    ms_work one = ms_work_inner(w);
     go_together(&one, mine, kept,
                 exchange(&one, part_of(&one, mine, given), part_of(&one, mine, kept), dtype, other),
                 distance);
@@ -192,10 +191,10 @@ static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distanc
     w->status = ms_work_end(&one);
 }
 
-/* All there are; and, of more than a power of two, the ones above it by their partners below. */
+/* All ranks. Those from the greatest power of two on are combined by their partners below it. */
 static void reduce_all(ms_work *w, ms_tensor *mine)
 {
-    const ms_group *group = ms_link_group(w->link, w->bucket);
+    const ms_group *group = ms_work_group(w);
     uint32_t rank = ms_group_rank(group), size = ms_group_size(group), power = 1;
     ms_dtype dtype = ms_tensor_dtype(w->bucket->buffer);
     span whole = { 0, ms_tensor_count(w->bucket->buffer) };
@@ -210,16 +209,12 @@ static void reduce_all(ms_work *w, ms_tensor *mine)
     if (rank + power < size) send(w, mine, dtype, rank + power);
 }
 
-static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+ms_status ms_adasum_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
-    ms_work w = { .link = link, .bucket = bucket, .status = ms_link_refuse_feedback(link, bucket) };
-    if (!w.status) w.status = ms_link_check_length(link, bucket);
+    ms_work w = { .link = link, .bucket = bucket };
     ms_tensor *mine = ms_work_cast(&w, bucket->buffer, MS_F32);
     reduce_all(&w, mine);
     if (mine != bucket->buffer) return ms_work_give(&w, mine, out);
     ms_status status = ms_work_end(&w);
-    if (!status) *out = ms_tensor_retain(bucket->buffer);
-    return status;
+    return status ? status : ms_bucket_shard(bucket, bucket->buffer, out);
 }
-
-const ms_link_kind ms_link_adasum = { .name = "adasum", .reduce = reduce };

@@ -6,17 +6,18 @@
 const char *ms_bucket_kind_name(ms_bucket_kind kind)
 {
     static const char *const names[] = { "all_reduce", "reduce_scatter", "hybrid" };
-    return (unsigned)kind < 3 ? names[kind] : "unknown";
+    return (unsigned)kind < MS_BUCKET_KINDS ? names[kind] : "unknown";
 }
 
-/* Whole copies are shards that everyone holds. */
 ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out)
 {
+    bool hybrid = bucket->kind == MS_BUCKET_HYBRID;
+    ms_bucket_kind lacks =
+        level == MS_LEVEL_SHARD ? MS_BUCKET_ALL_REDUCE : MS_BUCKET_REDUCE_SCATTER;
     *out = bucket->group;
-    bool whole = bucket->kind == MS_BUCKET_ALL_REDUCE;
-    return (level == MS_LEVEL_SHARD && whole) || (level == MS_LEVEL_REPLICATE && !whole)
-               ? ms_comm_alone(bucket->engine, out)
-               : MS_OK;
+    if (level == MS_LEVEL_ALL) return MS_OK;
+    if (hybrid) *out = level == MS_LEVEL_SHARD ? bucket->shards : bucket->replicas;
+    return bucket->kind == lacks ? ms_comm_alone(bucket->engine, out) : MS_OK;
 }
 
 void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
@@ -26,7 +27,9 @@ void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
     ms_tensor_release(before);
 }
 
-/* A copy: what reduces may write where it reads. */
+/* ----------------------------------------------------------- error feedback */
+
+/* A copy, because a reduction may write its result where it reads. */
 ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
 {
     ms_tensor *copy = NULL;
@@ -34,7 +37,8 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     if (count != ms_tensor_count(bucket->flat))
         return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
                               "error_feedback: bucket %u has %lld numbers, but %lld travel: the "
-                              "link that encodes them must tell with set_sent what they stand for",
+                              "link that encodes them must report with set_sent what the other "
+                              "ranks decode from them",
                               bucket->index, (long long)ms_tensor_count(bucket->flat),
                               (long long)count);
     ms_status status = ms_link_flat_copy(sent, &copy);
@@ -44,20 +48,22 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     return MS_OK;
 }
 
-void ms_bucket_tell(ms_bucket *bucket)
+void ms_bucket_mark_lossless(ms_bucket *bucket)
 {
-    bucket->told = ms_tensor_storage(bucket->buffer);
-    bucket->told_version = ms_tensor_version(bucket->buffer);
+    bucket->lossless = ms_tensor_storage(bucket->buffer);
+    bucket->lossless_version = ms_tensor_version(bucket->buffer);
 }
 
-bool ms_bucket_is_told(const ms_bucket *bucket)
+bool ms_bucket_loss_is_known(const ms_bucket *bucket)
 {
     if (!bucket->wants_sent || bucket->sent
         || ms_tensor_count(bucket->buffer) != ms_tensor_count(bucket->flat))
         return true;
-    return ms_tensor_storage(bucket->buffer) == bucket->told
-           && ms_tensor_version(bucket->buffer) == bucket->told_version;
+    return ms_tensor_storage(bucket->buffer) == bucket->lossless
+           && ms_tensor_version(bucket->buffer) == bucket->lossless_version;
 }
+
+/* -------------------------------------------------------- gradients, shards */
 
 ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
 {
@@ -74,44 +80,66 @@ ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
                               "parameters' shapes only while it is one piece of %lld numbers",
                               ms_tensor_describe(bucket->buffer, have, sizeof have),
                               (long long)ms_tensor_count(bucket->flat));
-    return ms_tensor_window(bucket->buffer, ms_tensor_dims(view), ms_tensor_shape(view),
-                            ms_tensor_strides(view),
-                            ms_tensor_offset(view) - ms_tensor_offset(bucket->flat), out);
+    return ms_tensor_window(
+        bucket->buffer, ms_tensor_dims(view), ms_tensor_shape(view), ms_tensor_strides(view),
+        ms_tensor_offset(bucket->buffer) + ms_tensor_offset(view) - ms_tensor_offset(bucket->flat),
+        out);
 }
 
-/* How long a result is. Sharded kinds will have their part. */
-static int64_t shard_count(const ms_bucket *bucket) { return ms_tensor_count(bucket->flat); }
+uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own)
+{
+    const ms_group *group = bucket->kind == MS_BUCKET_HYBRID ? bucket->shards : bucket->group;
+    bool whole = bucket->kind == MS_BUCKET_ALL_REDUCE;
+    *own = whole ? 0 : ms_group_rank(group);
+    return whole ? 1 : ms_group_size(group);
+}
+
+int64_t ms_bucket_numbers(const ms_bucket *bucket)
+{
+    int64_t count = 0;
+    for (uint32_t i = 0; i < bucket->count; i++) count += ms_tensor_count(bucket->gradients[i]);
+    return count;
+}
 
 ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
 {
     char have[160];
-    if (ms_tensor_count(full) != ms_tensor_count(bucket->flat))
+    uint32_t own, shards = ms_bucket_shards(bucket, &own);
+    int64_t count = ms_tensor_count(full), part = count / shards;
+    if (count != ms_tensor_count(bucket->flat) || (shards > 1 && !ms_tensor_is_contiguous(full)))
         return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
-                              "shard: bucket %u has %lld numbers, the tensor is %s", bucket->index,
-                              (long long)ms_tensor_count(bucket->flat),
-                              ms_tensor_describe(full, have, sizeof have));
-    *out = ms_tensor_retain(full);
-    return MS_OK;
+                              "shard: bucket %u has %lld numbers, the tensor is %s%s",
+                              bucket->index, (long long)ms_tensor_count(bucket->flat),
+                              ms_tensor_describe(full, have, sizeof have),
+                              ms_tensor_is_contiguous(full) ? "" : ", not contiguous");
+    if (bucket->kind == MS_BUCKET_ALL_REDUCE) {
+        *out = ms_tensor_retain(full);
+        return MS_OK;
+    }
+    return ms_link_span(full, own * part, part, out);
 }
 
 ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, const ms_tensor *result)
 {
     char have[160];
-    const char *of = hook ? "; the hook is " : "";
+    const char *of = hook ? "; the hook is " : "", *hint = "";
+    uint32_t own, shards = ms_bucket_shards(bucket, &own);
+    int64_t count = ms_tensor_count(result), length = ms_tensor_count(bucket->flat) / shards;
     if (!hook) hook = "";
     if (ms_tensor_engine(result) != bucket->engine)
         return ms_engine_fail(
             bucket->engine, MS_ERROR_ARGUMENT,
             "comm hook, bucket %u \"%s\": it returned a tensor of another device%s%.200s",
             bucket->index, bucket->label, of, hook);
-    if (ms_tensor_count(result) == shard_count(bucket)
-        && ms_tensor_dtype(result) == ms_tensor_dtype(bucket->flat)
-        && ms_tensor_is_contiguous(result))
+    bool contiguous = ms_tensor_is_contiguous(result);
+    if (count == length && contiguous && ms_tensor_dtype(result) == ms_tensor_dtype(bucket->flat))
         return MS_OK;
+    if (shards > 1 && count == length * shards)
+        hint = " (this rank's shard, as bucket:shard(t) gives it)";
     return ms_engine_fail(
         bucket->engine, MS_ERROR_ARGUMENT,
-        "comm hook, bucket %u \"%s\": it returned %s%s, expected is [%lld] %s%s%.200s",
+        "comm hook, bucket %u \"%s\": it returned %s%s, expected is [%lld] %s%s%s%.200s",
         bucket->index, bucket->label, ms_tensor_describe(result, have, sizeof have),
-        ms_tensor_is_contiguous(result) ? "" : ", not contiguous", (long long)shard_count(bucket),
-        ms_dtype_name(ms_tensor_dtype(bucket->flat)), of, hook);
+        contiguous ? "" : ", not contiguous", (long long)length,
+        ms_dtype_name(ms_tensor_dtype(bucket->flat)), hint, of, hook);
 }

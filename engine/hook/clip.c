@@ -1,12 +1,32 @@
 /* clip.c: reduced gradients are scaled to a norm of at most max_norm: of each bucket by itself, of
  * all together, or by the norm of all in the step before.
  *
- * The norm of all is known behind the last bucket only, so "global" is the first link of its chain,
- * holds back what all others made, in the buckets' own memory, and scales it there: results before
- * the last bucket's are no results yet. */
+ * The norm of all is known after the last bucket only. So "global" is the first link of its chain,
+ * keeps the results of the other links in the buckets' own memory, and scales all of them with the
+ * last bucket: results of earlier buckets are not final until then.
+ *
+ * Of sharded buckets each rank has its shard: sums of squares are added over the shard group, once
+ * for each norm that is needed. */
 #include "hook/work.h"
 
 #include "moonshard/grad.h"
+
+/* From this rank's numbers to those of all shards. */
+static void add_shards(ms_work *w, ms_tensor *squares)
+{
+    ms_group *shards = NULL;
+    ms_collective sum = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_SUM };
+    if (w->status || w->bucket->kind == MS_BUCKET_ALL_REDUCE) return;
+    w->status = ms_bucket_group(w->bucket, MS_LEVEL_SHARD, &shards);
+    if (w->status) return;
+    w->group = shards;
+    ms_tensor *wire = ms_work_new(w, MS_F32, 1, 1);
+    ms_tensor *flat = ms_work_view(w, wire, 0, 1, 0);
+    ms_work_copy(w, squares, flat);
+    sum.in = wire;
+    if (!w->status) w->status = ms_link_collective(w->bucket, shards, sum);
+    ms_work_copy(w, flat, squares);
+}
 
 /* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. */
 static void scale(ms_work *w, ms_tensor *t, ms_tensor *squares)
@@ -19,6 +39,7 @@ static void scale(ms_work *w, ms_tensor *t, ms_tensor *squares)
         ms_work_change(w, &ms_op_mul, 0, t, ms_work_cast(w, factor, ms_tensor_dtype(t)));
 }
 
+/* The sum of squares of a tensor. */
 static ms_tensor *squares_of(ms_work *w, ms_tensor *t)
 {
     ms_tensor *wide = ms_work_cast(w, t, MS_F32),
@@ -29,7 +50,7 @@ static ms_tensor *squares_of(ms_work *w, ms_tensor *t)
 }
 
 /* The state has the sums of squares of the step before and of this one. One that is not finite
- * tells nothing: the one before it holds on. */
+ * cannot be used, and the one before it stays. */
 static void by_last_step(ms_work *w, ms_tensor *reduced)
 {
     ms_tensor *both = NULL;
@@ -37,6 +58,7 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     ms_work_own(w, both);
     ms_tensor *before = ms_work_view(w, both, 0, 1, 0), *now = ms_work_view(w, both, 1, 1, 0);
     if (w->bucket->index == 0) {
+        add_shards(w, now);
         ms_tensor *choices[] = { ms_work_apply(w, &ms_op_is_finite, 0, now, NULL), now, before };
         ms_work_copy(
             w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, choices, 3, NULL),
@@ -47,37 +69,45 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     scale(w, reduced, before);
 }
 
+/* Scales all buckets' results by the norm of all. */
+static void scale_held(ms_work *w, ms_tensor *const *all, uint32_t count)
+{
+    ms_tensor *total = squares_of(w, all[0]);
+    for (uint32_t i = 1; i < count && !w->status; i++) {
+        ms_work one = ms_work_inner(w);
+        ms_work_change(&one, &ms_op_add, 1, total, squares_of(&one, all[i]));
+        w->status = ms_work_end(&one);
+    }
+    add_shards(w, total);
+    for (uint32_t i = 0; i < count && !w->status; i++) {
+        ms_work one = ms_work_inner(w);
+        scale(&one, all[i], total);
+        w->status = ms_work_end(&one);
+    }
+}
+
 static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
 {
     ms_bucket *bucket = w->bucket;
     ms_link_state *state = w->link->state;
+    ms_tensor *place = NULL;
     uint32_t held = 0;
     if (bucket->index == 0) ms_link_state_let_go(state);
-    if (reduced != bucket->flat && !w->status) ms_work_copy(w, reduced, bucket->flat);
-    if (!w->status) w->status = ms_link_state_hold(state, bucket->flat);
+    w->status = ms_bucket_shard(bucket, bucket->flat, &place);
+    ms_work_own(w, place);
+    if (reduced != place) ms_work_copy(w, reduced, place);
+    if (!w->status) w->status = ms_link_state_hold(state, place);
     ms_tensor *const *all = ms_link_state_held(state, &held);
-    if (bucket->is_last && !w->status) {
-        ms_tensor *total = squares_of(w, all[0]);
-        for (uint32_t i = 1; i < held && !w->status; i++) {
-            ms_work one = { .link = w->link, .bucket = bucket };
-            ms_work_change(&one, &ms_op_add, 1, total, squares_of(&one, all[i]));
-            w->status = ms_work_end(&one);
-        }
-        for (uint32_t i = 0; i < held && !w->status; i++) {
-            ms_work one = { .link = w->link, .bucket = bucket };
-            scale(&one, all[i], total);
-            w->status = ms_work_end(&one);
-        }
-    }
+    if (bucket->is_last && !w->status) scale_held(w, all, held);
     if (bucket->is_last) ms_link_state_let_go(state);
-    ms_status status = ms_work_end(w);
-    if (!status) *out = ms_tensor_retain(bucket->flat);
-    return status;
+    if (!w->status) *out = ms_tensor_retain(place);
+    return ms_work_end(w);
 }
 
-static ms_status encode(const ms_link *link, ms_bucket *bucket)
+ms_status ms_clip_encode(const ms_link *link, ms_bucket *bucket)
 {
-    ms_status status = ms_link_refuse_feedback(link, bucket);
+    (void)link;
+    ms_status status = MS_OK;
     for (uint32_t i = 0; i < bucket->count && !status; i++)
         if (ms_tensor_grad_is_marked(bucket->parameters[i]))
             status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
@@ -87,26 +117,26 @@ static ms_status encode(const ms_link *link, ms_bucket *bucket)
     return status;
 }
 
-static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
-                        ms_tensor *reduced, ms_tensor **out)
+ms_status ms_clip_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                         ms_tensor *reduced, ms_tensor **out)
 {
     (void)before;
     ms_work w = { .link = link, .bucket = bucket };
     if (link->options.clip.scope == MS_CLIP_GLOBAL) return all_together(&w, reduced, out);
     if (link->options.clip.scope == MS_CLIP_LAGGED) by_last_step(&w, reduced);
-    else scale(&w, reduced, squares_of(&w, reduced));
+    else {
+        ms_tensor *squares = squares_of(&w, reduced);
+        add_shards(&w, squares);
+        scale(&w, reduced, squares);
+    }
     ms_status status = ms_work_end(&w);
     if (!status) *out = ms_tensor_retain(reduced);
     return status;
 }
 
-static ms_status check(ms_engine *engine, const ms_link_options *options)
+ms_status ms_clip_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->clip.max_norm > 0) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "clip: max_norm must be above 0, not %g",
                           options->clip.max_norm);
 }
-
-const ms_link_kind ms_link_clip = {
-    .name = "clip", .encode = encode, .decode = decode, .check = check, .has_state = true
-};

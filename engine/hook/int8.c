@@ -1,4 +1,4 @@
-/* int8.c: gradients as 8-bit numbers: to every rank (behaviours B12, B13), or each part to the rank
+/* int8.c: gradients as 8-bit numbers: to every rank, or each part to the rank
  * that adds it up, in f32, and from there to all.
  *
  * per tensor, channel: rows x of numbers become q = round(x / scale) + zero in 0 .. 255, with
@@ -77,7 +77,7 @@ static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t 
 {
     ms_tensor *sum = ms_work_new(w, MS_F32, rows, n);
     for (int64_t r = 0; r < ranks && !w->status; r++) {
-        ms_work one = { .link = w->link, .bucket = w->bucket };
+        ms_work one = ms_work_inner(w);
         ms_tensor *x = numbers(&one, ms_work_view(&one, codes, r * rows * n, rows, n),
                                ms_work_view(&one, scales, r * rows * 2, rows, 2));
         if (r == 0) ms_work_copy(&one, x, sum);
@@ -88,29 +88,29 @@ static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t 
     return sum;
 }
 
-/* own [rows, n]: what the codes stand for that this rank sends. */
-static void tell(ms_work *w, ms_tensor *own)
+/* For error feedback. own [rows, n]: what the other ranks decode from this rank's codes. */
+static void report(ms_work *w, ms_tensor *own)
 {
     own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
     if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
 }
 
-/* exact, rounded: this rank's part of the mean, and what its codes stand for. */
-static void tell_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
+/* The same for this rank's part of the mean: exact, and what its codes decode to. */
+static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
 {
     if (w->status) return;
     int64_t part = ms_tensor_count(exact);
-    int64_t offset = ms_group_rank(ms_link_group(w->link, w->bucket)) * part;
+    int64_t offset = ms_group_rank(ms_work_group(w)) * part;
     exact = ms_work_view(w, exact, 0, part, 0);
     rounded = ms_work_view(w, rounded, 0, part, 0);
-    ms_work_tell_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
+    ms_work_report_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
 }
 
 static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
 {
     ms_tensor *scales, *codes = quantize(w, x, &scales);
-    bool tells = w->bucket->wants_sent && !w->bucket->sent;
-    if (tells) tell(w, numbers(w, codes, scales));
+    bool reports = ms_link_reports(w->bucket);
+    if (reports) report(w, numbers(w, codes, scales));
     ms_tensor *all, *all_scales;
     if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
         all = ms_work_all_gather(w, codes);
@@ -122,7 +122,7 @@ static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t r
     ms_work_collective(w, MS_ALL_TO_ALL, scales, their);
     ms_tensor *sum = mean(w, parts, their, ranks, rows / ranks, n);
     codes = quantize(w, sum, &scales);
-    if (tells) tell_part(w, sum, numbers(w, codes, scales));
+    if (reports) report_part(w, sum, numbers(w, codes, scales));
     all = ms_work_all_gather(w, codes);
     all_scales = ms_work_all_gather(w, scales);
     return numbers(w, ms_work_view(w, all, 0, rows, n), ms_work_view(w, all_scales, 0, rows, 2));
@@ -142,8 +142,8 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     const ms_attributes how = { .codec = { .codec = blocks } };
     ms_tensor *payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &x, 1, NULL);
     double share = ms_link_share(w->link, w->bucket);
-    bool tells = w->bucket->wants_sent && !w->bucket->sent;
-    if (tells) tell(w, decode(w, &ms_op_codec_decode, blocks, payload, n));
+    bool reports = ms_link_reports(w->bucket);
+    if (reports) report(w, decode(w, &ms_op_codec_decode, blocks, payload, n));
     ms_tensor *sum;
     if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
         sum = decode(w, &ms_op_codec_decode_sum, blocks, ms_work_all_gather(w, payload), n);
@@ -155,7 +155,7 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     sum = decode(w, &ms_op_codec_decode_sum, blocks, parts, n);
     ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
     payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &sum, 1, NULL);
-    if (tells) tell_part(w, sum, decode(w, &ms_op_codec_decode, blocks, payload, n));
+    if (reports) report_part(w, sum, decode(w, &ms_op_codec_decode, blocks, payload, n));
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
@@ -164,33 +164,37 @@ static int64_t up(int64_t count, int64_t multiple)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+/* How many rows of how many numbers the bucket is cut into; the last ones are padded. */
+static void lay_out(const ms_link_options *o, int64_t count, int64_t ranks, int64_t *rows,
+                    int64_t *n)
 {
-    ms_work w = { .link = link, .bucket = bucket, .status = ms_link_check_length(link, bucket) };
-    int64_t count = ms_tensor_count(bucket->buffer),
-            ranks = ms_group_size(ms_link_group(link, bucket)), block = link->options.int8.block,
-            rows, n;
-    bool split = link->options.int8.form == MS_INT8_ALL_TO_ALL;
-    if (count == 0 && !w.status) return ms_link_stay_local(bucket, out);
-    if (link->options.int8.per == MS_INT8_CHANNEL) {
-        n = block;
-        rows = up(count, block) / block;
-        if (split) rows = up(rows, ranks);
+    bool split = o->int8.form == MS_INT8_ALL_TO_ALL;
+    if (o->int8.per == MS_INT8_CHANNEL) {
+        *n = o->int8.block;
+        *rows = up(count, *n) / *n;
+        if (split) *rows = up(*rows, ranks);
     } else {
-        rows = split ? ranks : 1;
-        n = up((count + rows - 1) / rows, link->options.int8.per == MS_INT8_BLOCK ? block : 1);
+        *rows = split ? ranks : 1;
+        *n = up((count + *rows - 1) / *rows, o->int8.per == MS_INT8_BLOCK ? o->int8.block : 1);
     }
-    ms_tensor *x = ms_work_new(&w, MS_F32, rows, n);
+}
+
+ms_status ms_int8_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+{
+    ms_work w = { .link = link, .bucket = bucket };
+    int64_t count = ms_tensor_count(bucket->buffer), rows, n;
+    int64_t ranks = ms_group_size(ms_work_group(&w));
+    if (count == 0) return ms_link_stay_local(bucket, out);
+    lay_out(&link->options, count, ranks, &rows, &n);
+    ms_tensor *x = ms_work_new(&w, MS_F32, rows, n), *result;
     if (rows * n > count) ms_work_change(&w, &ms_op_fill, 0, x, NULL);
-    ms_tensor *front = ms_work_view(&w, x, 0, count, 0);
-    ms_work_copy(&w, bucket->buffer, front);
-    ms_tensor *result = link->options.int8.per == MS_INT8_BLOCK
-                            ? reduce_blocks(&w, x, rows, n)
-                            : reduce_rows(&w, x, ranks, rows, n);
+    ms_work_copy(&w, bucket->buffer, ms_work_view(&w, x, 0, count, 0));
+    if (link->options.int8.per == MS_INT8_BLOCK) result = reduce_blocks(&w, x, rows, n);
+    else result = reduce_rows(&w, x, ranks, rows, n);
     return ms_work_give(&w, result, out);
 }
 
-static ms_status check(ms_engine *engine, const ms_link_options *options)
+ms_status ms_int8_check(ms_engine *engine, const ms_link_options *options)
 {
     int64_t block = options->int8.block;
     if (options->int8.per == MS_INT8_TENSOR) return MS_OK;
@@ -200,7 +204,3 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
                               (long long)block);
     return MS_OK;
 }
-
-const ms_link_kind ms_link_int8 = {
-    .name = "int8", .reduce = reduce, .check = check, .defaults = { .int8 = { .block = 512 } }
-};

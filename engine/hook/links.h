@@ -1,4 +1,7 @@
-/* links.h: the native links, and what they are written with. For hook/ only. */
+/* links.h: the native links, and what they are written with. For hook/ only.
+ *
+ * tensors.c (operators) < bucket.c, state.c < links.c < work.c < parts.c < the links < kinds.c. A
+ * native link is its file, a row of the table in kinds.c and its declarations here. */
 #ifndef MOONSHARD_HOOK_LINKS_H
 #define MOONSHARD_HOOK_LINKS_H
 
@@ -6,54 +9,81 @@
 #include "moonshard/ops.h"
 #include "tensor/copy.h"
 
-extern const ms_link_kind ms_link_error_feedback, ms_link_powersgd, ms_link_int8, ms_link_top_k,
-    ms_link_sign_vote, ms_link_adasum;
-extern const ms_link_kind ms_link_post_local_sgd, ms_link_clip, ms_link_nan_check;
+/* ------------------------------------------------------- functions of links */
 
-/* Tensors that are held back until the last bucket; not saved. Retained. */
-ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);
-ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count);
-void ms_link_state_let_go(ms_link_state *state);
+ms_link_reduce ms_reduce_reduce, ms_noop_reduce, ms_powersgd_reduce, ms_int8_reduce,
+    ms_top_k_reduce, ms_sign_vote_reduce, ms_adasum_reduce, ms_post_local_sgd_reduce;
+ms_link_encode ms_cast_encode, ms_error_feedback_encode, ms_clip_encode, ms_nan_check_encode;
+ms_link_decode ms_cast_decode, ms_error_feedback_decode, ms_clip_decode, ms_nan_check_decode;
+ms_link_check ms_cast_check, ms_error_feedback_check, ms_powersgd_check, ms_int8_check,
+    ms_top_k_check, ms_post_local_sgd_check, ms_clip_check;
 
-/* Counts for ms_link_state_compression; whether a line about it is due in this iteration, the first
- * or `every` behind the last one. */
-void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after);
-bool ms_link_state_is_due(ms_link_state *state, int64_t every);
-
-/* What is not finite in a link's memory becomes 0: one bad step would spoil all that follow. */
-ms_status ms_link_keep_finite(ms_tensor *memory);
+/* ------------------------------------------------------------------ tensors */
 
 /* A new tensor from an operator with a number, on one tensor or two (b NULL: one). */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out);
 /* The same, written into a. */
 ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b);
-/* t in that dtype: itself, retained, if it is. */
+/* t in that dtype; t itself, retained, if it has it. */
 ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out);
-/* t as a 1-D f32 tensor of its own. */
+/* A copy of t, 1-D, f32. */
 ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out);
+/* count elements of a contiguous tensor from `first` on, as a 1-D view. */
+ms_status ms_link_span(ms_tensor *t, int64_t first, int64_t count, ms_tensor **out);
+/* Replaces infinities and NaN in a link's state by 0: one bad step would spoil all later ones. */
+ms_status ms_link_keep_finite(ms_tensor *memory);
+
+/* -------------------------------------------------------------------- state */
+
+/* Tensors that the link needs until the last bucket; not saved. Retained. */
+ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor);
+ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count);
+void ms_link_state_let_go(ms_link_state *state);
+/* Counts for ms_link_state_compression. is_due: whether to log it in this iteration, which is the
+ * first, or `every` iterations after the last line. */
+void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after);
+bool ms_link_state_is_due(ms_link_state *state, int64_t every);
+
+/* ---------------------------------------------------------- link and bucket */
+
 /* The group of a link, and by how much each rank's numbers are multiplied for a mean. */
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket);
 double ms_link_share(const ms_link *link, const ms_bucket *bucket);
-/* t's numbers in a new contiguous tensor of that dtype, in the group's memory: what a collective
- * may work on in place. */
-ms_status ms_link_wire(const ms_link *link, const ms_bucket *bucket, ms_tensor *t, ms_dtype dtype,
-                       ms_tensor **out);
-/* The plain mean, in place. */
-ms_status ms_link_mean(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
+/* Whether this reduction has to report what this rank sends: a link keeps the residual, and no link
+ * has reported yet. */
+bool ms_link_reports(const ms_bucket *bucket);
+/* A collective of this bucket in that group, on the current stream. */
+ms_status ms_link_collective(const ms_bucket *bucket, ms_group *group, ms_collective call);
+/* A copy of t, 1-D, of that dtype, in the group's memory: a tensor that a collective may work on in
+ * place. */
+ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor **out);
+/* MS_ERROR_ARGUMENT if the buffer cannot be what the link's kind needs, or an earlier link keeps a
+ * residual that this one would make wrong. */
+ms_status ms_link_check_bucket(const ms_link *link, const ms_bucket *bucket);
+ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket);
+/* This rank's shard of t, which may have another length than the gradients (an encoded buffer). */
+ms_status ms_link_part(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out);
+
+/* --------------------------------------------------------------- reductions */
+
+/* What the chain of a bucket of this kind returns: the plain reduction, in place. */
+ms_status ms_link_reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                            ms_tensor **out);
 /* This rank's own numbers as the result. */
 ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out);
-/* The sum of all ranks' 16-bit buffers, each number times factor, for chains with error_feedback:
- * the rank that adds up a part tells what rounding its sum to 16 bits has lost. The buffer has been
- * told as what this rank sends. */
-ms_status ms_link_sum_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
+/* Reduces the buffer in place over all ranks of the link's group: the all_reduce kind. */
+ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                                ms_tensor **out);
-/* MS_ERROR_ARGUMENT if error_feedback, native or in Lua, stands before this link: for links whose
- * result is not the mean of what ranks send. */
-ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket);
-/* MS_ERROR_ARGUMENT if the buffer has another length than the gradients, for links that tell
- * parameters apart. */
-ms_status ms_link_check_length(const ms_link *link, const ms_bucket *bucket);
-/* A collective of this bucket on the current stream. */
-ms_status ms_link_collective(const ms_link *link, const ms_bucket *bucket, ms_collective call);
+/* All of a hybrid bucket's reduction, with link->options.between links between its halves. */
+ms_status ms_between_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                            ms_tensor **out);
+/* ms_chain_run without the preparation of the bucket. */
+ms_status ms_chain_run_links(const ms_link *links, uint32_t count, ms_bucket *bucket,
+                             ms_tensor **result);
+/* Reduces the buffer over the shard group. *part: this rank's shard, a view of the buffer. A mean
+ * multiplies by factor. If the reduction has to report, `sent` is set as if nothing were rounded;
+ * *exact is then the shard in f32 before it was rounded, or NULL where nothing was. */
+ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, double factor,
+                          ms_tensor **part, ms_tensor **exact);
 
 #endif

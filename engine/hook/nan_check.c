@@ -1,6 +1,6 @@
-/* nan_check.c: looks for infinities and NaN in what each rank brings and in what comes back, for a
- * whole pass. With the last bucket all ranks learn what any has seen: above 0 in the state's "bad",
- * which optimizers go by, or an error. */
+/* nan_check.c: looks for infinities and NaN in each rank's numbers and in the result, over all
+ * buckets of a pass. With the last bucket all ranks learn whether any rank has seen one: the
+ * state's "bad" is then above 0, which optimizers read (or the check fails with an error). */
 #include "hook/work.h"
 
 #include "tensor/op.h"
@@ -37,7 +37,7 @@ static ms_tensor *flag(ms_work *w)
     return ms_work_own(w, bad);
 }
 
-static ms_status encode(const ms_link *link, ms_bucket *bucket)
+ms_status ms_nan_check_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_work w = { .link = link, .bucket = bucket };
     ms_tensor *bad = flag(&w);
@@ -46,8 +46,8 @@ static ms_status encode(const ms_link *link, ms_bucket *bucket)
     return ms_work_end(&w);
 }
 
-static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
-                        ms_tensor *reduced, ms_tensor **out)
+ms_status ms_nan_check_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                              ms_tensor *reduced, ms_tensor **out)
 {
     (void)before;
     ms_work w = { .link = link, .bucket = bucket };
@@ -55,9 +55,9 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
     look(&w, reduced, bad);
     if (bucket->is_last && !w.status)
         w.status = ms_link_collective(
-            link, bucket,
+            bucket, ms_link_group(link, bucket),
             (ms_collective){ .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = bad });
-    if (bucket->is_last && link->options.nan_check.stop && !w.status) {
+    if (bucket->is_last && link->options.nan_check.action == MS_NAN_STOP && !w.status) {
         stop_args args = { .bad = ms_tensor_data(bad) };
         w.status = ms_tensor_enqueue(bucket->engine, &stop_task, &args, &bad, 1, NULL, 0,
                                      (ms_task_cost){ .bytes = sizeof(float) });
@@ -66,7 +66,3 @@ static ms_status decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befor
     if (!status) *out = ms_tensor_retain(reduced);
     return status;
 }
-
-const ms_link_kind ms_link_nan_check = {
-    .name = "nan_check", .encode = encode, .decode = decode, .has_state = true
-};

@@ -1,373 +1,335 @@
 /* powersgd.c: each gradient matrix M as a product P Q' of two narrow ones, which are what travels
- * (Vogels et al. 2019; behaviours B5 to B8).
+ * (Vogels et al. 2019).
  *
- * M = gradient + error; P = sum over ranks of M Q; P's columns are made orthonormal; Q = mean over
- * ranks of M' P; the result is P Q', the error M - P Q'. Q is the next iteration's start. Work is
- * in f32; P, Q and what is not compressed travel in the buffer's dtype, P then divided by the
- * number of ranks so that f16 holds it. */
-#include "hook/links.h"
+ * M = gradient + residual; P = sum over ranks of M Q; P's columns are made orthonormal; Q = mean
+ * over ranks of M' P; the result is P Q', the residual M - P Q'. Q is the next iteration's start.
+ * Work is in f32; P, Q and matrices that are not compressed travel in the buffer's dtype, P then
+ * divided by the number of ranks so that f16 holds it. */
+#include "hook/work.h"
 
 #include <math.h>
 
-/* small: it travels as P and Q */
+/* A gradient [n, m]. compressed: it travels as P [n, r] and Q [m, r]. The offsets are into the
+ * tensors of the same names below; M's also into the bucket. */
 typedef struct matrix {
-    int64_t n, m, r, offset;
-    bool small;
+    int64_t n, m, r;
+    int64_t offset, p_at, q_at, residual_at;
+    bool compressed;
 } matrix;
 
-/* What one bucket's call works with. */
-typedef struct work {
-    const ms_link *link;
-    ms_bucket *bucket;
-    ms_engine *engine;
+/* One call for one bucket. */
+typedef struct call {
+    ms_work *work;
+    const ms_link_options *options;
     matrix *matrices;
-    int64_t *lengths; /* room for one number a parameter */
-    bool *fresh;
-    uint32_t count;  /* of matrices; the parameters' number unless batched */
-    uint32_t smalls; /* how many of them are small */
-    ms_tensor *wide, *error, *p, *q;
-    ms_tensor *start; /* the initial Q */
-} work;
+    int64_t *lengths; /* room for one number for each parameter */
+    bool *fresh;      /* Q has no start yet */
+    uint32_t count;   /* of matrices: as many as parameters; one if batched */
+    int64_t p_count, q_count, rest_count;
+    ms_tensor *wide; /* all matrices */
+    ms_tensor *residual, *p, *q;
+    ms_tensor *start; /* Q as it was before this iteration */
+} call;
 
-/* [rows, columns] at an offset of t, with these strides. */
-static ms_status view(ms_tensor *t, int64_t offset, int64_t rows, int64_t columns,
-                      int64_t row_stride, int64_t column_stride, ms_tensor **out)
+/* --------------------------------------------------------- which matrices */
+
+/* Gives a matrix its places. */
+static void add_matrix(call *c, uint32_t index, matrix x)
 {
-    const int64_t shape[] = { rows, columns }, strides[] = { row_stride, column_stride };
-    return ms_tensor_window(t, 2, shape, strides, ms_tensor_offset(t) + offset, out);
+    x.p_at = c->p_count;
+    x.q_at = x.residual_at = 0;
+    if (index > 0) {
+        const matrix *before = &c->matrices[index - 1];
+        x.residual_at = before->residual_at + (before->compressed ? before->n * before->m : 0);
+    }
+    x.q_at = c->q_count;
+    c->p_count += x.compressed ? x.n * x.r : 0;
+    c->q_count += x.compressed ? x.m * x.r : 0;
+    c->rest_count += x.compressed ? 0 : x.n * x.m;
+    c->matrices[index] = x;
 }
 
-static ms_status orthonormalize(ms_tensor *t, double eps)
+/* A matrix is compressed if that makes it smaller by min_rate. */
+static void choose(call *c)
 {
-    ms_attributes attributes = { .norm = { .eps = eps } };
-    ms_tensor *out = NULL;
-    ms_status status =
-        ms_op_apply(ms_tensor_engine(t), &ms_op_orthonormalize, &attributes, true, &t, 1, &out, 1);
-    ms_tensor_release(out);
-    return status;
-}
-
-/* Sums t over ranks in the buffer's dtype, each rank's numbers times factor. */
-static ms_status add_up(const work *w, ms_tensor *t, double factor)
-{
-    ms_tensor *wire = NULL;
-    ms_status status =
-        ms_link_wire(w->link, w->bucket, t, ms_tensor_dtype(w->bucket->buffer), &wire);
-    if (!status)
-        status = ms_link_collective(w->link, w->bucket,
-                                    (ms_collective){ .kind = MS_ALL_REDUCE,
-                                                     .op = MS_REDUCE_OP_PREMUL_SUM,
-                                                     .factor = factor,
-                                                     .in = wire });
-    if (!status) status = ms_copy_into(w->engine, wire, t);
-    ms_tensor_release(wire);
-    return status;
-}
-
-/* Which matrices are worth it. */
-static void choose(work *w)
-{
-    const ms_link_options *o = &w->link->options;
+    ms_bucket *bucket = c->work->bucket;
     int64_t offset = 0, after = 0;
-    for (uint32_t i = 0; i < w->count; i++) {
-        const ms_tensor *parameter = w->bucket->parameters[i];
-        matrix *x = &w->matrices[i];
-        int64_t count = ms_tensor_count(parameter),
-                n = ms_tensor_dims(parameter) ? ms_tensor_shape(parameter)[0] : 1;
-        *x = (matrix){ .n = n, .m = n ? count / n : 0, .offset = offset };
-        x->r = x->n < x->m ? x->n : x->m;
-        if (x->r > o->powersgd.rank) x->r = o->powersgd.rank;
-        x->small = (double)((x->n + x->m) * x->r) * o->powersgd.min_rate < (double)(x->n * x->m);
-        w->smalls += x->small;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const ms_tensor *gradient = bucket->gradients[i];
+        int64_t count = ms_tensor_count(gradient);
+        int64_t n = ms_tensor_dims(gradient) ? ms_tensor_shape(gradient)[0] : 1;
+        matrix x = { .n = n, .m = n ? count / n : 0, .offset = offset };
+        x.r = x.n < x.m ? x.n : x.m;
+        if (x.r > c->options->powersgd.rank) x.r = c->options->powersgd.rank;
+        double small = (double)((x.n + x.m) * x.r) * c->options->powersgd.min_rate;
+        x.compressed = small < (double)(x.n * x.m);
+        add_matrix(c, i, x);
         offset += count;
-        after += x->small ? (x->n + x->m) * x->r : count;
+        after += x.compressed ? (x.n + x.m) * x.r : count;
     }
-    ms_link_state_compressed(w->link->state, offset, after);
+    ms_link_state_compressed(c->work->link->state, offset, after);
+    c->wide = ms_work_cast(c->work, bucket->buffer, MS_F32);
 }
 
-/* The whole bucket as one square matrix with zeros behind it. */
-static ms_status choose_square(work *w, ms_tensor *gradients)
+/* The whole bucket as one square matrix, padded with zeros. */
+static void choose_square(call *c)
 {
-    int64_t count = ms_tensor_count(gradients), side = (int64_t)ceil(sqrt((double)count)),
-            padded = 0;
-    ms_tensor *front = NULL;
-    const int64_t stride = 1;
+    ms_work *w = c->work;
+    int64_t count = ms_bucket_numbers(w->bucket), side = (int64_t)ceil(sqrt((double)count));
     while (side * side < count) side++;
-    padded = side * side;
-    int64_t rank = w->link->options.powersgd.rank;
-    w->matrices[0] =
-        (matrix){ .n = side, .m = side, .r = rank < side ? rank : side, .small = true };
-    w->count = w->smalls = 1;
-    ms_link_state_compressed(w->link->state, count, 2 * side * w->matrices[0].r);
-    ms_status status = ms_tensor_new(w->engine, MS_F32, 1, &padded, &w->wide);
-    if (!status) status = ms_link_change(&ms_op_fill, 0, w->wide, NULL);
-    if (!status)
-        status = ms_tensor_window(w->wide, 1, &count, &stride, ms_tensor_offset(w->wide), &front);
-    if (!status) status = ms_copy_into(w->engine, gradients, front);
-    ms_tensor_release(front);
-    return status;
+    int64_t rank = c->options->powersgd.rank, r = rank < side ? rank : side;
+    c->count = 1;
+    add_matrix(c, 0, (matrix){ .n = side, .m = side, .r = r, .compressed = true });
+    ms_link_state_compressed(w->link->state, count, 2 * side * r);
+    c->wide = ms_work_scratch(w, side * side);
+    ms_work_change(w, &ms_op_fill, 0, c->wide, NULL);
+    ms_work_copy(w, ms_work_view(w, w->bucket->buffer, 0, count, 0),
+                 ms_work_view(w, c->wide, 0, count, 0));
 }
 
-/* What is not compressed, in one piece, as its mean. */
-static ms_status reduce_rest(work *w)
-{
-    ms_tensor *rest = NULL, *from = NULL, *to = NULL;
-    int64_t total = 0, stride = 1;
-    for (uint32_t i = 0; i < w->count; i++)
-        total += w->matrices[i].small ? 0 : w->matrices[i].n * w->matrices[i].m;
-    if (total == 0) return MS_OK;
-    ms_status status = ms_tensor_new(w->engine, MS_F32, 1, &total, &rest);
-    for (int back = 0; back < 2 && !status; back++) {
-        int64_t at = 0;
-        if (back) status = add_up(w, rest, ms_link_share(w->link, w->bucket));
-        for (uint32_t i = 0; i < w->count && !status; i++) {
-            const matrix *x = &w->matrices[i];
-            int64_t count = x->n * x->m;
-            if (x->small || count == 0) continue;
-            status = ms_tensor_window(w->wide, 1, &count, &stride,
-                                      ms_tensor_offset(w->wide) + x->offset, &from);
-            if (!status)
-                status =
-                    ms_tensor_window(rest, 1, &count, &stride, ms_tensor_offset(rest) + at, &to);
-            if (!status)
-                status =
-                    back ? ms_copy_into(w->engine, to, from) : ms_copy_into(w->engine, from, to);
-            ms_tensor_release(from);
-            ms_tensor_release(to);
-            from = to = NULL;
-            at += count;
-        }
-    }
-    ms_tensor_release(rest);
-    return status;
-}
-
-/* State `name` with per(matrix) numbers for each small one. */
-static ms_status get_state(work *w, const char *name, int64_t (*per)(const matrix *),
-                           ms_tensor **out)
-{
-    const ms_bucket *bucket = w->bucket;
-    bool square = w->link->options.powersgd.batched;
-    for (uint32_t i = 0; i < bucket->count; i++)
-        w->lengths[i] = !square && w->matrices[i].small ? per(&w->matrices[i]) : 0;
-    if (square) {
-        /* A square belongs to no parameter: its numbers stand with the bucket's first, or, where
-         * each parameter has its own, their tail with the last. */
-        int64_t left = per(&w->matrices[0]);
-        bool by_parameter = left >= ms_tensor_count(bucket->flat);
-        for (uint32_t i = 0; i < bucket->count && by_parameter; i++)
-            left -= w->lengths[i] = ms_tensor_count(bucket->parameters[i]);
-        w->lengths[by_parameter ? bucket->count - 1 : 0] += left;
-    }
-    return ms_link_state_tensor(w->link->state, bucket, name, w->lengths, w->fresh, out);
-}
+/* -------------------------------------------------------------------- state */
 
 static int64_t numbers(const matrix *x) { return x->n * x->m; }
 static int64_t q_numbers(const matrix *x) { return x->m * x->r; }
 
-/* M += error; the error keeps M. */
-static ms_status add_error(work *w)
+/* State `name` with per(matrix) numbers for each compressed one. A square belongs to no parameter:
+ * its numbers are kept with the bucket's first parameter, or, if there are at least as many as
+ * gradients, each with its parameter and the rest with the last one. */
+static ms_tensor *get_state(call *c, const char *name, int64_t (*per)(const matrix *))
 {
-    int64_t at = 0;
-    ms_status status = get_state(w, "error", numbers, &w->error);
-    for (uint32_t i = 0; i < w->count && !status; i++) {
-        const matrix *x = &w->matrices[i];
-        ms_tensor *m = NULL, *e = NULL;
-        if (!x->small) continue;
-        status = view(w->wide, x->offset, x->n, x->m, x->m, 1, &m);
-        if (!status) status = view(w->error, at, x->n, x->m, x->m, 1, &e);
-        if (!status) status = ms_link_change(&ms_op_add, 1, e, m);
-        if (!status) status = ms_copy_into(w->engine, e, m);
-        ms_tensor_release(m);
-        ms_tensor_release(e);
-        at += numbers(x);
+    ms_work *w = c->work;
+    const ms_bucket *bucket = w->bucket;
+    bool square = c->options->powersgd.batched;
+    ms_tensor *state = NULL;
+    for (uint32_t i = 0; i < bucket->count; i++)
+        c->lengths[i] = !square && c->matrices[i].compressed ? per(&c->matrices[i]) : 0;
+    if (square) {
+        int64_t left = per(&c->matrices[0]);
+        bool by_parameter = left >= ms_bucket_numbers(bucket);
+        for (uint32_t i = 0; i < bucket->count && by_parameter; i++)
+            left -= c->lengths[i] = ms_tensor_count(bucket->gradients[i]);
+        c->lengths[by_parameter ? bucket->count - 1 : 0] += left;
     }
-    return status;
+    if (!w->status)
+        w->status =
+            ms_link_state_tensor(w->link->state, bucket, name, c->lengths, c->fresh, &state);
+    return ms_work_own(w, state);
 }
 
-/* The same numbers on every rank. */
-static ms_status draw(const work *w, uint32_t index, ms_tensor *q)
+static void take_q(call *c)
+{
+    if (c->options->powersgd.warm_start) {
+        c->q = get_state(c, "q", q_numbers);
+        return;
+    }
+    for (uint32_t i = 0; i < c->work->bucket->count; i++) c->fresh[i] = true;
+    c->q = ms_work_scratch(c->work, c->q_count);
+}
+
+/* ----------------------------------------------------------- what travels */
+
+/* Sums t over ranks in the buffer's dtype, each rank's numbers times factor. */
+static void add_up(ms_work *w, ms_tensor *t, double factor)
+{
+    ms_tensor *wire = NULL;
+    ms_collective sum = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_PREMUL_SUM, .factor = factor };
+    ms_work one = ms_work_inner(w);
+    if (!one.status)
+        one.status = ms_link_wire(ms_work_group(w), t, ms_tensor_dtype(w->bucket->buffer), &wire);
+    sum.in = ms_work_own(&one, wire);
+    if (!one.status) one.status = ms_link_collective(w->bucket, ms_work_group(w), sum);
+    ms_work_copy(&one, wire, t);
+    w->status = ms_work_end(&one);
+}
+
+/* Copies the matrices that are not compressed into rest, one after another, or back. */
+static void copy_rest(call *c, ms_tensor *rest, bool back)
+{
+    int64_t at = 0;
+    for (uint32_t i = 0; i < c->count && !c->work->status; i++) {
+        const matrix *x = &c->matrices[i];
+        int64_t count = numbers(x);
+        if (x->compressed || count == 0) continue;
+        ms_work one = ms_work_inner(c->work);
+        ms_tensor *own = ms_work_view(&one, c->wide, x->offset, count, 0);
+        ms_tensor *packed = ms_work_view(&one, rest, at, count, 0);
+        ms_work_copy(&one, back ? packed : own, back ? own : packed);
+        c->work->status = ms_work_end(&one);
+        at += count;
+    }
+}
+
+/* The mean of the matrices that are not compressed, in one piece. */
+static void reduce_rest(call *c)
+{
+    if (c->rest_count == 0) return;
+    ms_tensor *rest = ms_work_scratch(c->work, c->rest_count);
+    copy_rest(c, rest, false);
+    add_up(c->work, rest, ms_link_share(c->work->link, c->work->bucket));
+    copy_rest(c, rest, true);
+}
+
+/* ------------------------------------------------------------ the products */
+
+typedef void step(ms_work *w, call *c, const matrix *x, uint32_t index);
+
+static void each_matrix(call *c, step *f)
+{
+    for (uint32_t i = 0; i < c->count && !c->work->status; i++) {
+        if (!c->matrices[i].compressed) continue;
+        ms_work one = ms_work_inner(c->work);
+        f(&one, c, &c->matrices[i], i);
+        c->work->status = ms_work_end(&one);
+    }
+}
+
+static ms_tensor *m_of(ms_work *w, const call *c, const matrix *x)
+{
+    return ms_work_view(w, c->wide, x->offset, x->n, x->m);
+}
+static ms_tensor *p_of(ms_work *w, const call *c, const matrix *x)
+{
+    return ms_work_view(w, c->p, x->p_at, x->n, x->r);
+}
+static ms_tensor *q_of(ms_work *w, const call *c, const matrix *x)
+{
+    return ms_work_view(w, c->q, x->q_at, x->m, x->r);
+}
+
+static void orthonormalize(ms_work *w, const call *c, ms_tensor *t)
+{
+    const ms_attributes attributes = { .norm = { .eps = c->options->powersgd.eps } };
+    ms_work_operator(w, &ms_op_orthonormalize, attributes, true, &t, 1, NULL);
+}
+
+/* out = a b, rounded to dtype on the way. */
+static void multiply(ms_work *w, ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_tensor *out)
+{
+    ms_tensor *product = ms_work_apply(w, &ms_op_matmul, 0, a, b);
+    ms_work_copy(w, ms_work_cast(w, product, dtype), out);
+}
+
+/* M += residual; the residual keeps M. */
+static void add_residual(ms_work *w, call *c, const matrix *x, uint32_t index)
+{
+    (void)index;
+    ms_tensor *m = m_of(w, c, x);
+    ms_tensor *residual = ms_work_view(w, c->residual, x->residual_at, x->n, x->m);
+    ms_work_change(w, &ms_op_add, 1, residual, m);
+    ms_work_copy(w, residual, m);
+}
+
+/* Random numbers, the same on every rank. */
+static void draw(ms_work *w, uint32_t index, ms_tensor *q)
 {
     uint64_t seed = (uint64_t)w->link->options.powersgd.seed
                     + ((uint64_t)ms_link_state_iteration(w->link->state) << 32)
                     + ((uint64_t)w->bucket->index << 16) + index;
-    ms_attributes attributes = { .random = { .random = { .seed = seed }, .b = 1 } };
-    ms_tensor *out = NULL;
-    ms_status status = ms_op_apply(w->engine, &ms_op_normal, &attributes, true, &q, 1, &out, 1);
-    ms_tensor_release(out);
-    return status;
+    const ms_attributes attributes = { .random = { .random = { .seed = seed }, .b = 1 } };
+    ms_work_operator(w, &ms_op_normal, attributes, true, &q, 1, NULL);
 }
 
-static ms_status take_q(work *w)
+static void make_p(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
-    int64_t total = 0;
-    if (w->link->options.powersgd.warm_start) return get_state(w, "q", q_numbers, &w->q);
-    for (uint32_t i = 0; i < w->count; i++)
-        total += w->matrices[i].small ? q_numbers(&w->matrices[i]) : 0;
-    for (uint32_t i = 0; i < w->bucket->count; i++) w->fresh[i] = true;
-    return ms_tensor_new(w->engine, MS_F32, 1, &total, &w->q);
+    ms_tensor *q = q_of(w, c, x);
+    if (c->fresh[index]) draw(w, index, q);
+    orthonormalize(w, c, q);
+    multiply(w, m_of(w, c, x), q, MS_F32, p_of(w, c, x));
 }
 
-/* Rounded to dtype on the way. */
-static ms_status multiply_into(ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_tensor *out)
+static void make_q(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
-    ms_tensor *product = NULL, *rounded = NULL;
-    ms_status status = ms_link_apply(&ms_op_matmul, 0, a, b, &product);
-    if (!status) status = ms_link_cast(product, dtype, &rounded);
-    if (!status) status = ms_copy_into(ms_tensor_engine(a), rounded, out);
-    ms_tensor_release(rounded);
-    ms_tensor_release(product);
-    return status;
+    (void)index;
+    ms_tensor *p = p_of(w, c, x);
+    orthonormalize(w, c, p);
+    multiply(w, ms_work_transposed(w, c->wide, x->offset, x->n, x->m), p, MS_F32, q_of(w, c, x));
 }
 
-/* Where all gradients were zero, or not finite, a column of Q is, too, and would be for ever: the
- * next iteration starts from what this one did. */
-static ms_status keep_start(const work *w, int64_t at, const matrix *x, ms_tensor *q)
+/* A column of Q is zero, or not finite, where all gradients were, and would stay so for ever: the
+ * next iteration then starts from what this one started from. */
+static void keep_start(ms_work *w, const call *c, const matrix *x)
 {
-    ms_attributes columns = { .reduce = { .dim = 0, .keep = true, .p = 2 } };
-    ms_tensor *start = NULL, *norms = NULL, *zero = NULL, *finite = NULL, *good = NULL,
-              *kept = NULL;
-    ms_status status = view(w->start, at, x->m, x->r, x->r, 1, &start);
-    if (!status) status = ms_op_apply(w->engine, &ms_op_norm, &columns, false, &q, 1, &norms, 1);
-    if (!status) status = ms_link_apply(&ms_op_eq_scalar, 0, norms, NULL, &zero);
-    if (!status) status = ms_link_apply(&ms_op_is_finite, 0, norms, NULL, &finite);
+    const ms_attributes columns = { .reduce = { .dim = 0, .keep = true, .p = 2 } };
+    ms_tensor *q = q_of(w, c, x), *start = ms_work_view(w, c->start, x->q_at, x->m, x->r);
+    ms_tensor *norms = ms_work_operator(w, &ms_op_norm, columns, false, &q, 1, NULL);
+    ms_tensor *zero = ms_work_apply(w, &ms_op_eq_scalar, 0, norms, NULL);
+    ms_tensor *finite = ms_work_apply(w, &ms_op_is_finite, 0, norms, NULL);
     ms_tensor *inputs[] = { zero, start, q };
-    if (!status) status = ms_op_apply(w->engine, &ms_op_where, NULL, false, inputs, 3, &good, 1);
+    ms_tensor *good =
+        ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, inputs, 3, NULL);
     ms_tensor *others[] = { finite, good, start };
-    if (!status) status = ms_op_apply(w->engine, &ms_op_where, NULL, false, others, 3, &kept, 1);
-    if (!status) status = ms_copy_into(w->engine, kept, q);
-    ms_tensor_release(start);
-    ms_tensor_release(norms);
-    ms_tensor_release(zero);
-    ms_tensor_release(finite);
-    ms_tensor_release(good);
-    ms_tensor_release(kept);
-    return status;
+    ms_work_copy(w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, others, 3, NULL),
+                 q);
 }
 
-typedef enum part { TO_P, TO_Q, TO_M } part;
-
-/* m, p, q: views of one matrix' numbers. */
-static ms_status multiply(const work *w, uint32_t i, part what, ms_tensor *m, ms_tensor *p,
-                          ms_tensor *q, int64_t error_at)
+/* M = P Q', rounded as the bucket's dtype will have it, so that the residual has this loss too. */
+static void make_m(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
-    const matrix *x = &w->matrices[i];
-    double eps = w->link->options.powersgd.eps;
-    ms_tensor *t = NULL, *e = NULL;
-    ms_status status = MS_OK;
-    if (what == TO_P) {
-        if (w->fresh[w->link->options.powersgd.batched ? 0 : i]) status = draw(w, i, q);
-        if (!status) status = orthonormalize(q, eps);
-        if (!status) status = multiply_into(m, q, MS_F32, p);
-    } else if (what == TO_Q) {
-        status = orthonormalize(p, eps);
-        if (!status) status = view(w->wide, x->offset, x->m, x->n, 1, x->m, &t);
-        if (!status) status = multiply_into(t, p, MS_F32, q);
-    } else {
-        status = view(w->q, ms_tensor_offset(q) - ms_tensor_offset(w->q), x->r, x->m, 1, x->r, &t);
-        /* As the bucket's dtype will have it, so that the error knows of this rounding too. */
-        if (!status) status = multiply_into(p, t, ms_tensor_dtype(w->bucket->buffer), m);
-        if (!status && w->error) status = view(w->error, error_at, x->n, x->m, x->m, 1, &e);
-        if (!status && w->error) status = ms_link_change(&ms_op_sub, 1, e, m);
-        if (!status && w->error) status = ms_link_keep_finite(e);
-        if (!status && w->start)
-            status = keep_start(w, ms_tensor_offset(q) - ms_tensor_offset(w->q), x, q);
+    (void)index;
+    ms_tensor *m = m_of(w, c, x);
+    multiply(w, p_of(w, c, x), ms_work_transposed(w, c->q, x->q_at, x->m, x->r),
+             ms_tensor_dtype(w->bucket->buffer), m);
+    if (c->residual) {
+        ms_tensor *residual = ms_work_view(w, c->residual, x->residual_at, x->n, x->m);
+        ms_work_change(w, &ms_op_sub, 1, residual, m);
+        if (!w->status) w->status = ms_link_keep_finite(residual);
     }
-    ms_tensor_release(t);
-    ms_tensor_release(e);
-    return status;
+    if (c->start) keep_start(w, c, x);
 }
 
-static ms_status multiply_all(const work *w, part what)
+/* For error_feedback before this link, where this link keeps no residual: the products are what the
+ * others receive. */
+static void report_products(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
-    int64_t p_at = 0, q_at = 0, error_at = 0;
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < w->count && !status; i++) {
-        const matrix *x = &w->matrices[i];
-        ms_tensor *m = NULL, *p = NULL, *q = NULL;
-        if (!x->small) continue;
-        status = view(w->wide, x->offset, x->n, x->m, x->m, 1, &m);
-        if (!status) status = view(w->p, p_at, x->n, x->r, x->r, 1, &p);
-        if (!status) status = view(w->q, q_at, x->m, x->r, x->r, 1, &q);
-        if (!status) status = multiply(w, i, what, m, p, q, error_at);
-        ms_tensor_release(m);
-        ms_tensor_release(p);
-        ms_tensor_release(q);
-        p_at += x->n * x->r;
-        q_at += x->m * x->r;
-        error_at += numbers(x);
-    }
-    return status;
+    (void)index;
+    int64_t count = numbers(x), left = ms_bucket_numbers(w->bucket) - x->offset;
+    if (count > left) count = left;
+    ms_work_copy(w, ms_work_view(w, c->wide, x->offset, count, 0),
+                 ms_work_view(w, w->bucket->sent, x->offset, count, 0));
 }
 
-/* For error_feedback, where this link keeps no error itself: what the products P Q' lack of the
- * matrices is left. */
-static ms_status tell_products(const work *w)
+static void compress(call *c)
 {
-    ms_tensor *sent = w->bucket->sent, *wide = w->wide;
-    int64_t stride = 1, all = ms_tensor_count(sent);
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < w->count && !status; i++) {
-        const matrix *x = &w->matrices[i];
-        int64_t count = x->n * x->m < all - x->offset ? x->n * x->m : all - x->offset;
-        ms_tensor *from = NULL, *to = NULL;
-        if (!x->small) continue;
-        int64_t at = ms_tensor_offset(wide) + x->offset;
-        int64_t sent_at = ms_tensor_offset(sent) + x->offset;
-        status = ms_tensor_window(wide, 1, &count, &stride, at, &from);
-        if (!status) status = ms_tensor_window(sent, 1, &count, &stride, sent_at, &to);
-        if (!status) status = ms_copy_into(w->engine, from, to);
-        ms_tensor_release(from);
-        ms_tensor_release(to);
-    }
-    return status;
-}
-
-static ms_status compress(work *w)
-{
-    int64_t total = 0;
+    ms_work *w = c->work;
     double share = ms_link_share(w->link, w->bucket);
-    for (uint32_t i = 0; i < w->count; i++)
-        total += w->matrices[i].small ? w->matrices[i].n * w->matrices[i].r : 0;
-    ms_status status = w->link->options.powersgd.error_feedback ? add_error(w) : MS_OK;
-    if (!status) status = reduce_rest(w);
-    if (w->smalls == 0 || status) return status;
-    status = take_q(w);
-    if (!status) status = ms_tensor_new(w->engine, MS_F32, 1, &total, &w->p);
-    if (!status) status = multiply_all(w, TO_P);
-    if (!status && w->link->options.powersgd.warm_start)
-        status = ms_link_flat_copy(w->q, &w->start);
-    if (!status) status = add_up(w, w->p, ms_tensor_dtype(w->bucket->buffer) == MS_F32 ? 1 : share);
-    if (!status) status = multiply_all(w, TO_Q);
-    if (!status) status = add_up(w, w->q, share);
-    return status ? status : multiply_all(w, TO_M);
+    bool wide = ms_tensor_dtype(w->bucket->buffer) == MS_F32;
+    if (c->options->powersgd.error_feedback) {
+        c->residual = get_state(c, "error", numbers);
+        each_matrix(c, add_residual);
+    }
+    reduce_rest(c);
+    if (c->p_count == 0) return;
+    take_q(c);
+    c->p = ms_work_scratch(w, c->p_count);
+    each_matrix(c, make_p);
+    if (c->options->powersgd.warm_start) c->start = ms_work_copy_of(w, c->q);
+    add_up(w, c->p, wide ? 1 : share);
+    each_matrix(c, make_q);
+    add_up(w, c->q, share);
+    each_matrix(c, make_m);
 }
 
-static ms_status run(work *w)
+/* ----------------------------------------------------------------- the link */
+
+static ms_status run(ms_work *w, call *c)
 {
-    ms_tensor *buffer = w->bucket->buffer, *front = NULL;
-    int64_t count = ms_tensor_count(buffer);
-    const int64_t stride = 1;
-    bool tells = w->bucket->wants_sent && !w->bucket->sent;
-    /* What stays in this link's own error is not lost. */
-    ms_status status = tells ? ms_bucket_set_sent(w->bucket, buffer) : MS_OK;
-    if (!status && w->link->options.powersgd.batched) status = choose_square(w, buffer);
-    else if (!status) {
-        choose(w);
-        status = ms_link_cast(buffer, MS_F32, &w->wide);
-    }
-    if (!status) status = compress(w);
-    if (!status && tells && !w->link->options.powersgd.error_feedback) status = tell_products(w);
-    if (!status && w->wide != buffer) {
-        status = ms_tensor_window(w->wide, 1, &count, &stride, ms_tensor_offset(w->wide), &front);
-        if (!status) status = ms_copy_into(w->engine, front, buffer);
-        ms_tensor_release(front);
-    }
-    return status;
+    ms_bucket *bucket = w->bucket;
+    int64_t count = ms_bucket_numbers(bucket);
+    bool reports = ms_link_reports(bucket);
+    /* What this link's own residual keeps is not lost. */
+    if (reports) w->status = ms_bucket_set_sent(bucket, bucket->buffer);
+    if (c->options->powersgd.batched) choose_square(c);
+    else choose(c);
+    if (!w->status) compress(c);
+    if (reports && !c->options->powersgd.error_feedback) each_matrix(c, report_products);
+    if (c->wide != bucket->buffer)
+        ms_work_copy(w, ms_work_view(w, c->wide, 0, count, 0),
+                     ms_work_view(w, bucket->buffer, 0, count, 0));
+    return ms_work_end(w);
 }
 
-/* Behind an iteration's last bucket, on one rank. */
-static void tell(const ms_link *link, const ms_bucket *bucket)
+/* Logs how much was sent, after an iteration's last bucket, on one rank. */
+static void log_compression(const ms_link *link, const ms_bucket *bucket)
 {
     ms_link_compression c = ms_link_state_compression(link->state);
     if (!bucket->is_last || !ms_link_state_is_due(link->state, link->options.powersgd.stats_every)
@@ -380,40 +342,38 @@ static void tell(const ms_link *link, const ms_bucket *bucket)
            c.before ? 100.0 * (double)c.after / (double)c.before : 0.0);
 }
 
-static ms_status reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+static ms_status reduce_compressed(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+{
+    ms_context *context = ms_engine_context(bucket->engine);
+    ms_work w = { .link = link, .bucket = bucket };
+    call c = { .work = &w, .options = &link->options, .count = bucket->count };
+    void *memory = NULL;
+    size_t bytes = bucket->count * (sizeof(matrix) + sizeof(int64_t) + sizeof(bool));
+    ms_status status = ms_allocate(context, bytes, "powersgd", &memory);
+    if (status) return status;
+    c.matrices = memory;
+    c.lengths = (int64_t *)(c.matrices + bucket->count);
+    c.fresh = (bool *)(c.lengths + bucket->count);
+    status = run(&w, &c);
+    ms_release(context, memory);
+    if (!status) status = ms_bucket_shard(bucket, bucket->buffer, out);
+    if (!status) log_compression(link, bucket);
+    return status;
+}
+
+ms_status ms_powersgd_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     int64_t iteration = ms_link_state_iteration(link->state);
-    void *memory = NULL;
-    ms_status status = ms_link_check_length(link, bucket);
-    if (status) return status;
-    if (iteration < link->options.powersgd.start_step) status = ms_link_mean(link, bucket, out);
-    else {
-        status = ms_allocate(ms_engine_context(bucket->engine),
-                             bucket->count * (sizeof(matrix) + sizeof(int64_t) + sizeof(bool)),
-                             "powersgd", &memory);
-        if (status) return status;
-        work w = { .link = link,
-                   .bucket = bucket,
-                   .engine = bucket->engine,
-                   .matrices = memory,
-                   .count = bucket->count };
-        w.lengths = (int64_t *)(w.matrices + bucket->count);
-        w.fresh = (bool *)(w.lengths + bucket->count);
-        status = run(&w);
-        ms_tensor_release(w.wide);
-        ms_tensor_release(w.error);
-        ms_tensor_release(w.p);
-        ms_tensor_release(w.q);
-        ms_tensor_release(w.start);
-        ms_release(ms_engine_context(bucket->engine), memory);
-        if (!status) *out = ms_tensor_retain(bucket->buffer);
-        if (!status) tell(link, bucket);
-    }
+    ms_status status;
+    if (bucket->count == 0) status = ms_link_stay_local(bucket, out);
+    else if (iteration < link->options.powersgd.start_step)
+        status = ms_link_reduce_by(link, bucket, MS_REDUCE_OP_AVG, out);
+    else status = reduce_compressed(link, bucket, out);
     if (!status && bucket->is_last) ms_link_state_set_iteration(link->state, iteration + 1);
     return status;
 }
 
-static ms_status check(ms_engine *engine, const ms_link_options *options)
+ms_status ms_powersgd_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->powersgd.rank < 1)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -436,16 +396,3 @@ static ms_status check(ms_engine *engine, const ms_link_options *options)
                               (long long)options->powersgd.stats_every);
     return MS_OK;
 }
-
-const ms_link_kind ms_link_powersgd = {
-    .name = "powersgd",
-    .reduce = reduce,
-    .check = check,
-    .has_state = true,
-    .defaults = { .powersgd = { .rank = 1,
-                                .start_step = 1000,
-                                .stats_every = 10000,
-                                .min_rate = 2,
-                                .error_feedback = true,
-                                .warm_start = true } },
-};

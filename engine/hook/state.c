@@ -1,10 +1,10 @@
-/* state.c: what a link remembers, by parameter. */
+/* state.c: what a link keeps from one iteration to the next, by parameter. */
 #include "hook/links.h"
 
 #include <string.h>
 
-/* A run of numbers inside a tensor that holds those of a whole bucket. parameter NULL: of none, or
- * put and not yet asked for. */
+/* The numbers of one name and parameter: a part of `whole`, which has those of a whole bucket.
+ * parameter NULL: they belong to none, or were put and no bucket has asked for them yet. */
 typedef struct piece {
     char *text; /* two strings, each with its 0: the name, the parameter's name */
     ms_tensor *parameter, *whole;
@@ -126,8 +126,8 @@ void ms_link_states_sweep(ms_engine *engine)
 
 /* ------------------------------------------------------------------- asking */
 
-/* The piece of that parameter (NULL: of none), or one that was put for it. hint: where it is looked
- * for first. */
+/* The piece of that parameter (NULL: of none), or one that was put for it. hint: the index at which
+ * the search begins. */
 static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter,
                    const char *called, size_t hint)
 {
@@ -142,17 +142,20 @@ static piece *find(const ms_link_state *state, const char *name, const ms_tensor
     return put;
 }
 
+/* What a caller asks for: lengths[i] numbers (NULL: as many as gradient i has) for each parameter,
+ * and `padding` zeros after them, which belong to no piece. */
 typedef struct request {
     const char *name;
-    ms_tensor *const *parameters;
+    ms_tensor *const *parameters, *const *gradients;
     const char *const *called;
     const int64_t *lengths;
+    int64_t padding;
     uint32_t count;
 } request;
 
 static int64_t length_of(const request *r, uint32_t i)
 {
-    return r->lengths ? r->lengths[i] : ms_tensor_count(r->parameters[i]);
+    return r->lengths ? r->lengths[i] : ms_tensor_count(r->gradients[i]);
 }
 
 static piece *find_item(const ms_link_state *state, const request *r, uint32_t i, size_t hint)
@@ -160,7 +163,7 @@ static piece *find_item(const ms_link_state *state, const request *r, uint32_t i
     return find(state, r->name, r->parameters ? r->parameters[i] : NULL, r->called[i], hint);
 }
 
-/* The tensor that has exactly what is asked for, or NULL. */
+/* The tensor that has exactly the requested pieces, or NULL. */
 static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64_t total)
 {
     ms_tensor *whole = NULL;
@@ -192,13 +195,7 @@ static ms_status make_text(ms_engine *engine, const char *name, const char *call
     return MS_OK;
 }
 
-static ms_status window(ms_tensor *whole, int64_t offset, int64_t length, ms_tensor **out)
-{
-    const int64_t stride = 1;
-    return ms_tensor_window(whole, 1, &length, &stride, ms_tensor_offset(whole) + offset, out);
-}
-
-/* Room and texts for pieces that are not there yet, with no numbers so far. */
+/* Adds the pieces that are missing, without numbers. */
 static ms_status make_pieces(ms_link_state *state, const request *r)
 {
     ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces,
@@ -213,6 +210,7 @@ static ms_status make_pieces(ms_link_state *state, const request *r)
     return status;
 }
 
+/* Copies the numbers that the state has into whole; the others are zero. */
 static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whole, bool *fresh)
 {
     int64_t at = 0;
@@ -223,8 +221,8 @@ static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whol
         const piece *p = find_item(state, r, i, 0);
         if (p->length == length) {
             ms_tensor *from = NULL, *to = NULL;
-            status = window(p->whole, p->offset, length, &from);
-            if (!status) status = window(whole, at, length, &to);
+            status = ms_link_span(p->whole, p->offset, length, &from);
+            if (!status) status = ms_link_span(whole, at, length, &to);
             if (!status) status = ms_copy_into(state->engine, from, to);
             ms_tensor_release(from);
             ms_tensor_release(to);
@@ -234,6 +232,7 @@ static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whol
     return status;
 }
 
+/* From now on the pieces are parts of whole. */
 static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
 {
     int64_t at = 0;
@@ -253,7 +252,7 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
 
 static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_tensor **out)
 {
-    int64_t total = 0;
+    int64_t total = r->padding;
     for (uint32_t i = 0; i < r->count; i++) {
         total += length_of(r, i);
         if (fresh) fresh[i] = false;
@@ -280,9 +279,11 @@ ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, co
 {
     request r = { .name = name,
                   .parameters = bucket->parameters,
+                  .gradients = bucket->gradients,
                   .called = bucket->names,
                   .lengths = lengths,
                   .count = bucket->count };
+    if (!lengths) r.padding = ms_tensor_count(bucket->flat) - ms_bucket_numbers(bucket);
     return get(state, &r, fresh, out);
 }
 
@@ -332,7 +333,7 @@ ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piec
         const piece *p = &state->pieces[i];
         if (!p->whole || index-- > 0) continue;
         *out = (ms_link_piece){ .name = p->text, .parameter = parameter_name(p) };
-        return window(p->whole, p->offset, p->length, &out->tensor);
+        return ms_link_span(p->whole, p->offset, p->length, &out->tensor);
     }
     return ms_engine_fail(state->engine, MS_ERROR_ARGUMENT,
                           "a link's state: there is no piece of that number");

@@ -1,4 +1,4 @@
-/* work.c: operators one behind the other, for native links. */
+/* work.c: operators one after another, for native links. */
 #include "hook/work.h"
 
 ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned)
@@ -19,6 +19,18 @@ ms_status ms_work_end(ms_work *work)
     for (uint32_t i = 0; i < work->count; i++) ms_tensor_release(work->made[i]);
     work->count = 0;
     return work->status;
+}
+
+ms_work ms_work_inner(const ms_work *work)
+{
+    return (ms_work){
+        .link = work->link, .bucket = work->bucket, .group = work->group, .status = work->status
+    };
+}
+
+ms_group *ms_work_group(const ms_work *work)
+{
+    return work->group ? work->group : ms_link_group(work->link, work->bucket);
 }
 
 ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attributes, bool in_place,
@@ -64,11 +76,24 @@ ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t colu
     ms_tensor *made = NULL;
     const int64_t shape[] = { rows, columns };
     if (work->status) return NULL;
-    work->status = ms_group_storage(ms_link_group(work->link, work->bucket),
-                                    ms_engine_current(work->bucket->engine),
+    work->status = ms_group_storage(ms_work_group(work), ms_engine_current(work->bucket->engine),
                                     (size_t)(rows * columns) * ms_dtype_bytes(dtype), &storage);
     if (!work->status) work->status = ms_tensor_on(storage, dtype, 2, shape, &made);
     ms_storage_release(storage);
+    return ms_work_own(work, made);
+}
+
+ms_tensor *ms_work_scratch(ms_work *work, int64_t count)
+{
+    ms_tensor *made = NULL;
+    if (!work->status) work->status = ms_tensor_new(work->bucket->engine, MS_F32, 1, &count, &made);
+    return ms_work_own(work, made);
+}
+
+ms_tensor *ms_work_copy_of(ms_work *work, ms_tensor *t)
+{
+    ms_tensor *made = NULL;
+    if (!work->status) work->status = ms_link_flat_copy(t, &made);
     return ms_work_own(work, made);
 }
 
@@ -79,6 +104,16 @@ ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t row
     if (!work->status)
         work->status = ms_tensor_window(t, columns ? 2 : 1, shape, strides,
                                         ms_tensor_offset(t) + offset, &made);
+    return ms_work_own(work, made);
+}
+
+ms_tensor *ms_work_transposed(ms_work *work, ms_tensor *t, int64_t offset, int64_t rows,
+                              int64_t columns)
+{
+    ms_tensor *made = NULL;
+    const int64_t shape[] = { columns, rows }, strides[] = { 1, columns };
+    if (!work->status)
+        work->status = ms_tensor_window(t, 2, shape, strides, ms_tensor_offset(t) + offset, &made);
     return ms_work_own(work, made);
 }
 
@@ -94,27 +129,29 @@ ms_tensor *ms_work_state(ms_work *work, const char *name)
 void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, ms_tensor *out)
 {
     if (!work->status)
-        work->status = ms_link_collective(work->link, work->bucket,
+        work->status = ms_link_collective(work->bucket, ms_work_group(work),
                                           (ms_collective){ .kind = kind, .in = in, .out = out });
 }
 
 ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t)
 {
-    ms_tensor *all = work->status
-                         ? NULL
-                         : ms_work_new(work, ms_tensor_dtype(t),
-                                       ms_group_size(ms_link_group(work->link, work->bucket)),
-                                       ms_tensor_count(t));
+    if (work->status) return NULL;
+    int64_t ranks = ms_group_size(ms_work_group(work));
+    ms_tensor *all = ms_work_new(work, ms_tensor_dtype(t), ranks, ms_tensor_count(t));
     ms_work_collective(work, MS_ALL_GATHER, t, all);
     return all;
 }
 
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out)
 {
-    ms_tensor *buffer = work->bucket->buffer,
-              *front = ms_work_view(work, result, 0, ms_tensor_count(buffer), 0);
-    ms_work_copy(work, front, buffer);
+    ms_tensor *to = NULL, *buffer = work->bucket->buffer;
+    if (!work->status) work->status = ms_bucket_shard(work->bucket, buffer, &to);
+    if (!work->status) {
+        int64_t first = ms_tensor_offset(to) - ms_tensor_offset(buffer);
+        ms_work_copy(work, ms_work_view(work, result, first, ms_tensor_count(to), 0), to);
+    }
     ms_status status = ms_work_end(work);
-    if (!status) *out = ms_tensor_retain(buffer);
+    if (status) ms_tensor_release(to);
+    else *out = to;
     return status;
 }

@@ -1,5 +1,5 @@
-/* work.h: operators one behind the other, for native links: the first failure sticks, and what is
- * made belongs to the work until its end. */
+/* work.h: operators one after another, for native links: the first failure sticks, and tensors that
+ * are made belong to the work until its end. */
 #ifndef MOONSHARD_HOOK_WORK_H
 #define MOONSHARD_HOOK_WORK_H
 
@@ -7,11 +7,12 @@
 
 #define MS_WORK_TENSORS 56
 
-/* Every function does nothing once status is set, and then gives NULL; what it gives is
- * borrowed. */
+/* Every function does nothing once status is set, and then gives NULL. What it gives is borrowed.
+ * group: of collectives and of the tensors for them; NULL: the link's. */
 typedef struct ms_work {
     const ms_link *link;
     ms_bucket *bucket;
+    ms_group *group;
     ms_status status;
     uint32_t count;
     ms_tensor *made[MS_WORK_TENSORS];
@@ -19,6 +20,10 @@ typedef struct ms_work {
 
 ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned); /* takes it over; NULL is allowed */
 ms_status ms_work_end(ms_work *work);                    /* releases all, returns the status */
+/* A work inside of another, for a part that is repeated: it ends before the outer one, which takes
+ * its status. */
+ms_work ms_work_inner(const ms_work *work);
+ms_group *ms_work_group(const ms_work *work);
 
 /* An operator with a number on one tensor or two (b NULL: one): a new tensor; or written into a. */
 ms_tensor *ms_work_apply(ms_work *work, const ms_op *op, double value, ms_tensor *a, ms_tensor *b);
@@ -26,26 +31,36 @@ void ms_work_change(ms_work *work, const ms_op *op, double value, ms_tensor *a, 
 /* With attributes and any inputs; second NULL or a second output. */
 ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attributes, bool in_place,
                             ms_tensor *const *inputs, uint32_t count, ms_tensor **second);
-ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype); /* itself if it is */
+ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype); /* t itself if it has it */
 void ms_work_copy(ms_work *work, ms_tensor *from, ms_tensor *to);
-/* A new contiguous tensor [rows, columns], in the group's memory: what a collective may work on. */
+/* A new contiguous tensor [rows, columns] in the group's memory, which a collective may work on. */
 ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t columns);
+/* A new 1-D f32 tensor for this rank only; ms_work_copy_of: with t's numbers. */
+ms_tensor *ms_work_scratch(ms_work *work, int64_t count);
+ms_tensor *ms_work_copy_of(ms_work *work, ms_tensor *t);
 /* count numbers of a contiguous tensor from offset on, as [rows, columns]; columns 0: [rows]. */
 ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t rows, int64_t columns);
+/* The transpose [columns, rows] of [rows, columns] at an offset. */
+ms_tensor *ms_work_transposed(ms_work *work, ms_tensor *t, int64_t offset, int64_t rows,
+                              int64_t columns);
 /* The link's state `name`, as long as the bucket. */
 ms_tensor *ms_work_state(ms_work *work, const char *name);
 /* A collective of in (and out) on the current stream. */
 void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, ms_tensor *out);
-/* What all ranks have, [ranks, numbers of t]. */
+/* The tensors t of all ranks, [ranks, count of t]. */
 ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t);
-/* Corrects what this link has told of this rank's numbers (ms_bucket_set_sent) by what rounding a
- * part of the result has lost. exact: the sum of all ranks' numbers, each times factor; rounded:
- * what all ranks receive of it; both f32, 1-D, from `offset` of the bucket on, perhaps with padding
- * at their end. Only one rank calls this for a number: it makes up for the whole loss. */
-void ms_work_tell_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,
-                           double factor);
-/* The end of a reduction: result, f32 and perhaps longer, into the bucket's buffer, which is the
- * link's result. */
+/* Corrects what this link has reported with ms_bucket_set_sent by the loss of rounding a part of
+ * the result. exact: the sum of all ranks' numbers, each times factor; rounded: what all ranks
+ * receive of it; both f32, 1-D, from `offset` of the bucket on, perhaps longer than the rest of the
+ * bucket. For each number exactly one rank calls this, and its residual takes the whole loss. */
+void ms_work_report_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,
+                             double factor);
+/* This rank's part of the sum of a 16-bit tensor over the ranks of a group, added up in f32 with
+ * each rank's numbers times factor. Parts have equal lengths; the last ones are padded with zeros.
+ */
+ms_tensor *ms_work_sum_of_parts(ms_work *work, ms_tensor *t, double factor);
+/* The end of a reduction: writes this rank's shard of result (f32, of the buffer's length or
+ * longer) into the buffer; the link's result is that part of the buffer. */
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out);
 
 #endif

@@ -1,9 +1,10 @@
--- Communication hooks: native links, and chains. Readable twins of the native links, in Lua, are
--- files of hooks/.
+-- Communication hooks: native links, and chains. The files of hooks/ are readable twins of the
+-- native links, in Lua.
 --
--- A link is a function(bucket, next) -> future, or something callable with these. A native link is
--- a table { kind, name, core, options } that is callable too: a chain of native links only is
--- handed to the engine as data, every other chain runs here.
+-- A link is a function(bucket, next) -> future, or a callable table. A native link is a table {
+-- kind, name, facts, core, options } that is callable too. The engine runs a chain that has only
+-- native links; every other chain runs here. All facts about native links come from the engine's
+-- table of them (core.link_kinds), so that a link which is added there is a function here.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
@@ -17,6 +18,7 @@ local hooks = {}
 hooks.then_optimizer = require("moonshard.overlap").then_optimizer
 
 local Native = {}  -- metatable of native links
+local Between = {} -- metatable of hooks.reduce with links in Lua between its reductions
 local Stage = {}   -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}   -- metatable of chains: { links... }, flat
 
@@ -39,18 +41,15 @@ local function labelled(bucket, link, f)
   end
 end
 
-local reductions = {
-  reduce = true, all_reduce = true, noop = true, powersgd = true, int8 = true, top_k = true,
-  sign_vote = true, adasum = true, post_local_sgd = true,
-}
-local stateful = {
-  error_feedback = true, powersgd = true, top_k = true, post_local_sgd = true, clip = true,
-  nan_check = true,
-}
+-- name -> facts of a native link; and the names in the engine's order
+local kinds, kind_names = {}, {}
+for i, facts in ipairs(core.link_kinds()) do
+  kinds[facts.name], kind_names[i] = facts, facts.name
+end
 
--- Runs a native link inside a chain that is run here.
+-- Runs a native link in a chain that runs here.
 function Native.__call(self, bucket, next)
-  if reductions[self.kind] then return future.at(bucket:_reduce(self.core)) end
+  if self.facts.reduces then return future.at(bucket:_reduce(self.core)) end
   local before = bucket:buffer()
   bucket:_encode(self.core)
   return next(bucket):and_then(
@@ -63,155 +62,77 @@ Chain.__tostring = function(self)
   return table.concat(names, ", ")
 end
 
--- names: the options that it has; more: what it is made with beside them.
-local function native(kind, names, options, more)
-  local link = { kind = kind, name = kind }
-  for key, value in pairs(check("hooks." .. kind, options, names)) do link[key] = value end
+-- A native link of the kind, with these options. between: links that run between the two reductions
+-- of a hybrid bucket.
+local function native(kind, options, between)
+  local facts = kinds[kind]
+  local link = { kind = kind, name = kind, facts = facts, between = between }
+  for key, value in pairs(options or {}) do link[key] = value end
   for _, name in ipairs { "group", "subgroup" } do
     check_group("hooks." .. kind, name, link[name])
   end
-  for key, value in pairs(more or {}) do link[key] = value end
-  if stateful[kind] then
+  if facts.casts then link.name = ("%s %s"):format(kind, link.dtype) end
+  if facts.has_state then
     link.keeps = link_state.numbered(kind)
     link.state = link_state.core(link.keeps)
   end
-  link.core = core.native_link(link)
+  local cores
+  for i, inner in ipairs(between or {}) do
+    cores = cores or {}
+    cores[i] = inner.core
+  end
+  link.core, link.needs = core.native_link(link, cores)
   return setmetatable(link, Native)
+end
+
+local function check_required(kind, options)
+  for _, name in ipairs(kinds[kind].options) do
+    local text = kinds[kind].required[name]
+    if text and options[name] == nil then
+      core.raise(("hooks.%s: %s is missing: %s"):format(kind, name, text))
+    end
+  end
 end
 
 --------------------------------------------------------------------------------------- native links
 
---- The kind's own reduction. op: "avg" unless given.
----@param options? { op?: ms.Op }
----@return ms.Link
-function hooks.reduce(options) return native("reduce", { "op" }, options) end
-
---- all_reduce buckets only. op: "avg" unless given: each rank's numbers are divided first, then
---- summed. group: instead of the bucket's.
----@param options? { op?: ms.Op, group?: ms.Group }
----@return ms.Link
-function hooks.all_reduce(options) return native("all_reduce", { "op", "group" }, options) end
-
---- Gradients stay local: what a step costs without communication.
----@param options? { group?: ms.Group }
----@return ms.Link
-function hooks.noop(options) return native("noop", { "group" }, options) end
-
 local floats = { f32 = true, f16 = true, bf16 = true }
 local integers = { i64 = true, i32 = true, u16 = true, u8 = true, bool = true }
 
---- There and back: what follows sees the buffer in dtype. Reductions of 16-bit tensors divide first
---- and add in f32.
----@param options { dtype: ms.DType }
----@return ms.Link
-function hooks.cast(options)
-  options = check("hooks.cast", options, { "dtype" })
-  if not floats[options.dtype] then
-    core.raise(("hooks.cast: dtype must be f16, bf16 or f32, not %s")
-      :format(tostring(options.dtype)))
+-- One function for each native link; meta.lua has their annotations. reduce stands below, because
+-- it takes links.
+for _, kind in ipairs(kind_names) do
+  hooks[kind] = function(options)
+    options = check("hooks." .. kind, options, kinds[kind].options)
+    check_required(kind, options)
+    return native(kind, options)
   end
-  return native("cast", { "dtype" }, options, { name = "cast " .. options.dtype })
 end
 
 local function compress(name, dtype)
   return function(options)
-    options = check("hooks." .. name, options, { "group" })
-    return hooks.chain { hooks.cast { dtype = dtype }, hooks.all_reduce { group = options.group } }
+    local group = check("hooks." .. name, options, { "group" }).group
+    local reduction = group and hooks.all_reduce { group = group } or hooks.reduce()
+    return hooks.chain { hooks.cast { dtype = dtype }, reduction }
   end
 end
 
---- Casts, averages in f16, casts back.
+--- Casts to f16, averages, casts back. group: instead of the bucket's, for all_reduce buckets.
 ---@param options? { group?: ms.Group }
 ---@return ms.Link
 hooks.fp16_compress = compress("fp16_compress", "f16")
 
---- Casts, averages in bf16, casts back.
+--- Casts to bf16, averages, casts back. group: instead of the bucket's, for all_reduce buckets.
 ---@param options? { group?: ms.Group }
 ---@return ms.Link
 hooks.bf16_compress = compress("bf16_compress", "bf16")
 
---- What later links lose of this rank's numbers is added to its numbers of the next iteration, so
---- that the mean over many steps is right. decay: of what was left over, 1 unless given. Refused
---- before clip, adasum and sign_vote (their results are not the mean of what ranks send) and before
---- a second error_feedback.
----@param options? { decay?: number }
----@return ms.Link
-function hooks.error_feedback(options) return native("error_feedback", { "decay" }, options) end
-
---- Low rank: each gradient matrix travels as two narrow ones; how much travels, a ddp model's stats
---- tell, and now and then the log (MOONSHARD_LOG=info).
----@param options? ms.PowerSGDOptions
----@return ms.Link
-function hooks.powersgd(options)
-  return native("powersgd", {
-    "rank", "start_step", "min_rate", "error_feedback", "warm_start", "eps", "seed", "batched",
-    "stats_every",
-  }, options)
+-- Links that a name alone makes, because they need no options.
+local by_name = { "fp16_compress", "bf16_compress" }
+for _, kind in ipairs(kind_names) do
+  if next(kinds[kind].required) == nil then by_name[#by_name + 1] = kind end
 end
-
---- 8-bit numbers. per: one scale for the bucket ("tensor", unless given), for each `block` (512)
---- numbers ("channel"), or the int8 codec's blocks ("block"). form: "all_gather" (unless given)
---- sends every rank all numbers; "all_to_all" sends each its part, which it adds up in f32, and
---- then that.
----@param options? ms.Int8Options
----@return ms.Link
-function hooks.int8(options) return native("int8", { "per", "block", "form" }, options) end
-
---- The greatest numbers of each rank travel, `fraction` of all; what is left is added to the next
---- ones. momentum: of what is added, 0 unless given.
----@param options { fraction: number, momentum?: number }
----@return ms.Link
-function hooks.top_k(options)
-  if type(options) ~= "table" or options.fraction == nil then
-    core.raise "hooks.top_k: fraction is missing: what part of the numbers travels?"
-  end
-  return native("top_k", { "fraction", "momentum" }, options)
-end
-
---- One bit a number: -1 or 1, as most ranks say; 0 where they are even.
----@return ms.Link
-function hooks.sign_vote(options) return native("sign_vote", {}, options) end
-
---- Two ranks' gradients add where they are orthogonal and average where they are parallel; by
---- pairs, over all ranks. For each parameter by itself.
----@return ms.Link
-function hooks.adasum(options) return native("adasum", {}, options) end
-
---- Means over all ranks until start_step, then over subgroup (the ranks of this host unless given);
---- reduce_after = false: gradients stay local then.
----@param options ms.PostLocalSGDOptions
----@return ms.Link
-function hooks.post_local_sgd(options)
-  if type(options) ~= "table" or options.start_step == nil then
-    core.raise "hooks.post_local_sgd: start_step is missing: from which step on are means local?"
-  end
-  return native("post_local_sgd", { "start_step", "subgroup", "reduce_after" }, options)
-end
-
---- Reduced gradients are scaled to a norm of at most max_norm: that of all buckets ("global", the
---- first link of a chain), of each ("bucket"), or that of all in the step before ("lagged", which
---- works with early steps).
----@param options { max_norm: number, scope: "global"|"bucket"|"lagged" }
----@return ms.Link
-function hooks.clip(options)
-  if type(options) ~= "table" or options.scope == nil then
-    core.raise "hooks.clip: scope is missing: global, bucket or lagged"
-  end
-  if options.max_norm == nil then core.raise "hooks.clip: max_norm is missing" end
-  return native("clip", { "max_norm", "scope" }, options)
-end
-
---- Looks for infinities and NaN in what any rank brings and in what comes back. action: "skip"
---- (unless given): optimizers' next step changes nothing, on all ranks, as with only_if; "stop": an
---- error.
----@param options? { action?: "skip"|"stop" }
----@return ms.Link
-function hooks.nan_check(options) return native("nan_check", { "action" }, options) end
-
-local by_name = {
-  "reduce", "all_reduce", "noop", "fp16_compress", "bf16_compress", "error_feedback", "powersgd",
-  "int8", "sign_vote", "adasum", "nan_check",
-}
+table.sort(by_name)
 
 --------------------------------------------------------------------------------------------- stages
 
@@ -289,7 +210,7 @@ local function refuse_file(link)
   return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil
 end
 
--- A link from what may stand for one: itself, a native one's name, a file that returns one.
+-- A link from a link, the name of a native one, or the name of a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
     return watch.link(value, what, refuse_file, hooks._name)
@@ -302,16 +223,14 @@ local function link_of(value, what)
   elseif not is_callable(value) then
     core.raise(("%s: a link is a function(bucket, next), a native link or its name, not a %s%s")
       :format(what, type(value), type(value) == "table" and #value > 0
-        and "; a list of links belongs into hooks.chain" or ""))
+        and "; put a list of links into hooks.chain" or ""))
   end
   return value
 end
 
--- Those that a command line may name: all that are not links of a recipe's own optimizer.
-hooks._ready_made = {
-  "adasum", "all_reduce", "bf16_compress", "cast", "clip", "error_feedback", "fp16_compress",
-  "int8", "nan_check", "noop", "post_local_sgd", "powersgd", "reduce", "sign_vote", "top_k",
-}
+-- Links that a command line may name: all but then_optimizer, which needs the recipe's optimizer.
+hooks._ready_made = { "bf16_compress", "fp16_compress", table.unpack(kind_names) }
+table.sort(hooks._ready_made)
 
 --- For scripts.lua: the native link of that name with these options; or what a file returns, or
 --- makes from options, as scripts/made_by.lua has them.
@@ -333,12 +252,12 @@ function hooks._name(link)
   return ("link '%s:%d'"):format(info.short_src, info.linedefined)
 end
 
---- How many numbers a link was given, how many travelled for them, and the rate between the two (0:
---- none yet), since the start; nil for links that do not compress.
+--- How many numbers a link was given since the start, how many were sent for them, and the ratio of
+--- the two (0: none yet); nil for links that do not compress.
 ---@param link any
 ---@return { before: integer, after: integer, rate: number }?
 function hooks._compression(link)
-  if getmetatable(link) ~= Native or link.kind ~= "powersgd" then return nil end
+  if getmetatable(link) ~= Native or not link.facts.compresses then return nil end
   local before, after = link.state:compression()
   return { before = before, after = after, rate = after > 0 and before / after or 0 }
 end
@@ -351,18 +270,20 @@ local function add(list, value, what)
 end
 
 local function is_reduction(link)
-  return getmetatable(link) == Native and reductions[link.kind] == true
+  local kind = getmetatable(link)
+  return kind == Between or kind == Native and link.facts.reduces
 end
 
--- account: whose work is counted from now on
-local account, is_told, is_future = core.bucket_account, core.bucket_is_told, future.is_future
+local is_future = future.is_future
 local set_author = future.set_author
 
--- What runs a chain: run(bucket, outer), with outer behind the last link; and a table that holds
--- the link that is at work. What links get beside their buckets is made once, for a chain runs once
--- for each bucket, and one after the other.
-local function runner(chain)
+-- A function that runs a chain: run(bucket, outer), where outer(bucket) follows the last link; and
+-- a table whose field `link` is the link that runs. The other arguments of links are made once,
+-- because a chain runs once for each bucket, one bucket after another.
+local function runner(chain, is_between)
   local at, called, nexts, agains = {}, {}, {}, {}
+  -- Links between two reductions are charged to the link that has them.
+  local account = is_between and function() end or core.bucket_account
   local function call(position, bucket)
     local link = chain[position]
     if not link then
@@ -373,7 +294,7 @@ local function runner(chain)
     set_author(link)
     account(position)
     if core.tracing then label(bucket, link) end
-    -- The last two are for links that begin anew: see watch.lua.
+    -- The last two arguments are for links that are reloaded: see watch.lua.
     local result = link(bucket, nexts[position], agains[position], position == 1)
     if is_future(result) then return result end
     if core.is_tensor(result) then
@@ -390,14 +311,14 @@ local function runner(chain)
       if called[position] then error("it called next twice: a bucket is reduced once", 0) end
       called[position] = true
       if given ~= nil and not core.is_bucket(given) then
-        error(("next takes the bucket, or nothing, not %s: what is to travel, \z
-          bucket:set_buffer(t) says"):format(tostring(given)), 0)
+        error(("next takes the bucket, or nothing, not %s: bucket:set_buffer(t) says what is to \z
+          travel"):format(tostring(given)), 0)
       end
-      if not is_told() then
-        error("it has changed the bucket's numbers behind error_feedback, which adds up what is \z
-          lost: tell with bucket:set_sent(t), where bucket:wants_sent(), what this rank's \z
-          numbers still are (the new buffer itself, where it leaves some out; a cast to another \z
-          float dtype needs no telling)", 0)
+      if not (given or at.bucket):_loss_is_known() then
+        error("it has changed the bucket's numbers after error_feedback, which keeps what is \z
+          lost: if bucket:wants_sent(), report with bucket:set_sent(t) what the other ranks \z
+          receive of this rank's numbers (the new buffer itself, if it leaves some out; a cast to \z
+          another float dtype needs no report)", 0)
       end
       local result = call(position + 1, given or at.bucket)
       at.link = link
@@ -416,18 +337,15 @@ end
 -- A chain inside of another.
 function Chain.__call(self, bucket, next) return runner(self)(bucket, next) end
 
--- Clipping by the norm of all scales what all others made.
-local function is_whole(link)
-  return getmetatable(link) == Native and link.kind == "clip" and link.scope == "global"
-end
+local function is_whole(link) return getmetatable(link) == Native and link.needs.whole end
 
--- What steps must wait for the last bucket for, or nil; and the states whose "bad" says that a step
--- is to be skipped.
+-- Why steps must wait for the last bucket, or nil; and the states whose "bad" says that a step is
+-- to be skipped.
 local function facts_of(chain)
   local guards, whole = {}, is_whole(chain[1])
     and "it is clipped by the norm of all (hooks.clip with the scope lagged does not wait)" or nil
   for _, link in ipairs(chain) do
-    if getmetatable(link) == Native and link.kind == "nan_check" and link.action ~= "stop" then
+    if getmetatable(link) == Native and link.needs.skips_steps then
       guards[#guards + 1] = link.keeps
       whole = whole or "hooks.nan_check has seen all gradients"
     end
@@ -438,43 +356,87 @@ end
 local function check_whole(list, what)
   for i = 2, #list do
     if is_whole(list[i]) then
-      core.raise(("%s: link %d (clip) clips by the norm of all: it must be the first, as it \z
-        scales what all others made"):format(what, i))
+      core.raise(("%s: link %d (clip) clips by the norm of all: it must be the first, because it \z
+        scales the results of all others"):format(what, i))
     end
   end
 end
 
--- Links whose result is not the mean of what ranks send: errors that error_feedback adds later
--- would make nothing up. The texts say what to do instead.
-local not_means = {
-  clip = "put clip before error_feedback, so that it scales the finished mean",
-  adasum = "leave error_feedback out",
-  sign_vote = "leave error_feedback out; recipes/hooks/onebit_adam.lua sends signs with feedback",
-  error_feedback = "one is enough: two would add every error twice",
-}
+-- All links of a chain, each with its place and with whether it runs between two reductions.
+local function each_link(list)
+  return coroutine.wrap(function()
+    for i, link in ipairs(list) do
+      coroutine.yield(link, i, false)
+      for _, inner in ipairs(type(link) == "table" and link.between or {}) do
+        coroutine.yield(inner, i, true)
+      end
+    end
+  end)
+end
 
+-- The residual of error_feedback is right only before links whose result is the mean of what ranks
+-- send.
 local function check_feedback(list, what)
   local first
-  for i, link in ipairs(list) do
-    local kind = getmetatable(link) == Native and link.kind
-    if first and not_means[kind] then
+  for link, i in each_link(list) do
+    local facts = getmetatable(link) == Native and link.facts
+    if first and facts and facts.no_feedback then
       core.raise(("%s: link %d (%s) stands after error_feedback (link %d), but its result is not "
-        .. "the mean of what ranks send: %s"):format(what, i, kind, first, not_means[kind]))
+        .. "the mean of what ranks send: %s"):format(what, i, facts.name, first,
+        facts.no_feedback))
     end
-    if kind == "error_feedback" then first = i end
+    if facts and facts.name == "error_feedback" then first = i end
   end
 end
 
--- Whether a link certainly leaves what comes back as it is: nothing is known of links in Lua.
-local passes_on = { cast = true, error_feedback = true, nan_check = true }
+-- Links in Lua that do not work everywhere: link -> { places = { all_reduce = true ... }, reason }
+local limits = setmetatable({}, { __mode = "k" })
+
+--- For links in Lua that do not work on every kind of bucket: names the kinds on which they do
+--- ("between": between the reductions of hybrid buckets). A chain for another kind is refused.
+---@param link ms.Link
+---@param places string[]
+---@param reason string
+---@return ms.Link link
+function hooks._limit(link, places, reason)
+  local set = {}
+  for _, place in ipairs(places) do set[place] = true end
+  limits[link] = { places = set, reason = reason }
+  return link
+end
+
+local function limits_of(link)
+  if type(link) == "table" and link.optimizer then
+    return { places = { all_reduce = true }, reason = "it steps on whole gradients" }
+  end
+  return getmetatable(link) == Native and link.facts or limits[link]
+end
+
+-- Whether all links work on buckets of that kind.
+local function check_kind(list, kind, what)
+  for link, i, is_between in each_link(list) do
+    local place, facts = is_between and "between" or kind, limits_of(link)
+    if facts and not facts.places[place] then
+      core.raise(("%s: link %d: %s does not work %s: %s"):format(what, i, hooks._name(link),
+        is_between and "between the reductions of hybrid buckets"
+          or "on buckets of the kind " .. kind, facts.reason))
+    end
+    if not is_between and type(link) == "table" and link.between and kind ~= "hybrid" then
+      core.raise(("%s: link %d (reduce): links between its reductions need hybrid buckets; these \z
+        are of the kind %s, which is reduced once"):format(what, i, kind))
+    end
+  end
+end
+
+-- Whether a link certainly leaves the result as it is: of links in Lua nothing is known.
 local function keeps_result(link)
   local kind = getmetatable(link)
-  return kind == Native and passes_on[link.kind] or kind == Stage and not link.decode
+  return kind == Native and link.facts.keeps_result or kind == Stage and not link.decode
     or type(link) == "table" and link.optimizer ~= nil
 end
 
--- then_optimizer steps on what the links after it gave: what a link before it does to that result
--- would come too late.
+-- then_optimizer steps on the result of the links after it: a link before it would change that
+-- result too late.
 local function check_steps(list, what)
   local before
   for i, link in ipairs(list) do
@@ -499,7 +461,7 @@ local function check_dtypes(list, what)
       core.raise(("%s: link %d (%s) needs %s, but link %d (%s) gives %s")
         :format(what, i, hooks._name(link), link.needs, giver, hooks._name(list[giver]), dtype))
     end
-    if kind == Native and link.kind == "cast" then dtype, giver = link.dtype, i
+    if kind == Native and link.facts.casts then dtype, giver = link.dtype, i
     elseif kind == Stage and (link.encode or link.gives) then dtype, giver = link.gives, i
     elseif kind ~= Native and kind ~= Stage then dtype = nil end
   end
@@ -522,7 +484,7 @@ function hooks.chain(links)
   for i, value in ipairs(links) do add(list, value, ("hooks.chain: link %d"):format(i)) end
   for i, link in ipairs(list) do
     if i < #list and is_reduction(link) then
-      core.raise(("hooks.chain: link %d (%s) reduces: the links behind it would never run")
+      core.raise(("hooks.chain: link %d (%s) reduces: the links after it would never run")
         :format(i, hooks._name(link)))
     end
   end
@@ -533,60 +495,103 @@ function hooks.chain(links)
   return list
 end
 
--- link -> what the ddp model holds that it serves
+-- link -> state of the ddp model that it serves
 local serves = setmetatable({}, { __mode = "kv" })
 
--- Links whose state is of a pass as a whole, or counts passes: two models would write over each
--- other's. What is kept by parameter alone may be shared.
+-- Two models would overwrite each other's state. State that is kept by parameter alone may be
+-- shared.
 local function is_of_one_model(link)
-  if getmetatable(link) ~= Native then return false end
-  return link.kind == "clip" and link.scope ~= "bucket" or link.kind == "nan_check"
-    or link.kind == "powersgd" or link.kind == "post_local_sgd"
+  return getmetatable(link) == Native and link.needs.one_model
 end
 
 --- For ddp: these links serve this model until hooks._release, or until the model is collected.
 ---@param chain ms.Link[]
 ---@param s table the model's state
 function hooks._claim(chain, s)
-  for _, link in ipairs(chain) do
+  for link in each_link(chain) do
     if is_of_one_model(link) and serves[link] and serves[link] ~= s then
       core.collect()
       if serves[link] then
-        core.raise(("ddp: comm_hook: %s remembers what belongs to the passes of one model, and \z
-          serves another one already: make one for each"):format(hooks._name(link)))
+        core.raise(("ddp: comm_hook: %s has state of the passes of one model, and serves another \z
+          one already: make one for each"):format(hooks._name(link)))
       end
     end
   end
-  for _, link in ipairs(chain) do if is_of_one_model(link) then serves[link] = s end end
+  for link in each_link(chain) do if is_of_one_model(link) then serves[link] = s end end
 end
 
 --- For ddp: when a model is unwrapped.
 ---@param chain ms.Link[]
-function hooks._release(chain) for _, link in ipairs(chain) do serves[link] = nil end end
+function hooks._release(chain) for link in each_link(chain) do serves[link] = nil end end
 
---- What a reducer runs: { links = ... } where all are native, else { hook = f(bucket) }. dtype:
---- what gradients travel in.
+-- The link that ends a chain without a reduction of its own.
+local function default_reduction(op)
+  local reduce
+  return function(bucket)
+    reduce = reduce or hooks.reduce { op = op }
+    return reduce(bucket)
+  end
+end
+
+--- The kind's own reduction. op: "avg" unless given. between, for hybrid buckets: the links that
+--- reduce a shard over the ranks that hold it, after the reduction over the shard group.
+---@param options? { op?: ms.Op, between?: ms.LinkLike }
+---@return ms.Link
+function hooks.reduce(options)
+  options = check("hooks.reduce", options, kinds.reduce.options)
+  if options.between == nil then return native("reduce", options) end
+  local what, list, all_native = "hooks.reduce: between", setmetatable({}, Chain), true
+  add(list, options.between, what)
+  for _, link in ipairs(list) do
+    if type(link) == "table" and link.between then
+      core.raise(what .. ": a link has links between its reductions, but a shard is reduced once")
+    end
+    all_native = all_native and getmetatable(link) == Native
+  end
+  if all_native and not is_reduction(list[#list]) then
+    list[#list + 1] = native("reduce", { op = options.op })
+  end
+  check_dtypes(list, what)
+  check_feedback(list, what)
+  check_kind({ { between = list } }, "hybrid", what)
+  local made = native("reduce", { op = options.op }, all_native and list or nil)
+  if all_native then return made end
+  return setmetatable({
+    name = "reduce", core = made.core, between = list, run = runner(list, true),
+    outer = default_reduction(options.op),
+  }, Between)
+end
+
+Between.__tostring = Native.__tostring
+function Between.__call(self, bucket)
+  local inner = bucket:_open_between(self.core)
+  return self.run(inner, self.outer):and_then(function(result)
+    bucket:_close_between(inner, result)
+    return result
+  end)
+end
+
+--- What a reducer runs: { links = ... } if all are native, else { hook = f(bucket) }. dtype: what
+--- gradients travel in. kind: of its buckets, all_reduce unless given.
 ---@param value? ms.LinkLike
 ---@param what string
 ---@param dtype? ms.DType
+---@param kind? "all_reduce"|"reduce_scatter"|"hybrid"
 ---@return table
-function hooks._compile(value, what, dtype)
+function hooks._compile(value, what, dtype, kind)
   local chain, all_native = setmetatable({}, Chain), true
   if value ~= nil then add(chain, value, what) end
   if dtype then table.insert(chain, is_whole(chain[1]) and 2 or 1, hooks.cast { dtype = dtype }) end
   check_dtypes(chain, what)
   check_whole(chain, what)
+  check_kind(chain, kind or "all_reduce", what)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   local whole, guards = facts_of(chain)
   if all_native then
     return { chain = chain, links = chain, name = tostring(chain), whole = whole, guards = guards }
   end
-  local reduce                                        -- behind the last link, if that calls next
-  local function outer(bucket)
-    reduce = reduce or hooks.reduce()
-    return reduce(bucket)
-  end
+  local outer = default_reduction()                   -- if the last link calls next
   local run, at = runner(chain)
   local function hook(bucket)
     local ok, result = pcall(run, bucket, outer)

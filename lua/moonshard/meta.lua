@@ -955,8 +955,10 @@
 --- the same name raises.
 ---@field state fun(name: string): ms.State
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
---- with equal results. reduce is the reduction that the kind of the bucket needs.
----@field reduce fun(options?: { op?: ms.Op }): ms.Link
+--- with equal results.
+--- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that reduce
+--- a shard over the ranks that hold it, after the reduction over the shard group.
+---@field reduce fun(options?: { op?: ms.Op, between?: ms.LinkLike }): ms.Link
 --- options.group replaces the bucket's group.
 --- * All_reduce buckets only: divides first, then sums.
 ---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link
@@ -964,7 +966,7 @@
 --- * Casts the buffer for the later links and their result back; directly before a native reduction
 ---   of f32, the reduction itself rounds, and stats show the reduction's time only.
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link
----@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, all_reduce
+---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, then reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * Sends low-rank approximations.
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link

@@ -385,7 +385,7 @@ describe("error feedback", function()
         } do
           local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, way, behind } })
           fails(function() pass(model) end, what == "stage" and "stage" or "link '",
-            "behind error_feedback", "set_sent")
+            "after error_feedback", "set_sent")
           assert.truthy(how)
         end
       end
@@ -420,7 +420,7 @@ describe("error feedback", function()
     local in_lua = require "moonshard.hooks.error_feedback"
     for _, feedback in ipairs { hooks.error_feedback(), in_lua { name = unique() } } do
       local model = ms.ddp(Three(), { comm_hook = hooks.chain { feedback, mean } })
-      fails(function() pass(model) end, "has not told what this rank sent", "set_sent")
+      fails(function() pass(model) end, "has not reported what this rank sent", "set_sent")
       pass(ms.ddp(Three(), { comm_hook = hooks.chain { feedback, telling } }))
     end
     local local_only = hooks.post_local_sgd { start_step = 0, reduce_after = false }
@@ -458,7 +458,7 @@ it("links and chains that make no sense are refused where they are made", functi
   fails(function() hooks.chain { nil, "noop" } end, "a gap")
   fails(function() hooks.chain { "noop", name = "x" } end, "a field name")
   fails(function() ms.ddp(Three(), { comm_hook = { "noop" } }) end,
-    "a list of links belongs into hooks.chain")
+    "put a list of links into hooks.chain")
   fails(function() hooks.all_reduce { group = 3 } end, "group must be a group of ranks", "number")
   fails(function() hooks.post_local_sgd { start_step = 1, subgroup = "world" } end,
     "subgroup must be a group of ranks")

@@ -281,7 +281,7 @@ static uint32_t read_chain(const chain *c, ms_link *links)
         links[count - 1].options.int8.form = c->variant ? MS_INT8_ALL_TO_ALL : MS_INT8_ALL_GATHER;
         links[count - 1].options.top_k.fraction = 0.1;
         links[count - 1].options.clip.max_norm = 1;
-        links[count - 1].options.nan_check.stop = c->variant;
+        links[count - 1].options.nan_check.action = c->variant ? MS_NAN_STOP : MS_NAN_SKIP;
         links[count - 1].options.clip.scope =
             c->variant ? (ms_clip_scope)c->variant : MS_CLIP_GLOBAL;
         links[count - 1].options.post_local_sgd.start_step = 1;
@@ -300,7 +300,7 @@ static ms_status any_life(rank *self, const void *which)
     ms_link given[3], links[3];
     model m;
     uint32_t count = read_chain(c, given);
-    ms_status status = ms_chain_take(self->engine, given, count, links);
+    ms_status status = ms_chain_take(self->engine, MS_BUCKET_ALL_REDUCE, given, count, links);
     if (status) return status;
     status = build(self, &m);
     for (int i = 0; i < 4; i++)
@@ -362,7 +362,8 @@ static void options_are_checked(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         const ms_link_kind *kind = ms_link_find(wrong[i].kind), *last = ms_link_find("reduce");
         ms_link links[] = { { .kind = kind, .options = wrong[i].options }, { .kind = last } };
-        assert_int_equal(ms_chain_check(engine, links, kind->reduce ? 1 : 2), MS_ERROR_ARGUMENT);
+        assert_int_equal(ms_chain_check(engine, MS_BUCKET_ALL_REDUCE, links, kind->reduce ? 1 : 2),
+                         MS_ERROR_ARGUMENT);
         assert_non_null(strstr(ms_engine_error(engine)->message, wrong[i].says));
         assert_non_null(strstr(ms_engine_error(engine)->message, wrong[i].kind));
     }

@@ -1,16 +1,24 @@
 /* moonshard/hook.h: communication hooks: the bucket that a link sees, the native links, chains.
  *
  * Invariants
- * - A bucket's buffer holds the sum of this rank's gradients, undivided. Whoever reduces it takes
- *   the mean over `divisor` ranks: the native reductions multiply each rank's numbers by 1 /
- *   divisor as they read them, 16 bits in f32, so that no sum leaves the range of its dtype.
- * - A chain is data: links in order, the last one reduces. What a link encodes it decodes again, in
- *   reverse order, once the later links are done.
- * - All that a chain does is enqueued, on the engine's current stream (the group's communication
- *   stream) or behind it: no link blocks the host.
- * - A link sees its bucket from its call until its chain's result is delivered, not longer.
- * - What a link remembers is kept by parameter, not by bucket, so that it follows parameters when
- *   buckets are rebuilt. It belongs to one link, which may serve several reducers. */
+ * - A bucket's buffer holds the sum of this rank's gradients, undivided. The link that reduces it
+ *   takes the mean over `divisor` ranks: native reductions multiply each rank's numbers by 1 /
+ *   divisor as they read them, and add 16-bit numbers in f32, so that no sum leaves the range of
+ *   its dtype.
+ * - A chain is data: an array of links, of which the last one reduces. A link that encodes the
+ *   buffer decodes the result. Links decode in reverse order, after the later links.
+ * - A chain only enqueues, on the engine's current stream (the group's communication stream) or on
+ *   streams that wait for it. No link blocks the host.
+ * - A link may use its bucket from its call until the result of its chain is delivered.
+ * - A link's state is kept for each parameter, not for each bucket, and so follows parameters when
+ *   buckets are rebuilt. A state belongs to one link, which may serve several reducers.
+ * - The kind of a bucket says what its chain returns. all_reduce: all numbers. reduce_scatter: this
+ *   rank's shard, one of as many equal parts of the buffer as the shard group has ranks. hybrid:
+ *   the same; each shard is reduced over a shard group, then over the ranks of all shard groups
+ *   that hold the same shard.
+ * - The buffer of a sharded kind has the parameters' gradients one after another, and zeros after
+ *   the last one, so that its length divides by the size of the shard group. Native links leave
+ *   those zeros zero. */
 #ifndef MOONSHARD_HOOK_H
 #define MOONSHARD_HOOK_H
 
@@ -23,14 +31,16 @@ extern "C" {
 typedef enum ms_bucket_kind {
     MS_BUCKET_ALL_REDUCE,
     MS_BUCKET_REDUCE_SCATTER,
-    MS_BUCKET_HYBRID
+    MS_BUCKET_HYBRID,
+    MS_BUCKET_KINDS
 } ms_bucket_kind;
 MS_API const char *ms_bucket_kind_name(ms_bucket_kind kind); /* "all_reduce" ... */
 
 /* What ddp (later fsdp) fills in and owns; links read it. */
 typedef struct ms_bucket {
     ms_engine *engine;
-    ms_group *group; /* everyone whose gradients are summed */
+    ms_group *group;             /* all ranks whose gradients are summed */
+    ms_group *shards, *replicas; /* hybrid: the groups of MS_LEVEL_SHARD and MS_LEVEL_REPLICATE */
     ms_bucket_kind kind;
     uint32_t index; /* 0 is launched first */
     bool is_last;
@@ -40,102 +50,119 @@ typedef struct ms_bucket {
     const char *const *names;  /* of the parameters */
     /* Gradient buffer: 1-D, contiguous, in the group's memory. The result is written here. */
     ms_tensor *flat;
-    ms_tensor **gradients; /* views of flat in the parameters' shapes */
+    /* Views of flat in the parameters' shapes; between the reductions of a hybrid bucket, 1-D: the
+     * part of each gradient that lies in this rank's shard. */
+    ms_tensor **gradients;
     ms_tensor **parameters;
     /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
     ms_tensor *buffer;
-    /* This rank's numbers as a lossy link sends them, f32, owned by the chain; NULL: no link has
-     * set them. */
+    /* For error feedback: this rank's numbers as the other ranks receive them, f32, owned by the
+     * chain; NULL: no link has reported them. */
     ms_tensor *sent;
-    bool wants_sent; /* a link of this chain wants to know it */
-    /* Storage and version of the buffer when it last held this rank's unchanged numbers; see
-     * ms_bucket_tell. */
-    const ms_storage *told;
-    uint64_t told_version;
+    bool wants_sent; /* a link of this chain keeps the residual and needs `sent` */
+    /* Storage and version of the buffer when it last held this rank's numbers without loss; see
+     * ms_bucket_mark_lossless. */
+    const ms_storage *lossless;
+    uint64_t lossless_version;
     /* A cast right before the reduction: the collective rounds to this dtype as it reads and
      * writes; MS_F32: no cast. */
     ms_dtype travels;
+    /* The link that runs, counted from 1 in its chain; links that ran before this bucket's chain in
+     * the same array (between the reductions of a hybrid bucket). */
+    uint32_t link, links_before;
     /* NULL: bytes are not counted; see ms_bucket_account. */
     ms_status (*account)(void *user, uint32_t link);
     void *account_user;
     char label[32]; /* for messages: its first parameter */
 } ms_bucket;
 
-/* Those who share one copy of the parameters, and those who hold the same part of it; a level that
- * the kind does not have is a group of this rank alone. */
+/* all: the ranks whose gradients are summed. shard: the ranks that share one copy of the
+ * parameters. replicate: the ranks that hold the same shard. A level that the kind does not have is
+ * a group of this rank alone. */
 typedef enum ms_bucket_level { MS_LEVEL_ALL, MS_LEVEL_SHARD, MS_LEVEL_REPLICATE } ms_bucket_level;
 MS_API ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out);
-/* What is enqueued for the bucket from now on is that link's, counted from 1 in its chain; 0:
- * nobody's. */
+/* Tasks and bytes that are enqueued for the bucket from now on are charged to that link, counted
+ * from 1 in its chain; 0: to no link. */
 static inline ms_status ms_bucket_account(const ms_bucket *bucket, uint32_t link)
 {
     return bucket->account ? bucket->account(bucket->account_user, link) : MS_OK;
 }
 /* Later links see `tensor` as the buffer. */
 MS_API void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor);
-/* What this rank's numbers were behind a link that loses some of them, as a tensor of the buffer's
- * length; only where bucket->wants_sent. */
+
+/* Error feedback: a link that keeps the residual (what this rank meant to send, less what the other
+ * ranks received) sets wants_sent. Then each link that loses something of this rank's numbers
+ * reports, as a tensor of the buffer's length, what the other ranks will receive of them. */
 MS_API ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent);
-/* The buffer, as it is now, has this rank's numbers as they are: from links that want to know what
- * is sent, and those that change it and keep that true. Whether that still holds, or somebody has
- * told what else they were; true where no link wants to know, or the buffer's length tells by
- * itself that somebody has to. */
-MS_API void ms_bucket_tell(ms_bucket *bucket);
-MS_API bool ms_bucket_is_told(const ms_bucket *bucket);
-/* View `index` of the present buffer in the shape of that parameter, owned; MS_ERROR_STATE if the
+/* The buffer, as it is now, holds this rank's numbers without loss. Called by the link that sets
+ * wants_sent, and by links that replace the buffer and lose nothing but rounding, which the
+ * reduction reports. */
+MS_API void ms_bucket_mark_lossless(ms_bucket *bucket);
+/* Whether the residual can be computed: the buffer is still lossless, or a link has called
+ * set_sent. Also true where no link wants it, and where the buffer has another length than the
+ * gradients, because then the reduction cannot go on without a report. */
+MS_API bool ms_bucket_loss_is_known(const ms_bucket *bucket);
+
+/* View `index` of the present buffer in the shape of that gradient, owned; MS_ERROR_STATE if the
  * buffer has another length than the gradients. */
 MS_API ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out);
-/* This rank's part of a full-length tensor, owned: for all_reduce the whole. */
+/* How many shards the bucket has, and which of them is this rank's; for all_reduce 1 and 0. */
+MS_API uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own);
+/* The number of elements that belong to gradients; what the buffer has beyond is padding. */
+MS_API int64_t ms_bucket_numbers(const ms_bucket *bucket);
+/* This rank's part of a contiguous tensor with the buffer's length, 1-D, owned; for all_reduce the
+ * tensor itself. MS_ERROR_ARGUMENT for another length. */
 MS_API ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out);
 /* MS_ERROR_ARGUMENT unless a chain may return it: of the shard's length and the gradients' dtype,
- * contiguous, of this engine. hook: how its messages name what made it, or NULL. */
+ * contiguous, of this engine. hook: the name of the hook for the message, or NULL. */
 MS_API ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook,
                                         const ms_tensor *result);
 
 /* -------------------------------------------------------------------- state */
 
-/* What a link remembers from one iteration to the next: f32 tensors by name and parameter, and a
- * count of iterations. */
+/* What a link keeps from one iteration to the next: f32 tensors by name and parameter, and a count
+ * of iterations. */
 typedef struct ms_link_state ms_link_state;
 /* With one reference; freed with the engine at the latest. */
 MS_API ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out);
 MS_API ms_link_state *ms_link_state_retain(ms_link_state *state); /* NULL is allowed */
 MS_API void ms_link_state_release(ms_link_state *state);          /* NULL is allowed */
-/* For hosts with garbage collection: a reference that is released by the next sweep, which does not
- * depend on a collector's pace. */
+/* For hosts with garbage collection: marks one reference for release by the next sweep, so that
+ * memory does not depend on when the collector runs. */
 MS_API void ms_link_state_abandon(ms_link_state *state);
 MS_API void ms_link_states_sweep(ms_engine *engine);
 
-/* One 1-D f32 tensor with lengths[i] numbers for parameter i of the bucket, one behind the other
- * (lengths NULL: as many as it has); owned. What the name has kept for a parameter is in it, also
- * if that was in another bucket until now, or was put; what is new, or had another length, is zero
- * and fresh[i] (fresh may be NULL). The state keeps the tensor. On the current stream. */
+/* One 1-D f32 tensor with lengths[i] numbers for parameter i of the bucket, one parameter after
+ * another; owned. lengths NULL: as many as its gradient has, and zeros for the bucket's padding. It
+ * starts with the values that the state has under this name for each parameter, from another bucket
+ * or from ms_link_state_put. Values that are new, or had another length, are zero and set fresh[i]
+ * (fresh may be NULL). The state keeps the tensor. On the current stream. */
 MS_API ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket,
                                       const char *name, const int64_t *lengths, bool *fresh,
                                       ms_tensor **out);
-/* The same for what belongs to no parameter. */
+/* The same for numbers that belong to no parameter. */
 MS_API ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t length,
                                       bool *fresh, ms_tensor **out);
-/* How many iterations the link has seen; its own to count. */
+/* How many iterations the link has run, as the link itself counts them. */
 MS_API int64_t ms_link_state_iteration(const ms_link_state *state);
 MS_API void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration);
-/* Of a link that makes matrices smaller: how many numbers it was given, and how many travelled for
- * them, since it was made; not saved. */
+/* Of a link that compresses: how many numbers it was given since it was made, and how many were
+ * sent for them; not saved. */
 typedef struct ms_link_compression {
     uint64_t before, after;
 } ms_link_compression;
 MS_API ms_link_compression ms_link_state_compression(const ms_link_state *state);
 
-/* For saving: all that is kept, in a fixed order, as a view that is owned. parameter: "" for what
- * belongs to none. MS_ERROR_ARGUMENT past the last. */
+/* For saving: all tensors of the state, in a fixed order, each as a view that is owned. parameter:
+ * "" for numbers that belong to none. MS_ERROR_ARGUMENT past the last. */
 typedef struct ms_link_piece {
     const char *name, *parameter;
     ms_tensor *tensor;
 } ms_link_piece;
 MS_API uint32_t ms_link_state_pieces(const ms_link_state *state);
 MS_API ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piece *out);
-/* For loading: forgets everything; then puts copies, each for the first parameter of that name that
- * comes. */
+/* For loading: clear drops all values; put adds a copy, for the first parameter of that name that
+ * asks for it. */
 MS_API void ms_link_state_clear(ms_link_state *state);
 MS_API ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter,
                                    ms_tensor *tensor);
@@ -149,12 +176,16 @@ typedef enum ms_clip_scope {
     MS_CLIP_LAGGED /* by the norm of the step before */
 } ms_clip_scope;
 typedef enum ms_int8_form { MS_INT8_ALL_GATHER, MS_INT8_ALL_TO_ALL } ms_int8_form;
+typedef enum ms_nan_action { MS_NAN_SKIP, MS_NAN_STOP } ms_nan_action;
 
 typedef struct ms_link_options {
     ms_reduce_op op; /* of a reduction; MS_REDUCE_OP_AVG: the mean over the bucket's divisor */
     ms_dtype dtype;  /* cast: what travels */
     ms_group *group; /* NULL: the bucket's; a mean is over its size */
-    double decay;    /* error_feedback: of what was left over */
+    double decay;    /* error_feedback: factor of the residual */
+    /* reduce, of a hybrid bucket: how many links follow this one in the array of its chain. They
+     * are the chain that reduces the shard over the ranks that hold it; 0: the same op. */
+    uint32_t between;
     struct {
         int64_t rank, start_step, seed;
         int64_t stats_every; /* iterations between two logged lines */
@@ -176,9 +207,8 @@ typedef struct ms_link_options {
         double max_norm;
         ms_clip_scope scope;
     } clip;
-    /* stop: an error; else what optimizers ask for */
     struct {
-        bool stop;
+        ms_nan_action action;
     } nan_check;
     /* subgroup NULL: the bucket's group */
     struct {
@@ -188,6 +218,24 @@ typedef struct ms_link_options {
     } post_local_sgd;
 } ms_link_options;
 
+/* For hosts that read options by name: a field of ms_link_options. */
+typedef enum ms_option_type {
+    MS_OPTION_NUMBER,
+    MS_OPTION_INTEGER,
+    MS_OPTION_BOOLEAN,
+    MS_OPTION_CHOICE, /* an enum; choices: the names of its values */
+    MS_OPTION_DTYPE,
+    MS_OPTION_GROUP,
+    MS_OPTION_BETWEEN /* links for ms_link_options.between */
+} ms_option_type;
+typedef struct ms_link_option {
+    const char *name;
+    ms_option_type type;
+    size_t offset;
+    const char *const *choices; /* ends with NULL */
+    const char *required;       /* the message's end where it is missing; NULL: it has a default */
+} ms_link_option;
+
 typedef struct ms_link_kind ms_link_kind;
 typedef struct ms_link {
     const ms_link_kind *kind;
@@ -195,50 +243,98 @@ typedef struct ms_link {
     ms_link_state *state;
 } ms_link;
 
-/* A link either wraps what follows (encode, and decode unless nothing is to be undone) or reduces.
- * Its object is the ms_link: options, and state if it is of a kind that has some. */
+/* encode: changes the buffer for the later links. decode: `before` is the buffer as it was when
+ * encode was called, `reduced` the result of the later links; *out is owned. reduce: the chain's
+ * result, owned. */
+typedef ms_status ms_link_encode(const ms_link *link, ms_bucket *bucket);
+typedef ms_status ms_link_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                                 ms_tensor *reduced, ms_tensor **out);
+typedef ms_status ms_link_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
+typedef ms_status ms_link_check(ms_engine *engine, const ms_link_options *options);
+
+/* Bits of ms_link_kind.places; between: among the links between the reductions of a hybrid bucket,
+ * where the bucket is this rank's shard and looks like an all_reduce bucket. */
+#define MS_PLACE(bucket_kind) (1u << (bucket_kind))
+#define MS_PLACE_BETWEEN MS_PLACE(MS_BUCKET_KINDS)
+#define MS_PLACE_ALL (MS_PLACE(MS_BUCKET_KINDS + 1) - 1)
+
+/* All facts about a native link. Each kind either encodes (and decodes, unless there is nothing to
+ * undo) or reduces. */
 struct ms_link_kind {
     const char *name;
-    ms_status (*encode)(const ms_link *link, ms_bucket *bucket);
-    /* before: the buffer as it was when encode was called; reduced: what the later links made;
-     * *out: owned. */
-    ms_status (*decode)(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
-                        ms_tensor *reduced, ms_tensor **out);
-    ms_status (*reduce)(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
-    /* NULL: all are allowed */
-    ms_status (*check)(ms_engine *engine, const ms_link_options *options);
+    ms_link_encode *encode;
+    ms_link_decode *decode;
+    ms_link_reduce *reduce;
+    ms_link_check *check;          /* of options; NULL: all values are allowed */
+    const ms_link_option *options; /* ends with a name NULL; NULL: none */
     ms_link_options defaults;
+    /* Where it works, and the reason for the other places. */
+    uint32_t places;
+    const char *reason;
+    /* Why error_feedback may not stand before it, as what to do instead; NULL: it may. */
+    const char *no_feedback;
     bool has_state;
+    bool one_model;    /* its state counts passes or belongs to a pass as a whole */
+    bool needs_floats; /* the buffer must have one float for each number of the gradients */
+    bool keeps_result; /* decode returns `reduced` with the same values */
+    bool can_round;    /* a reduction that rounds to bucket->travels by itself */
+    bool casts, clips, checks, compresses; /* it has options.dtype, .clip, .nan_check; statistics */
 };
 
-/* "reduce" (the kind's own reduction), "all_reduce" (of all_reduce buckets only), "noop" (gradients
- * stay local), "cast" (there and back), "error_feedback" (adds what was lost in the iteration
- * before), "powersgd" (low rank), "int8", "top_k" (the greatest numbers, the others later),
- * "sign_vote" (one bit each), "adasum", "post_local_sgd", "clip" (of reduced gradients),
- * "nan_check". */
+/* Kind `index` of the table; NULL past the last. */
+MS_API const ms_link_kind *ms_link_kind_get(uint32_t index);
 MS_API const ms_link_kind *ms_link_find(const char *name); /* NULL if there is none */
+/* The link's result for a bucket is final only after the iteration's last bucket (clip with the
+ * global scope), so no step may use it before. */
+MS_API bool ms_link_is_whole(const ms_link *link);
+/* Two models would overwrite each other's state. */
+MS_API bool ms_link_is_of_one_model(const ms_link *link);
+/* Its state "bad" says after the last bucket that optimizers are to skip the step. */
+MS_API bool ms_link_skips_steps(const ms_link *link);
+
+/* ------------------------------------------------------------------- chains */
 
 #define MS_CHAIN_LINKS 16
-/* MS_ERROR_ARGUMENT unless all but the last wrap and the last reduces, with options that they
- * allow. */
-/* A chain is whole where clip has the global scope: what it gives for a bucket is complete behind
- * the last bucket only, so nobody may use it before. */
-MS_API bool ms_link_is_whole(const ms_link *link);
-MS_API ms_status ms_chain_check(ms_engine *engine, const ms_link *links, uint32_t count);
+/* MS_ERROR_ARGUMENT unless all links work on buckets of that kind, with options that they allow,
+ * and exactly the last one reduces; a reduction may be followed by its options.between links. */
+MS_API ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
+                                uint32_t count);
 /* Checks and copies; states are retained, and made where a kind has one and none is given. Drop
  * what was taken. */
-MS_API ms_status ms_chain_take(ms_engine *engine, const ms_link *links, uint32_t count,
-                               ms_link *taken);
+MS_API ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
+                               uint32_t count, ms_link *taken);
 MS_API void ms_chain_drop(ms_link *taken, uint32_t count);
 MS_API ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket,
                               ms_tensor **result);
-/* Around a chain that somebody else runs: what ms_chain_run does before its first and behind its
- * last link. begin returns what end is to be given. */
+
+/* For hosts that run a chain themselves. begin and end: what ms_chain_run does before its first and
+ * after its last link; end takes what begin returned. The others run one native link and check what
+ * its kind demands of the bucket; ms_link_run_decode needs a kind with decode. */
 MS_API ms_dtype ms_chain_begin(ms_bucket *bucket);
 MS_API void ms_chain_end(ms_bucket *bucket, ms_dtype autocast);
+MS_API ms_status ms_link_run_encode(const ms_link *link, ms_bucket *bucket);
+MS_API ms_status ms_link_run_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                                    ms_tensor *reduced, ms_tensor **out);
+MS_API ms_status ms_link_run_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
 
-/* A chain that is not all native. What it returns is owned, and ready at *ready (seq 0: behind the
- * group's communication stream). */
+/* The two halves of reduce on a hybrid bucket. open reduces the buffer over the shard group;
+ * between->bucket is then this rank's shard, an all_reduce bucket of the ranks that hold it, whose
+ * divisor makes the mean that of all ranks. close, with the result of the chain that reduced it,
+ * checks it and reports to error feedback what that chain lost. drop frees (NULL is allowed). */
+typedef struct ms_between {
+    ms_bucket bucket;
+    ms_bucket *of;
+    ms_tensor *exact;   /* the shard in f32 before it was rounded, for error feedback, or NULL */
+    double factor;      /* by which each rank's numbers were multiplied */
+    const char **names; /* bucket's lists, while they are filled */
+    uint32_t *positions;
+} ms_between;
+MS_API ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between **out);
+MS_API ms_status ms_between_close(ms_between *between, ms_tensor *result);
+MS_API void ms_between_drop(ms_between *between);
+
+/* A chain that is not all native. *result is owned, and ready at *ready (seq 0: after what the
+ * group's communication stream has by then). */
 typedef ms_status (*ms_comm_hook)(void *user, ms_bucket *bucket, ms_tensor **result,
                                   ms_point *ready);
 

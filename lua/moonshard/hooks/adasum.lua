@@ -4,7 +4,7 @@ local ms = require "moonshard"
 
 return function()
   return function(bucket)
-    local group, buffer, shapes = bucket:group(), bucket:buffer(), bucket:parameters()
+    local group, buffer, shapes = bucket:group(), bucket:buffer(), bucket:gradients()
     local rank, size, dtype = group:rank(), group:size(), buffer:dtype()
     if bucket:wants_sent() then
       error("adasum in Lua: error_feedback stands before it, but its result is no mean", 0)
@@ -21,8 +21,8 @@ return function()
       sent:value()
       return theirs
     end
-    -- f(position, mine, theirs) for what lies of each parameter in the numbers first .. first +
-    -- count - 1.
+    -- f(position, mine, theirs) for the part of each parameter that lies in the numbers first ..
+    -- first + count - 1.
     local function each(first, count, theirs, f)
       local begin = 1
       for i, p in ipairs(shapes) do
@@ -79,11 +79,11 @@ return function()
     while power * 2 <= size do power = power * 2 end
     if rank >= power then
       send(mine, rank - power):value()
-      return buffer:copy_(receive(count, rank - power))
+      return bucket:shard(buffer:copy_(receive(count, rank - power)))
     end
     if rank + power < size then combine(1, count, receive(count, rank + power), 0) end
     reduce(1, count, 1, power)
     if rank + power < size then send(mine, rank + power):value() end
-    return buffer:copy_(mine)
+    return bucket:shard(buffer:copy_(mine))
   end
 end

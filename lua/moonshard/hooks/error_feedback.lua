@@ -1,5 +1,6 @@
--- The native link error_feedback, in Lua: what later links lose of this rank's numbers is added to
--- its numbers of the next iteration. options.name: of its state; two of one name are an error.
+-- The native link error_feedback, in Lua: what later links lose of this rank's numbers, the
+-- residual, is added to its numbers of the next iteration. options.name: of its state; two of one
+-- name are an error.
 local hooks = require "moonshard.hooks"
 
 return function(options)
@@ -16,11 +17,11 @@ return function(options)
     return next(bucket):and_then(function(reduced)
       local sent = bucket:sent()
       if not sent then
-        error("error_feedback in Lua: the link that reduced has not told what this rank sent: it "
-          .. "calls bucket:set_sent(t)", 0)
+        error("error_feedback in Lua: the link that reduced has not reported what this rank sent: "
+          .. "it calls bucket:set_sent(t)", 0)
       end
       left:sub_(sent)
-      left:masked_fill_(left:is_finite():eq(0), 0)  -- one bad step would spoil all that follow
+      left:masked_fill_(left:is_finite():eq(0), 0)  -- one bad step would spoil all later ones
       return reduced
     end)
   end

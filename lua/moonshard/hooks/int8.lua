@@ -41,16 +41,16 @@ return function(options)
     local group, buffer, share = bucket:group(), bucket:buffer(), 1 / bucket:divisor()
     local count, ranks = buffer:numel(), group:size()
     if count == 0 then return stay_local(bucket) end
-    local tells, sent = bucket:wants_sent(), nil
-    local function tell(own)
-      if tells then sent = own:view(-1):narrow(1, 1, count) end
+    local reports, sent = bucket:wants_sent(), nil
+    local function report(own)
+      if reports then sent = own:view(-1):narrow(1, 1, count) end
     end
-    -- What coding this rank's part of the mean for the second way has lost, this rank makes up for.
-    local function tell_part(exact, coded)
+    -- This rank's residual takes what the second coding of its part of the mean has lost.
+    local function report_part(exact, coded)
       local length = exact:numel()
       local first = group:rank() * length
       length = math.min(length, count - first)
-      if not tells or length <= 0 then return end
+      if not reports or length <= 0 then return end
       local lost = exact:view(-1):narrow(1, 1, length) - coded:view(-1):narrow(1, 1, length)
       sent:narrow(1, first + 1, length):sub_(lost:div_(share))
     end
@@ -66,28 +66,28 @@ return function(options)
     local result
     if codec then
       local payload = codec:encode(x)
-      tell(codec:decode(payload, n))
+      report(codec:decode(payload, n))
       if split then
         local sum = codec:decode_sum(group:all_to_all(payload):value(), n):mul_(share)
         local coded = codec:encode(sum)
-        tell_part(sum, codec:decode(coded, n))
+        report_part(sum, codec:decode(coded, n))
         result = codec:decode(group:all_gather(coded:view(1, -1)):value(), n)
       else result = codec:decode_sum(group:all_gather(payload):value(), n):mul_(share) end
     else
       local codes, scales = quantize(x)
-      tell(numbers(codes, scales))
+      report(numbers(codes, scales))
       if split then
         local sum = add_up(group:all_to_all(codes):value(), group:all_to_all(scales):value(), ranks,
           rows // ranks, n):mul_(share)
         codes, scales = quantize(sum)
-        tell_part(sum, numbers(codes, scales))
+        report_part(sum, numbers(codes, scales))
         result = numbers(group:all_gather(codes):value(), group:all_gather(scales):value())
       else
         result = add_up(group:all_gather(codes):value(), group:all_gather(scales):value(), ranks,
           rows, n):mul_(share)
       end
     end
-    if tells then bucket:set_sent(sent) end
-    return buffer:copy_(result:view(-1):narrow(1, 1, count))
+    if reports then bucket:set_sent(sent) end
+    return bucket:shard(buffer:copy_(result:view(-1):narrow(1, 1, count)))
   end
 end

@@ -1,13 +1,13 @@
 -- The native link post_local_sgd, in Lua: means over all ranks until start_step, then over a
 -- smaller group, or none. options.name: of its state; two of one name are an error.
 local hooks = require "moonshard.hooks"
-local mean_over = require "moonshard.hooks.all_reduce"
+local mean_over = require "moonshard.hooks.reduce"
 local stay_local = require "moonshard.hooks.noop" ()
 
 return function(options)
   local counts = hooks.state(options.name or "post_local_sgd in Lua")
   local mean, mean_within = mean_over(), mean_over { group = options.subgroup }
-  return function(bucket)
+  local function link(bucket)
     local all = counts:of "all"
     local iteration = all.iteration or 0
     if iteration < options.start_step then
@@ -17,4 +17,6 @@ return function(options)
     if options.reduce_after == false then return stay_local(bucket) end
     return mean_within(bucket)
   end
+  return hooks._limit(link, { "all_reduce", "between" }, "from start_step on each rank needs a \z
+    copy of the parameters of its own, and the ranks of a shard group share one")
 end

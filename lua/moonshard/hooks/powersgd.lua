@@ -3,13 +3,12 @@
 -- error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
-local mean = require "moonshard.hooks.all_reduce" ()
+local mean = require "moonshard.hooks.reduce" ()
 
--- The matrices of a bucket: rows n, columns m, rank r, where each begins, and whether it is worth
--- it to compress it.
+-- The matrices of a bucket: rows n, columns m, rank r, offset; small: it is compressed.
 local function matrices(bucket, rank, min_rate)
   local list, offset = {}, 0
-  for i, p in ipairs(bucket:parameters()) do
+  for i, p in ipairs(bucket:gradients()) do
     local n = p:dim() > 0 and p:size(1) or 1
     local m = n > 0 and p:numel() // n or 0
     local r = math.min(n, m, rank)
@@ -40,16 +39,17 @@ return function(options)
     option("warm_start", true), option("eps", 0), option("seed", 0), option("batched", false)
   local state = hooks.state(options.name or "powersgd in Lua")
 
-  -- State `name` with count(matrix) numbers for each that is compressed; of a square they stand
-  -- with parameters as far as each has its own.
+  -- State `name` with count(matrix) numbers for each that is compressed; of a square, each
+  -- parameter has as many as it has elements, and the last one the rest.
   local function kept(bucket, list, name, count)
-    local lengths, parameters = {}, bucket:parameters()
+    local lengths, parameters, total = {}, bucket:gradients(), 0
     if not batched then
       for i, x in ipairs(list) do lengths[i] = x.small and count(x) or 0 end
       return state:pieces(bucket, name, lengths)
     end
+    for _, p in ipairs(parameters) do total = total + p:numel() end
     local left = count(list[1])
-    local by_parameter = left >= bucket:buffer():numel()
+    local by_parameter = left >= total
     for i, p in ipairs(parameters) do
       lengths[i] = by_parameter and p:numel() or 0
       left = left - lengths[i]
@@ -64,7 +64,7 @@ return function(options)
     local buffer, iteration = bucket:buffer(), counts.iteration or 0
     if bucket:is_last() then counts.iteration = iteration + 1 end
     if iteration < start then return mean(bucket) end
-    -- For error_feedback before this link: what stays in this link's own error is not lost.
+    -- For error_feedback before this link: what this link's own residual keeps is not lost.
     local sent = bucket:wants_sent() and buffer:to("f32"):clone()
 
     local dtype = buffer:dtype()
@@ -72,11 +72,13 @@ return function(options)
     local function add_up(t, factor)
       t:copy_(group:all_reduce(t:to(dtype):clone(), { premul_sum = factor }):value())
     end
-    local list, wide
+    local total, list, wide = 0
+    for _, p in ipairs(bucket:gradients()) do total = total + p:numel() end
+    local own = buffer:narrow(1, 1, total)         -- without the padding of sharded kinds
     if batched then
-      list = square(buffer:numel(), rank)
+      list = square(total, rank)
       wide = ms.zeros { list[1].n * list[1].m }
-      wide:narrow(1, 1, buffer:numel()):copy_(buffer)
+      wide:narrow(1, 1, total):copy_(own)
     else list, wide = matrices(bucket, rank, min_rate), buffer:to "f32" end
     local small, rest = {}, {}
     for i, x in ipairs(list) do
@@ -134,8 +136,8 @@ return function(options)
           x.error:sub_(x.m_view)
           x.error:masked_fill_(x.error:is_finite():eq(0), 0)
         end
-        -- Where all gradients were zero, or not finite, a column of Q is, too, and would be for
-        -- ever: the next iteration starts from what this one did.
+        -- A column of Q is zero, or not finite, where all gradients were, and would stay so for
+        -- ever: the next iteration then starts from what this one started from.
         if begun_with then
           local norms, before = x.q:norm(2, 1, true), part(begun_with, x.q_at, x.m, x.r)
           x.q:copy_(ms.where(norms:is_finite(), ms.where(norms:eq(0), before, x.q), before))
@@ -144,12 +146,12 @@ return function(options)
     end
     if sent and not feedback then
       for _, x in ipairs(small) do
-        local count = math.min(x.n * x.m, buffer:numel() - x.offset)
+        local count = math.min(x.n * x.m, total - x.offset)
         sent:narrow(1, x.offset + 1, count):copy_(wide:narrow(1, x.offset + 1, count))
       end
     end
     if sent then bucket:set_sent(sent) end
-    if wide ~= buffer then buffer:copy_(wide:narrow(1, 1, buffer:numel())) end
-    return buffer
+    if wide ~= buffer then own:copy_(wide:narrow(1, 1, total)) end
+    return bucket:shard(buffer)
   end
 end

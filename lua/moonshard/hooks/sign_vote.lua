@@ -1,5 +1,5 @@
--- The native link sign_vote, in Lua: one bit a number; the result is what most ranks say, and 0
--- where they are even.
+-- The native link sign_vote, in Lua: one bit a number; the result is the sign that most ranks have,
+-- and 0 where as many have the one as the other.
 local ms = require "moonshard"
 
 return function()
@@ -9,9 +9,13 @@ return function()
       error("sign_vote in Lua: error_feedback stands before it, but a vote is no mean", 0)
     end
     local buffer = bucket:buffer()
-    local n = buffer:numel()
+    local n, numbers = buffer:numel(), 0
+    for _, p in ipairs(bucket:gradients()) do numbers = numbers + p:numel() end
     local bits = codec:encode(buffer:to "f32")
     local all = bucket:group():all_gather(bits:view(1, -1)):value()
-    return buffer:copy_(codec:decode_sum(all, n):sign_())
+    local votes = codec:decode_sum(all, n):sign_()
+    -- A zero has a sign too; padding stays zero.
+    if numbers < n then votes:narrow(1, numbers + 1, n - numbers):zero_() end
+    return bucket:shard(buffer:copy_(votes))
   end
 end

@@ -1,5 +1,5 @@
--- The native link top_k, in Lua: the greatest numbers travel, with their places; what is left is
--- added to the next iteration's. options.name: of its state; two of one name are an error.
+-- The native link top_k, in Lua: the greatest numbers travel, with their places; the rest is added
+-- to the next iteration's numbers. options.name: of its state; two of one name are an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
 
@@ -8,7 +8,7 @@ return function(options)
   return function(bucket)
     local group, buffer, left = bucket:group(), bucket:buffer(), state:flat(bucket, "left")
     local dtype, n, fast = buffer:dtype(), buffer:numel(), nil
-    if bucket:wants_sent() then bucket:set_sent(buffer) end  -- what is not sent is not lost
+    if bucket:wants_sent() then bucket:set_sent(buffer) end  -- the residual keeps the rest
     if momentum > 0 then
       fast = state:flat(bucket, "momentum"):mul_(momentum):add_(buffer:to "f32")
       left:add_(fast)
@@ -21,10 +21,10 @@ return function(options)
     local values = left:index_select(1, places):to(dtype)
     left:scatter_add_(1, places, -values:to "f32")
     if fast then fast:scatter_(1, places, 0) end
-    -- One bad step would spoil all that follow.
+    -- One bad step would spoil all later ones.
     for _, memory in ipairs { left, fast } do memory:masked_fill_(memory:is_finite():eq(0), 0) end
     local all, all_places = group:all_gather(values):value(), group:all_gather(places):value()
-    return buffer:copy_(ms.zeros({ n }):scatter_add_(1, all_places, all:to "f32")
-      :mul_(1 / bucket:divisor()))
+    return bucket:shard(buffer:copy_(ms.zeros({ n }):scatter_add_(1, all_places, all:to "f32")
+      :mul_(1 / bucket:divisor())))
   end
 end

@@ -1,0 +1,142 @@
+/* between.c: hybrid buckets. A reduce-scatter over the shard group leaves each rank its shard,
+ * which is reduced over the ranks that hold the same one: by an all-reduce, or by any chain, which
+ * sees the shard as an all_reduce bucket of those ranks.
+ *
+ * A mean over `divisor` ranks: the first reduction multiplies by replicas / divisor, the second
+ * takes the mean over the replicas. */
+#include "hook/work.h"
+
+#include <string.h>
+
+/* ------------------------------------------------------- the shard's bucket */
+
+static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/* The pieces of gradients that lie in the shard, whose first number is `first` of the buffer. */
+static ms_status take_pieces(ms_between *between, int64_t first)
+{
+    ms_bucket *inner = &between->bucket;
+    const ms_bucket *of = between->of;
+    int64_t begin = 0, end, last = first + ms_tensor_count(inner->flat);
+    for (uint32_t i = 0; i < of->count; i++, begin = end) {
+        end = begin + ms_tensor_count(of->gradients[i]);
+        int64_t from = begin > first ? begin : first, to = end < last ? end : last;
+        if (from >= to) continue;
+        ms_status status =
+            ms_link_span(inner->flat, from - first, to - from, &inner->gradients[inner->count]);
+        if (status) return status;
+        inner->parameters[inner->count] = of->parameters[i];
+        between->names[inner->count] = of->names[i];
+        between->positions[inner->count++] = of->positions[i];
+    }
+    return MS_OK;
+}
+
+static ms_status new_between(ms_bucket *of, ms_between **out)
+{
+    size_t head = up(sizeof(ms_between)), pointers = up(of->count * sizeof(void *));
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(of->engine),
+                                   head + 3 * pointers + of->count * sizeof(uint32_t),
+                                   "a shard's bucket", &memory);
+    if (status) return status;
+    ms_between *between = memory;
+    char *at = (char *)memory + head;
+    *between = (ms_between){ .bucket = *of, .of = of };
+    ms_bucket *inner = &between->bucket;
+    inner->kind = MS_BUCKET_ALL_REDUCE;
+    inner->group = of->replicas;
+    inner->shards = inner->replicas = NULL;
+    inner->divisor = ms_group_size(of->replicas);
+    inner->count = 0;
+    inner->flat = inner->buffer = inner->sent = NULL;
+    inner->links_before = of->links_before + of->link;
+    inner->travels = MS_F32;
+    inner->gradients = memset(at, 0, pointers);
+    inner->parameters = (ms_tensor **)(at + pointers);
+    inner->names = between->names = (const char **)(at + 2 * pointers);
+    inner->positions = between->positions = (uint32_t *)(at + 3 * pointers);
+    *out = between;
+    return MS_OK;
+}
+
+void ms_between_drop(ms_between *between)
+{
+    if (!between) return;
+    ms_bucket *inner = &between->bucket;
+    for (uint32_t i = 0; i < inner->count; i++) ms_tensor_release(inner->gradients[i]);
+    ms_tensor_release(inner->flat);
+    ms_tensor_release(inner->buffer);
+    ms_tensor_release(inner->sent);
+    ms_tensor_release(between->exact);
+    ms_release(ms_engine_context(inner->engine), between);
+}
+
+static ms_status open_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, ms_between **out)
+{
+    ms_between *between = NULL;
+    uint32_t own;
+    ms_bucket_shards(bucket, &own);
+    ms_status status = new_between(bucket, &between);
+    if (status) return status;
+    ms_bucket *inner = &between->bucket;
+    bool reports = ms_link_reports(bucket);
+    between->factor = op == MS_REDUCE_OP_AVG ? (double)inner->divisor / (double)bucket->divisor : 1;
+    status = ms_link_scatter(link, bucket, op, between->factor, &inner->flat, &between->exact);
+    if (!status && reports && !between->exact)
+        status = ms_link_flat_copy(inner->flat, &between->exact);
+    if (!status) status = take_pieces(between, own * ms_tensor_count(inner->flat));
+    if (status) {
+        ms_between_drop(between);
+        return status;
+    }
+    inner->buffer = ms_tensor_retain(inner->flat);
+    inner->wants_sent = reports;
+    ms_bucket_mark_lossless(inner);
+    *out = between;
+    return MS_OK;
+}
+
+ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between **out)
+{
+    return open_by(reduce, bucket, reduce->options.op, out);
+}
+
+ms_status ms_between_close(ms_between *between, ms_tensor *result)
+{
+    ms_bucket *inner = &between->bucket, *of = between->of;
+    uint32_t own;
+    ms_status status = ms_bucket_check_result(inner, NULL, result);
+    if (status || !inner->wants_sent) return status;
+    if (!inner->sent)
+        return ms_engine_fail(of->engine, MS_ERROR_STATE,
+                              "error_feedback: the link that reduced bucket %u between replicas "
+                              "has not reported what this rank sent: it calls bucket:set_sent(t)",
+                              of->index);
+    ms_bucket_shards(of, &own);
+    ms_work w = { .link = NULL, .bucket = of };
+    ms_work_report_rounding(&w, own * ms_tensor_count(inner->flat), between->exact, inner->sent,
+                            between->factor);
+    return ms_work_end(&w);
+}
+
+/* --------------------------------------------------------- the whole reduction */
+
+ms_status ms_between_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                            ms_tensor **out)
+{
+    ms_between *between = NULL;
+    ms_tensor *result = NULL;
+    ms_link plain = { .kind = link->kind, .options = { .op = op } };
+    ms_status status = open_by(link, bucket, op, &between);
+    if (status) return status;
+    ms_bucket *inner = &between->bucket;
+    if (link->options.between)
+        status = ms_chain_run_links(link + 1, link->options.between, inner, &result);
+    else status = ms_link_reduce_whole(&plain, inner, op, &result);
+    if (!status) status = ms_between_close(between, result);
+    ms_between_drop(between);
+    if (status) ms_tensor_release(result);
+    else *out = result;
+    return status;
+}

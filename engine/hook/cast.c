@@ -1,0 +1,49 @@
+/* cast.c: the later links see the buffer in another float dtype. */
+#include "hook/links.h"
+
+ms_status ms_cast_encode(const ms_link *link, ms_bucket *bucket)
+{
+    ms_tensor *made = NULL;
+    bool known = ms_bucket_loss_is_known(bucket);
+    ms_status status =
+        ms_link_wire(ms_link_group(link, bucket), bucket->buffer, link->options.dtype, &made);
+    if (status) return status;
+    ms_bucket_set_buffer(bucket, made);
+    if (known) ms_bucket_mark_lossless(bucket);
+    ms_tensor_release(made);
+    return MS_OK;
+}
+
+/* Where the result goes: the memory of the buffer that was encoded, or of this rank's shard of it;
+ * new memory if the lengths do not fit. */
+static ms_status place_for(ms_bucket *bucket, ms_tensor *before, int64_t count, ms_tensor **out)
+{
+    uint32_t own, shards = ms_bucket_shards(bucket, &own);
+    if (count == ms_tensor_count(before) && shards == 1) {
+        *out = ms_tensor_retain(before);
+        return MS_OK;
+    }
+    if (count * shards == ms_tensor_count(before) && ms_tensor_is_contiguous(before))
+        return ms_link_span(before, own * count, count, out);
+    return ms_tensor_new(bucket->engine, ms_tensor_dtype(before), 1, &count, out);
+}
+
+ms_status ms_cast_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
+                         ms_tensor *reduced, ms_tensor **out)
+{
+    (void)link;
+    ms_tensor *made = NULL;
+    ms_status status = place_for(bucket, before, ms_tensor_count(reduced), &made);
+    if (!status) status = ms_copy_into(bucket->engine, reduced, made);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
+}
+
+ms_status ms_cast_check(ms_engine *engine, const ms_link_options *options)
+{
+    if (ms_dtype_is_float(options->dtype)) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                          "cast: gradients travel in a float dtype (f16, bf16, f32), not %s",
+                          ms_dtype_name(options->dtype));
+}

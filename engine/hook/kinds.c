@@ -1,0 +1,237 @@
+/* kinds.c: the table of the native links: all that other code knows about each of them. */
+#include "hook/links.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* ------------------------------------------------------------------ options */
+
+static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
+static const char *const pers[] = { "tensor", "channel", "block", NULL };
+static const char *const forms[] = { "all_gather", "all_to_all", NULL };
+static const char *const scopes[] = { "global", "bucket", "lagged", NULL };
+static const char *const actions[] = { "skip", "stop", NULL };
+
+/* Choices are written as enums. */
+_Static_assert(sizeof(ms_reduce_op) == sizeof(int) && sizeof(ms_int8_per) == sizeof(int)
+                   && sizeof(ms_int8_form) == sizeof(int) && sizeof(ms_clip_scope) == sizeof(int)
+                   && sizeof(ms_nan_action) == sizeof(int),
+               "hosts write a choice as an int");
+
+#define AT(member) .offset = offsetof(ms_link_options, member)
+#define NUMBER(text, member)                               \
+    {                                                      \
+        .name = text, .type = MS_OPTION_NUMBER, AT(member) \
+    }
+#define INTEGER(text, member)                               \
+    {                                                       \
+        .name = text, .type = MS_OPTION_INTEGER, AT(member) \
+    }
+#define BOOLEAN(text, member)                               \
+    {                                                       \
+        .name = text, .type = MS_OPTION_BOOLEAN, AT(member) \
+    }
+#define GROUP(text, member)                               \
+    {                                                     \
+        .name = text, .type = MS_OPTION_GROUP, AT(member) \
+    }
+#define CHOICE(text, member, list)                                          \
+    {                                                                       \
+        .name = text, .type = MS_OPTION_CHOICE, AT(member), .choices = list \
+    }
+#define END          \
+    {                \
+        .name = NULL \
+    }
+
+static const ms_link_option of_reduce[] = {
+    CHOICE("op", op, ops),
+    { .name = "between", .type = MS_OPTION_BETWEEN, AT(between) },
+    END,
+};
+static const ms_link_option of_all_reduce[] = { CHOICE("op", op, ops), GROUP("group", group), END };
+static const ms_link_option of_noop[] = { GROUP("group", group), END };
+static const ms_link_option of_cast[] = {
+    { .name = "dtype",
+      .type = MS_OPTION_DTYPE,
+      AT(dtype),
+      .required = "what gradients travel in: f16, bf16 or f32" },
+    END,
+};
+static const ms_link_option of_error_feedback[] = { NUMBER("decay", decay), END };
+static const ms_link_option of_powersgd[] = {
+    INTEGER("rank", powersgd.rank),
+    INTEGER("start_step", powersgd.start_step),
+    NUMBER("min_rate", powersgd.min_rate),
+    BOOLEAN("error_feedback", powersgd.error_feedback),
+    BOOLEAN("warm_start", powersgd.warm_start),
+    NUMBER("eps", powersgd.eps),
+    INTEGER("seed", powersgd.seed),
+    BOOLEAN("batched", powersgd.batched),
+    INTEGER("stats_every", powersgd.stats_every),
+    END,
+};
+static const ms_link_option of_int8[] = {
+    CHOICE("per", int8.per, pers),
+    INTEGER("block", int8.block),
+    CHOICE("form", int8.form, forms),
+    END,
+};
+static const ms_link_option of_top_k[] = {
+    { .name = "fraction",
+      .type = MS_OPTION_NUMBER,
+      AT(top_k.fraction),
+      .required = "what part of the numbers travels?" },
+    NUMBER("momentum", top_k.momentum),
+    END,
+};
+static const ms_link_option of_post_local_sgd[] = {
+    { .name = "start_step",
+      .type = MS_OPTION_INTEGER,
+      AT(post_local_sgd.start_step),
+      .required = "from which step on are means local?" },
+    GROUP("subgroup", post_local_sgd.subgroup),
+    BOOLEAN("reduce_after", post_local_sgd.reduce_after),
+    END,
+};
+static const ms_link_option of_clip[] = {
+    { .name = "scope",
+      .type = MS_OPTION_CHOICE,
+      AT(clip.scope),
+      .choices = scopes,
+      .required = "global, bucket or lagged" },
+    { .name = "max_norm",
+      .type = MS_OPTION_NUMBER,
+      AT(clip.max_norm),
+      .required = "the greatest norm that gradients keep" },
+    END,
+};
+static const ms_link_option of_nan_check[] = { CHOICE("action", nan_check.action, actions), END };
+
+/* -------------------------------------------------------------------- kinds */
+
+#define EXCEPT(place) (MS_PLACE_ALL & ~(place))
+#define WHOLE_PASS \
+    "it needs the numbers of all shards, and there each rank sees its own: put it before reduce"
+
+static const ms_link_kind kinds[] = {
+    { .name = "reduce",
+      .reduce = ms_reduce_reduce,
+      .options = of_reduce,
+      .defaults = { .op = MS_REDUCE_OP_AVG },
+      .places = MS_PLACE_ALL,
+      .can_round = true },
+    { .name = "all_reduce",
+      .reduce = ms_reduce_reduce,
+      .options = of_all_reduce,
+      .defaults = { .op = MS_REDUCE_OP_AVG },
+      .places = MS_PLACE(MS_BUCKET_ALL_REDUCE) | MS_PLACE_BETWEEN,
+      .reason = "it leaves every rank all numbers; reduce ends a chain for every kind",
+      .can_round = true },
+    { .name = "noop", .reduce = ms_noop_reduce, .options = of_noop, .places = MS_PLACE_ALL },
+    { .name = "cast",
+      .encode = ms_cast_encode,
+      .decode = ms_cast_decode,
+      .check = ms_cast_check,
+      .options = of_cast,
+      .places = MS_PLACE_ALL,
+      .keeps_result = true,
+      .casts = true },
+    { .name = "error_feedback",
+      .encode = ms_error_feedback_encode,
+      .decode = ms_error_feedback_decode,
+      .check = ms_error_feedback_check,
+      .options = of_error_feedback,
+      .defaults = { .decay = 1 },
+      .places = MS_PLACE_ALL,
+      .no_feedback = "one is enough: two would add every error twice",
+      .has_state = true,
+      .needs_floats = true,
+      .keeps_result = true },
+    { .name = "powersgd",
+      .reduce = ms_powersgd_reduce,
+      .check = ms_powersgd_check,
+      .options = of_powersgd,
+      .defaults = { .powersgd = { .rank = 1,
+                                  .start_step = 1000,
+                                  .stats_every = 10000,
+                                  .min_rate = 2,
+                                  .error_feedback = true,
+                                  .warm_start = true } },
+      .places = MS_PLACE_ALL,
+      .has_state = true,
+      .one_model = true,
+      .needs_floats = true,
+      .compresses = true },
+    { .name = "int8",
+      .reduce = ms_int8_reduce,
+      .check = ms_int8_check,
+      .options = of_int8,
+      .defaults = { .int8 = { .block = 512 } },
+      .places = MS_PLACE_ALL,
+      .needs_floats = true },
+    { .name = "top_k",
+      .reduce = ms_top_k_reduce,
+      .check = ms_top_k_check,
+      .options = of_top_k,
+      .places = MS_PLACE_ALL,
+      .has_state = true,
+      .needs_floats = true },
+    { .name = "sign_vote",
+      .reduce = ms_sign_vote_reduce,
+      .places = MS_PLACE_ALL,
+      .no_feedback = "leave error_feedback out; recipes/hooks/onebit_adam.lua sends signs with "
+                     "feedback",
+      .needs_floats = true },
+    { .name = "adasum",
+      .reduce = ms_adasum_reduce,
+      .places = MS_PLACE_ALL,
+      .no_feedback = "leave error_feedback out",
+      .needs_floats = true },
+    { .name = "post_local_sgd",
+      .reduce = ms_post_local_sgd_reduce,
+      .check = ms_post_local_sgd_check,
+      .options = of_post_local_sgd,
+      .defaults = { .post_local_sgd = { .reduce_after = true } },
+      .places = MS_PLACE(MS_BUCKET_ALL_REDUCE) | MS_PLACE_BETWEEN,
+      .reason = "from start_step on each rank needs a copy of the parameters of its own, and the "
+                "ranks of a shard group share one (of hybrid buckets, put it into hooks.reduce { "
+                "between = ... })",
+      .has_state = true,
+      .one_model = true },
+    { .name = "clip",
+      .encode = ms_clip_encode,
+      .decode = ms_clip_decode,
+      .check = ms_clip_check,
+      .options = of_clip,
+      .places = EXCEPT(MS_PLACE_BETWEEN),
+      .reason = WHOLE_PASS,
+      .no_feedback = "put clip before error_feedback, so that it scales the finished mean",
+      .has_state = true,
+      .one_model = true,
+      .clips = true },
+    { .name = "nan_check",
+      .encode = ms_nan_check_encode,
+      .decode = ms_nan_check_decode,
+      .options = of_nan_check,
+      .places = EXCEPT(MS_PLACE_BETWEEN),
+      .reason = WHOLE_PASS,
+      .has_state = true,
+      .one_model = true,
+      .keeps_result = true,
+      .checks = true },
+};
+
+const ms_link_kind *ms_link_kind_get(uint32_t index)
+{
+    return index < COUNT(kinds) ? &kinds[index] : NULL;
+}
+
+const ms_link_kind *ms_link_find(const char *name)
+{
+    for (size_t i = 0; i < COUNT(kinds); i++)
+        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
+    return NULL;
+}

@@ -1,0 +1,143 @@
+/* reduce.c: the reductions that lose nothing but rounding, for each kind of bucket, and noop. */
+#include "hook/work.h"
+
+/* A mean is a sum of numbers that are divided as they are read, so that nothing overflows. */
+static ms_collective sum_of(ms_reduce_op op, double factor)
+{
+    bool is_mean = op == MS_REDUCE_OP_AVG;
+    return (ms_collective){ .op = is_mean ? MS_REDUCE_OP_PREMUL_SUM : op, .factor = factor };
+}
+
+/* Before a reduction: only of sums a residual can be kept. *reports: `sent` has been set here. */
+static ms_status begin(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, bool *reports)
+{
+    *reports = ms_link_reports(bucket);
+    if (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_SUM) {
+        ms_status status = ms_link_refuse_feedback(link, bucket);
+        if (status) return status;
+    }
+    return *reports ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
+}
+
+static bool is_narrow(const ms_tensor *t) { return ms_dtype_bytes(ms_tensor_dtype(t)) == 2; }
+
+/* ------------------------------------------------------------ all_reduce kind */
+
+static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
+                                 ms_tensor **out)
+{
+    ms_work w = { .link = link, .bucket = bucket };
+    ms_tensor *sum = ms_work_sum_of_parts(&w, bucket->buffer, factor);
+    ms_tensor *rounded = w.status ? NULL : ms_work_cast(&w, sum, ms_tensor_dtype(bucket->buffer));
+    ms_tensor *as_received = ms_work_cast(&w, rounded, MS_F32);
+    int64_t first = w.status ? 0 : ms_group_rank(ms_work_group(&w)) * ms_tensor_count(sum);
+    ms_work_report_rounding(&w, first, sum, as_received, factor);
+    return ms_work_give(&w, ms_work_all_gather(&w, rounded), out);
+}
+
+ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                               ms_tensor **out)
+{
+    double factor = op == MS_REDUCE_OP_AVG ? ms_link_share(link, bucket) : 1;
+    ms_tensor *buffer = bucket->buffer;
+    bool reports = false;
+    ms_status status = begin(link, bucket, op, &reports);
+    if (status) return status;
+    if (reports && is_narrow(buffer) && ms_tensor_count(buffer) > 0)
+        return reduce_by_parts(link, bucket, factor, out);
+    ms_collective call = sum_of(op, factor);
+    call.kind = MS_ALL_REDUCE;
+    call.in = buffer;
+    call.travels = bucket->travels;
+    status = ms_link_collective(bucket, ms_link_group(link, bucket), call);
+    if (!status) *out = ms_tensor_retain(buffer);
+    return status;
+}
+
+/* -------------------------------------------------------------- sharded kinds */
+
+/* A 16-bit sum whose rounding is reported is added up in f32 by this rank. */
+static ms_status scatter_exactly(const ms_link *link, ms_bucket *bucket, ms_group *shards,
+                                 double factor, ms_tensor *part, ms_tensor **exact)
+{
+    ms_work w = { .link = link, .bucket = bucket, .group = shards };
+    ms_tensor *sum = ms_work_sum_of_parts(&w, bucket->buffer, factor);
+    ms_work_copy(&w, sum, part);
+    if (!w.status) *exact = ms_tensor_retain(sum);
+    return ms_work_end(&w);
+}
+
+ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, double factor,
+                          ms_tensor **part, ms_tensor **exact)
+{
+    ms_group *shards = NULL;
+    ms_tensor *buffer = bucket->buffer;
+    bool reports = false;
+    *part = *exact = NULL;
+    ms_status status = ms_bucket_group(bucket, MS_LEVEL_SHARD, &shards);
+    if (!status) status = begin(link, bucket, op, &reports);
+    if (!status) status = ms_link_part(bucket, buffer, part);
+    if (status) return status;
+    if (reports && is_narrow(buffer) && ms_tensor_count(buffer) > 0)
+        status = scatter_exactly(link, bucket, shards, factor, *part, exact);
+    else {
+        ms_collective call = sum_of(op, factor);
+        call.kind = MS_REDUCE_SCATTER;
+        call.in = buffer;
+        call.out = *part;
+        status = ms_link_collective(bucket, shards, call);
+    }
+    if (!status) return MS_OK;
+    ms_tensor_release(*part);
+    ms_tensor_release(*exact);
+    *part = *exact = NULL;
+    return status;
+}
+
+static ms_status reduce_to_shards(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                                  ms_tensor **out)
+{
+    ms_work w = { .link = link, .bucket = bucket };
+    ms_tensor *part = NULL, *exact = NULL;
+    double factor = op == MS_REDUCE_OP_AVG ? ms_link_share(link, bucket) : 1;
+    uint32_t own;
+    ms_bucket_shards(bucket, &own);
+    w.status = ms_link_scatter(link, bucket, op, factor, &part, &exact);
+    if (w.status) return w.status;
+    ms_work_own(&w, exact);
+    if (exact)
+        ms_work_report_rounding(&w, own * ms_tensor_count(part), exact,
+                                ms_work_cast(&w, part, MS_F32), factor);
+    ms_status status = ms_work_end(&w);
+    if (status) ms_tensor_release(part);
+    else *out = part;
+    return status;
+}
+
+/* ---------------------------------------------------------------------- links */
+
+ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out)
+{
+    ms_status status = MS_OK;
+    if (ms_link_reports(bucket)) status = ms_bucket_set_sent(bucket, bucket->buffer);
+    return status ? status : ms_bucket_shard(bucket, bucket->buffer, out);
+}
+
+ms_status ms_noop_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+{
+    (void)link;
+    return ms_link_stay_local(bucket, out);
+}
+
+ms_status ms_link_reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                            ms_tensor **out)
+{
+    if (bucket->kind == MS_BUCKET_ALL_REDUCE) return ms_link_reduce_whole(link, bucket, op, out);
+    if (bucket->kind == MS_BUCKET_REDUCE_SCATTER) return reduce_to_shards(link, bucket, op, out);
+    return ms_between_reduce(link, bucket, op, out);
+}
+
+ms_status ms_reduce_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
+{
+    return ms_link_reduce_by(link, bucket, link->options.op, out);
+}

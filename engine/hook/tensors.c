@@ -1,0 +1,65 @@
+/* tensors.c: operators on tensors as links use them: with one number, without history. */
+#include "hook/links.h"
+
+static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b,
+                       ms_tensor **out)
+{
+    ms_tensor *inputs[] = { a, b };
+    ms_attributes attributes = { .scalar = { .value = value } };
+    return ms_op_apply(ms_tensor_engine(a), op, &attributes, in_place, inputs, b ? 2 : 1, out, 1);
+}
+
+ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out)
+{
+    return apply(op, value, false, a, b, out);
+}
+
+ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
+{
+    ms_tensor *out = NULL;
+    ms_status status = apply(op, value, true, a, b, &out);
+    ms_tensor_release(out);
+    return status;
+}
+
+ms_status ms_link_keep_finite(ms_tensor *memory)
+{
+    ms_tensor *finite = NULL, *bad = NULL;
+    ms_status status = ms_link_apply(&ms_op_is_finite, 0, memory, NULL, &finite);
+    if (!status) status = ms_link_apply(&ms_op_eq_scalar, 0, finite, NULL, &bad);
+    if (!status) status = ms_link_change(&ms_op_masked_fill, 0, memory, bad);
+    ms_tensor_release(finite);
+    ms_tensor_release(bad);
+    return status;
+}
+
+ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
+{
+    if (ms_tensor_dtype(t) == dtype) {
+        *out = ms_tensor_retain(t);
+        return MS_OK;
+    }
+    ms_attributes attributes = { .cast = { .dtype = dtype } };
+    return ms_op_apply(ms_tensor_engine(t), &ms_op_cast, &attributes, false, &t, 1, out, 1);
+}
+
+ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
+{
+    ms_engine *engine = ms_tensor_engine(t);
+    ms_attributes flat = { .shape = { .dims = 1, .sizes = { -1 } } };
+    ms_tensor *from = NULL, *made = NULL;
+    int64_t count = ms_tensor_count(t);
+    ms_status status = ms_op_apply(engine, &ms_op_reshape, &flat, false, &t, 1, &from, 1);
+    if (!status) status = ms_tensor_new(engine, MS_F32, 1, &count, &made);
+    if (!status) status = ms_copy_into(engine, from, made);
+    ms_tensor_release(from);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
+}
+
+ms_status ms_link_span(ms_tensor *t, int64_t first, int64_t count, ms_tensor **out)
+{
+    const int64_t stride = 1;
+    return ms_tensor_window(t, 1, &count, &stride, ms_tensor_offset(t) + first, out);
+}
