@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_BINDINGS_ADOPT_H
 #define MOONSHARD_BINDINGS_ADOPT_H
 
-#include "moonshard/comm.h"
+#include "moonshard/control.h"
 
 /* The rendezvous and the rank that a launcher left in this process' environment; *out NULL: it left
  * none. The caller releases *out. MS_ERROR_ARGUMENT if the rank is not a number of one. */

@@ -176,9 +176,10 @@ static void push_flight(lua_State *L, const ms_flight *flight)
     char text[320];
     lua_createtable(L, 0, 13);
     set_text(L, "call", ms_flight_describe(flight, text, sizeof text));
-    set_text(L, "op", ms_collective_name((ms_collective_kind)flight->kind));
-    set_text(L, "dtype", flight->kind == MS_BARRIER ? "" : ms_dtype_name((ms_dtype)flight->dtype));
-    set_text(L, "reduce_op", ms_reduce_op_name((ms_reduce_op)flight->op));
+    ms_flight_names names = ms_flight_name(flight);
+    set_text(L, "op", names.kind);
+    set_text(L, "dtype", names.dtype);
+    set_text(L, "reduce_op", names.op);
     set_text(L, "group", flight->group_name);
     set_text(L, "label", flight->label);
     set_text(L, "script", flight->script);

@@ -15,7 +15,7 @@
 
 #include <lua.h>
 
-#include "moonshard/comm.h"
+#include "moonshard/control.h"
 
 /* How a rank ended. */
 typedef struct ms_outcome {

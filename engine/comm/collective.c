@@ -38,36 +38,6 @@ bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
     return false;
 }
 
-const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
-{
-    char tensor[64] = "", op[24] = "", root[32] = "", bucket[80] = "", script[96] = "";
-    if (flight->kind != MS_BARRIER && flight->kind != MS_SPLIT)
-        snprintf(tensor, sizeof tensor, "%s x %llu",
-                 flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?",
-                 (unsigned long long)flight->count);
-    if (ms_kind_reduces(flight->kind))
-        snprintf(op, sizeof op, ", %s", ms_reduce_op_name((ms_reduce_op)flight->op));
-    if (flight->root >= 0)
-        snprintf(root, sizeof root, ", %s %d", ms_kind_is_pair(flight->kind) ? "peer" : "root",
-                 flight->root);
-    if (flight->bucket >= 0 && *flight->label)
-        snprintf(bucket, sizeof bucket, ", bucket %d \"%.32s\"", flight->bucket, flight->label);
-    else if (flight->bucket >= 0) snprintf(bucket, sizeof bucket, ", bucket %d", flight->bucket);
-    else if (*flight->label) snprintf(bucket, sizeof bucket, ", \"%.32s\"", flight->label);
-    if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
-    char inside[320];
-    snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, bucket, script);
-    const char *shown = *tensor || inside[0] != ',' ? inside : inside + 2, *open = " [",
-               *close = "]";
-    if (!*shown) open = close = "";
-    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s%s",
-             ms_collective_name((ms_collective_kind)flight->kind),
-             (unsigned long long)flight->number, flight->group_name,
-             flight->channel ? ", channel " : "",
-             flight->channel ? ms_channel_name(flight->channel + 1u) : "", open, shown, close);
-    return text;
-}
-
 /* ---------------------------------------------------------------- arguments */
 
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)

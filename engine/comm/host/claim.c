@@ -11,26 +11,56 @@ _Static_assert(MS_CALLS_AHEAD >= MS_STREAM_DEPTH,
                "a stream holds no more calls than there are claims kept");
 _Static_assert(sizeof(ms_ledger_slot) % 8 == 0, "the fields of a call are published as words");
 
+/* Where a host publishes its calls: of one channel, or to one peer. */
+typedef struct call_rings {
+    _Atomic uint64_t *claims;
+    ms_published *published;
+    uint32_t ahead, shown;
+} call_rings;
+
+static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args, uint32_t member)
+{
+    ms_member_line *line = ms_ledger_line(host, args, member);
+    return (call_rings){ .claims = line->claims,
+                         .published = line->published,
+                         .ahead = MS_CALLS_AHEAD,
+                         .shown = MS_CALLS_SHOWN };
+}
+
+static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, bool sender)
+{
+    uint32_t other = args->group->members[args->root];
+    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->rendezvous, host->rank, other)
+                                               : ms_pair(host->rendezvous, other, host->rank);
+    ms_pair_calls *calls = &line->calls[sender ? 0 : 1];
+    return (call_rings){ .claims = calls->claims,
+                         .published = calls->published,
+                         .ahead = MS_PAIR_CALLS_AHEAD,
+                         .shown = MS_PAIR_CALLS_SHOWN };
+}
+
+static call_rings own_rings(const ms_host *host, const ms_comm_args *args)
+{
+    return ms_kind_is_pair(args->kind) ? rings_of_pair(host, args, args->kind == MS_SEND)
+                                       : rings_of_member(host, args, args->group->rank);
+}
+
 /* Claims of other laps of the ring are no claims to this number. */
 #define MS_LAP_BITS 16
 #define MS_LAP_MASK (((uint64_t)1 << MS_LAP_BITS) - 1)
-
-static uint64_t claim_of(const ms_comm_args *args)
-{
-    uint64_t lap = args->number / MS_CALLS_AHEAD + 1;
-    return ms_ledger_hash(args) << MS_LAP_BITS | (lap & MS_LAP_MASK);
-}
 
 static bool disagrees(uint64_t mine, uint64_t theirs)
 {
     return theirs != mine && (theirs & MS_LAP_MASK) == (mine & MS_LAP_MASK);
 }
 
-static void publish(ms_host *host, const ms_comm_args *args, ms_member_line *line)
+/* Publishes the call; the claim to its number. */
+static uint64_t publish(ms_host *host, const ms_comm_args *args)
 {
     ms_ledger_slot slot;
     uint64_t words[MS_CALL_WORDS];
-    ms_published *to = &line->published[args->number % MS_CALLS_SHOWN];
+    call_rings own = own_rings(host, args);
+    ms_published *to = &own.published[args->number % own.shown];
     memset(&slot, 0, sizeof slot);
     ms_ledger_write(host, args, &slot);
     memcpy(words, &slot, sizeof slot);
@@ -38,19 +68,27 @@ static void publish(ms_host *host, const ms_comm_args *args, ms_member_line *lin
     for (size_t i = 0; i < MS_CALL_WORDS; i++)
         atomic_store_explicit(&to->words[i], words[i], memory_order_release);
     atomic_store(&to->seq, args->number);
+    uint64_t lap = args->number / own.ahead + 1;
+    uint64_t claim = ms_ledger_hash(args) << MS_LAP_BITS | (lap & MS_LAP_MASK);
+    atomic_store(&own.claims[args->number % own.ahead], claim);
+    return claim;
 }
 
 ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;
-    const ms_group *group = args->group;
-    if (ms_kind_is_pair(args->kind)) return MS_OK;
-    ms_member_line *own = ms_ledger_line(host, args, group->rank);
-    uint64_t mine = claim_of(args), at = args->number % MS_CALLS_AHEAD;
-    publish(host, args, own);
-    atomic_store(&own->claims[at], mine);
-    for (uint32_t m = 0; m < group->size; m++) {
-        if (!disagrees(mine, atomic_load(&ms_ledger_line(host, args, m)->claims[at]))) continue;
+    uint64_t mine = publish(host, args), number = args->number;
+    if (ms_kind_is_pair(args->kind)) {
+        ms_ledger_slot slot;
+        call_rings peer = rings_of_pair(host, args, args->kind != MS_SEND);
+        if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) return MS_OK;
+        bool shown = ms_ledger_read(&peer.published[number % peer.shown], number, &slot);
+        ms_ledger_disagree_pair(host, args, shown ? &slot : NULL);
+        return comm->control->check(comm);
+    }
+    for (uint32_t m = 0; m < args->group->size; m++) {
+        call_rings peer = rings_of_member(host, args, m);
+        if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) continue;
         ms_ledger_disagree(host, args, m);
         return comm->control->check(comm);
     }
@@ -59,9 +97,7 @@ ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
 
 void ms_host_retract(ms_comm *comm, const ms_comm_args *args)
 {
-    ms_host *host = comm->control_state;
-    if (ms_kind_is_pair(args->kind)) return;
-    ms_member_line *own = ms_ledger_line(host, args, args->group->rank);
-    atomic_store(&own->claims[args->number % MS_CALLS_AHEAD], 0);
-    atomic_store(&own->published[args->number % MS_CALLS_SHOWN].seq, 0);
+    call_rings own = own_rings(comm->control_state, args);
+    atomic_store(&own.claims[args->number % own.ahead], 0);
+    atomic_store(&own.published[args->number % own.shown].seq, 0);
 }

@@ -64,8 +64,17 @@ typedef struct ms_member_line {
     ms_published published[MS_CALLS_SHOWN];
 } ms_member_line;
 
+/* What a host has published of its sends to, or receives from, one peer. */
+#define MS_PAIR_CALLS_AHEAD 64
+#define MS_PAIR_CALLS_SHOWN 4
+typedef struct ms_pair_calls {
+    alignas(128) _Atomic uint64_t claims[MS_PAIR_CALLS_AHEAD];
+    ms_published published[MS_PAIR_CALLS_SHOWN];
+} ms_pair_calls;
+
 /* One for each ordered pair of ranks. */
 typedef struct ms_pair_line {
+    ms_pair_calls calls[2]; /* by the sender, by the receiver */
     alignas(128) ms_ledger_slot sent[2];
     alignas(128) ms_ledger_slot received[2];
     alignas(128) _Atomic uint64_t written; /* chunks, by the sender */
@@ -269,10 +278,14 @@ uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call);
 void ms_ledger_landed(ms_host *host, uint64_t flight);
 /* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
+/* The same for the two sides of a send. */
+bool ms_ledger_agree_pair(const ms_ledger_slot *a, const ms_ledger_slot *b);
 uint64_t ms_ledger_hash(const ms_comm_args *args);
 /* The fields of a member's call of this number (but for seq), as its host has published them or its
  * task has entered it; false: they are not there, or no longer. */
 bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out);
+/* The fields of a call as published there; false: they are of another call. */
+bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *out);
 
 /* ------------------------------------------------------------------ claim.c */
 
@@ -294,6 +307,8 @@ bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases);
 /* Ends the job because the call of that member differs from this rank's of the same number. One
  * error shows both sides: all who made this rank's call, and all who made the member's. */
 void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member);
+/* The same for a send or recv; theirs: what the peer calls, or NULL where it cannot be shown. */
+void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs);
 /* Ends the job, since the process of `other` has ended before its part of this collective began, or
  * in the middle of it. */
 void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun);

@@ -64,8 +64,18 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
     return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);
 }
 
+bool ms_ledger_agree_pair(const ms_ledger_slot *a, const ms_ledger_slot *b)
+{
+    const ms_flight *x = &a->call, *y = &b->call;
+    return x->dtype == y->dtype && x->count == y->count && x->group == y->group;
+}
+
 uint64_t ms_ledger_hash(const ms_comm_args *args)
 {
+    if (ms_kind_is_pair(args->kind)) {
+        uint64_t pair[] = { args->dtype, args->count, args->group->id };
+        return ms_hash(pair, sizeof pair, 0);
+    }
     bool free_count = args->kind == MS_ALL_TO_ALL && args->by_counts;
     uint64_t root = args->rooted ? args->root : UINT64_MAX;
     uint64_t count = free_count ? 0 : args->count;
@@ -83,17 +93,20 @@ uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
     return at;
 }
 
-bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out)
+bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *out)
 {
     uint64_t words[MS_CALL_WORDS];
-    const ms_published *from = &line->published[number % MS_CALLS_SHOWN];
+    if (atomic_load(&from->seq) != number) return false;
+    for (size_t i = 0; i < MS_CALL_WORDS; i++)
+        words[i] = atomic_load_explicit(&from->words[i], memory_order_acquire);
+    memcpy(out, words, sizeof *out);
+    return atomic_load(&from->seq) == number;
+}
+
+bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out)
+{
     const ms_ledger_slot *entered = &line->slots[number & 1];
-    if (atomic_load(&from->seq) == number) {
-        for (size_t i = 0; i < MS_CALL_WORDS; i++)
-            words[i] = atomic_load_explicit(&from->words[i], memory_order_acquire);
-        memcpy(out, words, sizeof *out);
-        if (atomic_load(&from->seq) == number) return true;
-    }
+    if (ms_ledger_read(&line->published[number % MS_CALLS_SHOWN], number, out)) return true;
     if (atomic_load(&entered->seq) != number) return false;
     memcpy(out, entered, sizeof *out);
     return true;

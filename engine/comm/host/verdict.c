@@ -130,6 +130,18 @@ void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member
     ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides.ranks[blamed][0], text);
 }
 
+void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
+{
+    char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call";
+    uint32_t other = args->group->members[args->root];
+    ms_ledger_slot mine;
+    ms_ledger_write(host, args, &mine);
+    if (theirs) ms_flight_describe(&theirs->call, b, sizeof b);
+    snprintf(text, sizeof text, "ranks disagree:\n  rank %u: %s to or from rank %u\n  rank %u: %s",
+             host->rank, ms_flight_describe(&mine.call, a, sizeof a), other, other, b);
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+}
+
 void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last)
 {

@@ -3,7 +3,6 @@
 #include "comm/local/local.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
@@ -75,16 +74,6 @@ static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind 
 
 /* ----------------------------------------------------------------- entering */
 
-static void disagree(ms_local *local, const ms_comm_args *args, const ms_ledger_slot *mine,
-                     const ms_ledger_slot *theirs)
-{
-    char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256];
-    snprintf(text, sizeof text, "ranks disagree:\n  rank %u: %s to or from rank %u\n  rank %u: %s",
-             local->host->rank, ms_flight_describe(&mine->call, a, sizeof a), other_of(args),
-             other_of(args), ms_flight_describe(&theirs->call, b, sizeof b));
-    ms_rendezvous_abort(local->host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other_of(args), text);
-}
-
 static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mine,
                   const ms_ledger_slot **theirs)
 {
@@ -96,9 +85,8 @@ static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mi
     atomic_store(&(*mine)->seq, args->number);
     ms_host_wake(local->host, other_of(args));
     if (!await(local, args, &for_entry, 0)) return false;
-    const ms_flight *x = &(*mine)->call, *y = &(*theirs)->call;
-    if (x->dtype == y->dtype && x->count == y->count && x->group == y->group) return true;
-    disagree(local, args, *mine, *theirs);
+    if (ms_ledger_agree_pair(*mine, *theirs)) return true;
+    ms_ledger_disagree_pair(local->host, args, *theirs);
     return false;
 }
 

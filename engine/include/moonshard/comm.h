@@ -1,38 +1,37 @@
-/* moonshard/comm.h: many ranks: the rendezvous through which they find each other, process groups,
- * collectives, the order ledger.
+/* moonshard/comm.h: a rank's membership in a job, process groups, collectives, and numbers that
+ * hosts share. Where ranks meet, and what a launcher needs, is in moonshard/control.h.
  *
  * Invariants
- * - A rank is one engine with its host thread: a process, or a thread of one process. Both run the
- *   same code over the same memory files, and all they share lies there: no pointers, no locks.
- * - All ranks of a group make the same calls in the same order with equal arguments; what a call
- *   must agree in is written beside ms_collective. This is checked at every entry, always: a
- *   difference, or a rank that will make no more calls while others wait for it, ends the job at
- *   once with one error that shows both sides. The order counts across groups too: a call comes
- *   after the same number of calls of its group, on all channels, and of all groups that contain
- * it, on every member.
+ * - A rank is one engine with its host thread: a process, or a thread of one process.
+ * - All ranks of a group make the same calls in the same order with equal arguments; the comment of
+ *   ms_collective says what must be equal. Calls are compared when they are enqueued, and again
+ * when they run. A difference ends the job at once, with one error that shows both sides. So does a
+ *   rank that makes no more calls while others wait for it. The order counts across groups too: a
+ *   call comes after the same number of calls of its group, on all channels, and of all groups that
+ *   contain it, on every member.
  * - A collective is a task on a stream: it waits there for the last writers and readers of its
  *   tensors, and never blocks the host. A peer's memory is touched only while both ranks are inside
  *   the collective, and a rank leaves when all are done with its memory.
  * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run,
  *   as processes and as threads, with any number of threads, in place and staged.
- * - The first cause wins: it is written once into the abort record of the job, every wait ends with
- *   it, and later collectives of every group fail with it. A task that fails on one rank, and an
- *   error that a host reports with ms_comm_abort, end the job the same way.
- * - A rank that stands still while others wait for it, ten usual steps and at least 5 s, is told
- *   about once, by one of them, as a warning in its engine's log.
+ * - The first cause of a job's end counts: every wait ends with it, and later collectives of every
+ *   group fail with it. A task that fails on one rank, and an error that a host reports with
+ *   ms_comm_abort, end the job the same way.
+ * - A straggler, for which others wait longer than ten usual steps and at least 5 s, is reported
+ *   once, by one of them, as a warning in its engine's log.
  * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal
- *   algorithm makes it send. Both are counted where the collective is enqueued, so they are the
- *   same on the sim executor, in a fake world and in a run. */
+ * algorithm makes it send. Both are counted where the collective is enqueued, so they are the same
+ * on the sim executor, in a fake world and in a run. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
 
+#include "moonshard/control.h"
 #include "moonshard/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define MS_LOCAL_RANKS_MAX 128  /* ranks of one host */
 #define MS_FAKE_RANKS_MAX 65536 /* of a fake world */
 #define MS_GROUPS_MAX 256       /* groups of one job, the world among them */
 /* Channels of a group: its collectives of one channel run one after the other. Users have two;
@@ -43,144 +42,7 @@ extern "C" {
 #define MS_CHANNEL_NUMBERS 4 /* of ms_group_share only */
 #define MS_CHANNELS 4
 
-typedef struct ms_rendezvous ms_rendezvous;
 typedef struct ms_group ms_group;
-
-/* ----------------------------------- rendezvous: where ranks of a host meet */
-
-typedef struct ms_rendezvous_options {
-    uint32_t ranks;
-    /* Of each rank, for the choice between spinning and sleeping; 0: cores / ranks. */
-    uint32_t threads;
-    /* Limit of each rank's heap in address space; 0: the machine's memory. At most 64 GiB. Pages
-     * are allocated as the heap grows. */
-    uint64_t heap_bytes;
-    /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate */
-    uint64_t link_bytes_per_second;
-    uint64_t link_latency_ns;
-    /* A wait for a peer that shows no progress ends the job after this long; 0: 300 s. Ranks
-     * that all wait for each other do not wait so long. */
-    uint64_t timeout_ns;
-} ms_rendezvous_options;
-
-/* Creates the memory files of a job: one for control, one heap a rank. They have no names and
- * vanish with their last user. MS_ERROR_UNSUPPORTED where the system has no such files. The context
- * is used by this call only. */
-MS_API ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options,
-                                   ms_rendezvous **out);
-/* The value for MS_RENDEZVOUS_VARIABLE of a child: names the files' descriptors, which from now on
- * are inherited by what this process starts. MS_ERROR_ARGUMENT when text is too small (32 + 12
- * bytes a rank are enough). */
-#define MS_RENDEZVOUS_VARIABLE "MOONSHARD_RENDEZVOUS"
-MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
-                                     size_t bytes);
-/* In the child: takes over what text names. The descriptors are not inherited further.
- * MS_ERROR_CORRUPT if they are something else. */
-MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvous **out);
-/* For ranks that nobody launched: rank 0 makes the files and hands them over at a unix socket of
- * this path, as long as it takes all others to come, at most 120 s (MS_ERROR_TIMEOUT names who did
- * not); the others wait for it as long. What a crash left at the path is replaced; a socket at
- * which somebody listens is not (MS_ERROR_EXISTS). Nobody supervises these ranks: who waits for one
- * looks whether its process is alive. Only processes of the same user are let in; options must be
- * equal in ranks. */
-MS_API ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
-                                    const char *path, uint32_t rank, ms_rendezvous **out);
-/* Another reference, from any thread: thread ranks share one rendezvous. */
-MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
-MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous); /* NULL is allowed */
-MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
-MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous); /* of each rank */
-
-/* Why a job ended. */
-typedef enum ms_abort_reason {
-    MS_ABORT_NONE,
-    MS_ABORT_MISMATCH,
-    MS_ABORT_LEFT, /* a rank left while others still needed it */
-    MS_ABORT_TIMEOUT,
-    MS_ABORT_RAISED,
-    MS_ABORT_DIED,
-    MS_ABORT_STOPPED /* by request */
-} ms_abort_reason;
-
-/* error.rank: whose fault, or -1 */
-typedef struct ms_abort_record {
-    ms_abort_reason reason;
-    ms_error error;
-} ms_abort_record;
-
-/* Ends the job: every rank leaves its collectives with this cause. The first call wins; false if
- * another had come before. From any thread, and from a signal handler. rank: whom it is about, or
- * -1. A supervisor calls this when a rank's process has ended. */
-MS_API bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
-                                const char *message);
-/* The cause; false (and *out unchanged) while the job is alive. */
-MS_API bool ms_rendezvous_cause(const ms_rendezvous *rendezvous, ms_abort_record *out);
-
-typedef enum ms_rank_phase { MS_RANK_ABSENT, MS_RANK_PRESENT, MS_RANK_LEFT } ms_rank_phase;
-typedef struct ms_rank_state {
-    ms_rank_phase phase;
-    int64_t process;
-    uint64_t progress;    /* grows with everything that the rank gets done: see ms_activity_state */
-    uint64_t collectives; /* entered since the start: the length of the flight record */
-    int64_t step;         /* that it is in or has begun last; -1: none */
-    /* finished: its host issues no more collectives; waits: all that it could do waits for peers */
-    bool finished, waits;
-    ms_activity_state activity;
-} ms_rank_state;
-MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out);
-/* For a supervisor whose rank has ended without an engine, or without freeing it: peers that wait
- * for it fail at once. */
-MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
-
-/* The record of what a rank gets done, for the context of its host (and asking: ms_activity_ask);
- * it lives as long as the rendezvous. */
-MS_API ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank);
-/* From now on the caller, a supervisor, judges about ranks that show no progress: a rank that has
- * waited for another longer than the timeout says so, and goes on waiting until that one comes or
- * the supervisor ends the job. (A barrier's own timeout still ends it at once.) */
-MS_API void ms_rendezvous_judge(ms_rendezvous *rendezvous);
-/* Whether a peer has waited too long for this rank, and the rank has shown no progress since; text:
- * who waits where. */
-#define MS_SUSPICION_BYTES 512
-MS_API bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank,
-                                  char text[MS_SUSPICION_BYTES]);
-/* The suspicion is settled: peers may raise another. */
-MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
-
-/* What a supervisor may ask of all ranks. They learn of it between the same two steps
- * (ms_comm_step), without a collective. One request of each kind at a time: while one is under way,
- * another of its kind changes nothing. value: 1 to 255. From any thread, and from a signal
- * handler. */
-typedef enum ms_request {
-    MS_REQUEST_STOP,
-    MS_REQUEST_SAVE,
-    MS_REQUEST_RELOAD, /* of scripts */
-    MS_REQUESTS
-} ms_request;
-MS_API void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
-/* The folder that a rank has named with ms_comm_set_folder, or "". Returns text. */
-#define MS_FOLDER_BYTES 1024
-MS_API const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes);
-
-/* A collective as one rank has recorded it in its flight record: what a report needs after that
- * rank has died. */
-typedef struct ms_flight {
-    uint64_t number;                     /* in its group and channel, from 1 */
-    uint64_t count, entered_ns, left_ns; /* monotonic; left 0: inside */
-    uint32_t group;                      /* 0: the world */
-    int32_t root, bucket;                /* -1: none */
-    uint8_t kind, op, dtype, channel;
-    char group_name[32], label[32]; /* group_name: its end, where it is longer */
-    char script[64];                /* the end of "file.lua:12" */
-} ms_flight;
-#define MS_FLIGHTS 128 /* that a rank's record keeps */
-/* Entry `index` (from 0, counted since the start); false if it is not there or no longer there. For
- * ranks that have ended: one that runs may be writing it. */
-MS_API bool ms_rendezvous_flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index,
-                                 ms_flight *out);
-/* "all_reduce #17 of world [f32 x 1024, sum, bucket 3 "blocks.4", at train.lua:12]" into text;
- * returns text. */
-MS_API const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes);
 
 /* ------------------------------------------------------ a rank's membership */
 
@@ -288,19 +150,22 @@ MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
  *   reduce          n              on root NULL (in place) or n -
  *   reduce_scatter  n              n / N, or counts[r]          N parts of in
  *   all_gather      counts[r]      N times as many, or the sum  N parts of out
- *   all_to_all      n              n, or the sum of receive     N parts of in to each rank;
- * receive_counts: parts of out broadcast       n, in place    NULL                         - gather
- * counts[r]      on root as all_gather's      as all_gather's scatter         on root n      n / N,
- * or counts[r]          N parts of in; elsewhere in is NULL send, recv      n; recv fills  NULL -
+ *   all_to_all      n              n, or the sum of receive     N parts of in, one for each rank;
+ *                                                               receive_counts: parts of out
+ *   broadcast       n, in place    NULL                         -
+ *   gather          counts[r]      on root as all_gather's      as all_gather's
+ *   scatter         on root n      n / N, or counts[r]          N parts of in; elsewhere in is NULL
+ *   send, recv      n; recv fills  NULL                         -
  *   barrier         NULL           NULL                         -
  *
  * out may be this rank's part of in (reduce_scatter, scatter), and in this rank's part of out
- * (all_gather, gather); otherwise they do not overlap. Ranks must agree in kind, op, dtype, count,
- * counts, root, bucket, group, channel, the number of calls before, and whether all_reduce has an
- * out and rounds; they may differ in factor, label, script line, stream, and in where their tensors
- * lie. send and recv concern two ranks: they agree in dtype, count and group, are numbered for each
- * pair and direction, and run on streams of their own, so that a send waits for no collective and
- * no recv. */
+ * (all_gather, gather); otherwise they do not overlap.
+ *
+ * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of
+ * calls before, and whether all_reduce has an out and rounds. They may differ in factor, label,
+ * script line, stream, and in the memory of their tensors. A send and its recv agree in dtype,
+ * count and group. They are numbered for each pair of ranks and direction, and run on streams of
+ * their own, so that a send waits for no collective and no recv. */
 typedef struct ms_collective {
     ms_collective_kind kind;
     ms_reduce_op op;

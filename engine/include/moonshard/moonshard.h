@@ -6,6 +6,7 @@
 #include "moonshard/tensor.h"
 #include "moonshard/ops.h"
 #include "moonshard/grad.h"
+#include "moonshard/control.h"
 #include "moonshard/comm.h"
 #include "moonshard/optim.h"
 #include "moonshard/hook.h"

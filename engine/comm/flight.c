@@ -1,0 +1,52 @@
+/* flight.c: entries of flight records as text. */
+#include "comm/comm.h"
+
+#include <stdio.h>
+
+static const char *dtype_of(const ms_flight *flight)
+{
+    return flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?";
+}
+
+ms_flight_names ms_flight_name(const ms_flight *flight)
+{
+    return (ms_flight_names){ .kind = ms_collective_name((ms_collective_kind)flight->kind),
+                              .dtype = flight->kind == MS_BARRIER ? "" : dtype_of(flight),
+                              .op = ms_reduce_op_name((ms_reduce_op)flight->op) };
+}
+
+/* The bucket, or the label of a call that belongs to none. */
+static void describe_label(const ms_flight *flight, char *text, size_t bytes)
+{
+    const char *label = flight->label;
+    if (flight->bucket >= 0 && *label)
+        snprintf(text, bytes, ", bucket %d \"%.32s\"", flight->bucket, label);
+    else if (flight->bucket >= 0) snprintf(text, bytes, ", bucket %d", flight->bucket);
+    else if (*label) snprintf(text, bytes, ", \"%.32s\"", label);
+}
+
+const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
+{
+    char tensor[64] = "", op[24] = "", root[32] = "", label[80] = "", script[96] = "", inside[320];
+    bool moves = flight->kind != MS_BARRIER && flight->kind != MS_SPLIT;
+    const char *role = ms_kind_is_pair(flight->kind) ? "peer" : "root", *channel = "", *comma = "";
+    if (moves)
+        snprintf(tensor, sizeof tensor, "%s x %llu", dtype_of(flight),
+                 (unsigned long long)flight->count);
+    if (ms_kind_reduces(flight->kind))
+        snprintf(op, sizeof op, ", %s", ms_reduce_op_name((ms_reduce_op)flight->op));
+    if (flight->root >= 0) snprintf(root, sizeof root, ", %s %d", role, flight->root);
+    describe_label(flight, label, sizeof label);
+    if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
+    snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, label, script);
+    const char *shown = *inside == ',' ? inside + 2 : inside;
+    if (flight->channel) {
+        comma = ", channel ";
+        channel = ms_channel_name(flight->channel + 1u);
+    }
+    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s%s",
+             ms_collective_name((ms_collective_kind)flight->kind),
+             (unsigned long long)flight->number, flight->group_name, comma, channel,
+             *shown ? " [" : "", shown, *shown ? "]" : "");
+    return text;
+}
