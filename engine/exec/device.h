@@ -72,9 +72,17 @@ extern const ms_device ms_device_cpu, ms_device_sim;
 
 /* The device of the engine. */
 const ms_device *ms_engine_device_of(const ms_engine *engine);
-/* The table that a layer has found for the device's family of kernels; NULL: it has not looked. */
-const void *ms_engine_kernels(const ms_engine *engine, ms_engine_slot layer);
-void ms_engine_set_kernels(ms_engine *engine, ms_engine_slot layer, const void *kernels);
+/* The kernels of one layer for one family. A layer may embed this as the first member of a table
+ * with more in it. */
+typedef struct ms_kernels {
+    const char *family; /* as in ms_device.kernels */
+    const ms_task *const *tasks;
+} ms_kernels;
+
+/* The kernels of a layer for the engine's device: one of `tables`, which end with NULL. Looked up
+ * once for each engine. */
+const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
+                                    const ms_kernels *const *tables);
 
 /* For a device, on any thread: number seq of the stream has failed with this error, and the script
  * line `script` had enqueued it. A stream keeps its first failure. */

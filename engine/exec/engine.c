@@ -43,12 +43,13 @@ void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
 
 const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }
 
-const void *ms_engine_kernels(const ms_engine *engine, ms_engine_slot layer)
+const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
+                                    const ms_kernels *const *tables)
 {
-    return engine->kernels[layer];
-}
-
-void ms_engine_set_kernels(ms_engine *engine, ms_engine_slot layer, const void *kernels)
-{
-    engine->kernels[layer] = kernels;
+    const ms_kernels **kernels = &engine->kernels[layer];
+    if (*kernels) return *kernels;
+    while (*tables && strcmp((*tables)->family, engine->device->kernels) != 0) tables++;
+    MS_ASSERT(*tables);
+    *kernels = *tables;
+    return *kernels;
 }

@@ -138,8 +138,8 @@ struct ms_engine {
     ms_context context;
     const ms_device *device;
     void *device_state;
-    bool is_open; /* the device has opened */
-    const void *kernels[MS_SLOTS];
+    bool is_open;                        /* the device has opened */
+    const ms_kernels *kernels[MS_SLOTS]; /* see ms_engine_kernels */
     ms_strings *strings;
     uint32_t script;
     ms_isa isa;

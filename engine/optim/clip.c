@@ -44,9 +44,9 @@ static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_
             args.tensors[i].elements = ms_tensor_count(g);
             bytes += ms_tensor_bytes(g);
         }
-        ms_status status =
-            ms_tensor_enqueue(engine, &ms_cpu_measure, &args, gradients + first, args.count,
-                              &partial, 1, (ms_task_cost){ .bytes = bytes });
+        ms_status status = ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_MEASURE),
+                                             &args, gradients + first, args.count, &partial, 1,
+                                             (ms_task_cost){ .bytes = bytes });
         if (status) return status;
     }
     return MS_OK;
@@ -73,9 +73,9 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
         }
         used[args.count] = finite;
         used[args.count + 1] = factor;
-        ms_status status =
-            ms_tensor_enqueue(engine, &ms_cpu_scale, &args, used, args.count + 2, used,
-                              args.count + 1, (ms_task_cost){ .bytes = bytes });
+        ms_status status = ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_SCALE),
+                                             &args, used, args.count + 2, used, args.count + 1,
+                                             (ms_task_cost){ .bytes = bytes });
         if (status) return status;
     }
     return MS_OK;
@@ -108,8 +108,8 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
                                  .factor = ms_tensor_data(factor),
                                  .bad = ms_tensor_data(first_bad) };
         ms_tensor *writes[] = { made, factor, first_bad };
-        status = ms_tensor_enqueue(engine, &ms_cpu_combine, &args, &partial, 1, writes, 3,
-                                   (ms_task_cost){ .bytes = 8u * count });
+        status = ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_COMBINE), &args,
+                                   &partial, 1, writes, 3, (ms_task_cost){ .bytes = 8u * count });
     }
     if (!status && max < INFINITY) status = scale(engine, gradients, count, factor, NULL);
     ms_tensor_release(partial);

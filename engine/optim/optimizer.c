@@ -203,9 +203,9 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
     used[updated] = gradient;
     used[updated + 1] = step->lr;
     used[updated + 2] = step->only_if;
-    status =
-        ms_tensor_enqueue(engine, &ms_cpu_optimizer, &args, used, updated + 3, used, updated,
-                          (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
+    status = ms_tensor_enqueue(
+        engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 3, used, updated,
+        (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
     ms_tensor_release(gradient);
     return status;
 }

@@ -1,10 +1,26 @@
-/* tasks.h: the tasks of optim/. */
+/* tasks.h: the tasks of optim/ and their arguments. */
 #ifndef MOONSHARD_OPTIM_TASKS_H
 #define MOONSHARD_OPTIM_TASKS_H
 
-#include "optim/kernels.h"
+#include "exec/device.h"
+#include "moonshard/optim.h"
 
 #define MS_CLIP_TENSORS 12 /* gradients of one task */
+
+/* One step of one parameter. */
+typedef struct ms_optimizer_args {
+    ms_optimizer_kind kind;
+    ms_dtype dtype, gradient_dtype;
+    ms_hyperparameters hyper;
+    void *parameter;
+    const void *gradient;
+    float *states[MS_OPTIMIZER_STATES], *master;
+    int64_t *count;
+    const float *lr;
+    const uint8_t *only_if;
+    int64_t elements;
+    ms_random random;
+} ms_optimizer_args;
 
 /* The sum of |g|^p of each gradient (p infinite: the maximum) into partial; then what clipping
  * needs of all; then all times a factor. */
@@ -38,6 +54,17 @@ typedef struct ms_scale_args {
     } tensors[MS_CLIP_TENSORS];
 } ms_scale_args;
 
-extern const ms_task ms_cpu_optimizer, ms_cpu_measure, ms_cpu_combine, ms_cpu_scale;
+typedef enum ms_optim_task {
+    MS_OPTIM_STEP,
+    MS_OPTIM_MEASURE,
+    MS_OPTIM_COMBINE,
+    MS_OPTIM_SCALE,
+    MS_OPTIM_TASKS
+} ms_optim_task;
+
+extern const ms_kernels ms_cpu_optim;
+
+/* The task of the engine's device. */
+const ms_task *ms_optim_task_of(ms_engine *engine, ms_optim_task task);
 
 #endif

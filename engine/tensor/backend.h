@@ -8,6 +8,7 @@
 #ifndef MOONSHARD_TENSOR_BACKEND_H
 #define MOONSHARD_TENSOR_BACKEND_H
 
+#include "exec/device.h"
 #include "moonshard/tensor.h"
 
 /* Elementwise kernels on operands a, b, c with the numbers value and high; x_backward takes what
@@ -79,11 +80,10 @@ typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;
 struct ms_matmul_args;
 
 typedef struct ms_backend {
-    const char *family; /* as in ms_device */
+    ms_kernels kernels; /* MS_KERNEL_COUNT tasks */
     /* Fills in what the kernel `matmul` needs beside shapes and addresses: libraries and plans,
      * which live as long as the engine. Not called on a device without values. */
     ms_status (*plan_matmul)(ms_engine *engine, struct ms_matmul_args *args);
-    const ms_task *tasks[MS_KERNEL_COUNT];
 } ms_backend;
 
 extern const ms_backend ms_cpu_backend;

@@ -6,7 +6,6 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
-#include "exec/device.h"
 #include "tensor/state.h"
 
 /* --------------------------------------------------------------- the kernel */

@@ -52,11 +52,8 @@ local ALLOWED = {
   ["bindings/program/main.c"] = { "fprintf", "exit", "_exit" },
 }
 
--- Folders of devices, and the files outside that still name headers of one. This list only shrinks.
+-- Folders of devices. No file outside such a folder names a header in it.
 local DEVICES = { cpu = true, cuda = true, sim = true }
-local DEVICE_HEADERS = {
-  ["engine/optim/kernels.h"] = "tensor/cpu/isa.h",
-}
 
 -- Mutable variables of a process that are allowed, as "file:name", each with its reason.
 local GLOBALS = {}
@@ -140,21 +137,14 @@ end
 -- Only a device's own folders name its headers: all else goes through the device's table.
 local function check_device(path, header, line)
   local device = device_of(header)
-  if not device or device_of(path) == device or DEVICE_HEADERS[path] == header then return end
+  if not device or device_of(path) == device then return end
   report(path, line, "\"%s\" may be included only in folders called %s", header, device)
-end
-
-local function check_exception(path, text)
-  local header = DEVICE_HEADERS[path]
-  if header and not text:find('"' .. header .. '"', 1, true) then
-    report(path, 1, "no longer includes \"%s\": take it off the lint's exceptions", header)
-  end
 end
 
 local function check_includes(path, text)
   local own = ranks.layer_of(path)
   if not ranks.of[own] then
-    return report(path, 1, "\"%s\" is not a layer: use a folder or header name of DESIGN.md",
+    return report(path, 1, "\"%s\" is not a layer: the layers are those of engine/README.md",
       tostring(own))
   end
   for position, kind, header in strip(text, false)
@@ -280,7 +270,6 @@ end
 for _, path in ipairs(list("engine bindings", { "*.c", "*.h" })) do
   local text = read(path)
   check_includes(path, text)
-  check_exception(path, text)
   local code = strip(text, true)
   check_calls(path, code)
   if path:find("^engine/.*%.c$") then check_globals(path, code) end

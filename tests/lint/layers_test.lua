@@ -66,14 +66,6 @@ local cases = {
     GOOD .. '#include "tensor/cpu/row.h"\n', false,
   },
   {
-    "an exception", "engine/tensor/matmul.h",
-    "/* matmul.h: fixture. */\n#include \"tensor/cpu/gemm.h\"\n", false,
-  },
-  {
-    "an exception that is not needed", "engine/tensor/matmul.h", "/* matmul.h: fixture. */\n",
-    "take it off",
-  },
-  {
     "the program from the bindings", "bindings/a.c",
     GOOD .. '#include "bindings/program/a.h"\n', "of program",
   },

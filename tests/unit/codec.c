@@ -1,5 +1,5 @@
 /* codec.c: floats as bytes and back: every code against a list of what the format can say, errors,
- * layout, and the same bytes everywhere. ctest: each-isa poisoned */
+ * layout, and the same bytes everywhere. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 #include <float.h>

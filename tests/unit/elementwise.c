@@ -1,5 +1,5 @@
 /* elementwise.c: values, dtypes, strides, broadcasting, in-place twins, gradients and errors of the
- * elementwise operators. ctest: each-isa poisoned */
+ * elementwise operators. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 static ms_engine *engine;

@@ -1,5 +1,5 @@
 /* embedding.c: rows by number, repeated numbers, 16-bit tables, numbers that are no row.
- * ctest: each-isa poisoned */
+ * ctest: each-isa poisoned late */
 #include "reference.h"
 
 static void embedding_reference(const check *c)

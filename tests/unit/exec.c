@@ -1,5 +1,5 @@
 /* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution
- * core. */
+ * core. ctest: late */
 #include "fault_os.h"
 
 #include <setjmp.h>
@@ -10,10 +10,13 @@
 #include <time.h>
 
 #include "exec/poison.h"
+#include "late_device.h"
 
 static ms_engine *make_engine(const char *device, bool strict, uint32_t threads)
 {
-    ms_engine_options options = { .device = device, .strict = strict, .threads = threads };
+    ms_engine_options options = {
+        .device = device, .own_device = late_device(device), .strict = strict, .threads = threads
+    };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     return engine;
@@ -459,7 +462,9 @@ static void a_first_write_on_another_stream_waits_for_what_was_there_before(void
 static void over_the_limit_a_foreign_block_is_handed_over_with_a_wait(void **state)
 {
     (void)state;
-    ms_engine_options options = { .device = "cpu", .threads = 1, .memory_bytes = 64 << 20 };
+    ms_engine_options options = { .own_device = late_device(NULL),
+                                  .threads = 1,
+                                  .memory_bytes = 64 << 20 };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     ms_stream *a = ms_engine_current(engine), *b = stream_of(engine, "side");

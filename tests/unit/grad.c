@@ -1,5 +1,5 @@
 /* grad.c: the tape: order and sums of gradients, hooks, freed and changed graphs, depth,
- * recomputation, and every failed allocation. */
+ * recomputation, and every failed allocation. ctest: late */
 #include "grad_support.h"
 
 /* ----------------------------------------------------------- sums and order */

@@ -1,5 +1,5 @@
 /* grad_homes.c: gradients that are written where they are to lie: the same numbers as anywhere
- * else, on the shortest way. ctest: poisoned */
+ * else, on the shortest way. ctest: poisoned late */
 #include "moonshard/grad.h"
 
 #include <setjmp.h>
@@ -7,15 +7,19 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "late_device.h"
+
 #define OK(call) assert_int_equal(call, MS_OK)
 
 enum { WIDTH = 8, NUMBERS = WIDTH * WIDTH };
 
 static ms_engine *make_engine(void)
 {
-    ms_engine_options options = {
-        .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3
-    };
+    ms_engine_options options = { .own_device = late_device(NULL),
+                                  .threads = 2,
+                                  .strict = true,
+                                  .memory_bytes = 512 << 20,
+                                  .seed = 3 };
     ms_engine *engine = NULL;
     OK(ms_engine_new(&options, NULL, &engine));
     return engine;

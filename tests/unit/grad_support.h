@@ -2,6 +2,7 @@
 #ifndef MOONSHARD_TESTS_GRAD_SUPPORT_H
 #define MOONSHARD_TESTS_GRAD_SUPPORT_H
 
+#include "late_device.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -15,9 +16,12 @@
 
 static inline ms_engine *make_engine(const ms_os *os)
 {
-    ms_engine_options options = {
-        .os = os, .threads = 2, .strict = true, .memory_bytes = 512 << 20, .seed = 3
-    };
+    ms_engine_options options = { .os = os,
+                                  .own_device = late_device(NULL),
+                                  .threads = 2,
+                                  .strict = true,
+                                  .memory_bytes = 512 << 20,
+                                  .seed = 3 };
     ms_engine *engine = NULL;
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     return engine;

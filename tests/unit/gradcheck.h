@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "exec/poison.h"
+#include "late_device.h"
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 
@@ -25,7 +26,9 @@
 
 static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
 {
-    ms_engine_options options = { .threads = threads, .cpu = cpu, .seed = 7, .strict = true };
+    ms_engine_options options = {
+        .own_device = late_device(NULL), .threads = threads, .cpu = cpu, .seed = 7, .strict = true
+    };
     ms_engine *engine = NULL;
     ms_error error;
     if (ms_engine_new(&options, &error, &engine) != MS_OK) fail_msg("%s", error.message);

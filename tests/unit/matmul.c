@@ -1,5 +1,5 @@
 /* matmul.c: products of matrices: shapes, layouts, dtypes, autocast.
- * ctest: each-isa poisoned */
+ * ctest: each-isa poisoned late */
 #include "reference.h"
 
 /* ------------------------------------------------------------------- matmul */

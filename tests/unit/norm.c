@@ -1,5 +1,5 @@
 /* norm.c: layer norm and RMS norm, alone and fused with the residual sum.
- * ctest: each-isa poisoned */
+ * ctest: each-isa poisoned late */
 #include "reference.h"
 
 /* Inputs: x, [residual], weight, [bias]; outputs: [x + residual], norm. */

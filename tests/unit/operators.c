@@ -1,7 +1,7 @@
 /* operators.c: what every operator owes, checked for each of them by one table: it touches only
  * what its tasks declare, forward and backward (poison.h), makes the same decisions about memory
  * without data, and survives the failure of any allocation without a leak. A new operator without a
- * row here fails the first test. */
+ * row here fails the first test. ctest: late */
 #include "fault_os.h"
 
 #include <math.h>
@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "exec/poison.h"
+#include "late_device.h"
 #include "moonshard/grad.h"
 #include "tensor/op.h"
 
@@ -272,6 +273,7 @@ static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
 static ms_engine *make_engine(const ms_os *os, const char *device)
 {
     ms_engine_options options = { .os = os,
+                                  .own_device = late_device(device),
                                   .device = device,
                                   .threads = 2,
                                   .strict = true,

@@ -1,5 +1,5 @@
 /* optim.c: optimizer steps against the formulas in f64, 16-bit parameters, flags, clipping and
- * unscaling, threads, failed allocations. ctest: each-isa */
+ * unscaling, threads, failed allocations. ctest: each-isa late */
 #include "fault_os.h"
 
 #include <math.h>
@@ -12,6 +12,7 @@
 
 #include "exec/poison.h"
 #include "gate.h"
+#include "late_device.h"
 #include "moonshard/optim.h"
 #include "tensor/op.h"
 
@@ -20,6 +21,7 @@ enum { N = 70001, STEPS = 5 }; /* more than one tile, and not a multiple of a ve
 static ms_engine *make_engine(const ms_os *os, uint32_t threads)
 {
     ms_engine_options options = { .os = os,
+                                  .own_device = late_device(NULL),
                                   .threads = threads,
                                   .strict = true,
                                   .memory_bytes = 512 << 20,

@@ -1,5 +1,5 @@
 /* random.c: the numbers that uniform, normal, randint and dropout draw: distribution, bounds, and
- * that they depend on nothing but seed, step, draw and position. ctest: poisoned */
+ * that they depend on nothing but seed, step, draw and position. ctest: poisoned late */
 #include "gradcheck.h"
 
 static ms_engine *engine;

@@ -1,5 +1,5 @@
 /* reduce.c: sums, means, extremes, norms, positions, cumulative sums, counts: values, strides,
- * empty inputs, gradients, threads. ctest: each-isa poisoned */
+ * empty inputs, gradients, threads. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 static ms_engine *engine;

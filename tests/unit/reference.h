@@ -7,6 +7,7 @@
 #ifndef MOONSHARD_TESTS_REFERENCE_H
 #define MOONSHARD_TESTS_REFERENCE_H
 
+#include "late_device.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,6 +105,7 @@ static inline void from_bytes(ms_dtype dtype, const void *bytes, size_t count, d
 static inline ms_engine *engine_on(const ms_os *os, uint32_t threads, const char *cpu)
 {
     ms_engine_options options = { .os = os,
+                                  .own_device = late_device(NULL),
                                   .threads = threads,
                                   .strict = true,
                                   .memory_bytes = (uint64_t)1 << 30,

@@ -1,5 +1,5 @@
 /* select.c: gather, index_select, scatter, scatter_add, topk, above: values, strides, order of
- * equal ones, errors on the stream, gradients. ctest: each-isa poisoned */
+ * equal ones, errors on the stream, gradients. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 static ms_engine *engine;

@@ -1,5 +1,5 @@
 /* softmax.c: softmax over every dimension, cross entropy with ignored rows and its gradient in
- * place, squared error. ctest: each-isa poisoned */
+ * place, squared error. ctest: each-isa poisoned late */
 #include "reference.h"
 
 /* ------------------------------------------------------------------ softmax */

@@ -1,5 +1,5 @@
 /* tensor.c: what tensors keep about themselves: the cells of a split storage, casts that are kept
- * for a step. */
+ * for a step. ctest: late */
 #include "gate.h"
 
 #include <setjmp.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "late_device.h"
 #include "moonshard/tensor.h"
 #include "tensor/state.h"
 
@@ -16,7 +17,7 @@
 
 static ms_engine *make_engine(void)
 {
-    ms_engine_options options = { .threads = 1 };
+    ms_engine_options options = { .own_device = late_device(NULL), .threads = 1 };
     ms_engine *engine = NULL;
     OK(ms_engine_new(&options, NULL, &engine));
     return engine;

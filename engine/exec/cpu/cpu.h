@@ -32,11 +32,11 @@ struct ms_run {
     bool failed; /* ms_run_fail was called */
 };
 
-/* Runs a task on the calling thread until it is done. false: it failed, and *error says why,
- * without the script line. Needs no thread of the CPU device: a device that borrows the CPU's
- * kernels calls this with team NULL. */
-bool ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
-                 ms_error *error);
+/* Calls a task once, on the calling thread. PENDING: call it again with the same arguments. FAILED:
+ * *error says why, without the script line. Needs no thread of the CPU device: a device that
+ * borrows the CPU's kernels calls this with team NULL. */
+ms_task_result ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
+                           ms_error *error);
 /* Frees the thread's scratch memory. */
 void ms_thread_close(ms_thread *thread);
 

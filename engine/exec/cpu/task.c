@@ -4,15 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-bool ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
-                 ms_error *error)
+ms_task_result ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
+                           ms_error *error)
 {
     ms_run run = { .thread = thread, .team = team, .task = task, .error = error };
-    ms_task_result result;
-    while ((result = task->function(&run, arguments)) == MS_TASK_PENDING) ms_pause();
+    ms_task_result result = task->function(&run, arguments);
     if (result == MS_TASK_FAILED && !run.failed)
         ms_run_fail(&run, MS_ERROR_TASK, "%s failed", task->name);
-    return !run.failed;
+    return run.failed ? MS_TASK_FAILED : result;
 }
 
 ms_isa ms_run_isa(const ms_run *run) { return run->thread->engine->isa; }

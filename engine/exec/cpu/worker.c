@@ -98,8 +98,12 @@ static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
 {
     ms_team *team = ms_cpu_of(worker->stream->engine)->team;
     touch_canaries(slot);
-    if (!ms_cpu_call(&worker->own, team, slot->task, slot->arguments, &worker->error))
-        ms_stream_fail(worker->stream, seq, &worker->error, slot->script);
+    ms_task_result result;
+    do {
+        result = ms_cpu_call(&worker->own, team, slot->task, slot->arguments, &worker->error);
+        if (result == MS_TASK_PENDING) ms_pause();
+    } while (result == MS_TASK_PENDING);
+    if (result == MS_TASK_FAILED) ms_stream_fail(worker->stream, seq, &worker->error, slot->script);
 }
 
 static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)

@@ -1,6 +1,6 @@
 /* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task,
  * cut at fixed places. */
-#include "optim/tasks.h"
+#include "optim/cpu/kernels.h"
 
 #include <math.h>
 

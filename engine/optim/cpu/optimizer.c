@@ -1,6 +1,6 @@
 /* optimizer.c: the step of one parameter on the CPU: tiles of elements, 16-bit parameters and
  * gradients through f32 chunks. */
-#include "optim/tasks.h"
+#include "optim/cpu/kernels.h"
 
 #include <math.h>
 

@@ -7,6 +7,7 @@
 MS_KERNELS(MS_KERNEL_DECLARE)
 
 #define MS_KERNEL_ENTRY(name) [MS_KERNEL_##name] = &ms_cpu_##name,
-const ms_backend ms_cpu_backend = { .family = "cpu",
-                                    .plan_matmul = ms_cpu_plan_matmul,
-                                    .tasks = { MS_KERNELS(MS_KERNEL_ENTRY) } };
+static const ms_task *const tasks[MS_KERNEL_COUNT] = { MS_KERNELS(MS_KERNEL_ENTRY) };
+
+const ms_backend ms_cpu_backend = { .kernels = { .family = "cpu", .tasks = tasks },
+                                    .plan_matmul = ms_cpu_plan_matmul };

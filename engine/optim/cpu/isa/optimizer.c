@@ -1,6 +1,6 @@
 /* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into
  * vectors. */
-#include "optim/kernels.h"
+#include "optim/cpu/kernels.h"
 
 #include <math.h>
 

@@ -1,23 +1,9 @@
-/* kernels.h: arguments and inner loops of the optimizers. */
-#ifndef MOONSHARD_OPTIM_KERNELS_H
-#define MOONSHARD_OPTIM_KERNELS_H
+/* kernels.h: the inner loops of the optimizers on the CPU. */
+#ifndef MOONSHARD_OPTIM_CPU_KERNELS_H
+#define MOONSHARD_OPTIM_CPU_KERNELS_H
 
-#include "moonshard/optim.h"
+#include "optim/tasks.h"
 #include "tensor/cpu/isa.h"
-
-typedef struct ms_optimizer_args {
-    ms_optimizer_kind kind;
-    ms_dtype dtype, gradient_dtype;
-    ms_hyperparameters hyper;
-    void *parameter;
-    const void *gradient;
-    float *states[MS_OPTIMIZER_STATES], *master;
-    int64_t *count;
-    const float *lr;
-    const uint8_t *only_if;
-    int64_t elements;
-    ms_random random;
-} ms_optimizer_args;
 
 /* Numbers of one step, the same for all elements. Which of them a kind reads: see the kernels. */
 typedef struct ms_optimizer_scalars {

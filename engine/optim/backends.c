@@ -1,0 +1,9 @@
+/* backends.c: the table of tasks that belongs to the engine's device. */
+#include "optim/tasks.h"
+
+static const ms_kernels *const backends[] = { &ms_cpu_optim, NULL };
+
+const ms_task *ms_optim_task_of(ms_engine *engine, ms_optim_task task)
+{
+    return ms_engine_kernels(engine, MS_SLOT_OPTIM, backends)->tasks[task];
+}

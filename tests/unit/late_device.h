@@ -1,0 +1,12 @@
+/* late_device.h: a device of the tests, which runs every task as late as the table of devices
+ * allows, in any legal order. Where the core forgets a wait, results differ. */
+#ifndef MOONSHARD_TESTS_LATE_DEVICE_H
+#define MOONSHARD_TESTS_LATE_DEVICE_H
+
+#include "exec/device.h"
+
+/* The device for ms_engine_options.own_device: NULL unless MOONSHARD_TEST_DEVICE is "late", or
+ * "late:SEED", and `device` is the CPU (or NULL). */
+const ms_device *late_device(const char *device);
+
+#endif

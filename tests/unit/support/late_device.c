@@ -1,0 +1,158 @@
+/* late_device.c: see late_device.h.
+ *
+ * Work waits in a queue for each stream. Nothing runs until the host awaits a number. Then the
+ * device takes, again and again, the first piece of work of a stream that chance chooses among
+ * those that can go on, until the number is reached. It has no threads: CPU tasks run on the host.
+ */
+#include "../late_device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "exec/cpu/cpu.h"
+
+typedef struct piece {
+    struct piece *next;
+    uint64_t seq;
+    const ms_task *task; /* NULL: a wait */
+    const ms_stream *of;
+    uint64_t of_seq;
+    uint32_t script;
+    ms_trace_record *record;
+    alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
+} piece;
+
+typedef struct late_stream {
+    piece *first, **last;
+    uint64_t done;
+} late_stream;
+
+typedef struct late {
+    ms_thread thread;
+    uint64_t random;
+} late;
+
+static ms_status late_open(ms_engine *engine, void **state)
+{
+    const char *seed = strchr(getenv("MOONSHARD_TEST_DEVICE"), ':');
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, sizeof(late), "device", &memory);
+    if (status) return status;
+    late *self = memory;
+    self->thread.engine = engine;
+    self->random = seed ? strtoull(seed + 1, NULL, 10) + 1 : 1;
+    *state = self;
+    return MS_OK;
+}
+
+static void late_close(ms_engine *engine, void *state)
+{
+    ms_thread_close(&((late *)state)->thread);
+    ms_release(&engine->context, state);
+}
+
+static ms_status late_stream_open(ms_stream *stream, void **state)
+{
+    void *memory = NULL;
+    ms_status status =
+        ms_allocate(&stream->engine->context, sizeof(late_stream), "stream", &memory);
+    if (status) return status;
+    late_stream *queue = memory;
+    queue->last = &queue->first;
+    *state = queue;
+    return MS_OK;
+}
+
+/* A piece may not fail to be enqueued, so it is made aside from the engine's memory. */
+static piece *add(ms_stream *stream, uint64_t seq, ms_trace_record *record)
+{
+    late_stream *queue = stream->device_state;
+    piece *made = aligned_alloc(64, (sizeof(piece) + 63) / 64 * 64);
+    if (!made) abort();
+    memset(made, 0, sizeof *made);
+    made->seq = seq;
+    made->record = record;
+    *queue->last = made;
+    queue->last = &made->next;
+    return made;
+}
+
+static void late_run(ms_stream *stream, const ms_launch *launch)
+{
+    piece *made = add(stream, launch->seq, launch->record);
+    made->task = launch->task;
+    made->script = launch->script;
+    if (launch->task->args_bytes)
+        memcpy(made->arguments, launch->arguments, launch->task->args_bytes);
+}
+
+static void late_wait(ms_stream *stream, const ms_wait *wait)
+{
+    piece *made = add(stream, wait->seq, wait->record);
+    made->of = wait->of;
+    made->of_seq = wait->of_seq;
+}
+
+static bool late_reached(const ms_stream *stream, uint64_t seq)
+{
+    return ((const late_stream *)stream->device_state)->done >= seq;
+}
+
+/* Runs the stream's first piece of work if it can go on. */
+static bool step(late *self, ms_stream *stream)
+{
+    late_stream *queue = stream->device_state;
+    piece *now = queue->first;
+    ms_error error;
+    if (!now || (!now->task && !late_reached(now->of, now->of_seq))) return false;
+    if (now->record && !now->record->started_ns) now->record->started_ns = ms_now(stream->engine);
+    if (!now->task) ms_stream_fail_after(stream, now->seq, now->of, now->of_seq);
+    else if (!ms_stream_has_failed(stream)) {
+        ms_task_result result = ms_cpu_call(&self->thread, NULL, now->task, now->arguments, &error);
+        if (result == MS_TASK_PENDING) return false;
+        if (result == MS_TASK_FAILED) ms_stream_fail(stream, now->seq, &error, now->script);
+    }
+    if (now->record) now->record->finished_ns = ms_now(stream->engine);
+    queue->first = now->next;
+    if (!queue->first) queue->last = &queue->first;
+    queue->done = now->seq;
+    free(now);
+    return true;
+}
+
+static void late_await(ms_stream *stream, uint64_t seq)
+{
+    ms_engine *engine = stream->engine;
+    late *self = engine->device_state;
+    while (!late_reached(stream, seq)) {
+        self->random = self->random * 6364136223846793005u + 1442695040888963407u;
+        step(self, engine->streams[(self->random >> 33) % engine->stream_count]);
+    }
+}
+
+static void late_stream_close(ms_stream *stream, void *state)
+{
+    late_await(stream, stream->enqueued);
+    ms_release(&stream->engine->context, state);
+}
+
+const ms_device *late_device(const char *device)
+{
+    static ms_device table;
+    const char *asked = getenv("MOONSHARD_TEST_DEVICE");
+    if (!asked || strncmp(asked, "late", 4) != 0) return NULL;
+    if (device && strcmp(device, "cpu") != 0) return NULL;
+    /* Its memory is the CPU's. */
+    table = ms_device_cpu;
+    table.name = "late";
+    table.open = late_open;
+    table.close = late_close;
+    table.stream_open = late_stream_open;
+    table.stream_close = late_stream_close;
+    table.run = late_run;
+    table.wait = late_wait;
+    table.reached = late_reached;
+    table.await = late_await;
+    table.is_still = NULL;
+    return &table;
+}
