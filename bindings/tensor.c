@@ -266,7 +266,7 @@ static int show(lua_State *L)
     return 1;
 }
 
-/* core.read_nowhere(t): on the sim executor, what reading a tensor does to memory, without room for
+/* core.read_nowhere(t): on the sim device, what reading a tensor does to memory, without room for
  * its values. */
 static int read_nowhere(lua_State *L)
 {

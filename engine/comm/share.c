@@ -48,7 +48,7 @@ static void multiply(ms_dtype dtype, void *numbers, uint64_t count, uint32_t siz
 static bool is_made_here(const ms_group *group) { return group->transport == &ms_transport_fake; }
 
 /* Where this rank's numbers lie in the result before the collective. In a fake world the result is
- * made here, and the task has no tensors: the sim executor runs none. */
+ * made here, and the task has no tensors: the sim device runs none. */
 static void lay_out(const ms_group *group, const ms_sharing *sharing, const void *mine,
                     char *result, ms_comm_args *args)
 {

@@ -4,7 +4,7 @@
 
 #include "exec/engine.h"
 
-/* From now on; nothing on the sim executor. A violation is the error of the enqueue that made
+/* From now on; nothing on the sim device. A violation is the error of the enqueue that made
  * it. */
 void ms_engine_set_poison(ms_engine *engine, bool on);
 

@@ -3,7 +3,7 @@
  *
  * Each family declares its argument structs in its own header (elementwise.h, reduce.h ...).
  * Arguments are plain data: addresses, sizes, strides, scalars; nothing in them is owned.
- * tensor/cpu/backend.c fills the table for the CPU; the sim executor uses the same table and never
+ * tensor/cpu/backend.c fills the table for the CPU; the sim device uses the same table and never
  * runs a task. */
 #ifndef MOONSHARD_TENSOR_BACKEND_H
 #define MOONSHARD_TENSOR_BACKEND_H

@@ -72,7 +72,7 @@ local function measure(dtype)
 end
 
 --- FLOP/s that products of this dtype reach here, and whether it was measured now. nil on the sim
---- executor.
+--- device.
 ---@param dtype string
 ---@return number?, boolean?
 function peak.flops(dtype)

@@ -710,7 +710,7 @@ describe("without data", function()
     assert.truthy(out:find("\n2\n", 1, true), out)
   end)
 
-  it("all of it works on the sim executor in a world of any size", function()
+  it("all of it works on the sim device in a world of any size", function()
     local code, out = support.recipe([[
       local ms = require "moonshard"
       local model = ms.ddp(

@@ -112,7 +112,7 @@ static void numbers_wait_for_no_computation(void **state)
     run_well(THREADS, 2, beside, NULL);
 }
 
-/* Without others the result is that of ranks that bring the same, on the sim executor too. */
+/* Without others the result is that of ranks that bring the same, on the sim device too. */
 static void without_others(void **state)
 {
     (void)state;

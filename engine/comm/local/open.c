@@ -40,7 +40,7 @@ ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t ra
     ms_local *local = NULL;
     if (ms_engine_is_sim(engine))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "the sim executor has no data to exchange: open a fake world");
+                              "the sim device has no data to exchange: open a fake world");
     if (rank >= rendezvous->ranks)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "rank %u of %u: ranks count from 0", rank,
                               rendezvous->ranks);

@@ -21,7 +21,7 @@
  *   once, by one of them, as a warning in its engine's log.
  * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal
  * algorithm makes it send. Both are counted where the collective is enqueued, so they are the same
- * on the sim executor, in a fake world and in a run. */
+ * on the sim device, in a fake world and in a run. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
 
@@ -51,7 +51,7 @@ typedef struct ms_group ms_group;
  * keeps a reference to the rendezvous. */
 MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
                               ms_group **world);
-/* A world of one rank among `size` without any other: no traffic, no waiting, on any executor. Its
+/* A world of one rank among `size` without any other: no traffic, no waiting, on any device. Its
  * results are those of a job in which all other ranks bring the data that this one brings:
  * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
 MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size,

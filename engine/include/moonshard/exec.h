@@ -12,7 +12,7 @@
  *   queued.
  * - Which block an allocation gets, which waits are inserted, what is live and what is the peak
  *   depend on the order of host calls only, never on what has already happened on a stream. The sim
- *   executor makes the same decisions without data.
+ *   device makes the same decisions without data.
  * - Nothing blocks the host but *_sync, a full ring, an exhausted pool and ms_engine_step_end.
  * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that
  *   wait for it, are skipped, and the next host call that looks (any *_sync, ms_engine_check,

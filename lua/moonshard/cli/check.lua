@@ -1,4 +1,4 @@
--- moonshard check: runs a recipe on the sim executor, which makes every decision of the host and
+-- moonshard check: runs a recipe on the sim device, which makes every decision of the host and
 -- has no data: what it would take.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
