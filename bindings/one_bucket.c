@@ -65,7 +65,7 @@ static void read_bucket(lua_State *L, one_bucket *one)
 static ms_status make_views(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;
-    int64_t at = ms_tensor_offset(b->flat);
+    int64_t at = 0;
     b->buffer = ms_tensor_retain(b->flat);
     for (uint32_t i = 0; i < b->count; i++) {
         const ms_tensor *like = b->parameters[i];

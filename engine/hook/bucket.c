@@ -80,10 +80,9 @@ ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
                               "parameters' shapes only while it is one piece of %lld numbers",
                               ms_tensor_describe(bucket->buffer, have, sizeof have),
                               (long long)ms_tensor_count(bucket->flat));
-    return ms_tensor_window(
-        bucket->buffer, ms_tensor_dims(view), ms_tensor_shape(view), ms_tensor_strides(view),
-        ms_tensor_offset(bucket->buffer) + ms_tensor_offset(view) - ms_tensor_offset(bucket->flat),
-        out);
+    return ms_tensor_window(bucket->buffer, ms_tensor_dims(view), ms_tensor_shape(view),
+                            ms_tensor_strides(view),
+                            ms_tensor_offset(view) - ms_tensor_offset(bucket->flat), out);
 }
 
 uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own)

@@ -11,7 +11,7 @@
 
 #include "moonshard/grad.h"
 
-/* From this rank's numbers to those of all shards. */
+/* Adds up a sum of squares over the shard group, in place. */
 static void add_shards(ms_work *w, ms_tensor *squares)
 {
     ms_group *shards = NULL;
@@ -19,13 +19,11 @@ static void add_shards(ms_work *w, ms_tensor *squares)
     if (w->status || w->bucket->kind == MS_BUCKET_ALL_REDUCE) return;
     w->status = ms_bucket_group(w->bucket, MS_LEVEL_SHARD, &shards);
     if (w->status) return;
-    w->group = shards;
-    ms_tensor *wire = ms_work_new(w, MS_F32, 1, 1);
-    ms_tensor *flat = ms_work_view(w, wire, 0, 1, 0);
-    ms_work_copy(w, squares, flat);
-    sum.in = wire;
+    ms_tensor *number = ms_work_view(w, squares, 0, 1, 0);
+    if (!w->status) w->status = ms_link_wire(shards, number, MS_F32, &sum.in);
+    ms_work_own(w, sum.in);
     if (!w->status) w->status = ms_link_collective(w->bucket, shards, sum);
-    ms_work_copy(w, flat, squares);
+    ms_work_copy(w, sum.in, number);
 }
 
 /* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. */

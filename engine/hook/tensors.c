@@ -61,5 +61,5 @@ ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
 ms_status ms_link_span(ms_tensor *t, int64_t first, int64_t count, ms_tensor **out)
 {
     const int64_t stride = 1;
-    return ms_tensor_window(t, 1, &count, &stride, ms_tensor_offset(t) + first, out);
+    return ms_tensor_window(t, 1, &count, &stride, first, out);
 }

@@ -102,8 +102,7 @@ ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t row
     ms_tensor *made = NULL;
     const int64_t shape[] = { rows, columns }, strides[] = { columns ? columns : 1, 1 };
     if (!work->status)
-        work->status = ms_tensor_window(t, columns ? 2 : 1, shape, strides,
-                                        ms_tensor_offset(t) + offset, &made);
+        work->status = ms_tensor_window(t, columns ? 2 : 1, shape, strides, offset, &made);
     return ms_work_own(work, made);
 }
 
@@ -112,8 +111,7 @@ ms_tensor *ms_work_transposed(ms_work *work, ms_tensor *t, int64_t offset, int64
 {
     ms_tensor *made = NULL;
     const int64_t shape[] = { columns, rows }, strides[] = { 1, columns };
-    if (!work->status)
-        work->status = ms_tensor_window(t, 2, shape, strides, ms_tensor_offset(t) + offset, &made);
+    if (!work->status) work->status = ms_tensor_window(t, 2, shape, strides, offset, &made);
     return ms_work_own(work, made);
 }
 

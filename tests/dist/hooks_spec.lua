@@ -24,6 +24,14 @@ describe("native links", function()
   end
 end)
 
+describe("native links on sharded buckets", function()
+  for way, arguments in pairs(ways) do
+    it("do what their twins in Lua do, as " .. way, function()
+      on_ranks("hooks_kinds.lua", 4, arguments)
+    end)
+  end
+end)
+
 -- Rounds of halves, an odd number of numbers, ranks above a power of two.
 for _, ranks in ipairs { 5, 8 } do
   it(("adasum goes by its definition on %d ranks"):format(ranks), function()
