@@ -11,8 +11,8 @@ static const char error_key = 0; /* registry: the error object of the last faile
 /* registry: { error object, its traceback } of the last failed call */
 static const char trace_key = 0;
 
-/* Errors arrive as they were raised, whoever catches them; where they came from is kept beside, for
- * who prints them. */
+/* Errors are not changed, whatever catches them. The traceback is kept beside the error, for code
+ * that prints it. */
 static int keep_traceback(lua_State *L)
 {
     lua_settop(L, 1);

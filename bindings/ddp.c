@@ -1,4 +1,4 @@
-/* ddp.c: reducers in Lua. What users call is lua/moonshard/ddp.lua's. */
+/* ddp.c: reducers in Lua. Users call lua/moonshard/ddp.lua, which calls these. */
 #include "bindings/bucket.h"
 
 #include "bindings/group.h"
@@ -33,18 +33,6 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     return parameters;
 }
 
-static void set_ms(lua_State *L, const char *name, uint64_t ns)
-{
-    lua_pushnumber(L, (lua_Number)ns / 1e6);
-    lua_setfield(L, -2, name);
-}
-
-static void set_count(lua_State *L, const char *name, uint64_t count)
-{
-    lua_pushinteger(L, (lua_Integer)count);
-    lua_setfield(L, -2, name);
-}
-
 static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
@@ -66,7 +54,7 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
     return caps;
 }
 
-/* The engine of a closed state has freed it. */
+/* If the state was closed, its engine has freed the reducer already. */
 static int reducer_gc(lua_State *L)
 {
     reducer_box *box = lua_touserdata(L, 1);
@@ -100,7 +88,7 @@ static int reducer(lua_State *L)
     lua_getfield(L, 3, "group");
     options.group = ms_lua_group(L, -1);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
-    /* Behind a full collection those that nobody holds are known. */
+    /* After a full collection, reducers that no script can reach are marked as abandoned. */
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_reducer_sweep(engine);
     reducer_box *box = lua_newuserdatauv(L, sizeof *box, 2);
@@ -130,7 +118,7 @@ static int reducer_forward(lua_State *L)
     return 0;
 }
 
-/* reducer:outputs(tensors): what the forward gave */
+/* reducer:outputs(tensors): the outputs of the forward */
 static int reducer_outputs(lua_State *L)
 {
     ms_lua_enter(L);
@@ -141,7 +129,7 @@ static int reducer_outputs(lua_State *L)
     return 0;
 }
 
-/* reducer:shadow(): behind forward(true), what a backward would do, with zeros */
+/* reducer:shadow(): after forward(true), takes part in the reductions of a backward, with zeros */
 static int reducer_shadow(lua_State *L)
 {
     ms_lua_enter(L);
@@ -149,7 +137,7 @@ static int reducer_shadow(lua_State *L)
     return 0;
 }
 
-/* reducer:divisor(ranks): a mean is over so many */
+/* reducer:divisor(ranks): the number of ranks that a mean is over */
 static int reducer_divisor(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -187,7 +175,7 @@ static int reducer_is_used(lua_State *L)
     return 2;
 }
 
-/* reducer:no_sync(inside) -> what it was */
+/* reducer:no_sync(inside) -> the setting before */
 static int reducer_no_sync(lua_State *L)
 {
     lua_pushboolean(L, ms_reducer_set_no_sync(check_reducer(L), lua_toboolean(L, 2)));
@@ -200,7 +188,7 @@ static int reducer_rebuild(lua_State *L)
     return 0;
 }
 
-/* reducer:rebuild_due(): what the next forward would do about buckets */
+/* reducer:rebuild_due(): rebuilds the buckets now if the next forward would */
 static int reducer_rebuild_due(lua_State *L)
 {
     ms_lua_enter(L);
@@ -275,7 +263,8 @@ static void free_on_reduced(void *user)
 }
 
 /* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once
- * its reduction is enqueued, g behind the last; both as hooks. reducer:on_reduced(): nobody. */
+ * its reduction is enqueued, g after the last; both as hooks. reducer:on_reduced(): no more calls.
+ */
 static int reducer_on_reduced(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -314,17 +303,13 @@ static int reducer_bucket_times(lua_State *L)
         const ms_bucket *bucket = ms_reducer_bucket(r, b);
         ms_bucket_times times;
         lua_createtable(L, 0, 5);
-        lua_pushinteger(L, b);
-        lua_setfield(L, -2, "index");
-        lua_pushinteger(L, (lua_Integer)ms_tensor_bytes(bucket->flat));
-        lua_setfield(L, -2, "bytes");
+        ms_lua_set_integer(L, "index", b);
+        ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
         push_positions(L, bucket);
         lua_setfield(L, -2, "positions");
         if (ms_reducer_bucket_times(r, b, &times)) {
-            lua_pushnumber(L, (lua_Number)times.ready_ns / 1e6);
-            lua_setfield(L, -2, "ready_ms");
-            lua_pushnumber(L, (lua_Number)times.reduce_ns / 1e6);
-            lua_setfield(L, -2, "reduce_ms");
+            ms_lua_set_ms(L, "ready_ms", times.ready_ns);
+            ms_lua_set_ms(L, "reduce_ms", times.reduce_ns);
         }
         lua_rawseti(L, -2, (lua_Integer)b + 1);
     }
@@ -355,15 +340,15 @@ static int reducer_arrivals(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         lua_createtable(L, 0, 2);
-        set_count(L, "position", (uint64_t)order[i] + 1);
-        set_ms(L, "ms", ns[order[i]]);
+        ms_lua_set_integer(L, "position", (int64_t)((int64_t)order[i] + 1));
+        ms_lua_set_ms(L, "ms", ns[order[i]]);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     return 1;
 }
 
-/* A list of lists of positions (from 1), flat, from 0; sizes behind it. In a userdata on the
- * stack. */
+/* Reads a list of lists of positions (from 1) into one list of positions (from 0), followed by the
+ * sizes of the lists. Both are in a userdata on the stack. */
 static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32_t **sizes)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -403,40 +388,54 @@ static int reducer_assign(lua_State *L)
     return 0;
 }
 
+/* What ddp_assign cuts, and room for the result, in one userdata on the stack. */
+typedef struct assignment {
+    uint64_t *bytes, *limits;
+    uint32_t *keys, *order, *sizes;
+    uint32_t count, limit_count, buckets;
+} assignment;
+
+/* Reads the lists bytes, keys and limits at indices 1 to 3. */
+static assignment read_assignment(lua_State *L)
+{
+    for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
+    assignment a = { .count = (uint32_t)lua_rawlen(L, 1),
+                     .limit_count = (uint32_t)lua_rawlen(L, 3) };
+    size_t numbers = (size_t)a.count + a.limit_count + 1;
+    a.bytes = lua_newuserdatauv(
+        L, numbers * sizeof(uint64_t) + 3 * (size_t)a.count * sizeof(uint32_t), 0);
+    a.limits = a.bytes + a.count;
+    a.keys = (uint32_t *)(a.limits + a.limit_count);
+    a.order = a.keys + a.count;
+    a.sizes = a.order + a.count;
+    for (uint32_t i = 0; i < a.count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        lua_rawgeti(L, 2, (lua_Integer)i + 1);
+        a.bytes[i] = (uint64_t)ms_lua_integer(L, -2, 0, INT64_MAX, "bytes");
+        a.keys[i] = (uint32_t)ms_lua_integer(L, -1, 0, UINT32_MAX, "key");
+        lua_pop(L, 2);
+    }
+    for (uint32_t i = 0; i < a.limit_count; i++) {
+        lua_rawgeti(L, 3, (lua_Integer)i + 1);
+        a.limits[i] = (uint64_t)ms_lua_integer(L, -1, 1, INT64_MAX, "limit");
+        lua_pop(L, 1);
+    }
+    return a;
+}
+
 /* core.ddp_assign(bytes, keys, limits) -> lists of positions: cuts items (only those of equal
  * integer keys share a bucket) by the limits in bytes */
 static int ddp_assign(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
-    for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
-    uint32_t count = (uint32_t)lua_rawlen(L, 1), limit_count = (uint32_t)lua_rawlen(L, 3),
-             buckets = 0;
-    uint64_t *bytes = lua_newuserdatauv(L,
-                                        ((size_t)count + limit_count + 1) * sizeof(uint64_t)
-                                            + 3 * (size_t)count * sizeof(uint32_t),
-                                        0),
-             *limits = bytes + count;
-    uint32_t *keys = (uint32_t *)(limits + limit_count), *order = keys + count,
-             *sizes = order + count;
-    for (uint32_t i = 0; i < count; i++) {
-        lua_rawgeti(L, 1, (lua_Integer)i + 1);
-        lua_rawgeti(L, 2, (lua_Integer)i + 1);
-        bytes[i] = (uint64_t)ms_lua_integer(L, -2, 0, INT64_MAX, "bytes");
-        keys[i] = (uint32_t)ms_lua_integer(L, -1, 0, UINT32_MAX, "key");
-        lua_pop(L, 2);
-    }
-    for (uint32_t i = 0; i < limit_count; i++) {
-        lua_rawgeti(L, 3, (lua_Integer)i + 1);
-        limits[i] = (uint64_t)ms_lua_integer(L, -1, 1, INT64_MAX, "limit");
-        lua_pop(L, 1);
-    }
-    ms_lua_ok(
-        L, ms_ddp_assign(engine, bytes, keys, count, limits, limit_count, order, sizes, &buckets));
-    lua_createtable(L, (int)buckets, 0);
-    for (uint32_t b = 0; b < buckets; order += sizes[b++]) {
-        lua_createtable(L, (int)sizes[b], 0);
-        for (uint32_t i = 0; i < sizes[b]; i++) {
-            lua_pushinteger(L, (lua_Integer)order[i] + 1);
+    assignment a = read_assignment(L);
+    ms_lua_ok(L, ms_ddp_assign(engine, a.bytes, a.keys, a.count, a.limits, a.limit_count, a.order,
+                               a.sizes, &a.buckets));
+    lua_createtable(L, (int)a.buckets, 0);
+    for (uint32_t b = 0; b < a.buckets; a.order += a.sizes[b++]) {
+        lua_createtable(L, (int)a.sizes[b], 0);
+        for (uint32_t i = 0; i < a.sizes[b]; i++) {
+            lua_pushinteger(L, (lua_Integer)a.order[i] + 1);
             lua_rawseti(L, -2, (lua_Integer)i + 1);
         }
         lua_rawseti(L, -2, (lua_Integer)b + 1);
@@ -452,12 +451,9 @@ static int reducer_buckets(lua_State *L)
     for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) {
         const ms_bucket *bucket = ms_reducer_bucket(r, b);
         lua_createtable(L, 0, 3);
-        lua_pushinteger(L, bucket->index);
-        lua_setfield(L, -2, "index");
-        lua_pushinteger(L, (lua_Integer)ms_tensor_bytes(bucket->flat));
-        lua_setfield(L, -2, "bytes");
-        lua_pushinteger(L, bucket->count);
-        lua_setfield(L, -2, "parameters");
+        ms_lua_set_integer(L, "index", bucket->index);
+        ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
+        ms_lua_set_integer(L, "parameters", bucket->count);
         lua_rawseti(L, -2, (lua_Integer)b + 1);
     }
     lua_pushinteger(L, (lua_Integer)ms_reducer_iterations(r));
@@ -480,7 +476,7 @@ static int reducer_step_end(lua_State *L)
 }
 
 /* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for
- * each link; empty where they are not told apart. Behind stats(). */
+ * each link; empty if the chain has no accounts. Call stats() before. */
 static int reducer_link_stats(lua_State *L)
 {
     const ms_reducer *reducer = check_reducer(L);
@@ -489,11 +485,11 @@ static int reducer_link_stats(lua_State *L)
     for (uint32_t i = 1; i <= count; i++) {
         ms_link_stats stats = ms_reducer_link_stats(reducer, i);
         lua_createtable(L, 0, 5);
-        set_count(L, "calls", stats.calls);
-        set_count(L, "payload_bytes", stats.payload_bytes);
-        set_count(L, "wire_bytes", stats.wire_bytes);
-        set_ms(L, "ms", stats.ns);
-        set_ms(L, "exposed_ms", stats.exposed_ns);
+        ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
+        ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
+        ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
+        ms_lua_set_ms(L, "ms", stats.ns);
+        ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
         lua_rawseti(L, -2, (lua_Integer)i);
     }
     return 1;
@@ -506,19 +502,17 @@ static int reducer_stats(lua_State *L)
 {
     ms_pass_stats stats = ms_reducer_stats(check_reducer(L));
     lua_createtable(L, 0, 11);
-    lua_pushstring(L, ms_reducer_error(check_reducer(L)));
-    lua_setfield(L, -2, "error");
-    set_count(L, "iterations", stats.iterations);
-    set_ms(L, "forward_ms", stats.forward_ns);
-    set_ms(L, "backward_ms", stats.backward_ns);
-    set_ms(L, "reduce_ms", stats.reduce_ns);
-    set_ms(L, "exposed_ms", stats.exposed_ns);
-    set_ms(L, "step_ms", stats.step_ns);
-    lua_pushboolean(L, ms_reducer_is_rebuilt(check_reducer(L)));
-    lua_setfield(L, -2, "rebuilt");
-    set_count(L, "calls", stats.calls);
-    set_count(L, "payload_bytes", stats.payload_bytes);
-    set_count(L, "wire_bytes", stats.wire_bytes);
+    ms_lua_set_string(L, "error", ms_reducer_error(check_reducer(L)));
+    ms_lua_set_integer(L, "iterations", (int64_t)stats.iterations);
+    ms_lua_set_ms(L, "forward_ms", stats.forward_ns);
+    ms_lua_set_ms(L, "backward_ms", stats.backward_ns);
+    ms_lua_set_ms(L, "reduce_ms", stats.reduce_ns);
+    ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
+    ms_lua_set_ms(L, "step_ms", stats.step_ns);
+    ms_lua_set_boolean(L, "rebuilt", ms_reducer_is_rebuilt(check_reducer(L)));
+    ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
+    ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
+    ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
     return 1;
 }
 
@@ -545,39 +539,42 @@ static int ddp_broadcast(lua_State *L)
     return 0;
 }
 
+static const luaL_Reg functions[] = { { "reducer", reducer },
+                                      { "ddp_assign", ddp_assign },
+                                      { "ddp_compare", ddp_compare },
+                                      { "ddp_broadcast", ddp_broadcast },
+                                      { NULL, NULL } };
+
+static const luaL_Reg methods[] = {
+    { "forward", reducer_forward },
+    { "forward_end", reducer_forward_end },
+    { "step_end", reducer_step_end },
+    { "stats", reducer_stats },
+    { "link_stats", reducer_link_stats },
+    { "no_sync", reducer_no_sync },
+    { "rebuild", reducer_rebuild },
+    { "rebuild_due", reducer_rebuild_due },
+    { "free", reducer_free },
+    { "buckets", reducer_buckets },
+    { "outputs", reducer_outputs },
+    { "shadow", reducer_shadow },
+    { "divisor", reducer_divisor },
+    { "record", reducer_record },
+    { "arrivals", reducer_arrivals },
+    { "assign", reducer_assign },
+    { "is_used", reducer_is_used },
+    { "layout", reducer_layout },
+    { "await_times", reducer_await_times },
+    { "on_reduced", reducer_on_reduced },
+    { "bucket_times", reducer_bucket_times },
+    { NULL, NULL },
+};
+
+static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
+
 void ms_open_ddp(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "reducer", reducer },
-                                          { "ddp_assign", ddp_assign },
-                                          { "ddp_compare", ddp_compare },
-                                          { "ddp_broadcast", ddp_broadcast },
-                                          { NULL, NULL } };
-    static const luaL_Reg methods[] = {
-        { "forward", reducer_forward },
-        { "forward_end", reducer_forward_end },
-        { "step_end", reducer_step_end },
-        { "stats", reducer_stats },
-        { "link_stats", reducer_link_stats },
-        { "no_sync", reducer_no_sync },
-        { "rebuild", reducer_rebuild },
-        { "rebuild_due", reducer_rebuild_due },
-        { "free", reducer_free },
-        { "buckets", reducer_buckets },
-        { "outputs", reducer_outputs },
-        { "shadow", reducer_shadow },
-        { "divisor", reducer_divisor },
-        { "record", reducer_record },
-        { "arrivals", reducer_arrivals },
-        { "assign", reducer_assign },
-        { "is_used", reducer_is_used },
-        { "layout", reducer_layout },
-        { "await_times", reducer_await_times },
-        { "on_reduced", reducer_on_reduced },
-        { "bucket_times", reducer_bucket_times },
-        { NULL, NULL },
-    };
     ms_lua_register(L, runtime, functions);
-    static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);
     lua_pop(L, 1);
 }

@@ -8,7 +8,7 @@
 
 #include "moonshard/moonshard_lua.h"
 
-/* The Lua folder that belongs to the file in which this function lies. */
+/* The Lua folder that was installed with the library that contains this function. */
 static bool own_library(char *path, size_t bytes)
 {
     Dl_info info;

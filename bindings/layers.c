@@ -199,29 +199,30 @@ static int attention(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
+static const ms_method methods[] = {
+    { "scatter", scatter, &ms_op_scatter, true },
+    { "scatter_add", scatter, &ms_op_scatter_add, true },
+    { "topk", topk, NULL, false },
+    { "above", above, NULL, false },
+    { "gather", with_index, &ms_op_gather, false },
+    { "index_select", with_index, &ms_op_index_select, false },
+    { "matmul", ms_lua_two_tensors, &ms_op_matmul, false },
+    { "linear", linear, &ms_op_linear, false },
+    { "linear_t", linear, &ms_op_linear_t, false },
+    { "cross_entropy", cross_entropy, NULL, false },
+    { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false },
+    { "layer_norm", layer_norm, NULL, false },
+    { "rms_norm", rms_norm, NULL, false },
+    { "add_layer_norm", add_layer_norm, NULL, false },
+    { "add_rms_norm", add_rms_norm, NULL, false },
+    { "swiglu", ms_lua_two_tensors, &ms_op_swiglu, false },
+    { "embedding", ms_lua_two_tensors, &ms_op_embedding, false },
+    { "rotary", rotary, NULL, false },
+    { "attention", attention, NULL, false },
+    { "orthonormalize_", orthonormalize, NULL, false },
+};
+
 void ms_open_layers(lua_State *L, int runtime)
 {
-    static const ms_method methods[] = {
-        { "scatter", scatter, &ms_op_scatter, true },
-        { "scatter_add", scatter, &ms_op_scatter_add, true },
-        { "topk", topk, NULL, false },
-        { "above", above, NULL, false },
-        { "gather", with_index, &ms_op_gather, false },
-        { "index_select", with_index, &ms_op_index_select, false },
-        { "matmul", ms_lua_two_tensors, &ms_op_matmul, false },
-        { "linear", linear, &ms_op_linear, false },
-        { "linear_t", linear, &ms_op_linear_t, false },
-        { "cross_entropy", cross_entropy, NULL, false },
-        { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false },
-        { "layer_norm", layer_norm, NULL, false },
-        { "rms_norm", rms_norm, NULL, false },
-        { "add_layer_norm", add_layer_norm, NULL, false },
-        { "add_rms_norm", add_rms_norm, NULL, false },
-        { "swiglu", ms_lua_two_tensors, &ms_op_swiglu, false },
-        { "embedding", ms_lua_two_tensors, &ms_op_embedding, false },
-        { "rotary", rotary, NULL, false },
-        { "attention", attention, NULL, false },
-        { "orthonormalize_", orthonormalize, NULL, false },
-    };
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

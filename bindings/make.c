@@ -282,37 +282,52 @@ static int64_t count_integers(int64_t first, int64_t last, int64_t step)
     return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
 }
 
-static int arange(lua_State *L)
+/* The arguments of arange(first, last, step?). */
+typedef struct range {
+    double first, last, step;
+    bool integers;
+    int64_t stride; /* step, of integers */
+    int64_t count;
+} range;
+
+static range read_range(lua_State *L)
 {
     enum { LONGEST = 1000000000 };
+    range r = { .first = luaL_checknumber(L, 1),
+                .last = luaL_checknumber(L, 2),
+                .step = luaL_optnumber(L, 3, 1) };
+    r.integers =
+        lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
+    r.stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
+    if (r.step == 0 || !isfinite(r.first) || !isfinite(r.last) || !isfinite(r.step))
+        ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", r.first,
+                     r.last, r.step);
+    double steps = floor((r.last - r.first) / r.step + 1e-9);
+    if (!(steps < 0)) r.count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
+    if (r.integers) r.count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), r.stride);
+    if (r.count > LONGEST)
+        ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", r.first, r.last,
+                     r.step, LONGEST);
+    return r;
+}
+
+/* core.arange(first, last, step?) */
+static int arange(lua_State *L)
+{
     ms_engine *engine = ms_lua_enter(L);
     lua_settop(L, 3);
-    double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2),
-           step = luaL_optnumber(L, 3, 1);
-    bool integers =
-        lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
-    int64_t stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
-    if (step == 0 || !isfinite(first) || !isfinite(last) || !isfinite(step))
-        return ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0",
-                            first, last, step);
-    double steps = floor((last - first) / step + 1e-9);
-    int64_t count = 0;
-    if (!(steps < 0)) count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
-    if (integers) count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), stride);
-    if (count > LONGEST)
-        return ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", first,
-                            last, step, LONGEST);
-    void *data = lua_newuserdatauv(L, (size_t)count * 8 + 1, 0);
-    for (int64_t i = 0; i < count; i++) {
-        if (integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * stride;
-        else ((float *)data)[i] = (float)(first + (double)i * step);
+    range r = read_range(L);
+    void *data = lua_newuserdatauv(L, (size_t)r.count * 8 + 1, 0);
+    for (int64_t i = 0; i < r.count; i++) {
+        if (r.integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * r.stride;
+        else ((float *)data)[i] = (float)(r.first + (double)i * r.step);
     }
-    ms_dtype dtype = integers ? MS_I64 : MS_F32;
+    ms_dtype dtype = r.integers ? MS_I64 : MS_F32;
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, 1, &count, &made);
-    if (!status && count)
-        status = ms_tensor_write(made, data, (size_t)count * ms_dtype_bytes(dtype));
+    ms_status status = ms_tensor_new(engine, dtype, 1, &r.count, &made);
+    if (!status && r.count)
+        status = ms_tensor_write(made, data, (size_t)r.count * ms_dtype_bytes(dtype));
     if (status) ms_tensor_release(made);
     ms_lua_ok(L, status);
     ms_handle_fill(handle, made);

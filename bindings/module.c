@@ -50,7 +50,7 @@ static void read_environment(ms_runtime *runtime)
 
 /* ------------------------------------------------------------------ opening */
 
-/* core.set_library(prefix): chunk names that begin with it belong to the library. */
+/* core.set_library(prefix): chunks whose names begin with it are parts of the library. */
 static int set_library(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);

@@ -368,9 +368,10 @@ static const ms_method methods[] = {
     { "log_softmax", along, &ms_op_log_softmax, false },
 };
 
+static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
+
 void ms_open_operators(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
     static const struct {
         const char *name;
         int binary;

@@ -217,7 +217,8 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
     release_dropped(runtime, 0, begin, end);
 }
 
-/* Everything that was made in the step and not kept goes, whoever still holds a handle. */
+/* Releases everything that was made in the step and not kept, also where a script still has a
+ * handle. */
 static void release_step(ms_runtime *runtime)
 {
     while (runtime->handles && runtime->handles->step == runtime->step_serial)

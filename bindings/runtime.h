@@ -4,8 +4,8 @@
  *
  * Rules of every bound function
  * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls,
- *   which never touch Lua; (3) push results. Whatever is owned across a call that may raise lies in
- *   a userdata that was made, empty, before.
+ *   which never touch Lua; (3) push results. What is owned across a call that may raise is in a
+ *   userdata that was made before, empty.
  * - The runtime is upvalue 1 of every bound function. One Lua state belongs to one host thread.
  * - The engine reaches Lua functions through call.c only, protected; a plain lua_call stands only
  *   in functions that already run below it or below Lua itself (a metamethod, the trampoline of a
@@ -115,7 +115,7 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
 /* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is
  * to differ between ranks. */
 ms_random ms_lua_own_draw(lua_State *L);
-/* The seed of rank `rank` that belongs to everyone's. */
+/* The seed of one rank, from the seed that all ranks share. */
 static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank)
 {
     return seed ^ rank * 0x9e3779b97f4a7c15ull;
@@ -177,6 +177,13 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count);
 
 /* ------------------------------------------------------------------ results */
 
+/* Write a field of the table on top of the stack. string NULL: nil. set_ms: nanoseconds as
+ * milliseconds. */
+void ms_lua_set_string(lua_State *L, const char *name, const char *value);
+void ms_lua_set_integer(lua_State *L, const char *name, int64_t value);
+void ms_lua_set_number(lua_State *L, const char *name, double value);
+void ms_lua_set_boolean(lua_State *L, const char *name, bool value);
+void ms_lua_set_ms(lua_State *L, const char *name, uint64_t ns);
 /* Pushes a stream, which the engine owns. */
 int ms_lua_push_stream(lua_State *L, ms_stream *stream);
 /* Pushes an empty handle; fill it in phase 3 with ms_handle_fill, which takes the reference over
@@ -188,7 +195,7 @@ void ms_handle_keep(ms_handle *handle);
 void ms_handle_drop(ms_handle *handle, const char *why); /* releases now; why: static text */
 
 /* How many handles have been made, and the end of those that were made from `begin` to `end`, but
- * for kept ones, whoever holds them: as at a step's end. why: static text. */
+ * for kept ones: as at a step's end. Scripts may still have the handles. why: static text. */
 uint64_t ms_handle_count(const ms_runtime *runtime);
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
 

@@ -19,7 +19,8 @@ static bool is_library(const ms_runtime *runtime, const char *source)
     return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
 }
 
-/* Frames of the library in a row: modules in modules; Lua allows 200 calls through C. */
+/* The most frames that are searched. Modules in modules are many frames of the library in a row;
+ * Lua allows 200 calls through C. */
 #define LIBRARY_DEEPEST 256
 
 /* The first Lua frame outside the library; else the first Lua frame. */
@@ -66,7 +67,7 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
                 % (sizeof runtime->lines / sizeof *runtime->lines),
            length = strlen(frame.short_src);
     if (runtime->lines[at].source == frame.source && runtime->lines[at].line == frame.currentline) {
-        /* Another source may lie where a collected one lay. */
+        /* Another source may have the address of a collected one. */
         const char *known = ms_strings_get(strings, runtime->lines[at].id);
         if (strncmp(known, frame.short_src, length) == 0 && known[length] == ':')
             return runtime->lines[at].id;

@@ -225,77 +225,69 @@ static int trace_label(lua_State *L)
     return 0;
 }
 
+static void push_record(lua_State *L, ms_engine *engine, const ms_trace_record *record)
+{
+    static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
+    const ms_strings *strings = ms_engine_strings(engine);
+    lua_createtable(L, 0, 12);
+    ms_lua_set_string(L, "name", record->name);
+    ms_lua_set_string(L, "stream", ms_stream_name(ms_engine_stream_at(engine, record->stream)));
+    ms_lua_set_string(L, "kind", kinds[record->kind]);
+    ms_lua_set_integer(L, "enqueued_ns", (int64_t)record->enqueued_ns);
+    ms_lua_set_integer(L, "start_ns", (int64_t)record->started_ns);
+    ms_lua_set_integer(L, "end_ns", (int64_t)record->finished_ns);
+    ms_lua_set_integer(L, "bytes", (int64_t)record->bytes);
+    ms_lua_set_number(L, "flops", record->flops);
+    ms_lua_set_string(L, "script", ms_strings_get(strings, record->script));
+    if (record->label) ms_lua_set_string(L, "label", ms_strings_get(strings, record->label));
+    if (record->step >= 0) ms_lua_set_integer(L, "step", record->step);
+    if (record->kind == MS_KIND_WAIT)
+        ms_lua_set_string(L, "of", ms_stream_name(ms_engine_stream_at(engine, record->of)));
+}
+
 /* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops,
  * script, label, step, of }; label and step may be nil, of is a wait's */
 static int trace_stop(lua_State *L)
 {
-    static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
     ms_engine *engine = ms_lua_enter(L);
     ms_lua_ok(L, ms_trace_stop(engine));
     size_t count = ms_trace_count(engine);
     lua_createtable(L, (int)count, 0);
     for (size_t i = 0; i < count; i++) {
-        const ms_trace_record *record = ms_trace_get(engine, i);
-        lua_createtable(L, 0, 12);
-        lua_pushstring(L, record->name);
-        lua_setfield(L, -2, "name");
-        lua_pushstring(L, ms_stream_name(ms_engine_stream_at(engine, record->stream)));
-        lua_setfield(L, -2, "stream");
-        lua_pushstring(L, kinds[record->kind]);
-        lua_setfield(L, -2, "kind");
-        lua_pushinteger(L, (lua_Integer)record->enqueued_ns);
-        lua_setfield(L, -2, "enqueued_ns");
-        lua_pushinteger(L, (lua_Integer)record->started_ns);
-        lua_setfield(L, -2, "start_ns");
-        lua_pushinteger(L, (lua_Integer)record->finished_ns);
-        lua_setfield(L, -2, "end_ns");
-        lua_pushinteger(L, (lua_Integer)record->bytes);
-        lua_setfield(L, -2, "bytes");
-        lua_pushnumber(L, record->flops);
-        lua_setfield(L, -2, "flops");
-        lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->script));
-        lua_setfield(L, -2, "script");
-        if (record->label) {
-            lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->label));
-            lua_setfield(L, -2, "label");
-        }
-        if (record->step >= 0) {
-            lua_pushinteger(L, record->step);
-            lua_setfield(L, -2, "step");
-        }
-        if (record->kind == MS_KIND_WAIT) {
-            lua_pushstring(L, ms_stream_name(ms_engine_stream_at(engine, record->of)));
-            lua_setfield(L, -2, "of");
-        }
+        push_record(L, engine, ms_trace_get(engine, i));
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     return 1;
 }
 
+static const luaL_Reg functions[] = { { "stream_at", stream_at },
+                                      { "stream", stream },
+                                      { "point_sync", point_sync },
+                                      { "hook_enter", hook_enter },
+                                      { "hook_leave", hook_leave },
+                                      { "plan", plan },
+                                      { "set_drain", set_drain },
+                                      { "request_drain", request_drain },
+                                      { "probe", probe },
+                                      { "trace_start", trace_start },
+                                      { "trace_stop", trace_stop },
+                                      { "trace_count", trace_count },
+                                      { "trace_label", trace_label },
+                                      { NULL, NULL } };
+
+static const luaL_Reg stream_methods[] = { { "name", stream_name },  { "run", stream_run },
+                                           { "sync", stream_sync },  { "_point", stream_point },
+                                           { "_wait", stream_wait }, { NULL, NULL } };
+
+static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
+
+static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } },
+                      probe_events[] = { { "__gc", probe_gc },
+                                         { "__close", probe_gc },
+                                         { NULL, NULL } };
+
 void ms_open_stream(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "stream_at", stream_at },
-                                          { "stream", stream },
-                                          { "point_sync", point_sync },
-                                          { "hook_enter", hook_enter },
-                                          { "hook_leave", hook_leave },
-                                          { "plan", plan },
-                                          { "set_drain", set_drain },
-                                          { "request_drain", request_drain },
-                                          { "probe", probe },
-                                          { "trace_start", trace_start },
-                                          { "trace_stop", trace_stop },
-                                          { "trace_count", trace_count },
-                                          { "trace_label", trace_label },
-                                          { NULL, NULL } };
-    static const luaL_Reg stream_methods[] = { { "name", stream_name },  { "run", stream_run },
-                                               { "sync", stream_sync },  { "_point", stream_point },
-                                               { "_wait", stream_wait }, { NULL, NULL } };
-    static const luaL_Reg stream_events[] = { { "__eq", stream_equal }, { NULL, NULL } };
-    static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL } },
-                          probe_events[] = { { "__gc", probe_gc },
-                                             { "__close", probe_gc },
-                                             { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_STREAM_TYPE, stream_events, stream_methods);
     lua_setfield(L, -2, "stream_methods"); /* the library adds wait(future) */

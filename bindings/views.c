@@ -285,31 +285,32 @@ static int pad_to(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
+static const ms_method methods[] = {
+    { "contiguous", contiguous, NULL, false },
+    { "to", to, NULL, false },
+    { "empty_like", empty_like, NULL, false },
+    { "zeros_like", zeros_like, NULL, false },
+    { "ones_like", ones_like, NULL, false },
+    { "copy_", copy_, NULL, false },
+    { "fill_", fill_, NULL, false },
+    { "zero_", zero_, NULL, false },
+    { "view", with_shape, &ms_op_view, false },
+    { "reshape", with_shape, &ms_op_reshape, false },
+    { "expand", with_shape, &ms_op_expand, false },
+    { "flatten", flatten, NULL, false },
+    { "narrow", narrow, NULL, false },
+    { "select", select_index, NULL, false },
+    { "split", split, NULL, false },
+    { "chunk", chunk, NULL, false },
+    { "transpose", two_dims, NULL, false },
+    { "t", t_, NULL, false },
+    { "permute", permute, NULL, false },
+    { "squeeze", squeeze, NULL, false },
+    { "unsqueeze", unsqueeze, NULL, false },
+    { "pad_to", pad_to, NULL, false },
+};
+
 void ms_open_views(lua_State *L, int runtime)
 {
-    static const ms_method methods[] = {
-        { "contiguous", contiguous, NULL, false },
-        { "to", to, NULL, false },
-        { "empty_like", empty_like, NULL, false },
-        { "zeros_like", zeros_like, NULL, false },
-        { "ones_like", ones_like, NULL, false },
-        { "copy_", copy_, NULL, false },
-        { "fill_", fill_, NULL, false },
-        { "zero_", zero_, NULL, false },
-        { "view", with_shape, &ms_op_view, false },
-        { "reshape", with_shape, &ms_op_reshape, false },
-        { "expand", with_shape, &ms_op_expand, false },
-        { "flatten", flatten, NULL, false },
-        { "narrow", narrow, NULL, false },
-        { "select", select_index, NULL, false },
-        { "split", split, NULL, false },
-        { "chunk", chunk, NULL, false },
-        { "transpose", two_dims, NULL, false },
-        { "t", t_, NULL, false },
-        { "permute", permute, NULL, false },
-        { "squeeze", squeeze, NULL, false },
-        { "unsqueeze", unsqueeze, NULL, false },
-        { "pad_to", pad_to, NULL, false },
-    };
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

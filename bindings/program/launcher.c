@@ -1,5 +1,5 @@
-/* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and who
- * stays when the job is over. */
+/* launcher.c: supervises the ranks of a job: requests to stop, ranks that die or leave, and ranks
+ * that stay when the job is over. */
 #include "bindings/program/launcher.h"
 
 #include <errno.h>
@@ -47,8 +47,8 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
              step);
 }
 
-/* What a rank's end means for the others. A rank that ends well has left; peers that still wait for
- * it find that out by themselves. */
+/* A rank has ended. If it ended well, it has left: peers that still wait for it find that out by
+ * themselves. Otherwise the job ends. */
 static void rank_ended(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
@@ -70,8 +70,8 @@ static void rank_ended(ms_job *job, uint32_t rank)
     ms_end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
 }
 
-/* The deadline has passed: those who still run are killed; ranks that cannot be are left to the
- * caller. false: nothing more to wait for. */
+/* The deadline has passed: ranks that still run are killed; threads, which cannot be killed, are
+ * left to the caller. false: there is nothing more to wait for. */
 static bool time_is_over(ms_job *job)
 {
     if (!job->ending) {
@@ -93,7 +93,7 @@ static bool time_is_over(ms_job *job)
 
 /* ------------------------------------------------------------------ signals */
 
-/* The first request: all ranks end behind the same step. The second: at once. */
+/* The first request: all ranks end after the same step. The second: at once. */
 static void stop_requested(ms_job *job, int number)
 {
     if (job->stop_signal) {
@@ -192,7 +192,7 @@ static void push_flight(lua_State *L, const ms_flight *flight)
     set_integer(L, "left_ns", (int64_t)flight->left_ns);
 }
 
-/* flights(rank) -> the list of what is left of its flight record */
+/* flights(rank) -> the list of the entries in its flight record that were not overwritten */
 static int flights(lua_State *L)
 {
     const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -239,7 +239,7 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     if (outcome->state) set_text(L, "state", letter);
 }
 
-/* What became of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks =
+/* The outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks =
  * list from rank 0 on. */
 static void push_outcome(lua_State *L, const ms_job *job)
 {

@@ -1,15 +1,15 @@
-/* launcher.h: a job of several ranks on this machine, as the process sees it that starts and
- * supervises them. Part of the program only.
+/* launcher.h: a job of several ranks on this machine, as seen by the process that starts and
+ * supervises them.
  *
  * Invariants
  * - The supervisor never waits for a rank without a limit once the job is ending: ranks that do not
  *   leave by themselves are killed.
  * - It sleeps until a rank ends or a signal comes, and looks at the ranks' progress from time to
  *   time: often enough for the timeout, once a second at most.
- * - No rank gives up waiting for another by itself: it says so, and the supervisor judges whether
- *   the other does something after all.
- * - The first cause is in the abort record; what the supervisor finds out (a rank was killed, has
- *   gone) it writes there like a rank. */
+ * - A rank does not give up waiting for another one by itself: it reports the other as a suspect,
+ * and the supervisor judges whether the suspect still works.
+ * - The abort record holds the first cause. The supervisor writes there like a rank when it finds
+ *   that a rank was killed or has ended. */
 #ifndef MOONSHARD_PROGRAM_LAUNCHER_H
 #define MOONSHARD_PROGRAM_LAUNCHER_H
 
@@ -28,12 +28,12 @@ typedef struct ms_outcome {
     char state;
 } ms_outcome;
 
-/* What the supervisor knows of a rank that runs. */
+/* What the supervisor has observed of a rank that runs. */
 typedef struct ms_watched {
     uint64_t progress, changed_ns; /* when the rank's progress was seen to change last */
     uint64_t awaited_ns;           /* since when another has finished; 0: none has */
-    uint64_t told_ns, asked_ns; /* when there was a warning last; when it was asked where it is */
-    uint32_t question;          /* that it has been asked and is to answer; 0: none */
+    uint64_t warned_ns, asked_ns;  /* of the last warning; when the rank was asked where it is */
+    uint32_t question;             /* number of the question that it has to answer; 0: none */
 } ms_watched;
 
 /* The signals at which a rank says where its script is. A process-wide one would reach any
@@ -78,15 +78,15 @@ void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *m
 void ms_watch(ms_job *job, uint64_t now);
 uint64_t ms_watch_tick(const ms_job *job);
 
-/* locate.c, for a rank: its host thread answers from now on where the script of L is; and
- * no more. The second changes coroutine.resume and coroutine.wrap of L's libraries, which do what
- * they did, so that scripts in coroutines are found. */
+/* locate.c, for a rank. open: from now on its host thread answers a signal with the line at which
+ * the script of L is; close ends that. coroutines wraps coroutine.resume and coroutine.wrap of L,
+ * so that scripts in coroutines are found. */
 void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread);
 void ms_locate_close(void);
 void ms_locate_coroutines(lua_State *L);
 
-/* What a line on stderr begins with: on a terminal, rank 0 may show a line there that is written in
- * place. */
+/* The text with which a line on stderr begins: on a terminal it clears the line that rank 0 may be
+ * showing there. */
 const char *ms_fresh_row(void);
 
 /* The program in a Lua state of its own: as all of it (rendezvous NULL), or as one rank. Returns

@@ -76,7 +76,7 @@ static int is_terminal(lua_State *L)
     return 1;
 }
 
-/* columns() -> of the terminal, as wide as it is now; 80 where it does not say */
+/* columns() -> the present width of the terminal; 80 if it is not known */
 static int columns(lua_State *L)
 {
     struct winsize size = { 0 };
@@ -85,7 +85,7 @@ static int columns(lua_State *L)
     return 1;
 }
 
-/* quit(code): ends the process at once, with threads that do not leave. */
+/* quit(code): ends the process at once, also with threads that do not return. */
 static int quit(lua_State *L)
 {
     fflush(NULL);
@@ -153,7 +153,7 @@ static int traceback(lua_State *L)
     return 1;
 }
 
-/* What only the program has, as moonshard.process; hosts have none of it. */
+/* Fills moonshard.process, which only the program has; a host has no such module. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested },
@@ -190,7 +190,7 @@ static int run(lua_State *L)
     arguments *args = lua_touserdata(L, 1);
     char program[4096], library[4096 + 256];
     ssize_t bytes = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (bytes <= 0) return luaL_error(L, "where this program lies cannot be read from /proc");
+    if (bytes <= 0) return luaL_error(L, "the path of this program cannot be read from /proc");
     program[bytes] = 0;
     strcpy(library, program);
     char *slash = strrchr(library, '/');

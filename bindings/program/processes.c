@@ -1,5 +1,5 @@
-/* processes.c: ranks as processes: copies of this program with the same arguments, told
- * who they are by two variables. */
+/* processes.c: ranks as processes: copies of this program with the same arguments. Two variables of
+ * the environment name the rendezvous and the rank. */
 #include "bindings/program/launcher.h"
 
 #include <errno.h>
@@ -83,7 +83,7 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     ms_machine machine;
     const ms_os *os = job->context.os;
     if (sched_getaffinity(0, sizeof allowed, &allowed) || os->machine(os->user, &machine)) return;
-    /* Where a quota leaves less than the cores, which of them are used is for the system to say. */
+    /* Where a quota allows less than the cores, the system chooses which ones are used. */
     if (machine.cores < (uint32_t)CPU_COUNT(&allowed)) return;
     uint32_t count = (uint32_t)CPU_COUNT(&allowed) / job->ranks, first = rank * count;
     uint32_t position = 0;

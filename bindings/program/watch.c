@@ -68,8 +68,8 @@ static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, ch
     return text[0] != '\0';
 }
 
-/* What the rank does, as far as that can be told; whether it may be work that has to be waited
- * for. */
+/* Describes what the rank does, as far as it is known. Returns whether it may be work: then the job
+ * waits for it. */
 static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered,
                      bool heard, char *text, size_t bytes)
 {
@@ -126,7 +126,7 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
     uint32_t finished = finished_other(job, rank);
     double quiet = (double)(now - w->changed_ns) / 1e9;
     w->question = 0;
-    w->told_ns = now;
+    w->warned_ns = now;
     if (!excused
         && (suspected || (finished < job->ranks && now - awaited_since(w) >= job->timeout_ns))) {
         if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
@@ -154,17 +154,18 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
     if (state.progress != w->progress || w->changed_ns == 0) {
         *w = (ms_watched){ .progress = state.progress,
                            .changed_ns = now,
-                           .told_ns = now,
+                           .warned_ns = now,
                            .awaited_ns = w->awaited_ns };
         ms_rendezvous_acquit(job->rendezvous, rank);
         return;
     }
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
-    /* A rank that waits for others in a collective is no riddle: they are looked at. */
+    /* A rank that waits in a collective is explained by the ranks that it waits for. */
     if (state.waits && !suspected && !awaited) return;
-    /* A warning each timeout; and a look at the moment from which on the job may be ended. */
+    /* One warning in each timeout, and one look when the deadline passes. */
     uint64_t deadline = awaited ? awaited_since(w) + job->timeout_ns : UINT64_MAX;
-    bool due = now - w->told_ns >= job->timeout_ns || (now >= deadline && w->told_ns < deadline);
+    bool due =
+        now - w->warned_ns >= job->timeout_ns || (now >= deadline && w->warned_ns < deadline);
     if (!suspected && (now - w->changed_ns < job->timeout_ns || !due)) return;
     if (!w->question) {
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));

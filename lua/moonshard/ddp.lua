@@ -27,7 +27,7 @@ local DDP = {}
 ---@class ms.DDPState: ms.GradientSource
 ---@field wrapped ms.Module
 ---@field options ms.DDPOptions as they were given
----@field in_force table the options that hold, as stats shows them
+---@field in_force table the options in force, defaults included, as stats shows them
 ---@field options_bytes? integer[] size limits of buckets, as they were given
 ---@field how table the compiled chain: { chain?, links?, hook?, name?, whole?, guards? }
 ---@field hook_name string
@@ -418,7 +418,7 @@ local function compile_hook(o, low, trained)
     or {}
 end
 
--- The options that hold for a model, as stats shows them.
+-- The options in force for a model, as stats shows them.
 local function options_in_force(o, bytes, low, planner)
   return {
     bucket_bytes = bytes or not planner and { 1 << 20, 25 << 20 } or nil,

@@ -30,7 +30,7 @@ local function finish()
   if not ok then error(failure, 0) end
 end
 
--- The requests that hold for the step that is about to begin: where there are several ranks, those
+-- The requests for the step that is about to begin: where there are several ranks, those
 -- that all of them meet here. Only the program catches signals.
 local function meet_requests(step)
   local process = launch.process
@@ -45,7 +45,7 @@ local function meet_requests(step)
 end
 
 --- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the
---- loop in any way ends the step; a request to stop ends the loop behind the step that runs.
+--- loop in any way ends the step; a request to stop ends the loop after the step that runs.
 ---@param count integer
 ---@param first? integer
 ---@return fun(): integer?

@@ -1,5 +1,5 @@
 -- Which parameters share a bucket: plans (numbers in, table out), made from the order and the
--- moments in which gradients came and from what reductions took.
+-- times of gradients and from the times of reductions.
 local core = require "moonshard.core"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
@@ -155,7 +155,8 @@ local keys = { f32 = 1, f16 = 2, bf16 = 3 }
 
 local function cut_by_caps(planner, view, caps)
   if type(caps) ~= "table" or #caps == 0 then
-    refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds on")
+    refuse(planner, "caps_bytes is a list of sizes in bytes, the last of which holds for all \z
+      further buckets")
   end
   planners.check_fields(caps, {}, true, function(what) refuse(planner, "caps_bytes: %s", what) end)
   for i, cap in ipairs(caps) do

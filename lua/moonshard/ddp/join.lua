@@ -1,6 +1,6 @@
 -- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other
 -- what they are about to do, in one small all_gather; a rank that has no inputs left takes part
--- with zeros until nobody has any.
+-- with zeros until no rank has any.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local log = require "moonshard.log"

@@ -63,7 +63,7 @@ function in_backward.in_backward(make, params, options)
       owners.own_of[p] = { list = { made[i] }, keep = keep }
       if owners.wrapped_in[p] then passes.listen(owners.wrapped_in[p]) end
       p:on_grad_ready(function(ready)
-        -- owners.own_of is asked anew: the hook must not hold the parameter that it belongs to.
+        -- Looked up in owners.own_of each time: the hook must not keep its parameter alive.
         if owners.wrapped_in[ready] or module.is_accumulating() then return end
         owners.stream():run(function() passes.step_own(ready, owners.own_of[ready]) end)
       end)
