@@ -83,7 +83,7 @@ static ms_status check_counts(ms_group *group, const ms_collective *c, const cha
     return MS_OK;
 }
 
-/* What the table of comm.h says about tensors that are there or not. */
+/* Which tensors each kind has: the table at ms_collective. */
 static ms_status check_presence(ms_group *group, uint32_t channel, const ms_collective *c)
 {
     bool rooted = ms_kind_has_root(c->kind), at_root = rooted && group->rank == c->root;
@@ -248,8 +248,8 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
     return status;
 }
 
-/* Keeps a copy of both lists until the task is done. Room in the list first, so that nothing can
- * fail once the task is enqueued. */
+/* Keeps a copy of both lists until the task is done. The list of copies grows before the task is
+ * enqueued, since nothing may fail after that. */
 static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -281,8 +281,8 @@ void ms_copy_tail(char *to, size_t bytes, const char *text)
     memcpy(to, text, length + 1);
 }
 
-/* Which point the collective comes after, since those of a channel, and sends and receives, run one
- * after the other. */
+/* The point that the collective comes after: collectives of a channel run one after the other, and
+ * so do sends, and receives. */
 static ms_point *place_of(ms_group *group, const ms_comm_args *args)
 {
     if (args->kind == MS_SEND) return &group->comm->last_send;
@@ -377,7 +377,7 @@ static void describe_tensors(const ms_collective *c, ms_comm_args *args)
         args->payload_bytes = (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype);
 }
 
-/* What does not depend on the lengths. */
+/* Fills the arguments that do not depend on lengths. */
 static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args)
 {
     ms_engine *engine = group->comm->engine;

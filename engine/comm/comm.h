@@ -1,10 +1,11 @@
 /* comm.h: the inside of comm: a rank's membership, its groups, and what the task of a collective
  * carries. For comm/ only.
  *
- * Who touches what
- * - Host thread: everything here but what is said below.
- * - Task of a collective: its arguments, the group's members, rank and size (which never change),
- *   and `phase` of its channel, whose collectives run one after the other. */
+ * Threads
+ * - The host thread owns everything here, with these exceptions.
+ * - The task of a collective reads its arguments, and the group's members, rank and size, which
+ *   never change. It owns the fields of its channel that are marked "tasks": collectives of a
+ *   channel run one after the other. */
 #ifndef MOONSHARD_COMM_COMM_H
 #define MOONSHARD_COMM_COMM_H
 
@@ -38,7 +39,7 @@ struct ms_group {
     uint32_t *members; /* world ranks */
     uint64_t *set;     /* the same as a bit set over the world's ranks */
     uint32_t splits;   /* made from this one, for names */
-    /* Result of the last split. Written by tasks, possibly after the caller has given up. */
+    /* Result of the last split. Written by a task, possibly after the caller got an error. */
     uint64_t split_id;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
@@ -61,7 +62,7 @@ static inline bool ms_kind_has_root(uint8_t kind)
 }
 static inline bool ms_kind_is_pair(uint8_t kind) { return kind == MS_SEND || kind == MS_RECV; }
 
-/* Arguments of a collective's task. Addresses are this process'. */
+/* Arguments of a collective's task. Addresses are those of this process. */
 typedef struct ms_comm_args {
     ms_group *group;
     uint8_t kind, op, dtype, channel; /* dtype: of what travels; channel: from 0 */
@@ -104,7 +105,7 @@ struct ms_comm {
     const ms_control *control;
     const ms_transport *transport;
     void *control_state, *transport_state;
-    bool aborted;    /* the transport was told of the job's end */
+    bool aborted;    /* the transport's abort was called */
     int64_t process; /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];
     _Atomic uint32_t group_count; /* tasks look at the groups below it */
@@ -117,7 +118,7 @@ struct ms_comm {
     ms_collective_record *records;
     size_t record_count, record_capacity;
     bool recording;
-    ms_group *alone; /* the group of this rank by itself, once somebody has asked for it */
+    ms_group *alone; /* the group of this rank by itself, made at its first use */
 };
 
 /* The membership of an engine that has none yet, and its world. */

@@ -7,7 +7,7 @@
 #include "comm/transport.h"
 
 /* From this number of streams in an engine on, new groups share the world's stream. */
-#define MS_COMM_STREAMS 12
+#define MS_COMM_STREAMS (MS_STREAMS_MAX - 4)
 
 /* --------------------------------------------------------------- membership */
 

@@ -1,5 +1,5 @@
-/* death.c: how ranks that nobody supervises find out that one has died: its process held a place in
- * the control file, which the system frees at its end. */
+/* death.c: how ranks without a supervisor find out that another has died. The process of each rank
+ * claims a place in the control file; the system frees the place when the process ends. */
 #include "comm/host/host.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@ void ms_death_watch(ms_host *host)
     atomic_store(&host->control->lines[host->rank].claimed, 1);
 }
 
-/* A process that is several ranks may free the places of all when one of them leaves. */
+/* The system may free the places of all ranks of one process when one of them leaves. */
 static bool is_alone(const ms_control_file *control, uint32_t rank)
 {
     int64_t process = atomic_load(&control->lines[rank].process);

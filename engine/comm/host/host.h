@@ -9,9 +9,10 @@
  *   when all ranks have left n + 1: nobody reads it then.
  * - A phase counter only grows. All ranks of a channel advance it by the same amount in each
  *   collective; reaching a phase together is a barrier.
- * - A sleeper sleeps on the bell of its own rank. Who makes progress that it may wait for rings the
- *   bells of those asleep; an abort rings all. asleep is raised before the last look at what is
- *   waited for, and progress is made before asleep is read, all sequentially consistent. */
+ * - A thread that waits sleeps on the bell of its own rank. A rank that makes progress rings the
+ *   bells of the ranks that may wait for it, if they sleep; an abort rings all bells. A sleeper
+ *   raises `asleep` before it looks for the last time, and the other makes its progress before it
+ *   reads `asleep`, all sequentially consistent: no wake is lost. */
 #ifndef MOONSHARD_COMM_HOST_HOST_H
 #define MOONSHARD_COMM_HOST_HOST_H
 
@@ -39,7 +40,7 @@
 typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
-    uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: elsewhere */
+    uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: not in the heap */
     uint64_t value;       /* all_to_all by counts: its longest part; split: the proposed id */
     double factor;        /* of a premul_sum */
     ms_flight call;
@@ -83,11 +84,11 @@ typedef struct ms_pair_line {
     _Atomic uint64_t receives;
 } ms_pair_line;
 
-/* A rank whose peer has waited too long for it, where a supervisor judges: see
+/* What a peer that has waited too long for a rank reports to the supervisor: see
  * ms_rendezvous_suspect. */
 typedef struct ms_suspicion {
     ms_word state;     /* 0: none; 1: being written; 2: complete */
-    uint64_t progress; /* of the suspect, while its peer waited */
+    uint64_t progress; /* of the rank, while its peer waited */
     char text[MS_SUSPICION_BYTES];
 } ms_suspicion;
 
@@ -102,12 +103,12 @@ typedef struct ms_rank_line {
     _Atomic uint64_t flights;
     _Atomic uint64_t serial; /* of the last step that its host was about to begin */
     _Atomic int64_t step;    /* its number, plus 1 */
-    /* Progress of this rank plus 1 when it was last reported as a straggler. */
-    _Atomic uint64_t told;
+    /* Progress of this rank plus 1 when a peer last warned of it as a straggler. */
+    _Atomic uint64_t warned;
     /* standstill.c: number of the standstill << 32 | rounds of looking in it; 0: not still. */
     _Atomic uint64_t still;
-    ms_word met[MS_REQUESTS]; /* requests of each kind that it has met */
-    ms_word gone;             /* its process has ended: what it had enqueued never runs */
+    ms_word met[MS_REQUESTS]; /* how many requests of each kind it has met */
+    ms_word gone;             /* its process has ended: the tasks that it had enqueued never run */
     ms_activity activity;
     ms_suspicion suspicion;
     ms_flight flight[MS_FLIGHTS];
@@ -125,7 +126,7 @@ typedef struct ms_control_file {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
     bool crowded;      /* more threads of ranks than cores */
-    bool unsupervised; /* nobody started the ranks: they look after each other */
+    bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
     ms_word folder_set;
@@ -154,17 +155,18 @@ typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 
 #define MS_STEPS_TIMED 15
 
-/* How a rank looks whether it stands still: standstill.c. */
+/* A rank's part of deadlock detection: standstill.c. */
 typedef struct ms_standstill {
     ms_word lock;
-    /* waiting: tasks that wait for a peer; looked: those of them that have looked in this round */
-    uint32_t waiting, looked;
-    uint64_t round, begun; /* rounds that are over; waits so far */
-    uint64_t moves, times; /* at the end of the last round; times that it came to a standstill */
-    uint64_t since_ns;     /* when it did last */
-    uint32_t tells;        /* since then, the others were told to look */
+    uint32_t waiting;      /* tasks that wait for a peer */
+    uint32_t looked;       /* of them, those that have looked in this round */
+    uint64_t round, begun; /* rounds that have ended; waits so far */
+    uint64_t moves;        /* at the end of the last round */
+    uint64_t times;        /* how often the rank came to a standstill */
+    uint64_t since_ns;     /* when it last did */
+    uint32_t prompts;      /* since then, how often it woke the others so that they look */
     bool watching;         /* seen is filled */
-    uint64_t seen[MS_LOCAL_RANKS_MAX]; /* still of each rank, once all stood still */
+    uint64_t seen[MS_LOCAL_RANKS_MAX]; /* `still` of each rank when all were found still */
 } ms_standstill;
 
 /* A rank's side: ms_comm.control_state. */
@@ -178,7 +180,7 @@ typedef struct ms_host {
     uint64_t sends[MS_LOCAL_RANKS_MAX], receives[MS_LOCAL_RANKS_MAX];
     /* host thread: how long the last steps took */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
-    _Atomic uint64_t patience_ns; /* a wait longer than this is told about */
+    _Atomic uint64_t patience_ns; /* a longer wait is reported as a straggler's */
     ms_standstill standstill;
 } ms_host;
 
@@ -225,8 +227,8 @@ static inline bool ms_host_aborted(const ms_host *host)
     return atomic_load_explicit(&host->control->aborted, memory_order_acquire) != 0;
 }
 void ms_host_wake(ms_host *host, uint32_t rank);
-/* Sleeps until a peer has made progress, at most this long; not at all if `wait` (may be NULL) has
- * come true since the bell was read. */
+/* Sleeps until a peer has made progress, at most this long. With a wait (may be NULL), it does not
+ * sleep if what is waited for came after the bell was read. */
 typedef struct ms_wait ms_wait;
 void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns);
 void ms_host_nap(ms_host *host, uint64_t most_ns);
@@ -327,23 +329,23 @@ void ms_host_set_folder(ms_comm *comm, const char *folder);
 
 /* suspicion.c: a rank's progress: what it has got done so far. */
 uint64_t ms_rank_progress(const ms_rank_line *line);
-/* Whether a supervisor judges in this job; then it is told that `missing` has not come, and the
- * caller goes on waiting. */
+/* Reports to the supervisor that `missing` has not come; the caller then goes on waiting. False: no
+ * supervisor decides in this job. */
 bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *text);
 
-/* death.c: without a supervisor, ranks say that they live, and those who wait for one look whether
- * it does. */
+/* death.c: in a job without a supervisor, a rank shows that its process lives, and a rank that
+ * waits for another looks whether the other's process does. */
 void ms_death_watch(ms_host *host);
 void ms_death_look(ms_host *host, uint32_t rank);
 
-/* straggler.c: a step begins now; and a warning, once for each time that the missing rank stands
- * still. */
+/* straggler.c: a step begins now. */
 void ms_straggler_step(ms_host *host, uint64_t now);
-void ms_straggler_tell(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+/* Warns of the missing rank, unless a peer has warned of it since its last progress. */
+void ms_straggler_warn(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
                        uint64_t waited_ns, uint64_t limit_ns);
 
-/* standstill.c: around a wait that sleeps, and each time that it has looked in vain: ends the job
- * where all ranks wait for each other. */
+/* standstill.c: deadlock detection. Begin and end enclose a wait that sleeps. Look is called each
+ * time that the wait has looked in vain, and ends the job where all ranks wait for each other. */
 void ms_standstill_begin(ms_host *host, ms_wait *wait);
 void ms_standstill_look(ms_host *host, ms_wait *wait);
 void ms_standstill_end(ms_host *host, ms_wait *wait);

@@ -1,5 +1,5 @@
-/* ledger.c: the order ledger: every rank writes what it calls, waits until all members have, and
- * compares. */
+/* ledger.c: the order ledger, as tasks run through it: a rank enters a call, waits until all
+ * members have entered it, and compares; then it moves through phases with them. */
 #include "comm/host/host.h"
 
 static void wake_members(ms_host *host, const ms_group *group)
@@ -77,13 +77,13 @@ static bool all_in_phase(ms_wait *wait)
     return true;
 }
 
-/* A rank inside the collective comes, unless its process has ended. */
+/* A rank inside the collective arrives, unless its process has ended. */
 static void look_for_ended(ms_wait *wait)
 {
     const ms_group *group = wait->args->group;
     if (wait->cursor >= group->size) return;
     uint32_t other = group->members[wait->cursor];
-    /* After its end nothing of it changes: so that is read first. */
+    /* After the end of its process nothing of it changes: so `gone` is read first. */
     bool gone = atomic_load(&wait->host->control->lines[other].gone) != 0;
     if (gone
         && atomic_load(&ms_ledger_line(wait->host, wait->args, wait->cursor)->phase) < wait->target)

@@ -1,9 +1,9 @@
-/* meet.c: how ranks that nobody launched find each other: at a socket, where rank 0 hands the
+/* meet.c: how ranks that no launcher started find each other: at a socket, where rank 0 hands the
  * memory files to the others.
  *
- * A message is a fixed record; one of another length, magic or version, from another user, or with
- * a rank that is taken or does not exist is refused, and the sender is told why. Who says nothing
- * for a while is sent away: it must not keep the others waiting. */
+ * A message is a record of fixed size. A message of another length, magic or version, from another
+ * user, or with a rank that is taken or does not exist is refused, and the answer says why. A
+ * visitor that sends nothing for a while is refused too, so that it does not delay the others. */
 #include "comm/host/host.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 
 /* ------------------------------------------------------------------- rank 0 */
 
-/* Why this rank cannot be let in, or NULL. */
+/* Why this rank is not admitted, or NULL. */
 static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks,
                               const bool *here)
 {
@@ -57,7 +57,7 @@ static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ran
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
 
-/* One visitor: welcomed with the files, or sent away. */
+/* Sends the files to a visitor, or refuses it. */
 static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *visitor,
                         bool *here, uint32_t *arrived)
 {

@@ -206,8 +206,8 @@ static bool adopt_files(ms_context *context, const char *text, ms_rendezvous *ma
     return true;
 }
 
-/* Whether the files are the memory of a job with so many ranks; maps the control file. Sizes are
- * checked before anything is touched. */
+/* Whether the files are the memory of a job with this number of ranks; maps the control file. Sizes
+ * are checked before anything is read. */
 static bool check_files(ms_rendezvous *made)
 {
     const ms_os *os = made->os;
@@ -265,8 +265,8 @@ ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const
 
 /* -------------------------------------------------------------- supervision */
 
-/* strncpy that always ends the text; safe in signal handlers, as all that ms_rendezvous_abort
- * calls. */
+/* strncpy that always ends the text. Safe in signal handlers, like everything that
+ * ms_rendezvous_abort calls. */
 static void copy_text(char *to, const char *from, size_t bytes)
 {
     size_t i = 0;

@@ -1,10 +1,11 @@
-/* request.c: what a supervisor asks of all ranks: they meet it between the same two steps, without
- * a collective and without waiting.
+/* request.c: requests of a supervisor to all ranks. All ranks meet a request between the same two
+ * steps, without a collective and without waiting.
  *
- * Before each step a rank writes the step's serial number, then looks for a request. Whoever sees
- * an undecided one proposes the number behind the highest that any rank has written; the first
- * proposal holds. A rank that saw no request had written its number before, so the proposal lies
- * behind it; a rank that saw it obeys the decision. All are sequentially consistent. */
+ * Before each step a rank writes the step's serial number, then looks for a request. A rank that
+ * sees an undecided request proposes the number after the highest that any rank has written; the
+ * first proposal is the decision. A rank that saw no request had written its number before, so the
+ * decision comes after that number. A rank that saw the request obeys the decision. All accesses
+ * are sequentially consistent. */
 #include "comm/host/host.h"
 
 #include <string.h>
@@ -73,7 +74,7 @@ void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
     }
 }
 
-/* The first folder holds: ranks of one job work in one. */
+/* The first folder counts: all ranks of a job use the same one. */
 void ms_host_set_folder(ms_comm *comm, const char *folder)
 {
     ms_host *host = comm->control_state;

@@ -21,10 +21,10 @@
 #include <stdio.h>
 
 #define MS_STILL_ROUNDS 3
-/* Who has been still for so long lets the others look around at once, a few times: short waits
- * disturb nobody. */
-#define MS_TELL_NS 20000000
-#define MS_TELLS 8
+/* A rank that has been still for this time wakes the others, a few times, so that they look around
+ * at once. Shorter waits disturb no rank. */
+#define MS_PROMPT_NS 20000000
+#define MS_PROMPTS 8
 
 static uint32_t rounds_of(uint64_t still) { return (uint32_t)still; }
 
@@ -77,8 +77,8 @@ static void end_job(const ms_host *host)
     ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, -1, text);
 }
 
-/* A rank that has left will not move either: 0 in seen. One that leaves while it is watched has
- * moved. */
+/* A rank that has left does not move either: it has 0 in seen. One that leaves while it is watched
+ * has moved. */
 static bool all_still(const ms_host *host, uint64_t *seen)
 {
     for (uint32_t r = 0; r < host->control->ranks; r++) {
@@ -103,7 +103,7 @@ static bool stay_still(const ms_host *host, const uint64_t *seen, uint32_t *roun
     return true;
 }
 
-/* seen is taken when all have been found still. */
+/* seen is filled when all ranks have been found still. */
 static void watch(ms_host *host)
 {
     ms_standstill *s = &host->standstill;
@@ -119,7 +119,7 @@ static void watch(ms_host *host)
 
 /* ------------------------------------------------------------------- rounds */
 
-static void tell_others(ms_host *host)
+static void prompt_others(ms_host *host)
 {
     for (uint32_t r = 0; r < host->control->ranks; r++)
         if (r != host->rank) ms_host_wake(host, r);
@@ -150,11 +150,11 @@ static void end_round(ms_host *host)
     else {
         atomic_store(still, ++s->times << 32 | 1);
         s->since_ns = ms_host_now(host);
-        s->tells = 0;
+        s->prompts = 0;
     }
-    if (s->tells < MS_TELLS && ms_host_now(host) - s->since_ns >= MS_TELL_NS) {
-        s->tells++;
-        tell_others(host);
+    if (s->prompts < MS_PROMPTS && ms_host_now(host) - s->since_ns >= MS_PROMPT_NS) {
+        s->prompts++;
+        prompt_others(host);
     }
     watch(host);
 }

@@ -1,5 +1,5 @@
-/* straggler.c: a rank for which others wait unusually long is told about once, long before they
- * give up. */
+/* straggler.c: a warning about a rank for which others wait unusually long, long before they give
+ * up. */
 #include "comm/host/host.h"
 
 #include <stdio.h>
@@ -29,8 +29,8 @@ void ms_straggler_step(ms_host *host, uint64_t now)
                           memory_order_relaxed);
 }
 
-/* Where the missing rank is, as far as the others can see. What it entered before stays in its slot
- * as long as this rank waits. */
+/* Where the missing rank is, as far as this rank can see. The call that it entered before stays in
+ * its slot as long as this rank waits. */
 static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missing, char *text,
                    size_t bytes)
 {
@@ -55,14 +55,15 @@ static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missi
                  ms_flight_describe(&before->call, call, sizeof call));
 }
 
-void ms_straggler_tell(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+void ms_straggler_warn(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
                        uint64_t waited_ns, uint64_t limit_ns)
 {
     char call[256], where[400];
     ms_rank_line *line = &host->control->lines[missing];
-    uint64_t told = atomic_load(&line->told);
-    /* Many may wait for it: one of them tells. */
-    if (told == progress + 1 || !atomic_compare_exchange_strong(&line->told, &told, progress + 1))
+    uint64_t warned = atomic_load(&line->warned);
+    /* Many ranks may wait for it: one of them warns. */
+    if (warned == progress + 1
+        || !atomic_compare_exchange_strong(&line->warned, &warned, progress + 1))
         return;
     ms_ledger_slot mine;
     ms_ledger_write(host, args, &mine);

@@ -1,5 +1,5 @@
-/* suspicion.c: a rank that others have waited for too long, where a supervisor judges whether it
- * does something after all. */
+/* suspicion.c: reports to a supervisor about a rank that others have waited for too long. The
+ * supervisor decides whether that rank still works. */
 #include "comm/host/host.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ uint64_t ms_rank_progress(const ms_rank_line *line)
     return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done);
 }
 
-/* The first one writes; the others wait for the same rank, and for the same verdict. */
+/* The first rank that reports writes; the others wait for the same decision. */
 bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *text)
 {
     if (!atomic_load(&host->control->judged)) return false;

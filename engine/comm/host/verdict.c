@@ -27,8 +27,8 @@ static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uin
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
-/* A call in which another rank waits for one that this rank has not made, if there is one: it
- * cannot go on, so the slot stays. */
+/* A call in which another rank waits, and which this rank has not made, or NULL. The other rank
+ * cannot leave the call, so its slot stays. */
 static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
 {
     const ms_comm *comm = host->comm;
@@ -58,8 +58,8 @@ static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t 
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
-/* Gives `other` a moment to make this call, so that a report can show it; less where it will not
- * make it or stands in another one. False: there is nothing to show. */
+/* Waits a moment for `other` to make this call, so that a report can show it. The moment is shorter
+ * where it has finished or waits in another call. False: there is nothing to show. */
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_ledger_slot *out)
 {
@@ -80,8 +80,8 @@ typedef struct call_sides {
     uint32_t ranks[2][MS_LOCAL_RANKS_MAX], counts[2];
 } call_sides;
 
-/* Gives the others a moment to come, so that the one who differs can be told from the many; not
- * long, since one may be missing. */
+/* Waits a moment for all members, so that a rank that differs from many is found to be the one that
+ * differs. The moment is short, since a member may never come. */
 static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
                        const ms_ledger_slot calls[2], call_sides *out)
 {
@@ -174,8 +174,7 @@ void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bo
     ms_rendezvous_abort(host->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
-/* number: the first call there that this rank has not made. The other's task waits in it, or soon
- * will, if what comes before goes well. */
+/* number: the first call of that group and channel that this rank has not made. */
 static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                         const ms_group *group, uint32_t channel, uint64_t number,
                         uint32_t other_member)
@@ -199,8 +198,8 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
     ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
-/* They differ in order, and none would ever go on. What the other has issued there is read first,
- * what it has issued here second: so it issued the one without the other. */
+/* Then the ranks differ in order, and neither can go on. The calls that the other has issued there
+ * are read first, those here second: so it had issued the one before the other. */
 bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
 {
     const ms_comm *comm = host->comm;

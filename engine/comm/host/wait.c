@@ -1,15 +1,15 @@
-/* wait.c: how a rank waits for others: it burns its core for a moment, or yields it where it is
- * shared, then sleeps on its bell. */
+/* wait.c: how a task waits for other ranks. It spins for a moment, yielding its core where cores
+ * are shared, then sleeps on its rank's bell and looks around in turns. */
 #include "comm/host/host.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define MS_SPIN_NS 50000 /* about what a wake costs */
+#define MS_SPIN_NS 50000 /* about the cost of a wake */
 #define MS_YIELD_NS 100000
-#define MS_LOOK_NS 50000000 /* a sleeper looks around this often, whatever happens */
+#define MS_LOOK_NS 50000000 /* a sleeper looks around at least this often */
 
-/* The moment before sleeping; true when it is decided. */
+/* The moment before sleeping. True: *result is decided. */
 static bool spin(ms_wait *wait, bool *result)
 {
     ms_host *host = wait->host;
@@ -30,7 +30,7 @@ static bool spin(ms_wait *wait, bool *result)
     return false;
 }
 
-/* Ends the job, or leaves it to the supervisor whether it is to end. */
+/* Ends the job, or leaves the decision to the supervisor. */
 static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
 {
     char call[256], text[512];
@@ -46,7 +46,8 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t
     ms_rendezvous_abort(host->rendezvous, MS_ABORT_TIMEOUT, (int32_t)missing, text);
 }
 
-/* Sleeps and looks around in turns. A missing rank that is slow but moves gets its time again. */
+/* Sleeps and looks around in turns. The time limit begins anew when the missing rank makes
+ * progress. */
 static bool sleep_until_reached(ms_wait *wait)
 {
     ms_host *host = wait->host;
@@ -75,7 +76,7 @@ static bool sleep_until_reached(ms_wait *wait)
         uint64_t rest = limit - (now - since),
                  patience = atomic_load_explicit(&host->patience_ns, memory_order_relaxed);
         if (now - since >= patience && !wait->kind->reached(wait))
-            ms_straggler_tell(host, wait->args, missing, progress, now - since, limit);
+            ms_straggler_warn(host, wait->args, missing, progress, now - since, limit);
         ms_host_sleep(host, wait, rest < MS_LOOK_NS ? rest : MS_LOOK_NS);
     }
 }

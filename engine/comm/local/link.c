@@ -1,8 +1,8 @@
 /* link.c: the link that a job may simulate: shared by all that a rank sends. */
 #include "comm/local/local.h"
 
-/* The link is busy from when the data are there; it is shared by all that this rank sends. Only the
- * stream waits. */
+/* The link is busy from the moment when the data are ready. All that this rank sends shares it.
+ * Only the stream waits. */
 bool ms_local_pace(ms_local *local, uint64_t bytes)
 {
     const ms_control_file *control = local->host->control;

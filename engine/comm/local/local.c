@@ -1,5 +1,5 @@
 /* local.c: collectives between the ranks of a host: in place where the data lie in heaps that all
- * map, else through staging areas. */
+ * ranks map, otherwise through staging areas. */
 #include "comm/local/local.h"
 
 #include <errno.h>
@@ -10,7 +10,8 @@
 
 /* ----------------------------------------------------------------- in place */
 
-/* Whether everything that others read lies in heaps: from the ledger, so all ranks answer alike. */
+/* Whether everything that other ranks read lies in heaps. The ledger says so, so all ranks come to
+ * the same answer. */
 static bool in_reach(const ms_local *local, const ms_comm_args *args)
 {
     /* Only the sender knows where a part begins. */
@@ -81,19 +82,19 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
 
 /* ------------------------------------------------------------------- staged */
 
-/* From this number of ranks on, reading every rank's whole tensor costs more than one more
+/* From this number of ranks on, reading every rank's whole tensor costs more than another
  * barrier. */
 #define MS_SLICES_RANKS 4
 #define MS_SLICES_BYTES ((uint64_t)16 << 10)
 
-/* A pass of the staged path: every contributor lays down `width` elements of each slot, all wait,
- * every receiver takes what is its. */
-typedef struct ms_pass {
+/* The staged path: in each step every contributor copies `width` elements of each slot to its
+ * staging area, all wait, and every receiver reads its part. */
+typedef struct staging {
     uint32_t area;
     uint64_t width, longest, item;
-} ms_pass;
+} staging;
 
-static void lay_down(const ms_local *local, const ms_comm_args *args, const ms_pass *pass,
+static void lay_down(const ms_local *local, const ms_comm_args *args, const staging *pass,
                      uint64_t step, uint64_t half)
 {
     const ms_group *group = args->group;
@@ -109,7 +110,7 @@ static void lay_down(const ms_local *local, const ms_comm_args *args, const ms_p
 }
 
 static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args,
-                    const ms_pass *pass, uint64_t step, uint64_t half)
+                    const staging *pass, uint64_t step, uint64_t half)
 {
     const ms_group *group = args->group;
     const char *sources[MS_LOCAL_RANKS_MAX];
@@ -135,10 +136,10 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
     }
 }
 
-/* Many ranks reduce a slice each in their own areas, where nobody else reads that slice, and then
- * take the slices from each other. */
+/* Each of many ranks reduces a slice in its own area, where no other rank reads that slice. Then
+ * all copy the slices from each other. */
 static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *args,
-                             const ms_pass *pass, uint64_t step, uint64_t half, uint64_t *phases)
+                             const staging *pass, uint64_t step, uint64_t half, uint64_t *phases)
 {
     const ms_group *group = args->group;
     const char *sources[MS_LOCAL_RANKS_MAX];
@@ -166,8 +167,8 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
     return true;
 }
 
-/* all_to_all by counts: what each rank sends to each is laid down first, and must be what the
- * receiver expects. */
+/* all_to_all by counts: the ranks first exchange how many elements each sends to each; these must
+ * be the numbers that the receivers expect. */
 static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t area)
 {
     const ms_group *group = args->group;
@@ -193,13 +194,13 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
     return true;
 }
 
-/* Double buffering: while some still read one half, others fill the other. *phases: how many the
- * channel has moved on. */
+/* Double buffering: while some ranks read one half, others fill the other. *phases: how many phases
+ * the channel has advanced. */
 static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_args *args,
                                   uint64_t *phases)
 {
     ms_channel *channel = &args->group->channels[args->channel];
-    ms_pass pass = { .area = args->group->id * MS_CHANNELS + args->channel,
+    staging pass = { .area = args->group->id * MS_CHANNELS + args->channel,
                      .longest = ms_flow_longest(args),
                      .item = ms_dtype_bytes(args->memory) };
     if (!channel->populated) {

@@ -38,7 +38,7 @@ static bool all_written(ms_wait *wait)
 }
 static uint32_t missing(ms_wait *wait) { return other_of(wait->args); }
 
-/* Whether the other's process ended before this wait, which had begun, could come to its end. */
+/* Whether the other's process ended before this wait came to its end. */
 static bool has_ended(ms_wait *wait)
 {
     bool gone = atomic_load(&wait->host->control->lines[other_of(wait->args)].gone) != 0;
@@ -98,8 +98,8 @@ static void say(ms_local *local, const ms_comm_args *args, _Atomic uint64_t *wor
     ms_host_wake(local->host, other_of(args));
 }
 
-/* Chunks through the sender's staging area, one being filled while the other is read. The counters
- * go on from message to message. */
+/* Chunks go through the sender's staging area: one half is filled while the other is read. The
+ * counters continue from message to message. */
 static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *args, uint64_t *chunks)
 {
     ms_pair_line *line = line_of(local->host, args);
