@@ -63,6 +63,45 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
+/* Options with what they point to. */
+typedef struct reducer_options {
+    ms_reducer_options options;
+    ms_dtype delayed_dtype;
+    ms_link links[MS_CHAIN_LINKS];
+} reducer_options;
+
+/* Reads the table at index 3, but for its hook. count: number of parameters. */
+static void read_options(lua_State *L, uint32_t count, reducer_options *out)
+{
+    ms_reducer_options *options = &out->options;
+    *options = (ms_reducer_options){ .links = out->links };
+    options->cap_bytes = read_caps(L, 3, &options->cap_count);
+    options->find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
+    options->planned = ms_lua_field_boolean(L, 3, "planned", false);
+    options->static_graph = ms_lua_field_boolean(L, 3, "static_graph", false);
+    options->delayed = (uint32_t)ms_lua_field_integer(L, 3, "delayed", 0, 0, count);
+    if (lua_getfield(L, 3, "delayed_dtype") != LUA_TNIL) {
+        out->delayed_dtype = ms_lua_dtype(L, -1);
+        options->delayed_dtype = &out->delayed_dtype;
+    }
+    lua_getfield(L, 3, "group");
+    options->group = ms_lua_group(L, -1);
+    if (lua_getfield(L, 3, "links") == LUA_TTABLE)
+        options->link_count = ms_lua_chain(L, -1, out->links);
+}
+
+/* Makes the hook of the table at index 3, if there is one; it lives as long as the box at `box`. */
+static void read_hook(lua_State *L, int box, ms_reducer_options *options)
+{
+    if (lua_getfield(L, 3, "hook") != LUA_TFUNCTION) return;
+    lua_getfield(L, 3, "name");
+    ms_lua_push_bucket_hook(L, -2, 1, -1);
+    options->hook_user = ms_callback_new(L, -1, box);
+    options->hook = ms_lua_bucket_hook;
+    options->hook_links = (uint32_t)ms_lua_field_integer(L, 3, "hook_links", 0, 0, UINT16_MAX);
+    options->hook_free = ms_callback_free;
+}
+
 /* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph
  * =, planned =, delayed = how many of the last, delayed_dtype = what those travel in?, links = { {
  * kind = ... } ... } } or { hook = f(bucket) -> future }) */
@@ -72,22 +111,9 @@ static int reducer(lua_State *L)
     lua_settop(L, 3);
     luaL_checktype(L, 3, LUA_TTABLE);
     uint32_t count = 0;
-    ms_dtype delayed_dtype = MS_F32;
-    ms_link links[MS_CHAIN_LINKS];
-    ms_reducer_options options = { .links = links };
+    reducer_options given;
     const ms_reducer_parameter *parameters = read_parameters(L, 1, 2, &count);
-    options.cap_bytes = read_caps(L, 3, &options.cap_count);
-    options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
-    options.planned = ms_lua_field_boolean(L, 3, "planned", false);
-    options.static_graph = ms_lua_field_boolean(L, 3, "static_graph", false);
-    options.delayed = (uint32_t)ms_lua_field_integer(L, 3, "delayed", 0, 0, count);
-    if (lua_getfield(L, 3, "delayed_dtype") != LUA_TNIL) {
-        delayed_dtype = ms_lua_dtype(L, -1);
-        options.delayed_dtype = &delayed_dtype;
-    }
-    lua_getfield(L, 3, "group");
-    options.group = ms_lua_group(L, -1);
-    if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
+    read_options(L, count, &given);
     /* After a full collection, reducers that no script can reach are marked as abandoned. */
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_reducer_sweep(engine);
@@ -95,16 +121,9 @@ static int reducer(lua_State *L)
     int at = lua_gettop(L);
     *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, MS_REDUCER_TYPE);
-    if (lua_getfield(L, 3, "hook") == LUA_TFUNCTION) {
-        lua_getfield(L, 3, "name");
-        ms_lua_push_bucket_hook(L, -2, 1, -1);
-        options.hook_user = ms_callback_new(L, -1, at);
-        options.hook = ms_lua_bucket_hook;
-        options.hook_links = (uint32_t)ms_lua_field_integer(L, 3, "hook_links", 0, 0, UINT16_MAX);
-        options.hook_free = ms_callback_free;
-    }
-    ms_status status = ms_reducer_new(engine, &options, parameters, count, &box->reducer);
-    if (status && options.hook_user) ms_callback_free(options.hook_user);
+    read_hook(L, at, &given.options);
+    ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &box->reducer);
+    if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);
     ms_lua_ok(L, status);
     lua_settop(L, at);
     return 1;
@@ -347,19 +366,26 @@ static int reducer_arrivals(lua_State *L)
     return 1;
 }
 
+/* The number of items in the lists of the list at `index`. */
+static size_t count_items(lua_State *L, int index, uint32_t lists)
+{
+    size_t total = 0;
+    for (uint32_t b = 0; b < lists; b++) {
+        lua_rawgeti(L, index, (lua_Integer)b + 1);
+        luaL_checktype(L, -1, LUA_TTABLE);
+        total += lua_rawlen(L, -1);
+        lua_pop(L, 1);
+    }
+    return total;
+}
+
 /* Reads a list of lists of positions (from 1) into one list of positions (from 0), followed by the
  * sizes of the lists. Both are in a userdata on the stack. */
 static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32_t **sizes)
 {
     luaL_checktype(L, index, LUA_TTABLE);
     *buckets = (uint32_t)lua_rawlen(L, index);
-    size_t total = 0;
-    for (uint32_t b = 0; b < *buckets; b++) {
-        lua_rawgeti(L, index, (lua_Integer)b + 1);
-        luaL_checktype(L, -1, LUA_TTABLE);
-        total += lua_rawlen(L, -1);
-        lua_pop(L, 1);
-    }
+    size_t total = count_items(L, index, *buckets);
     uint32_t *order = lua_newuserdatauv(L, (total + *buckets + 1) * sizeof *order, 0), *at = order;
     *sizes = order + total;
     for (uint32_t b = 0; b < *buckets; b++) {

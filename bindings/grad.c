@@ -433,6 +433,31 @@ static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t i
     return status;
 }
 
+/* Pushes run_recomputed for a call f(...) with the arguments of recompute(f, ...), and before it a
+ * userdata with the tensors among them, which it returns. */
+static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
+{
+    int count = lua_gettop(L) - 1;
+    ms_tensor **inputs = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *inputs, 0);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_createtable(L, count, 0);
+    for (int i = 1; i <= count; i++) {
+        if (ms_lua_is_tensor(L, i + 1)) {
+            inputs[(*tensors)++] = ms_lua_tensor(L, i + 1);
+            lua_pushboolean(L, false);
+        } else {
+            lua_createtable(L, 1, 0);
+            lua_pushvalue(L, i + 1);
+            lua_rawseti(L, -2, 1);
+        }
+        lua_rawseti(L, -2, i);
+    }
+    lua_pushinteger(L, count);
+    lua_pushcclosure(L, run_recomputed, 4);
+    return inputs;
+}
+
 /* The tape has what backward reads; handles that the function left behind would keep the rest. */
 static void recompute_done(void *user)
 {
@@ -449,25 +474,8 @@ static int recompute(lua_State *L)
     else luaL_checktype(L, 1, LUA_TFUNCTION);
     ms_engine *engine = ms_lua_enter(L);
     ms_runtime *runtime = ms_lua_runtime(L);
-    int count = lua_gettop(L) - 1;
-    ms_tensor **inputs = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *inputs, 0);
     uint32_t tensors = 0;
-    lua_pushvalue(L, lua_upvalueindex(1));
-    lua_pushvalue(L, 1);
-    lua_createtable(L, count, 0);
-    for (int i = 1; i <= count; i++) {
-        if (ms_lua_is_tensor(L, i + 1)) {
-            inputs[tensors++] = ms_lua_tensor(L, i + 1);
-            lua_pushboolean(L, false);
-        } else {
-            lua_createtable(L, 1, 0);
-            lua_pushvalue(L, i + 1);
-            lua_rawseti(L, -2, 1);
-        }
-        lua_rawseti(L, -2, i);
-    }
-    lua_pushinteger(L, count);
-    lua_pushcclosure(L, run_recomputed, 4);
+    ms_tensor **inputs = push_recomputed(L, &tensors);
     ms_handle *handles[MS_RECOMPUTE_OUTPUTS];
     int function = lua_gettop(L);
     luaL_checkstack(L, MS_RECOMPUTE_OUTPUTS + 8, "recompute");

@@ -45,14 +45,11 @@ static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *k
 static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
                          int depth);
 
-static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
-                         int depth)
+/* Whether a table of n list items is a JSON array; raises if it is neither an array nor an object.
+ * An empty table is an array only if it was made by core.json_list. */
+static bool is_list(lua_State *L, int index, lua_Integer n)
 {
-    if (depth >= DEPTH_MAX)
-        ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)",
-                     DEPTH_MAX);
-    luaL_checkstack(L, 6, "nested tables");
-    lua_Integer n = (lua_Integer)lua_rawlen(L, index), keys = 0;
+    lua_Integer keys = 0;
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
         keys++;
         if (n == 0 && lua_type(L, -2) != LUA_TSTRING)
@@ -66,6 +63,18 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
         list = luaL_getmetatable(L, LIST_TYPE) == LUA_TTABLE && lua_rawequal(L, -1, -2);
         lua_pop(L, 2);
     }
+    return list;
+}
+
+static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
+                         int depth)
+{
+    if (depth >= DEPTH_MAX)
+        ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)",
+                     DEPTH_MAX);
+    luaL_checkstack(L, 6, "nested tables");
+    lua_Integer n = (lua_Integer)lua_rawlen(L, index);
+    bool list = is_list(L, index, n);
     json_t *made = attach(L, tree, parent, key, list ? json_array() : json_object());
     for (lua_Integer i = 1; i <= n; i++) {
         lua_rawgeti(L, index, i);

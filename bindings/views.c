@@ -190,6 +190,34 @@ static int unsqueeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_unsqueeze, &attributes, false);
 }
 
+/* Sizes of the parts that split's second argument asks for: a list of sizes, or the size of all but
+ * the last part. In a userdata on the stack. */
+static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
+{
+    bool list = lua_istable(L, 2);
+    int64_t each = list ? 0 : ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part"), sum = 0;
+    *count = 0;
+    if (list) *count = (int64_t)lua_rawlen(L, 2);
+    else if (size) *count = (size - 1) / each + 1;
+    if (*count > 100000) ms_lua_error(L, "split: %lld parts are too many", (long long)*count);
+    int64_t *sizes = lua_newuserdatauv(L, (size_t)(*count + 1) * sizeof *sizes, 0);
+    for (int64_t i = 0; i < *count; i++) {
+        if (list) {
+            lua_rawgeti(L, 2, i + 1);
+            sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
+            lua_pop(L, 1);
+        } else sizes[i] = size - i * each < each ? size - i * each : each;
+        if (sizes[i] > INT64_MAX - sum)
+            ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d",
+                         (long long)i + 1, (long long)sizes[i], dim + 1);
+        sum += sizes[i];
+    }
+    if (sum != size)
+        ms_lua_error(L, "split: the parts have %lld in all, dimension %d has %lld", (long long)sum,
+                     dim + 1, (long long)size);
+    return sizes;
+}
+
 /* Splits along dim into parts of these sizes; pushes the list. */
 static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_t dim)
 {
@@ -214,28 +242,8 @@ static int split(lua_State *L)
     const ms_tensor *t = ms_lua_tensor(L, 1);
     int32_t dim = lua_isnoneornil(L, 3) ? 0 : ms_lua_dim(L, 3, ms_tensor_dims(t));
     if (ms_tensor_dims(t) == 0) return ms_lua_error(L, "split: a scalar has no dimension to split");
-    int64_t size = ms_tensor_shape(t)[dim];
-    bool list = lua_istable(L, 2);
-    int64_t each = list ? 0 : ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part");
     int64_t count = 0;
-    if (list) count = (int64_t)lua_rawlen(L, 2);
-    else if (size) count = (size - 1) / each + 1;
-    if (count > 100000) return ms_lua_error(L, "split: %lld parts are too many", (long long)count);
-    int64_t *sizes = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *sizes, 0), sum = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (list) {
-            lua_rawgeti(L, 2, i + 1);
-            sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
-            lua_pop(L, 1);
-        } else sizes[i] = size - i * each < each ? size - i * each : each;
-        if (sizes[i] > INT64_MAX - sum)
-            return ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d",
-                                (long long)i + 1, (long long)sizes[i], dim + 1);
-        sum += sizes[i];
-    }
-    if (sum != size)
-        return ms_lua_error(L, "split: the parts have %lld in all, dimension %d has %lld",
-                            (long long)sum, dim + 1, (long long)size);
+    const int64_t *sizes = part_sizes(L, ms_tensor_shape(t)[dim], dim, &count);
     return split_into(L, sizes, (uint32_t)count, dim);
 }
 

@@ -143,6 +143,17 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
     job->warn(job, text);
 }
 
+/* Whether it is time to ask a rank that shows no progress where it is. awaited: a rank that has
+ * finished waits for it. */
+static bool is_question_due(const ms_job *job, const ms_watched *w, bool awaited, uint64_t now)
+{
+    /* One warning in each timeout, and one look when the deadline passes. */
+    uint64_t deadline = awaited ? awaited_since(w) + job->timeout_ns : UINT64_MAX;
+    bool is_due = now - w->warned_ns >= job->timeout_ns;
+    is_due |= now >= deadline && w->warned_ns < deadline;
+    return is_due && now - w->changed_ns >= job->timeout_ns;
+}
+
 static void look_at(ms_job *job, uint32_t rank, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
@@ -162,11 +173,7 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
     /* A rank that waits in a collective is explained by the ranks that it waits for. */
     if (state.waits && !suspected && !awaited) return;
-    /* One warning in each timeout, and one look when the deadline passes. */
-    uint64_t deadline = awaited ? awaited_since(w) + job->timeout_ns : UINT64_MAX;
-    bool due =
-        now - w->warned_ns >= job->timeout_ns || (now >= deadline && w->warned_ns < deadline);
-    if (!suspected && (now - w->changed_ns < job->timeout_ns || !due)) return;
+    if (!suspected && !is_question_due(job, w, awaited, now)) return;
     if (!w->question) {
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));
         w->asked_ns = now;
