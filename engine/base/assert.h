@@ -6,8 +6,10 @@
 #ifndef MOONSHARD_BASE_ASSERT_H
 #define MOONSHARD_BASE_ASSERT_H
 
+#include <stdbool.h>
+
 #ifdef NDEBUG
-#define MS_ASSERT(condition) ((void)sizeof(!(condition)))
+#define MS_ASSERT(condition) ((void)(true || (condition)))
 #else
 #define MS_ASSERT(condition) ((condition) ? (void)0 : __builtin_trap())
 #endif

@@ -51,7 +51,7 @@ static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions,
     if (status) return status;
     bucket->gradients = memory;
     bucket->parameters = bucket->gradients + count;
-    const char **names = (const char **)(bucket->parameters + count);
+    const char **names = (const char **)(void *)(bucket->parameters + count);
     out->positions = (uint32_t *)(names + count);
     bucket->names = names;
     bucket->positions = out->positions;

@@ -2,11 +2,6 @@
  * to every output.
  *
  * Multiply and add are not contracted, so every instruction set gives the same bits. */
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
 #include "comm/cpu/kernels.h"
 
 #include <string.h>

@@ -188,11 +188,15 @@ static void unpack(ms_dtype dtype, const float *from, int64_t from_row, int64_t 
 
 typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
 
+/* Lanes of two vectors: the lower or the upper two in turns; the first or the last two of each. */
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#define FRONT(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
+#define BACK(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
+
 static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
                       int64_t to_row)
 {
-    const ms_v4i low = { 0, 4, 1, 5 }, high = { 2, 6, 3, 7 }, front = { 0, 1, 4, 5 },
-                 back = { 2, 3, 6, 7 };
     for (int64_t i = 0; i < rows; i += 4)
         for (int64_t k = 0; k < columns; k += 4) {
             const float *x = from + i * from_row + k;
@@ -200,12 +204,12 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
             ms_v4f a = *(const v4f_any *)x, b = *(const v4f_any *)(x + from_row),
                    c = *(const v4f_any *)(x + 2 * from_row),
                    d = *(const v4f_any *)(x + 3 * from_row);
-            ms_v4f ab_low = __builtin_shuffle(a, b, low), ab_high = __builtin_shuffle(a, b, high);
-            ms_v4f cd_low = __builtin_shuffle(c, d, low), cd_high = __builtin_shuffle(c, d, high);
-            *(v4f_any *)y = __builtin_shuffle(ab_low, cd_low, front);
-            *(v4f_any *)(y + to_row) = __builtin_shuffle(ab_low, cd_low, back);
-            *(v4f_any *)(y + 2 * to_row) = __builtin_shuffle(ab_high, cd_high, front);
-            *(v4f_any *)(y + 3 * to_row) = __builtin_shuffle(ab_high, cd_high, back);
+            ms_v4f ab_low = LOW(a, b), ab_high = HIGH(a, b);
+            ms_v4f cd_low = LOW(c, d), cd_high = HIGH(c, d);
+            *(v4f_any *)y = FRONT(ab_low, cd_low);
+            *(v4f_any *)(y + to_row) = BACK(ab_low, cd_low);
+            *(v4f_any *)(y + 2 * to_row) = FRONT(ab_high, cd_high);
+            *(v4f_any *)(y + 3 * to_row) = BACK(ab_high, cd_high);
         }
 }
 

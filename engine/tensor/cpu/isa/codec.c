@@ -1,10 +1,5 @@
 /* codec.c: floats to codes of 8, 4 or 1 bit and back, 16 at a time. Compiled without contraction,
  * so that all instruction sets write the same bytes. */
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
 
 /* 16 codes fill whole bytes, and sums over a block have the same order on every instruction set. */
 #define MS_LANES 16

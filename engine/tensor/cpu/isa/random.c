@@ -3,11 +3,6 @@
  * A fused multiply-add rounds once where two instructions round twice, so this file is compiled
  * without contraction: then every operation is correctly rounded on all instruction sets, and a
  * model starts from the same weights on all of them. */
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
 
 /* Numbers are drawn in groups of 64, from 16 blocks: on every instruction set. */
 #define MS_LANES 16
