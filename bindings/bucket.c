@@ -313,7 +313,7 @@ static int bucket_close_between(lua_State *L)
     return 0;
 }
 
-/* bucket:_key() -> a text that tells it from buckets of other parameters */
+/* bucket:_key() -> a text that identifies its list of parameters */
 static int bucket_key(lua_State *L)
 {
     const ms_bucket *bucket = check_bucket(L);
@@ -327,8 +327,8 @@ static int bucket_key(lua_State *L)
     return 1;
 }
 
-/* core.bucket_account(link?) -> the link whose work is counted now, or nil where nobody counts;
- * from now on that one's */
+/* core.bucket_account(link?) -> the link to which work is charged now, or nil if none is counted;
+ * charges it to `link` from now on */
 static int bucket_account(lua_State *L)
 {
     bucket_life *life = get_life(L);

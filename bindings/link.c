@@ -33,7 +33,7 @@ static int link_state(lua_State *L)
     return 1;
 }
 
-/* Nothing is released here; the engine of a closed state has freed it. */
+/* The engine of a closed Lua state has freed it; others release it at their next sweep. */
 static int state_gc(lua_State *L)
 {
     state_box *box = lua_touserdata(L, 1);
@@ -42,26 +42,32 @@ static int state_gc(lua_State *L)
     return 0;
 }
 
-/* state:flat(bucket, name, lengths?) -> tensor, whether each parameter's numbers are new. lengths:
- * of each parameter's part; as many as it has unless given. */
+/* The integers of the list at an index, `count` of them, in memory on top of the stack. */
+static const int64_t *push_lengths(lua_State *L, int index, uint32_t count)
+{
+    luaL_checktype(L, index, LUA_TTABLE);
+    int64_t *lengths = lua_newuserdatauv(L, count * sizeof *lengths, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        lengths[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "length");
+        lua_pop(L, 1);
+    }
+    return lengths;
+}
+
+/* state:flat(bucket, name, lengths?) -> tensor, list of booleans: the numbers of that parameter are
+ * new. lengths: how many numbers each parameter has in the state, unless it is as many as its
+ * gradient. */
 static int state_flat(lua_State *L)
 {
     ms_lua_enter(L);
     ms_link_state *state = check_state(L, 1);
     ms_bucket *bucket = ms_lua_bucket(L, 2);
     const char *name = luaL_checkstring(L, 3);
-    int64_t *lengths = NULL;
+    const int64_t *lengths = NULL;
     lua_settop(L, 4);
     bool *fresh = lua_newuserdatauv(L, bucket->count * sizeof *fresh, 0);
-    if (!lua_isnil(L, 4)) {
-        luaL_checktype(L, 4, LUA_TTABLE);
-        lengths = lua_newuserdatauv(L, bucket->count * sizeof *lengths, 0);
-        for (uint32_t i = 0; i < bucket->count; i++) {
-            lua_rawgeti(L, 4, (lua_Integer)i + 1);
-            lengths[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "length");
-            lua_pop(L, 1);
-        }
-    }
+    if (!lua_isnil(L, 4)) lengths = push_lengths(L, 4, bucket->count);
     ms_handle *handle = ms_lua_new_handle(L);
     lua_createtable(L, (int)bucket->count, 0);
     ms_tensor *tensor = NULL;
@@ -75,7 +81,7 @@ static int state_flat(lua_State *L)
     return 2;
 }
 
-/* state:shared(name, length) -> tensor of what belongs to no parameter */
+/* state:shared(name, length) -> tensor that belongs to no parameter */
 static int state_shared(lua_State *L)
 {
     ms_lua_enter(L);
@@ -129,7 +135,7 @@ static int state_clear(lua_State *L)
     return 0;
 }
 
-/* state:iteration(number?) -> what it was */
+/* state:iteration(number?) -> the count of iterations before it is set */
 static int state_iteration(lua_State *L)
 {
     ms_link_state *state = check_state(L, 1);
@@ -139,7 +145,7 @@ static int state_iteration(lua_State *L)
     return 1;
 }
 
-/* state:compression() -> numbers that the link was given, numbers that travelled */
+/* state:compression() -> how many numbers the link was given, how many were sent for them */
 static int state_compression(lua_State *L)
 {
     ms_link_compression c = ms_link_state_compression(check_state(L, 1));
@@ -241,7 +247,7 @@ static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *
     lua_pop(L, 1);
 }
 
-/* Copies the native links of the list on top behind `link`. */
+/* Copies the native links of the list on top into the array after `link`. */
 static void read_between(lua_State *L, ms_link *link, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -252,9 +258,30 @@ static void read_between(lua_State *L, ms_link *link, uint32_t count)
     link->options.between = count;
 }
 
+/* Fills in the userdata on top from the table at index 1, and from the list of native links at
+ * index 2, if there is one. */
+static void read_link(lua_State *L, ms_link *link, uint32_t between)
+{
+    int at = lua_gettop(L);
+    lua_getfield(L, 1, "kind");
+    link->kind = ms_link_find(luaL_checkstring(L, -1));
+    if (!link->kind) ms_lua_error(L, "there is no native link '%s'", lua_tostring(L, -1));
+    link->options = link->kind->defaults;
+    for (const ms_link_option *o = link->kind->options; o && o->name; o++)
+        read_option(L, o, &link->options);
+    lua_pushvalue(L, 2);
+    if (between) read_between(L, link, between);
+    lua_setiuservalue(L, at, 2);
+    if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
+    lua_setiuservalue(L, at, 1);
+    if (link->kind->has_state && !link->state)
+        ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);
+    lua_settop(L, at);
+}
+
 /* core.native_link({ kind = "cast", dtype = "bf16", state = s ... }, between?) -> link, {
- * one_model, whole, skips_steps }. What is not given has the kind's default. between: a list of
- * native links without such lists of their own. */
+ * one_model, whole, skips_steps }. Options that are not given have the kind's defaults. between: a
+ * list of native links without such lists of their own. */
 static int native_link(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -266,21 +293,8 @@ static int native_link(lua_State *L)
     ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 2);
     memset(link, 0, (1 + between) * sizeof *link);
     luaL_setmetatable(L, MS_LINK_TYPE);
-    lua_getfield(L, 1, "kind");
-    link->kind = ms_link_find(luaL_checkstring(L, -1));
-    if (!link->kind) ms_lua_error(L, "there is no native link '%s'", lua_tostring(L, -1));
-    link->options = link->kind->defaults;
-    for (const ms_link_option *o = link->kind->options; o && o->name; o++)
-        read_option(L, o, &link->options);
-    lua_pushvalue(L, 2);
-    if (between) read_between(L, link, between);
-    lua_setiuservalue(L, 3, 2);
-    if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
-    lua_setiuservalue(L, 3, 1);
-    if (link->kind->has_state && !link->state)
-        ms_lua_error(L, "the native link '%s' needs a state", link->kind->name);
+    read_link(L, link, between);
     if (link->kind->check) ms_lua_ok(L, link->kind->check(engine, &link->options));
-    lua_settop(L, 3);
     lua_createtable(L, 0, 3);
     lua_pushboolean(L, ms_link_is_of_one_model(link));
     lua_setfield(L, -2, "one_model");

@@ -32,6 +32,18 @@ static ms_group *group_field(lua_State *L, const char *name, ms_group *otherwise
     return group;
 }
 
+static void read_names(lua_State *L, one_bucket *one)
+{
+    lua_getfield(L, 1, "names");
+    for (uint32_t i = 0; i < one->bucket.count; i++) {
+        one->positions[i] = i;
+        lua_rawgeti(L, -1, (lua_Integer)i + 1);
+        one->names[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}
+
 static void read_bucket(lua_State *L, one_bucket *one)
 {
     static const char *const kinds[] = { "all_reduce", "reduce_scatter", "hybrid", NULL };
@@ -50,13 +62,7 @@ static void read_bucket(lua_State *L, one_bucket *one)
     b->flat = ms_lua_tensor(L, -1);
     if (b->count == 0 || b->count > MOST)
         ms_lua_error(L, "reduce_bucket: 1 to %d parameters, not %d", MOST, (int)b->count);
-    lua_getfield(L, 1, "names");
-    for (uint32_t i = 0; i < b->count; i++) {
-        one->positions[i] = i;
-        lua_rawgeti(L, -1, (lua_Integer)i + 1);
-        one->names[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
+    read_names(L, one);
     snprintf(b->label, sizeof b->label, "%s", one->names[0]);
 }
 

@@ -20,7 +20,8 @@ static ms_status take_pieces(ms_between *between, int64_t first)
     int64_t begin = 0, end, last = first + ms_tensor_count(inner->flat);
     for (uint32_t i = 0; i < of->count; i++, begin = end) {
         end = begin + ms_tensor_count(of->gradients[i]);
-        int64_t from = begin > first ? begin : first, to = end < last ? end : last;
+        int64_t from = begin > first ? begin : first;
+        int64_t to = end < last ? end : last;
         if (from >= to) continue;
         ms_status status =
             ms_link_span(inner->flat, from - first, to - from, &inner->gradients[inner->count]);
@@ -54,6 +55,7 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     inner->travels = MS_F32;
     inner->gradients = memset(at, 0, pointers);
     inner->parameters = (ms_tensor **)(at + pointers);
+    /* The lists, of at most as many pieces as the whole bucket has gradients. */
     inner->names = between->names = (const char **)(at + 2 * pointers);
     inner->positions = between->positions = (uint32_t *)(at + 3 * pointers);
     *out = between;

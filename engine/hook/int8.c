@@ -1,17 +1,18 @@
-/* int8.c: gradients as 8-bit numbers: to every rank, or each part to the rank
- * that adds it up, in f32, and from there to all.
+/* int8.c: gradients travel as 8-bit numbers. Form all_gather: every rank receives the codes of all
+ * ranks and adds them up. Form all_to_all: each rank receives its part of all ranks' codes, adds it
+ * up in f32, and sends the codes of the mean to all ranks.
  *
- * per tensor, channel: rows x of numbers become q = round(x / scale) + zero in 0 .. 255, with
- * (scale, zero) of each row from its least and greatest number and 0. A tensor is one row (in the
- * form all_to_all each rank's part of it), channels are rows of `block` numbers. per block: the
+ * per tensor, channel: a row x of numbers is coded as round(x / scale) + zero in 0 .. 255; scale
+ * and zero come from the least and the greatest number of the row and 0. A tensor is one row (in
+ * the form all_to_all each rank's part of it), channels are rows of `block` numbers. per block: the
  * int8 codec. */
 #include "hook/work.h"
 
 #include <float.h>
 #include <math.h>
 
-/* 1.5 * 2^23: adding and subtracting it rounds f32 numbers below 2^22 to the nearest whole one,
- * ties to even */
+/* 1.5 * 2^23: adding and subtracting it rounds f32 numbers below 2^22 to the nearest integer, ties
+ * to even. */
 #define ROUND 12582912.0
 
 static void round_into(ms_work *w, ms_tensor *t)
@@ -28,13 +29,10 @@ static void clamp_into(ms_work *w, ms_tensor *t)
         true, &t, 1, NULL);
 }
 
-/* x [rows, n] as codes u8 [rows, n] and scales [rows, 2]. */
-static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
+/* scale and zero [rows, 1] of each row of x; a scale is at least f32's epsilon. */
+static ms_tensor *find_scales(ms_work *w, ms_tensor *x, ms_tensor **zero)
 {
     const ms_attributes over_row = { .reduce = { .dim = 1, .keep = true } };
-    *scales = NULL;
-    if (w->status) return NULL;
-    int64_t rows = ms_tensor_shape(x)[0], n = ms_tensor_shape(x)[1];
     ms_tensor *low = ms_work_operator(w, &ms_op_min, over_row, false, &x, 1, NULL),
               *high = ms_work_operator(w, &ms_op_max, over_row, false, &x, 1, NULL);
     ms_work_change(w, &ms_op_minimum_scalar, 0, low, NULL);
@@ -42,11 +40,21 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
     ms_work_change(w, &ms_op_sub, 1, high, low);
     ms_work_change(w, &ms_op_div_scalar, 255, high, NULL);
     ms_work_change(w, &ms_op_maximum_scalar, FLT_EPSILON, high, NULL);
-    ms_tensor *zero = ms_work_apply(w, &ms_op_div, 0, low, high);
-    ms_work_change(w, &ms_op_neg, 0, zero, NULL);
-    round_into(w, zero);
-    clamp_into(w, zero);
-    ms_tensor *pair[] = { high, zero }, *codes = ms_work_apply(w, &ms_op_div, 0, x, high),
+    *zero = ms_work_apply(w, &ms_op_div, 0, low, high);
+    ms_work_change(w, &ms_op_neg, 0, *zero, NULL);
+    round_into(w, *zero);
+    clamp_into(w, *zero);
+    return high;
+}
+
+/* x [rows, n] as codes u8 [rows, n] and scales [rows, 2]. */
+static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
+{
+    *scales = NULL;
+    if (w->status) return NULL;
+    int64_t rows = ms_tensor_shape(x)[0], n = ms_tensor_shape(x)[1];
+    ms_tensor *zero, *scale = find_scales(w, x, &zero);
+    ms_tensor *pair[] = { scale, zero }, *codes = ms_work_apply(w, &ms_op_div, 0, x, scale),
               *wire = ms_work_new(w, MS_U8, rows, n);
     *scales =
         ms_work_operator(w, &ms_op_cat, (ms_attributes){ .dim = { .a = 1 } }, false, pair, 2, NULL);
@@ -70,8 +78,8 @@ static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
     return x;
 }
 
-/* Adds what the ranks have sent, codes [ranks * rows, n] and scales [ranks * rows, 2], in order of
- * ranks, as a mean. */
+/* The mean of the ranks' codes [ranks * rows, n] with scales [ranks * rows, 2], added in order of
+ * ranks. */
 static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks, int64_t rows,
                        int64_t n)
 {
@@ -106,6 +114,7 @@ static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
     ms_work_report_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
 }
 
+/* The mean [rows, n], coded row by row. */
 static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
 {
     ms_tensor *scales, *codes = quantize(w, x, &scales);
@@ -135,7 +144,7 @@ static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor
                             &payload, 1, NULL);
 }
 
-/* x [ranks, n] (all_to_all), or [1, n]. */
+/* The mean, coded by the int8 codec. x [ranks, n] (all_to_all), or [1, n]. */
 static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t n)
 {
     const ms_codec blocks = { .kind = MS_CODEC_INT8, .block = w->link->options.int8.block };

@@ -33,39 +33,44 @@ typedef struct call {
 
 /* --------------------------------------------------------- which matrices */
 
-/* Gives a matrix its places. */
+/* Puts a matrix into the list and gives it its offsets. */
 static void add_matrix(call *c, uint32_t index, matrix x)
 {
     x.p_at = c->p_count;
-    x.q_at = x.residual_at = 0;
+    x.q_at = c->q_count;
+    x.residual_at = 0;
     if (index > 0) {
         const matrix *before = &c->matrices[index - 1];
         x.residual_at = before->residual_at + (before->compressed ? before->n * before->m : 0);
     }
-    x.q_at = c->q_count;
     c->p_count += x.compressed ? x.n * x.r : 0;
     c->q_count += x.compressed ? x.m * x.r : 0;
     c->rest_count += x.compressed ? 0 : x.n * x.m;
     c->matrices[index] = x;
 }
 
-/* A matrix is compressed if that makes it smaller by min_rate. */
+/* The gradient as a matrix, which is compressed if that makes it smaller by min_rate. */
+static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset)
+{
+    int64_t count = ms_tensor_count(gradient);
+    int64_t n = ms_tensor_dims(gradient) ? ms_tensor_shape(gradient)[0] : 1;
+    matrix x = { .n = n, .m = n ? count / n : 0, .offset = offset };
+    x.r = x.n < x.m ? x.n : x.m;
+    if (x.r > c->options->powersgd.rank) x.r = c->options->powersgd.rank;
+    double small = (double)((x.n + x.m) * x.r) * c->options->powersgd.min_rate;
+    x.compressed = small < (double)(x.n * x.m);
+    return x;
+}
+
 static void choose(call *c)
 {
     ms_bucket *bucket = c->work->bucket;
     int64_t offset = 0, after = 0;
     for (uint32_t i = 0; i < c->count; i++) {
-        const ms_tensor *gradient = bucket->gradients[i];
-        int64_t count = ms_tensor_count(gradient);
-        int64_t n = ms_tensor_dims(gradient) ? ms_tensor_shape(gradient)[0] : 1;
-        matrix x = { .n = n, .m = n ? count / n : 0, .offset = offset };
-        x.r = x.n < x.m ? x.n : x.m;
-        if (x.r > c->options->powersgd.rank) x.r = c->options->powersgd.rank;
-        double small = (double)((x.n + x.m) * x.r) * c->options->powersgd.min_rate;
-        x.compressed = small < (double)(x.n * x.m);
+        matrix x = matrix_of(c, bucket->gradients[i], offset);
         add_matrix(c, i, x);
-        offset += count;
-        after += x.compressed ? (x.n + x.m) * x.r : count;
+        offset += x.n * x.m;
+        after += x.compressed ? (x.n + x.m) * x.r : x.n * x.m;
     }
     ms_link_state_compressed(c->work->link->state, offset, after);
     c->wide = ms_work_cast(c->work, bucket->buffer, MS_F32);
@@ -153,7 +158,8 @@ static void copy_rest(call *c, ms_tensor *rest, bool back)
         ms_work one = ms_work_inner(c->work);
         ms_tensor *own = ms_work_view(&one, c->wide, x->offset, count, 0);
         ms_tensor *packed = ms_work_view(&one, rest, at, count, 0);
-        ms_work_copy(&one, back ? packed : own, back ? own : packed);
+        if (back) ms_work_copy(&one, packed, own);
+        else ms_work_copy(&one, own, packed);
         c->work->status = ms_work_end(&one);
         at += count;
     }

@@ -37,15 +37,19 @@ static void put(ms_work *w, const ms_op *op, ms_tensor *t, ms_tensor *places, ms
     ms_work_operator(w, op, (ms_attributes){ .index = { .dim = 0 } }, true, inputs, 3, NULL);
 }
 
-/* The k greatest numbers of the residual in the buffer's dtype, which leave it, and their places.
- */
-static ms_tensor *take_greatest(ms_work *w, ms_tensor *residual, ms_tensor *fast, int64_t k,
-                                ms_tensor **places)
+/* The places of the k greatest numbers of t. */
+static ms_tensor *find_greatest(ms_work *w, ms_tensor *t, int64_t k)
 {
     const ms_attributes greatest = { .top = { .k = k, .largest = true } };
-    ms_tensor *sizes = ms_work_apply(w, &ms_op_abs, 0, residual, NULL), *at = NULL;
-    ms_work_operator(w, &ms_op_topk, greatest, false, &sizes, 1, &at);
-    *places = at = ms_work_cast(w, at, MS_I32);
+    ms_tensor *sizes = ms_work_apply(w, &ms_op_abs, 0, t, NULL), *places = NULL;
+    ms_work_operator(w, &ms_op_topk, greatest, false, &sizes, 1, &places);
+    return ms_work_cast(w, places, MS_I32);
+}
+
+/* The numbers of the residual at these places, in the buffer's dtype; the residual (and the
+ * momentum, if there is one) loses them. */
+static ms_tensor *take(ms_work *w, ms_tensor *residual, ms_tensor *fast, ms_tensor *at)
+{
     ms_tensor *chosen[] = { residual, at };
     ms_tensor *values = ms_work_operator(
         w, &ms_op_index_select, (ms_attributes){ .index = { .dim = 0 } }, false, chosen, 2, NULL);
@@ -87,8 +91,9 @@ ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **ou
             bucket->index, (long long)count);
     /* top_k keeps its own residual, so nothing is left for error_feedback to keep. */
     if (ms_link_reports(bucket)) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
-    ms_tensor *fast = NULL, *places = NULL, *residual = add_to_residual(&w, &fast);
-    ms_tensor *values = take_greatest(&w, residual, fast, k, &places);
+    ms_tensor *fast = NULL, *residual = add_to_residual(&w, &fast);
+    ms_tensor *places = find_greatest(&w, residual, k);
+    ms_tensor *values = take(&w, residual, fast, places);
     return ms_work_give(&w, mean(&w, values, places, k), out);
 }
 

@@ -299,7 +299,7 @@ local function runner(chain, is_between)
     if is_future(result) then return result end
     if core.is_tensor(result) then
       if position > 1 then return future.new(result, core.stream()) end
-      -- Nobody else sees this future: the tensor need not outlive its step.
+      -- Only the engine reads this future, so the tensor need not outlive its step.
       return future.at(result, core.stream():_point())
     end
     return error(("it returned %s: a future (what next gives) or a tensor is expected")
@@ -452,7 +452,7 @@ local function check_steps(list, what)
   end
 end
 
--- What a stage needs must be what the link before it gives, as far as the chain tells.
+-- A stage must need the dtype that the link before it gives, where the chain states one.
 local function check_dtypes(list, what)
   local dtype, giver
   for i, link in ipairs(list) do

@@ -1,9 +1,9 @@
--- What links remember: hooks.state. Its numbers lie in the engine, by parameter; its tables here.
--- All of it goes into checkpoints by itself.
+-- The state of links: hooks.state. The engine keeps its numbers, by parameter; its tables are here.
+-- Checkpoints save all of it.
 --
--- A tensor that is the same on all ranks is saved once. One that differs (an error that a rank adds
--- up for itself) is saved for every rank, and loaded so by as many ranks; by another number of
--- ranks each gets the mean of them, which leaves the mean over all ranks what it was.
+-- A tensor that is the same on all ranks is saved once. A tensor that differs (a rank's own
+-- residual) is saved for every rank. As many ranks load each its own; another number of ranks load
+-- the mean of all, so that the mean over the ranks stays the same.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
@@ -16,8 +16,8 @@ local State = {}
 State.__index = State
 State.__name = "ms.State"
 
-local live = setmetatable({}, { __mode = "v" })            -- name -> state, while somebody has it
--- name -> what was loaded for a state that is not made yet
+local live = setmetatable({}, { __mode = "v" })            -- name -> state, until it is collected
+-- name -> loaded values of a state that is not made yet
 local waiting = {}
 
 -- state -> { core, texts, parameters, buckets, put }
@@ -27,13 +27,15 @@ local function self_of(state)
   return inner[state] or core.raise("a state of hooks.state is expected, not " .. type(state))
 end
 
--- Whether somebody has a state of this name; what nobody has goes.
+-- Whether a state of this name is in use; states that are not are collected.
 local function is_taken(name)
   if live[name] then core.collect() end
   return live[name] ~= nil
 end
 
-local heir  -- while inherit runs: { before = names that its script had, names = names that it has }
+-- While inherit runs: { before = names of the states that the earlier version of the script made,
+-- names = those that this version has made }
+local heir
 
 local function make(name)
   local state = setmetatable({}, State)
@@ -54,7 +56,7 @@ local function make(name)
   return state
 end
 
--- The state of this name that an earlier version of the running script has left it.
+-- The state of this name that an earlier version of the running script has made.
 local function inherited(name)
   if not heir or heir.names[name] then return nil end
   local state = heir.before[name] and live[name]
@@ -62,8 +64,8 @@ local function inherited(name)
   return state
 end
 
---- f(), whose states are, by name, those that an earlier version of it had. Returns what f gives,
---- and the names of its states for the next version.
+--- Calls f, whose states are, by name, those of its earlier version. Returns the result of f and
+--- the names of its states, for the next version.
 ---@param before? table<string, true>
 ---@param f function
 ---@return any, table<string, true>
@@ -93,7 +95,8 @@ function link_state.new(name)
   return make(name)
 end
 
---- State of a native link of that kind: named as the kind, from the second one on with a number.
+--- State of a native link of that kind. Its name is the kind, from the second state on with a
+--- number.
 ---@param kind string
 ---@return ms.State
 function link_state.numbered(kind)
@@ -107,7 +110,7 @@ function link_state.numbered(kind)
   return make(name)
 end
 
---- The state of that name, if somebody has it.
+--- The state of that name, or nil.
 ---@param name string
 ---@return ms.State?
 function link_state.find(name) return live[name] end
@@ -132,8 +135,8 @@ function State:flat(bucket, name)
   return (self_of(self).core:flat(bucket, name))
 end
 
---- As flat, with lengths[i] numbers for parameter i of the bucket. Second: whether each parameter's
---- are new, and so zero.
+--- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
+--- parameter whether its numbers are new, and so zero.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@param lengths integer[]
@@ -147,7 +150,7 @@ function State:pieces(bucket, name, lengths)
   return self_of(self).core:flat(bucket, name, lengths)
 end
 
--- The table in `tables` at key, made at first use from what was loaded under `called`.
+-- The table in `tables` at key, made at first use from the loaded values under `called`.
 local function table_at(own, tables, kind, key, called)
   local found = tables[key]
   if not found then
@@ -159,8 +162,8 @@ local function table_at(own, tables, kind, key, called)
   return found
 end
 
--- A bucket is its parameters: with other ones it is another bucket, and the tables of those that
--- had them go.
+-- A bucket is identified by its parameters. The tables of other buckets that have one of them are
+-- dropped.
 local function bucket_table(own, bucket)
   local key = bucket:_key()
   local entry = own.buckets[key]
@@ -179,7 +182,7 @@ local function bucket_table(own, bucket)
 end
 
 --- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
---- string. What is put there is kept, and saved.
+--- string. Its values are kept and saved.
 ---@param owner ms.Parameter|ms.Bucket|string
 ---@return table
 function State:of(owner)
@@ -218,7 +221,7 @@ end)
 
 ------------------------------------------------------------------------------------ saving, loading
 
--- All that a state holds, as one table.
+-- All values of a state, as one table.
 local function content(state)
   local own = self_of(state)
   local result = {
@@ -242,7 +245,7 @@ local function content(state)
   return result
 end
 
---- Gives a state what was saved of one.
+--- Sets a state to saved values.
 ---@param state ms.State
 ---@param saved table
 function link_state.restore(state, saved)
@@ -259,8 +262,8 @@ function link_state.restore(state, saved)
   own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
 end
 
--- Two numbers that tell whether ranks hold the same: the names and types of tensors, and all other
--- values.
+-- Whether each of two numbers is the same on all ranks: hashes of the names and types of tensors,
+-- and of all other values.
 local function same_everywhere(world, numbers)
   local all = world:all_gather(core.tensor(numbers, "i64")):sync()
   if core.is_sim() then return true, true end
@@ -272,7 +275,7 @@ local function same_everywhere(world, numbers)
   return table.unpack(same)
 end
 
--- What this rank's text is on every rank.
+-- The texts of all ranks.
 local function gather_texts(world, text)
   local length = world:all_gather(core.tensor({ #text }, "i64")):sync():to_table()
   local longest = math.max(table.unpack(length))
@@ -284,7 +287,8 @@ local function gather_texts(world, text)
   return texts
 end
 
--- The tensor where it is the same on all ranks; else all ranks' ones, stacked, on rank 0, and true.
+-- The tensor if it is the same on all ranks, and false; else the tensors of all ranks, stacked, on
+-- rank 0, and true.
 local function merge(world, tensor)
   local own = core.no_grad(function() return tensor:detach():contiguous():clone() end)
   local first = core.no_grad(function() return own:clone() end)
@@ -335,8 +339,8 @@ function link_state.save(encode, out)
   return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
 end
 
--- Of tensors of all ranks this rank's one, or for another number of ranks their mean; of integers
--- the first.
+-- This rank's tensor of those of all ranks; if another number of ranks saved them, their mean, or
+-- of integers the first.
 local function own_part(tensor, ranks, world)
   if ranks == world:size() then return tensor:select(1, world:rank() + 1) end
   local dtype = tensor:dtype()
@@ -344,7 +348,7 @@ local function own_part(tensor, ranks, world)
   return tensor:to "f32":mean(1):to(dtype)
 end
 
---- Reads what save has made: values by state. tensor(name) and decode(value, tensor) are the
+--- Reads the result of save: values by state. tensor(name) and decode(value, tensor) are the
 --- checkpoint's.
 ---@param links? table
 ---@param decode fun(value: any, tensor: fun(name: string): ms.Tensor): any
@@ -373,7 +377,7 @@ function link_state.read(links, decode, tensor)
   return result
 end
 
---- Gives all states what was saved of them; states that the checkpoint does not know begin anew.
+--- Sets all states to their saved values; states that the checkpoint does not have begin anew.
 ---@param saved table<string, table>
 function link_state.load(saved)
   waiting = {}

@@ -870,12 +870,14 @@
 ---@field is_last fun(self): boolean
 ---@field kind fun(self): "all_reduce"|"reduce_scatter"|"hybrid"
 ---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
---- The sum of this rank's gradients, 1-D, writable.
+--- The sum of this rank's gradients, 1-D, writable. Of sharded kinds it ends with zeros, so that its
+--- length divides by the size of the shard group.
 ---@field buffer fun(self): ms.Tensor
 --- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
 ---@field set_buffer fun(self, t: ms.Tensor)
---- Views of the buffer in the parameters' shapes. After set_buffer, views of the new buffer, which
---- must have the same length.
+--- Views of the buffer in the parameters' shapes; between the reductions of a hybrid bucket, 1-D:
+--- the parts that lie in this rank's shard. After set_buffer, views of the new buffer, which must
+--- have the same length.
 ---@field gradients fun(self): ms.Tensor[]
 ---@field parameters fun(self): ms.Parameter[]   same order
 --- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one

@@ -1,5 +1,5 @@
--- The native link nan_check, in Lua: looks for infinities and NaN in what any rank brings and in
--- what comes back. Second result: a function that gives the flag, for optimizer:step { only_if =
+-- The native link nan_check, in Lua: looks for infinities and NaN in each rank's numbers and in the
+-- result. The second result is a function that gives the flag, for optimizer:step { only_if =
 -- good() }, which the native link passes on by itself.
 -- options.name: of its state; two of one name are an error.
 local ms = require "moonshard"
