@@ -1,5 +1,4 @@
-/* collective.c: a collective's call: arguments checked, bytes counted, the task put on its
- * stream. */
+/* collective.c: a collective's call: it is described, counted and put on its stream. */
 #include "comm/control.h"
 
 #include <stdio.h>
@@ -36,129 +35,6 @@ bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
             return true;
         }
     return false;
-}
-
-/* ---------------------------------------------------------------- arguments */
-
-static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
-    MS_PRINTF(3, 4);
-static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
-{
-    char text[512];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT, "%s: %s",
-                          ms_collective_name(c->kind), text);
-}
-
-static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name,
-                              const ms_tensor *tensor)
-{
-    char text[128];
-    if (!tensor) return MS_OK;
-    if (ms_tensor_engine(tensor) != group->comm->engine)
-        return refuse(group, c, "%s belongs to another engine", name);
-    if (!ms_tensor_is_contiguous(tensor))
-        return refuse(group, c, "%s %s is not contiguous: copy it first", name,
-                      ms_tensor_describe(tensor, text, sizeof text));
-    if (c->in && ms_tensor_dtype(tensor) != ms_tensor_dtype(c->in))
-        return refuse(group, c, "out is %s, in is %s: they must be of one dtype",
-                      ms_dtype_name(ms_tensor_dtype(tensor)),
-                      ms_dtype_name(ms_tensor_dtype(c->in)));
-    return MS_OK;
-}
-
-static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name,
-                              const int64_t *counts, uint64_t *sum)
-{
-    *sum = 0;
-    for (uint32_t m = 0; m < group->size; m++) {
-        if (counts[m] < 0)
-            return refuse(group, c, "%s[%u] = %lld is negative", name, m, (long long)counts[m]);
-        if (__builtin_add_overflow(*sum, (uint64_t)counts[m], sum) || *sum > INT64_MAX)
-            return refuse(group, c, "the sum of %s has more than 63 bits", name);
-    }
-    return MS_OK;
-}
-
-/* Which tensors each kind has: the table at ms_collective. */
-static ms_status check_presence(ms_group *group, uint32_t channel, const ms_collective *c)
-{
-    bool rooted = ms_kind_has_root(c->kind), at_root = rooted && group->rank == c->root;
-    if (channel < 1 || channel > MS_CHANNEL_PARAMETERS)
-        return refuse(group, c, "channel %u: a group has channels 1 and 2", channel);
-    if ((rooted || ms_kind_is_pair(c->kind)) && c->root >= group->size)
-        return refuse(group, c, "rank %u: %s has ranks 0 to %u", c->root, group->name,
-                      group->size - 1);
-    if (ms_kind_is_pair(c->kind) && c->root == group->rank)
-        return refuse(group, c, "rank %u is this rank", c->root);
-    bool wants_in =
-        c->kind != MS_BARRIER && c->kind != MS_SPLIT && !(c->kind == MS_SCATTER && !at_root);
-    bool wants_out = c->kind == MS_REDUCE_SCATTER || c->kind == MS_ALL_GATHER
-                     || c->kind == MS_ALL_TO_ALL || c->kind == MS_SCATTER
-                     || (c->kind == MS_GATHER && at_root);
-    bool may_out = wants_out || c->kind == MS_ALL_REDUCE || (c->kind == MS_REDUCE && at_root);
-    if (wants_in != (c->in != NULL))
-        return refuse(group, c, wants_in ? "the tensor is missing" : "this rank brings no tensor");
-    if (wants_out && !c->out) return refuse(group, c, "the tensor for the result is missing");
-    if (!may_out && c->out) return refuse(group, c, "this rank has no separate result");
-    bool cuts = ms_kind_parts(c->kind) || c->kind == MS_ALL_GATHER || c->kind == MS_GATHER;
-    if ((c->counts && !cuts)
-        || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts))
-        return refuse(group, c, "counts are given where they mean nothing, or only for one side");
-    ms_status status = check_tensor(group, c, "in", c->in);
-    if (!status) status = check_tensor(group, c, "out", c->out);
-    if (status) return status;
-    bool rounds = c->travels != MS_F32,
-         may_round = c->kind == MS_ALL_REDUCE && !c->out && ms_tensor_dtype(c->in) == MS_F32;
-    if (rounds && !(may_round && (c->travels == MS_F16 || c->travels == MS_BF16)))
-        return refuse(group, c,
-                      "only an all_reduce of f32 in place can round its numbers on their way, to "
-                      "f16 or bf16");
-    if (!ms_kind_reduces(c->kind)) return MS_OK;
-    if ((unsigned)c->op >= MS_REDUCE_OPS) return refuse(group, c, "there is no such operation");
-    if ((c->op == MS_REDUCE_OP_AVG || c->op == MS_REDUCE_OP_PREMUL_SUM)
-        && !ms_dtype_is_float(ms_tensor_dtype(c->in)))
-        return refuse(group, c, "%s of %s: it needs a float dtype; sum, then divide",
-                      ms_reduce_op_name(c->op), ms_dtype_name(ms_tensor_dtype(c->in)));
-    return MS_OK;
-}
-
-/* The lengths that the table asks for; *count: elements of the whole. */
-static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t *count)
-{
-    uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0;
-    uint64_t out = c->out ? (uint64_t)ms_tensor_count(c->out) : 0;
-    uint64_t size = group->size, sum = 0, receive = 0;
-    ms_status status = c->counts ? check_counts(group, c, "counts", c->counts, &sum) : MS_OK;
-    if (!status && c->receive_counts)
-        status = check_counts(group, c, "receive_counts", c->receive_counts, &receive);
-    if (status) return status;
-    bool joins = c->kind == MS_ALL_GATHER || c->kind == MS_GATHER, cuts = ms_kind_parts(c->kind);
-    if (joins) {
-        if (__builtin_mul_overflow(in, size, count))
-            return refuse(group, c, "the result has more than 64 bits of elements");
-    } else *count = c->kind == MS_SCATTER && !c->in ? out * size : in;
-    if (c->counts) *count = sum;
-    if (cuts && !c->counts && *count % size)
-        return refuse(group, c,
-                      "%llu elements do not divide by %llu ranks: pad to %llu, or give counts",
-                      (unsigned long long)*count, (unsigned long long)size,
-                      (unsigned long long)((*count + size - 1) / size * size));
-    uint64_t expected_in = *count, expected_out = expected_in;
-    if (joins) expected_in = c->counts ? (uint64_t)c->counts[group->rank] : in;
-    if (cuts && c->kind != MS_ALL_TO_ALL)
-        expected_out = c->counts ? (uint64_t)c->counts[group->rank] : *count / size;
-    else if (cuts && c->counts) expected_out = receive;
-    if (c->in && in != expected_in)
-        return refuse(group, c, "in has %llu elements, %llu are expected", (unsigned long long)in,
-                      (unsigned long long)expected_in);
-    if (c->out && out != expected_out)
-        return refuse(group, c, "out has %llu elements, %llu are expected", (unsigned long long)out,
-                      (unsigned long long)expected_out);
-    return MS_OK;
 }
 
 /* ----------------------------------------------------------------- accounts */
@@ -474,8 +350,7 @@ ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collectiv
         return ms_engine_fail(group->comm->engine, MS_ERROR_ARGUMENT,
                               "there is no such collective");
     ms_comm_args args = { .channel = (uint8_t)(channel - 1) };
-    ms_status status = check_presence(group, channel, collective);
-    if (!status) status = check_lengths(group, collective, &args.count);
+    ms_status status = ms_collective_check(group, channel, collective, &args.count);
     return status ? status : ms_group_issue(group, &args, collective, ready);
 }
 

@@ -130,6 +130,9 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
 ms_comm *ms_comm_of(const ms_engine *engine);
 /* As ms_comm_check. */
 ms_status ms_comm_verify(ms_comm *comm);
+/* arguments.c: whether a call's arguments are right; *count: the elements of the whole. */
+ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
+                              uint64_t *count);
 /* The text, or its end where it is too long. */
 void ms_copy_tail(char *to, size_t bytes, const char *text);
 /* A collective past the public checks. Without tensors (split, shared numbers), the caller has set

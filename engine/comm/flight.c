@@ -44,9 +44,9 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
         comma = ", channel ";
         channel = ms_channel_name(flight->channel + 1u);
     }
-    snprintf(text, bytes, "%s #%llu of %.32s%s%s%s%s%s",
-             ms_collective_name((ms_collective_kind)flight->kind),
-             (unsigned long long)flight->number, flight->group_name, comma, channel,
-             *shown ? " [" : "", shown, *shown ? "]" : "");
+    int used = snprintf(text, bytes, "%s #%llu of %.32s%s%s",
+                        ms_collective_name((ms_collective_kind)flight->kind),
+                        (unsigned long long)flight->number, flight->group_name, comma, channel);
+    if (*shown && (size_t)used < bytes) snprintf(text + used, bytes - (size_t)used, " [%s]", shown);
     return text;
 }

@@ -99,35 +99,44 @@ static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
     }
 }
 
-/* The smaller side is blamed. A member's call that cannot be shown depends on a result that this
- * rank's call would have to give. */
+/* The smaller side is blamed; of equal ones, the one without rank 0, or the higher rank. shown: the
+ * fields of the other side's call are known. */
+static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledger_slot calls[2],
+                         const call_sides *sides, bool shown)
+{
+    char text[MS_ERROR_MESSAGE_BYTES];
+    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:",
+                                   (unsigned long long)args->number, args->group->name);
+    bool mine_first = sides->ranks[0][0] < sides->ranks[1][0];
+    bool order = shown && calls[0].order != calls[1].order;
+    for (int side = 0; side < 2; side++) {
+        int which = mine_first ? side : 1 - side;
+        const uint32_t *ranks = sides->ranks[which];
+        if (which && !shown)
+            used += describe_unseen(text + used, sizeof text - used, host, ranks[0]);
+        else
+            used += describe_side(text + used, sizeof text - used, ranks, sides->counts[which],
+                                  &calls[which], order);
+    }
+    bool equal = sides->counts[0] == sides->counts[1];
+    int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
+    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0],
+                        text);
+}
+
+/* A member's call that cannot be shown depends on a result that this rank's call would have to
+ * give. */
 void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member)
 {
-    const ms_group *group = args->group;
     const ms_os *os = host->rendezvous->os;
-    uint32_t other = group->members[member];
     ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
     call_sides sides = { .counts = { 0, 0 } };
     ms_ledger_write(host, args, &calls[0]);
-    bool shown = await_call(host, other, ms_ledger_line(host, args, member), args->number,
-                            os->monotonic_ns(os->user), &calls[1]);
+    bool shown = await_call(host, args->group->members[member], ms_ledger_line(host, args, member),
+                            args->number, os->monotonic_ns(os->user), &calls[1]);
     if (ms_host_aborted(host)) return;
     take_sides(host, args, member, calls, &sides);
-    char text[MS_ERROR_MESSAGE_BYTES];
-    size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:",
-                                   (unsigned long long)args->number, group->name);
-    bool mine_first = sides.ranks[0][0] < sides.ranks[1][0];
-    for (int side = 0; side < 2; side++) {
-        int which = mine_first ? side : 1 - side;
-        if (which && !shown) used += describe_unseen(text + used, sizeof text - used, host, other);
-        else
-            used += describe_side(text + used, sizeof text - used, sides.ranks[which],
-                                  sides.counts[which], &calls[which],
-                                  shown && calls[0].order != calls[1].order);
-    }
-    bool equal = sides.counts[0] == sides.counts[1];
-    int blamed = equal ? mine_first : sides.counts[1] < sides.counts[0];
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides.ranks[blamed][0], text);
+    report_sides(host, args, calls, &sides, shown);
 }
 
 void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
