@@ -343,6 +343,7 @@
 ---@field square fun(self): ms.Tensor
 ---@field abs fun(self): ms.Tensor
 ---@field sign fun(self): ms.Tensor
+---where high is below low, every number becomes high
 ---@field clamp fun(self, low?: number, high?: number): ms.Tensor
 ---@field maximum fun(self, other: ms.Number): ms.Tensor
 ---@field minimum fun(self, other: ms.Number): ms.Tensor

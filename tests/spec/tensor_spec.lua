@@ -463,6 +463,9 @@ describe("elementwise", function()
     local t, a, b = ms.tensor { -2., 0.5, 3 }, ms.tensor { 1., 2, 3 }, ms.tensor { 4., 5, 8 }
     near({ -1, 0.5, 1 }, t:clamp(-1, 1))
     near({ -2, 0.5, 1 }, t:clamp(nil, 1))
+    -- Bounds in the wrong order: the upper one wins, whatever the dtype.
+    near({ 1, 1, 1 }, t:clamp(2, 1))
+    near({ 1, 1, 1 }, ms.tensor({ -2, 0, 3 }):clamp(2, 1))
     near({ 0, 0.5, 3 }, t:clone():clamp_(0))
     near({ -0.5, 1.625, 4.25 }, t:lerp(b, 0.25))
     near({ 4, 0.5, 5.5 }, t:lerp(b, ms.tensor { 1., 0, 0.5 }))

@@ -24,8 +24,8 @@ extern "C" {
     O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
     O(silu) O(tanh) O(sigmoid) \
     O(pow)             /* scalar.value: exponent */ \
-    /* scalar.value and high, where has_low and has_high; gradient passes inside and at the \
-     * bounds */ \
+    /* scalar.value and high, where has_low and has_high; high wins where it is below value; \
+     * gradient passes inside and at the bounds */ \
     O(clamp) \
     O(is_finite)       /* bool */ \
     \

@@ -152,8 +152,8 @@ static inline uint64_t whole_power(int64_t base, int64_t exponent)
 /* The lower bound wins where low > high. */
 static inline int64_t clamped(int64_t value, int64_t low, int64_t high)
 {
-    int64_t at_most = value > high ? high : value;
-    return value < low ? low : at_most;
+    int64_t at_least = value < low ? low : value;
+    return at_least > high ? high : at_least;
 }
 
 WHOLE(cast, A)
