@@ -46,10 +46,10 @@ const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->d
 const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
                                     const ms_kernels *const *tables)
 {
-    const ms_kernels **kernels = &engine->kernels[layer];
-    if (*kernels) return *kernels;
-    while (*tables && strcmp((*tables)->family, engine->device->kernels) != 0) tables++;
-    MS_ASSERT(*tables);
-    *kernels = *tables;
-    return *kernels;
+    if (!engine->kernels[layer]) {
+        while (*tables && strcmp((*tables)->family, engine->device->kernels) != 0) tables++;
+        MS_ASSERT(*tables);
+        engine->kernels[layer] = *tables;
+    }
+    return engine->kernels[layer];
 }
