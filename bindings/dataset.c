@@ -74,7 +74,8 @@ static int loader_gc(lua_State *L)
     return 0;
 }
 
-/* core.loader(dataset, options): options as in api.lua, with rank and ranks instead of a group */
+/* core.loader(dataset, options): the options of dataset:loader in meta.lua, with rank and ranks
+ * instead of a group */
 static int loader_new(lua_State *L)
 {
     static const char *const keys[] = {

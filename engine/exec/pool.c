@@ -286,7 +286,7 @@ static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
     }
 }
 
-/* Error 8 of the reliability rules: what was asked, what there is, and who holds most of it. */
+/* The error says what was asked, what there is, and which script lines hold most of it. */
 static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
 {
     owner all[OWNERS] = { { 0 } };

@@ -1,4 +1,4 @@
--- Checkpoints: what api.lua calls `ms.checkpoint`. A folder step-00000050 with manifest.json and
+-- Checkpoints: the part `ms.checkpoint`. A folder step-00000050 with manifest.json and
 -- tensors.safetensors.
 --
 -- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the

@@ -1,4 +1,4 @@
--- Data sets: what api.lua calls `ms.data`. Data are read once and held in memory; a C thread
+-- Data sets: the part `ms.data`. Data are read once and held in memory; a C thread
 -- prepares batches ahead.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"

@@ -1,4 +1,4 @@
--- The module `moonshard`: what api.lua calls `ms`. Parts are loaded at first use, so that a script
+-- The module `moonshard`, which users call `ms`. Parts are loaded at first use, so that a script
 -- pays for what it uses.
 local core = require "moonshard.core"
 local options = require "moonshard.options"

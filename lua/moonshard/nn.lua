@@ -1,4 +1,4 @@
--- Modules, layers and models: what api.lua calls `ms.nn`.
+-- Modules, layers and models: the part `ms.nn`.
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local options_of = require "moonshard.options"

@@ -1,4 +1,4 @@
--- Safetensors files: what api.lua calls `ms.safetensors`.
+-- Safetensors files: the part `ms.safetensors`.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local argument = options_of.argument

@@ -90,7 +90,8 @@ same(model:parameters(), plain:parameters(), "weights")
 -- only.
 local function counts() return model:stats().collectives end
 assert(#model:stats().buckets > 2, "several buckets")
-assert(counts().all_reduce == #model:stats().buckets and not counts().broadcast, "V11")
+assert(counts().all_reduce == #model:stats().buckets and not counts().broadcast,
+  "one all-reduce for each bucket")
 model:rebuild_buckets()
 for step in ms.steps(7, 4) do
   backward(model, step, rank)
@@ -98,7 +99,7 @@ for step in ms.steps(7, 4) do
   if step == 5 then break end
 end
 assert(counts().broadcast == 2 and counts().all_reduce == #model:stats().buckets,
-  "V11: the rebuild")
+  "buckets are rebuilt once")
 
 -- Accumulated passes: one reduction, of the sum.
 local accumulated = {}

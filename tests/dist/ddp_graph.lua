@@ -246,7 +246,7 @@ uneven(
   { bucket_bytes = CAPS, static_graph = true, comm_hook = "bf16_compress", delayed = { "a%..*" } },
   "nobody has any", {}, function() return 0 end, all)
 
--- Vector V8: every gradient 1; 3, 2, 2 and 1 inputs.
+-- Every gradient is 1; 3, 2, 2 and 1 inputs.
 if size == 4 then
   local counts = { 3, 2, 2, 1 }
   for divisor, expected in ms.sorted_pairs { all = { 1, 0.75, 0.25 }, live = { 1, 1, 1 } } do
@@ -268,7 +268,8 @@ if size == 4 then
       end
     end)
     for i = 1, counts[rank + 1] do
-      assert(seen[i] == expected[i], ("V8: %s, iteration %d: %g"):format(divisor, i, seen[i]))
+      assert(seen[i] == expected[i],
+        ("uneven inputs: %s, iteration %d: %g"):format(divisor, i, seen[i]))
       live[i] = #counts
       while counts[live[i]] < i do live[i] = live[i] - 1 end
       assert(marks[i] == live[i] - 1, "buffers are those of the highest rank that is live")

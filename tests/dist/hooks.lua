@@ -154,7 +154,7 @@ end
 
 ------------------------------------------------------------------------------------------- powersgd
 
--- V7: all ranks have 40000: f16 holds the mean, not the sum.
+-- All ranks have 40000: f16 holds the mean, not the sum.
 local large = {
   shapes = { { 3 } },
   count = 1,
@@ -164,7 +164,8 @@ for _, link in ipairs {
   "fp16_compress", hooks.chain { hooks.cast { dtype = "f16" }, hooks.powersgd() },
   require "moonshard.hooks.fp16_compress" {},
 } do
-  close("V7", reduced(link, large), { ms.full(40000, { 3 }) }, size == 3 and 16 or 0)
+  close("a mean that f16 holds", reduced(link, large), { ms.full(40000, { 3 }) },
+    size == 3 and 16 or 0)
 end
 
 -- Matrices of rank 1 pass through it unchanged, with every combination of options
@@ -215,18 +216,19 @@ local function check_bytes(what, hook, shape, due)
   local bytes = payload(hook, shape)
   if bytes ~= due then error(("%s: %d bytes, expected %d"):format(what, bytes, due), 0) end
 end
--- V4: which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
+-- Which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
 for _, case in ipairs {
   { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 },
 } do
-  check_bytes("V4", hooks.powersgd { start_step = 0, rank = case[2] }, case[1], 4 * case[3])
+  check_bytes("compressed matrices", hooks.powersgd { start_step = 0, rank = case[2] }, case[1],
+    4 * case[3])
 end
 check_bytes("half as many bytes in bf16",
   hooks.chain { hooks.cast { dtype = "bf16" }, hooks.powersgd { start_step = 0 } }, { 64, 64 }, 256)
 
 ----------------------------------------------------------------------------------------------- int8
 
--- V6: from -1 to 3 a step is 4 / 255, and 0 stays 0.
+-- From -1 to 3 a step is 4 / 255, and 0 stays 0.
 local vector = {
   shapes = { { 5 } },
   count = 1,
@@ -238,11 +240,11 @@ for _, form in ipairs { "all_gather", "all_to_all" } do
   if form == "all_gather" or size == 1 then
     for i, whole in ipairs { -64, 0, 191, 64, 32 } do
       if math.abs(got[i] - whole * step) > 1e-6 then
-        error(("V6: number %d is %.9g"):format(i, got[i]), 0)
+        error(("int8: number %d is %.9g"):format(i, got[i]), 0)
       end
     end
   end
-  if got[2] ~= 0 then error("V6: 0 does not stay 0", 0) end
+  if got[2] ~= 0 then error("int8: 0 does not stay 0", 0) end
 end
 for _, per in ipairs { "tensor", "channel", "block" } do
   for _, form in ipairs { "all_gather", "all_to_all" } do
@@ -306,7 +308,7 @@ check_bytes("sign_vote", hooks.sign_vote(), { 1000 }, 125)
 
 --------------------------------------------------------------------------------------------- adasum
 
--- V10, per parameter: parallel gradients average, orthogonal ones add, zeros change nothing.
+-- For each parameter: parallel gradients average, orthogonal ones add, zeros change nothing.
 local function unit(i)
   local list = {}
   for k = 1, 8 do list[k] = k == i and i * 1.0 or 0.0 end
@@ -317,7 +319,7 @@ local kinds = { shapes = { { 8 }, { 8 }, { 8 }, { 8 } }, count = 1, draws = func
 end }
 local sum = unit(1)
 for r = 1, size - 1 do sum = sum + unit(r + 1) end
-close("V10", reduced("adasum", kinds), { unit(3), sum, unit(2), ms.zeros { 8 } }, 1e-6)
+close("adasum", reduced("adasum", kinds), { unit(3), sum, unit(2), ms.zeros { 8 } }, 1e-6)
 local one_step = { shapes = { { 50 } }, count = 1 }
 local all, power = {}, 1
 for r = 0, size - 1 do all[r] = draws(0, r, one_step.shapes)[1]:to_table() end

@@ -287,7 +287,7 @@ do
   assert(table.concat(due, " ") == "6 10 14 18", table.concat(due, " "))
 end
 
--- V5. By two periods: pairs of ranks every 4 steps, all every 16; counted from the first step.
+-- By two periods: pairs of ranks every 4 steps, all every 16; counted from the first step.
 if size == 4 then
   local averager = optim.averager { periods = { { 4, 2 }, { 16, 4 } }, warmup = 100 }
   for step = 0, 113 do

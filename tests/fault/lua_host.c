@@ -1,6 +1,5 @@
-/* lua_host.c: hazards of the bindings that a script cannot bring about (reliability 5.4): B5 to B7
- * every failed allocation of Lua, B8 a call from another thread, B17 and B18 states opened and
- * closed, B23 fork. ctest: lua-host */
+/* lua_host.c: hazards of the bindings that a script cannot bring about: every failed allocation of
+ * Lua, a call from another thread, states opened and closed, fork. ctest: lua-host */
 #include "moonshard/moonshard_lua.h"
 
 #include <lauxlib.h>
@@ -68,7 +67,7 @@ static lua_State *open_state(heap *h)
     return NULL;
 }
 
-/* -------------------------------------------------------------------- B5-B7 */
+/* ------------------------------------------------------- failed allocations */
 
 /* A bit of everything: making, operators, views of several results, values, hooks, scopes,
  * recomputation, options, errors. */
@@ -157,7 +156,7 @@ static void any_failed_allocation_while_opening_is_an_error(void **state)
     }
 }
 
-/* ----------------------------------------------------------------------- B8 */
+/* ----------------------------------------------------------- another thread */
 
 typedef struct visit {
     lua_State *L;
@@ -190,7 +189,7 @@ static void a_call_from_another_thread_is_refused(void **state)
     lua_close(v.L);
 }
 
-/* ----------------------------------------------------------------- B17, B18 */
+/* ------------------------------------------------------ opening and closing */
 
 static long resident_kib(void)
 {
@@ -233,7 +232,7 @@ static void states_come_and_go_without_a_trace(void **state)
     if (grown > allowed) fail_msg("%ld KiB more after %d states", grown, count - count / 4);
 }
 
-/* ---------------------------------------------------------------------- B23 */
+/* --------------------------------------------------------------------- fork */
 
 /* In the child there are no worker threads: whatever would wait for them is an error, and closing
  * does not hang. */

@@ -1,6 +1,6 @@
 -- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
 -- error or a value, never a crash. Here: arguments of the wrong kind, integers at the edges,
--- strings (B1, B14 to B16). Hosts with several engines are in recipes/embed.
+-- strings. Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -9,7 +9,7 @@ local support = require "support"
 local near, fails = support.near, support.fails
 local specimens = hazards.specimens
 
-describe("B1: any value in any place", function()
+describe("any value in any place", function()
   -- These would end the process, write files, wait for another process, or are switches of the
   -- engine itself.
   local left_out = {
@@ -196,7 +196,7 @@ describe("wrong arguments of what is written in Lua", function()
   end
 end)
 
-describe("B14: integers at the edges", function()
+describe("integers at the edges", function()
   local edges = {
     -1, 0, 1 << 31, 1 << 32, 1 << 53, 1 << 62, math.maxinteger, math.mininteger, -(1 << 31),
     (1 << 31) - 1, 2.0 ^ 53, 2.0 ^ 63, -2.0 ^ 63, 1e300, 0.5,
@@ -321,7 +321,7 @@ describe("B14: integers at the edges", function()
   end)
 end)
 
-describe("B15, B16: strings", function()
+describe("strings", function()
   it("with zero bytes are refused as paths and names", function()
     for _, f in ipairs {
       core.file_read, core.list, core.exists, core.safetensors_open, ms.data.bytes,

@@ -1,6 +1,6 @@
 -- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
 -- error or a value, never a crash. Here: errors in hooks, scopes, workers and strange places, and
--- what hooks may not call (B6 to B10, F33). Hosts with several engines are in recipes/embed.
+-- what hooks may not call. Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -9,7 +9,7 @@ local support = require "support"
 local near, fails = support.near, support.fails
 local leaf = hazards.leaf
 
-describe("B6, B7: errors in hooks and scopes", function()
+describe("errors in hooks and scopes", function()
   it("leave the engine as it was", function()
     local x = leaf { 1, 2 }
     local ways = {
@@ -39,7 +39,7 @@ describe("B6, B7: errors in hooks and scopes", function()
   end)
 end)
 
-describe("B9: errors of workers", function()
+describe("errors of workers", function()
   it("are raised at the next call that waits, with the line that asked, once", function()
     local line
     local ok, message = pcall(function()
@@ -77,7 +77,7 @@ describe("B9: errors of workers", function()
   end)
 end)
 
-describe("B10: calls that are not allowed in hooks", function()
+describe("calls that are not allowed in hooks", function()
   local model = ms.nn.Linear(2, 2)
   local optimizer = ms.optim.sgd(model)
   local t, future = ms.ones { 1 }, ms.all { ms.ones { 1 } }
@@ -192,7 +192,7 @@ describe("B10: calls that are not allowed in hooks", function()
   end)
 end)
 
-describe("F33: errors in strange places", function()
+describe("errors in strange places", function()
   it("in an error handler", function()
     local ok, failure = xpcall(ms.no_grad, function() error "handler" end, function()
       error "inner"

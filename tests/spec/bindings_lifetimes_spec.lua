@@ -1,6 +1,6 @@
 -- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
 -- error or a value, never a crash. Here: finalizers, borrowed gradients, the collector, opening and
--- closing (B2 to B4, B17 to B19). Hosts with several engines are in recipes/embed.
+-- closing. Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -9,7 +9,7 @@ local support = require "support"
 local near, fails, shell = support.near, support.fails, support.shell
 local leaf, training, specimens = hazards.leaf, hazards.training, hazards.specimens
 
-describe("B2: finalizers", function()
+describe("finalizers", function()
   it("cannot be reached by getmetatable", function()
     local dataset = assert(ms.data.bytes {
       (os.getenv "MOONSHARD_SOURCE" or ".") .. "/tests/spec/bindings_lifetimes_spec.lua",
@@ -45,7 +45,7 @@ describe("B2: finalizers", function()
   end)
 end)
 
-describe("B3: a borrowed gradient", function()
+describe("a borrowed gradient", function()
   it("ends with its hook, wherever it was put", function()
     local upvalue, place, routine = nil, {}, nil
     local x = leaf { 1, 2 }
@@ -84,7 +84,7 @@ describe("B3: a borrowed gradient", function()
   end)
 end)
 
-describe("B4: the collector, at every step", function()
+describe("the collector, at every step", function()
   for _, mode in ipairs { "incremental", "generational" } do
     it("changes nothing: " .. mode, function()
       local plain = training(4)
@@ -138,7 +138,7 @@ local function alone(text, expected)
   return output
 end
 
-describe("B17, B18: opening and closing", function()
+describe("opening and closing", function()
   it("twice in one state gives the same module", function()
     local first = package.loaded["moonshard.core"]
     package.loaded["moonshard.core"] = nil
@@ -201,7 +201,7 @@ describe("B17, B18: opening and closing", function()
   end)
 end)
 
-describe("B19: Lua's finalizers", function()
+describe("Lua's finalizers", function()
   it("cannot use tensors in the middle of another call", function()
     local tried, refused = 0, 0
     local p = ms.nn.Parameter(ms.ones { 8 })

@@ -1,6 +1,6 @@
 -- The hazards of a C library in Lua, as far as a script can make them: whatever it does, it gets an
--- error or a value, never a crash. Here: yields, deep and wide structures, recursion (B12, B13,
--- F34). Hosts with several engines are in recipes/embed.
+-- error or a value, never a crash. Here: yields, deep and wide structures, recursion.
+-- Hosts with several engines are in recipes/embed.
 -- luacheck: ignore 512
 local ms = require "moonshard"
 local hazards = require "hazards"
@@ -9,7 +9,7 @@ local support = require "support"
 local near, fails = support.near, support.fails
 local leaf = hazards.leaf
 
-describe("B12: yields", function()
+describe("yields", function()
   it("across the engine are errors", function()
     local x = leaf { 1 }
     local ways = {
@@ -70,7 +70,7 @@ describe("B12: yields", function()
   end)
 end)
 
-describe("B13: deep and wide", function()
+describe("deep and wide", function()
   it("tables nested deeper than any tensor", function()
     local t = 1
     for _ = 1, 10000 do t = { t } end
@@ -131,7 +131,7 @@ describe("B13: deep and wide", function()
   end)
 end)
 
-describe("F34: deep recursion", function()
+describe("deep recursion", function()
   it("through scopes ends in an error", function()
     local function scopes() return ms.no_grad(scopes) end
     local function nested(x) return ms.recompute(nested, x) end

@@ -45,7 +45,7 @@ describe("moonshard check", function()
     return real
   end
 
-  it("tells what DESIGN.md says, and nothing moves with one rank", function()
+  it("says what a run takes and sends, and nothing moves with one rank", function()
     command.write(folder .. "/r.lua", [[require "moonshard".zeros { 1000 }]])
     local result = checked(folder .. "/r.lua")
     assert.equal(4000, result.peak_bytes[1])

@@ -631,7 +631,7 @@ describe("an averager", function()
   end)
 end)
 
--- V9: first steps that can be worked out in the head, by step() and in backward.
+-- First steps that can be worked out in the head, by step() and in backward.
 describe("the first step of", function()
   local cases = {
     adam = { { lr = 0.1 }, 0.5, 1 - 0.1 }, adagrad = { { lr = 0.1 }, 2, 1 - 0.1 },

@@ -795,7 +795,7 @@ describe("linear algebra and layers", function()
 end)
 
 describe("the surface", function()
-  -- Every method of ms.Tensor in api.lua; in-place twins where it says so.
+  -- Every method of ms.Tensor; in-place twins where it says so.
   local names = [[shape size dim numel dtype device is_contiguous item to_table show keep clone
     contiguous to empty_like zeros_like ones_like copy_ fill_ zero_ view reshape flatten narrow
     select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt

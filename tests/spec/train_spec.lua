@@ -592,7 +592,7 @@ end
       assert.matches("r.lua:5: .*r.lua:4.*retain_graph", err)
     end)
 
-    it("1 and a message whatever the error is (F33)", function()
+    it("1 and a message whatever the error is", function()
       local errors = {
         ["error {}"] = "not a string: table", ["error()"] = "not a string: nil",
         ["error(12)"] = "not a string: 12",
@@ -618,7 +618,7 @@ end
       assert.matches("rank 0: .*r.lua:1: in gc", err)
     end)
 
-    it("1 for recursion without end, and deep graphs are no recursion (F34)", function()
+    it("1 for recursion without end, and deep graphs are no recursion", function()
       local code, err = recipe "local function f() return 1 + f() end f()"
       assert.equal(1, code)
       assert.matches("r.lua:1: stack overflow", err)

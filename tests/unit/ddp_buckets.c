@@ -39,7 +39,7 @@ static void parameters_are_cut_into_buckets(void **state)
     (void)state;
     const uint64_t v1[] = { 400000, 1200000, 200000, 1600000, 800000 },
                    mega[] = { 1 << 20, 2 << 20 };
-    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 "); /* vector V1 */
+    assert_buckets(v1, NULL, 5, mega, 2, true, "2 3 4 | 0 1 ");
     assert_buckets(v1, NULL, 5, mega, 2, false, "0 1 | 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ UINT64_MAX }, 1, true, "0 1 2 3 4 ");
     assert_buckets(v1, NULL, 5, (uint64_t[]){ 1 }, 1, true, "4 | 3 | 2 | 1 | 0 ");

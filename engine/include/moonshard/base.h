@@ -51,7 +51,8 @@ typedef enum ms_status {
     MS_ERROR_IO
 } ms_status;
 
-/* The code of api.lua rule 6 ("not_found" ...) for environment errors, else the status' own name
+/* The code that Lua functions give for errors of the environment ("not_found" ...), else the
+ * status' own name
  * ("argument", "memory" ...). Static. */
 MS_API const char *ms_status_name(ms_status status);
 

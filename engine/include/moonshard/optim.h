@@ -10,8 +10,8 @@
  *   them, zero-filled but for those that ms_optimizer_state_start gives another value, and names
  *   them with ms_optimizer_state_name in checkpoints.
  *
- * Formulas: behaviours C3 to C9 (PyTorch's functional optimizers). t is the count including this
- * step, g the gradient (negated if maximize), wd weight decay, added to g except in adamw. */
+ * Formulas: those of PyTorch's functional optimizers, with their defaults. t is the count including
+ * this step, g the gradient (negated if maximize), wd weight decay, added to g except in adamw. */
 #ifndef MOONSHARD_OPTIM_H
 #define MOONSHARD_OPTIM_H
 
