@@ -458,7 +458,8 @@ static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
     return inputs;
 }
 
-/* The tape has what backward reads; handles that the function left behind would keep the rest. */
+/* The tape retains what backward reads. Other tensors of the function would stay in memory as long
+ * as Lua handles refer to them. */
 static void recompute_done(void *user)
 {
     const recomputed *kept = user;

@@ -1,5 +1,5 @@
-/* group.c: process groups in Lua: the world, splitting, and collectives that return the stream
- * behind whose last task the result is there. */
+/* group.c: process groups in Lua: the world, splitting, and collectives. A collective returns its
+ * stream: the result is ready once the last task on that stream has finished. */
 #include "bindings/group.h"
 
 #include <string.h>
@@ -160,8 +160,8 @@ static int group_traffic(lua_State *L)
 
 /* ---------------------------------------------------------------- splitting */
 
-/* The lists at index 2 as numbers: how many there are, their lengths, and all ranks one behind the
- * other. In a userdata on the stack. */
+/* The lists at index 2 as numbers: how many there are, their lengths, and all ranks, list after
+ * list. In a userdata on the stack. */
 static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
 {
     luaL_checktype(L, 2, LUA_TTABLE);

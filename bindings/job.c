@@ -61,8 +61,8 @@ static int comm_folder(lua_State *L)
     return 0;
 }
 
-/* core.comm_cause() -> why the job has ended ("mismatch" ...), whose fault it was (-1: nobody's),
- * the message; nil while it is alive */
+/* core.comm_cause() -> why the job has ended ("mismatch" ...), the rank at fault (-1: no single
+ * rank), the message; nil while the job runs */
 static int comm_cause(lua_State *L)
 {
     static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",

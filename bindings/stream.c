@@ -157,8 +157,8 @@ static int request_drain(lua_State *L)
 
 /* ------------------------------------------------------------------- probes */
 
-/* A value on its way to the host: copied behind all that is enqueued, read later without waiting
- * for what came after. */
+/* A value on its way to the host. It is copied after all work that is enqueued now, and read later
+ * without waiting for work that was enqueued after it. */
 typedef struct probe_box {
     ms_readback *readback;
 } probe_box;

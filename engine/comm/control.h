@@ -5,7 +5,7 @@
  * - A membership is one control and one transport (transport.h). Control knows no tensors, the
  *   transport no other rank's calls: whichever moves the bytes, calls are compared the same way.
  * - Before a call is launched its host claims the call's number and publishes its fields, then
- *   compares them with what peers have published for that number, and waits for nobody. Of two
+ *   compares them with what peers have published for that number. It does not wait for them. Of two
  *   ranks that disagree, the one that claims later finds it before its launch. A transport may
  *   compare again before it moves bytes.
  * - A call is launched after its claim, and peers count on it only then. A claim whose launch fails

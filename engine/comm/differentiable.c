@@ -23,7 +23,7 @@ typedef struct link { /* the collective of a forward, as its backward needs it *
     ms_dtype dtype;
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];       /* of the input */
-    int64_t *counts, *receive_counts; /* behind this struct, or NULL */
+    int64_t *counts, *receive_counts; /* in the memory after this struct, or NULL */
 } link;
 
 static bool is_sum(ms_reduce_op op)

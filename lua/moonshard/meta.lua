@@ -871,8 +871,8 @@
 ---@field is_last fun(self): boolean
 ---@field kind fun(self): "all_reduce"|"reduce_scatter"|"hybrid"
 ---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
---- The sum of this rank's gradients, 1-D, writable. Of sharded kinds it ends with zeros, so that its
---- length divides by the size of the shard group.
+--- The sum of this rank's gradients, 1-D, writable. In buckets of a sharded kind, zeros at its end
+--- make its length divisible by the size of the shard group.
 ---@field buffer fun(self): ms.Tensor
 --- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
 ---@field set_buffer fun(self, t: ms.Tensor)
@@ -959,8 +959,8 @@
 ---@field state fun(name: string): ms.State
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
 --- with equal results.
---- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that reduce
---- a shard over the ranks that hold it, after the reduction over the shard group.
+--- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that
+--- reduce a shard over the ranks that hold it, after the reduction over the shard group.
 ---@field reduce fun(options?: { op?: ms.Op, between?: ms.LinkLike }): ms.Link
 --- options.group replaces the bucket's group.
 --- * All_reduce buckets only: divides first, then sums.

@@ -1,5 +1,5 @@
-/* fake.c: the transport of a world with one rank in it: every other rank brings what this one
- * brings, so nothing moves and nobody waits. */
+/* fake.c: the transport of a world with one rank in it: every other rank is taken to bring the
+ * same numbers, so no bytes move and no task waits. */
 #include "comm/transport.h"
 
 #include <string.h>
