@@ -6,8 +6,9 @@
 
 #include "comm/transport.h"
 
-/* From this number of streams in an engine on, new groups share the world's stream. */
-#define MS_COMM_STREAMS (MS_STREAMS_MAX - 4)
+/* From this number of streams in an engine on, new groups share the world's streams. The rest is
+ * for the world's own channels, for send and recv, and for two streams of other use. */
+#define MS_COMM_STREAMS (MS_STREAMS_MAX - MS_CHANNELS - 4)
 
 /* --------------------------------------------------------------- membership */
 

@@ -30,10 +30,12 @@
 
 /* ----------------------------------------------------------------- storages */
 
+/* reads comes last, since it is most of the cell and is not cleared: an entry means something only
+ * where `readers` has the stream's bit. */
 typedef struct ms_cell {
     ms_point writer;                /* last write */
-    uint64_t reads[MS_STREAMS_MAX]; /* last read by each stream */
-    uint32_t readers;               /* bit per stream with reads != 0 since the last write */
+    uint32_t readers;               /* bit per stream that has read since the last write */
+    uint64_t reads[MS_STREAMS_MAX]; /* last read by each of them */
 } ms_cell;
 
 /* A part of a storage whose writes are counted together: a parameter, or the whole storage. */
@@ -66,13 +68,15 @@ struct ms_storage {
     size_t *ends;      /* NULL with one cell: where each cell ends, in bytes */
     ms_part *parts;    /* &whole, or an array */
     size_t *part_ends; /* NULL with one part: where each part ends, in bytes */
-    ms_cell own;
     ms_part whole;
+    ms_cell own; /* last: see struct_take */
 };
 
 /* ------------------------------------------------------------------ streams */
 
-/* A cell has a bit for each stream that read it. */
+/* Arrays over streams are long enough for MS_STREAMS_MAX, but loops go over the streams in use
+ * only. An entry of a later stream is 0 in an array that is kept, and undefined in one that a
+ * function fills. */
 _Static_assert(MS_STREAMS_MAX <= 32, "ms_cell.readers has 32 bits");
 _Static_assert(MS_STEPS_AHEAD_MAX > 1, "a step may run while the next one is enqueued");
 
@@ -187,7 +191,7 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
 /* The clock of `of` when it had reached number seq, merged into the clock of `into` (a wait has
  * been enqueued there). */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq);
-/* The last use of these cells by each stream. */
+/* The last use of these cells by each stream in use. */
 void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
                     uint64_t uses[MS_STREAMS_MAX]);
 

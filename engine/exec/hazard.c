@@ -24,13 +24,14 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
 {
     MS_ASSERT(into != of && seq <= of->enqueued);
     const uint64_t *clock = clock_at(of, seq);
+    uint16_t streams = into->engine->stream_count;
     if (clock)
-        for (int i = 0; i < MS_STREAMS_MAX; i++)
+        for (uint16_t i = 0; i < streams; i++)
             if (clock[i] > into->clock[i]) into->clock[i] = clock[i];
     if (seq > into->clock[of->index]) into->clock[of->index] = seq;
     ms_clock_change *change = &into->log[into->log_count++ % MS_CLOCK_LOG];
     change->seq = into->enqueued; /* the wait's own number: what comes from here on is after */
-    memcpy(change->clock, into->clock, sizeof change->clock);
+    memcpy(change->clock, into->clock, streams * sizeof *change->clock);
 }
 
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
@@ -128,7 +129,7 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
 void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
                     uint64_t uses[MS_STREAMS_MAX])
 {
-    memset(uses, 0, MS_STREAMS_MAX * sizeof uses[0]);
+    memset(uses, 0, storage->engine->stream_count * sizeof uses[0]);
     for (uint32_t c = first; c < (uint32_t)first + cells; c++) {
         const ms_cell *cell = &storage->cells[c];
         MS_ASSERT(cell->writer.seq <= storage->engine->streams[cell->writer.stream]->enqueued);

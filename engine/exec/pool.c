@@ -349,8 +349,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     }
     split(pool, block, size);
     block->freed = 0;
-    memcpy(uses, block->uses, sizeof block->uses);
-    memset(block->uses, 0, sizeof block->uses);
+    memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
+    memset(block->uses, 0, engine->stream_count * sizeof *uses);
     engine->memory.live += bytes;
     if (engine->memory.live > engine->memory.peak) engine->memory.peak = engine->memory.live;
     *out = block;
@@ -365,7 +365,7 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
     block->after = other->after;
     if (other->after) other->after->before = block;
     else pool->last = block;
-    for (int i = 0; i < MS_STREAMS_MAX; i++)
+    for (uint16_t i = 0; i < pool->engine->stream_count; i++)
         if (other->uses[i] > block->uses[i]) block->uses[i] = other->uses[i];
     struct_give(pool, other);
 }
@@ -373,7 +373,7 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
 {
     MS_ASSERT(!block->freed && ms_on_host(pool->engine));
-    memcpy(block->uses, uses, sizeof block->uses);
+    memcpy(block->uses, uses, pool->engine->stream_count * sizeof *uses);
     if (block->after && block->after->freed) {
         list_remove(pool, block->after);
         absorb(pool, block, block->after);

@@ -1,6 +1,7 @@
 /* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes. */
 #include "exec/poison.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #define MS_STORAGE_CHUNK 128
@@ -25,7 +26,7 @@ static ms_status struct_take(ms_engine *engine, ms_storage **out)
     }
     *out = engine->unused_storages;
     engine->unused_storages = (*out)->next;
-    memset(*out, 0, sizeof **out);
+    memset(*out, 0, offsetof(ms_storage, own.reads));
     return MS_OK;
 }
 
@@ -74,7 +75,7 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     storage->cells = &storage->own;
     storage->parts = &storage->whole;
     /* What was here before counts as read, so that a first write on another stream waits for it. */
-    for (uint32_t i = 0; i < MS_STREAMS_MAX; i++)
+    for (uint32_t i = 0; i < engine->stream_count; i++)
         if (storage->own.reads[i]) storage->own.readers |= 1u << i;
     storage->next = engine->storages;
     if (storage->next) storage->next->previous = storage;
@@ -288,7 +289,7 @@ uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, m
     uint32_t count = 0;
     ms_storage_cells(storage, begin, end, &first, &cells);
     ms_hazard_uses(storage, first, cells, uses);
-    for (uint16_t i = 0; i < MS_STREAMS_MAX; i++)
+    for (uint16_t i = 0; i < storage->engine->stream_count; i++)
         if (uses[i]) out[count++] = (ms_point){ .stream = i, .seq = uses[i] };
     return count;
 }

@@ -51,6 +51,42 @@ static void nested_groups_have_names_of_their_own(void **state)
     if (*self.why) fail_msg("%s", self.why);
 }
 
+/* ------------------------------------------------------------------ streams */
+
+enum { PARTS = 40, OTHERS = 3 };
+
+/* Groups have streams of their own while there are enough, then they share the world's. What a rank
+ * may need beside them still gets a stream: the world's channels, send and recv, and others. */
+static void many_groups_leave_streams_for_others(void **state)
+{
+    (void)state;
+    static const uint32_t both[] = { 0, 1 }, two = 2;
+    ms_engine_options options = { .device = "sim", .memory_bytes = 64 << 20 };
+    ms_engine *engine = NULL;
+    ms_group *world = NULL, *part = NULL;
+    ms_stream *streams[PARTS], *shared = NULL, *other = NULL;
+    uint32_t own = 0;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    assert_int_equal(ms_comm_open_fake(engine, 0, 2, &world), MS_OK);
+    for (uint32_t p = 0; p < PARTS; p++) {
+        assert_int_equal(ms_group_split(world, 1, &two, both, &part), MS_OK);
+        assert_int_equal(ms_group_stream(part, 1, &streams[p]), MS_OK);
+    }
+    for (uint32_t channel = 1; channel <= MS_CHANNELS; channel++)
+        assert_int_equal(ms_group_stream(world, channel, &shared), MS_OK);
+    assert_int_equal(ms_group_stream(world, 1, &shared), MS_OK);
+    while (own < PARTS && streams[own] != shared) own++;
+    /* Hybrid sharding with offload needs 11 streams at once. */
+    assert_true(own >= 11 && own < PARTS);
+    for (uint32_t p = 0; p < own; p++)
+        for (uint32_t q = 0; q < p; q++) assert_ptr_not_equal(streams[p], streams[q]);
+    for (uint32_t p = own; p < PARTS; p++) assert_ptr_equal(streams[p], shared);
+    const char *const names[OTHERS] = { "send", "recv", "offload" };
+    for (int i = 0; i < OTHERS; i++)
+        assert_int_equal(ms_engine_stream(engine, names[i], &other), MS_OK);
+    ms_engine_free(engine);
+}
+
 /* ------------------------------------------------ where waits are forbidden */
 
 static void split_inside_a_hook(rank *self)
@@ -250,6 +286,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nested_groups_have_names_of_their_own),
+        cmocka_unit_test(many_groups_leave_streams_for_others),
         cmocka_unit_test(a_split_that_may_not_wait_enqueues_nothing),
         cmocka_unit_test(a_claim_that_was_overwritten_is_not_compared),
         cmocka_unit_test(the_later_of_two_that_disagree_finds_it_before_its_launch),

@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -191,6 +192,81 @@ static void hazards_order_streams(void **state)
         assert_int_equal(value_of(engine, cells[i]), model[i]);
         ms_storage_release(cells[i]);
     }
+    ms_engine_free(engine);
+}
+
+/* The streams are made while the program runs, so that cells and free blocks are older than some of
+ * the streams that use them. Each storage is released and made anew at random. */
+static void a_program_on_all_streams_gives_what_it_gives_in_order(void **state)
+{
+    (void)state;
+    enum { CELLS = 6, STEPS = 4000 };
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *streams[MS_STREAMS_MAX] = { ms_engine_current(engine) };
+    ms_storage *cells[CELLS];
+    int64_t model[CELLS], zero = 0;
+    uint64_t draw = 777;
+    uint32_t made = 1;
+    for (int i = 0; i < CELLS; i++) cells[i] = NULL;
+    for (int i = 0; i < STEPS; i++) {
+        draw = draw * 6364136223846793005u + 1442695040888963407u;
+        uint32_t to = (uint32_t)(draw >> 33) % CELLS, from = (uint32_t)(draw >> 40) % CELLS;
+        if (i >= (int)made * 100 && made < MS_STREAMS_MAX) {
+            char name[24];
+            snprintf(name, sizeof name, "side %u", made);
+            streams[made++] = stream_of(engine, name);
+        }
+        ms_stream *on = streams[(draw >> 50) % made];
+        if (!cells[to] || (draw >> 28) % 8 == 0) {
+            ms_storage_release(cells[to]);
+            cells[to] = cell_of(on, 8);
+            add_args set = { .to = ms_storage_data(cells[to]), .from = &zero, .value = i };
+            ms_access access = whole(cells[to], MS_WRITE);
+            assert_int_equal(
+                ms_stream_enqueue(on, &add_task, &set, &access, 1, (ms_task_cost){ 0 }, NULL),
+                MS_OK);
+            model[to] = i;
+        } else if (cells[from] && from != to) {
+            assert_int_equal(add(on, cells[to], cells[from], i, NULL), MS_OK);
+            model[to] = model[from] + i;
+        }
+    }
+    assert_int_equal(made, MS_STREAMS_MAX);
+    for (int i = 0; i < CELLS; i++) {
+        assert_int_equal(value_of(engine, cells[i]), model[i]);
+        ms_storage_release(cells[i]);
+    }
+    ms_engine_free(engine);
+}
+
+/* The reader stands behind a gate: a write on the first stream must not overtake it. */
+static void the_last_stream_counts_as_a_reader_and_one_more_is_an_error(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu", false, 1);
+    ms_stream *first = ms_engine_current(engine), *last = NULL, *more = NULL;
+    for (uint32_t i = 1; i < MS_STREAMS_MAX; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "side %u", i);
+        last = stream_of(engine, name);
+    }
+    assert_int_equal(ms_stream_index(last), MS_STREAMS_MAX - 1);
+    assert_int_equal(ms_engine_stream(engine, "one more", &more), MS_ERROR_STATE);
+    const char *text = ms_engine_error(engine)->message;
+    assert_non_null(strstr(text, "\"one more\""));
+    assert_non_null(strstr(text, "32 streams are in use"));
+    ms_storage *read = cell_of(first, 8), *seen = cell_of(last, 8);
+    *(int64_t *)ms_storage_data(read) = 5;
+    *(int64_t *)ms_storage_data(seen) = 0;
+    gate closed = { 0 };
+    assert_int_equal(add(last, seen, read, 0, &closed), MS_OK);
+    assert_int_equal(add(first, read, NULL, 100, NULL), MS_OK);
+    assert_false(ms_point_reached(engine, ms_stream_last(first)));
+    atomic_store(&closed.open, 1);
+    assert_int_equal(value_of(engine, seen), 5);
+    assert_int_equal(value_of(engine, read), 105);
+    ms_storage_release(read);
+    ms_storage_release(seen);
     ms_engine_free(engine);
 }
 
@@ -708,6 +784,8 @@ int main(void)
         cmocka_unit_test(a_stream_keeps_order_past_its_ring),
         cmocka_unit_test(streams_run_side_by_side),
         cmocka_unit_test(hazards_order_streams),
+        cmocka_unit_test(a_program_on_all_streams_gives_what_it_gives_in_order),
+        cmocka_unit_test(the_last_stream_counts_as_a_reader_and_one_more_is_an_error),
         cmocka_unit_test(strict_mode_names_a_missing_wait),
         cmocka_unit_test(parts_of_one_storage_count_their_own_writes),
         cmocka_unit_test(cells_of_one_storage_do_not_wait_for_each_other),

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define MS_STREAMS_MAX 16     /* streams of an engine */
+#define MS_STREAMS_MAX 32     /* streams of an engine */
 #define MS_STREAM_DEPTH 1024  /* tasks and waits of a stream that may be unfinished */
 #define MS_TASK_ARGS_MAX 448  /* bytes of arguments, kept inside the ring */
 #define MS_TASK_ACCESS_MAX 64 /* storages of one task */
