@@ -30,6 +30,19 @@ static int comm_step(lua_State *L)
     return MS_REQUESTS;
 }
 
+/* core.comm_steps(count?) -> how many steps this rank's loops were about to begin. A larger `count`
+ * becomes that number: after a part in which ranks had different numbers of steps they agree on the
+ * highest, since all ranks meet a request before the step of the same number. */
+static int comm_steps(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    lua_Integer count = luaL_optinteger(L, 1, 0);
+    if (count > 0 && (uint64_t)count > runtime->step_serials)
+        runtime->step_serials = (uint64_t)count;
+    lua_pushinteger(L, (lua_Integer)runtime->step_serials);
+    return 1;
+}
+
 /* core.comm_request(signal): asks all ranks to stop, as the supervisor does; false if this rank is
  * alone. */
 static int comm_request(lua_State *L)
@@ -98,6 +111,7 @@ void ms_open_job(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "rank", rank },
                                           { "comm_step", comm_step },
+                                          { "comm_steps", comm_steps },
                                           { "comm_request", comm_request },
                                           { "comm_reload", comm_reload },
                                           { "comm_folder", comm_folder },

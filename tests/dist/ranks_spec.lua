@@ -307,6 +307,38 @@ print(("rank %d ended behind %d"):format(ms.rank(), last))
     end
   end)
 
+  it("ends all ranks after one step where they had different numbers of steps before", function()
+    command.write(folder .. "/uneven.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { stop = false, at = 0 }
+local model = ms.ddp(ms.nn.Linear(2, 2))
+pcall(model.join, model, { stop = cfg.stop }, function()
+  for _ in ms.steps(ms.rank() == 0 and 9 or 2) do
+    model(ms.ones { 1, 2 }):sum():backward()
+    if cfg.at == 0 and ms.rank() == 0 and ms.step() == 4 then
+      os.execute("kill -TERM $(ps -o ppid= -p $PPID)")
+    end
+  end
+end)
+local last = -1
+for step in ms.steps(1 << 40) do
+  last = step
+  ms.world():all_reduce(ms.ones { 4 }):sync()
+  if step == cfg.at and ms.rank() == 1 then
+    os.execute("kill -TERM $(ps -o ppid= -p $PPID)")
+  end
+end
+print(("rank %d ended after %d"):format(ms.rank(), last))
+]])
+    for _, arguments in ipairs { "at=20", "at=20 stop=true", "at=0" } do
+      local code, out, err = command.run(folder, "run uneven.lua -n 2 " .. arguments)
+      assert.equal(143, code, err)
+      local first = out:match "rank 0 ended after (%-?%d+)"
+      assert.truthy(first, err)
+      assert.equal(first, out:match "rank 1 ended after (%-?%d+)")
+    end
+  end)
+
   it("is stopped at once by a second request, and when the grace is over", function()
     command.write(folder .. "/deaf.lua", [[
 local ms = require "moonshard"

@@ -50,12 +50,22 @@ local function read_words(s)
   return words, live, highest
 end
 
+-- All ranks meet a request to stop before the step of the same number. They had different numbers
+-- of steps here, so they go on from the highest one. Every rank calls this once, when it leaves.
+local function align_steps(s)
+  if s.group:size() == 1 then return end
+  for _, count in ipairs(s.group:_share("all_gather", "i64", { core.comm_steps() }, "join")) do
+    core.comm_steps(count)
+  end
+end
+
 -- With stop, all ranks end as soon as one has no inputs left.
 local function check_all_live(s, words, live)
   if not s.joining.stop or live == #words or live == 0 then return end
   for rank, word in ipairs(words) do
     if word == 0 then
       s.joining.stopped = true
+      align_steps(s)
       core.raise(("join: rank %d has no inputs left (stop = true)"):format(rank - 1))
     end
   end
@@ -184,6 +194,7 @@ function join.run(s, options, f, synchronize_buffers, copy)
   end })
   local results = table.pack(f())
   follow(s, synchronize_buffers)
+  align_steps(s)
   if j.last then copy(s, j.last) end
   return table.unpack(results, 1, results.n)
 end
