@@ -4,6 +4,7 @@
 #define MOONSHARD_COMM_FLOW_H
 
 #include "comm/comm.h"
+#include "moonshard/cpu_task.h"
 
 /* What this rank gets from one member. Elements; from counts from the beginning of the member's
  * `in`, to from that of this rank's `out`. */

@@ -39,8 +39,7 @@ extern const ms_transport ms_transport_local, ms_transport_fake;
     [index] = { .name = text,                       \
                 .function = run,                    \
                 .args_bytes = sizeof(ms_comm_args), \
-                .kind = MS_KIND_COMMUNICATION,      \
-                .flags = MS_TASK_PUBLISH }
+                .kind = MS_KIND_COMMUNICATION }
 #define MS_COMM_TASKS(run)                                                                        \
     {                                                                                             \
         MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \

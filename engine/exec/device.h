@@ -4,9 +4,10 @@
  *
  * Invariants
  * - The host thread calls every function of the table.
- * - The work of a stream has the numbers 1, 2, 3, ... `run` or `wait` is called once for each
- *   number, in order, and returns without waiting for it to finish. Where a device has no room for
- *   more work, the call blocks, and then only for work that is enqueued already.
+ * - The work of a stream has the numbers 1, 2, 3, ... One of the functions that take a number
+ *   (`run`, `wait`, `mark`, `copy_in`, `copy_out`, `fail_if`) is called once for each number, in
+ *   order, and returns without waiting for it to finish. Where a device has no room for more work,
+ *   the call blocks, and then only for work that is enqueued already.
  * - A stream finishes its work in order. A number is reached when its work has finished or was
  *   skipped, and stays reached.
  * - A task that fails makes its stream fail (ms_stream_fail). The device skips what follows on that
@@ -17,11 +18,12 @@
 
 #include "moonshard/exec.h"
 
-/* One task on its way to a device. All pointers but `task` and `record` are borrowed for the call;
- * the device copies task->args_bytes bytes of arguments. */
+/* One task on its way to a device. All pointers but `name`, `task` and `record` are borrowed for
+ * the call; the device copies task->args_bytes bytes of arguments. */
 typedef struct ms_launch {
     uint64_t seq;
-    const ms_task *task;
+    const char *name;    /* of the task or copy, for errors */
+    const ms_task *task; /* NULL for what is not a kernel: copies, fail_if */
     const void *arguments;
     const ms_access *accesses;
     uint32_t access_count;
@@ -37,6 +39,23 @@ typedef struct ms_wait {
     uint64_t of_seq;
     ms_trace_record *record; /* NULL unless tracing */
 } ms_wait;
+
+/* What a device keeps of a mark. The core owns the memory, which stays in place from mark_open to
+ * mark_close. */
+typedef struct ms_mark {
+    uint64_t ns; /* for devices that write down a time */
+    void *own;   /* for devices that keep an object, such as an event */
+} ms_mark;
+
+/* A check for tests that tasks touch nothing but what they declare (poison.h): for devices whose
+ * memory the host can read and write. Around the enqueueing of one task, and when a storage gets
+ * memory or gives it back. *aside is `before`'s, for `after`. */
+typedef struct ms_poison {
+    ms_status (*before)(ms_engine *engine, const ms_access *accesses, uint32_t count, void **aside);
+    ms_status (*after)(ms_engine *engine, const char *task, const ms_access *accesses,
+                       uint32_t count, void *aside);
+    void (*fill)(ms_storage *storage);
+} ms_poison;
 
 struct ms_device {
     const char *name; /* what users call it */
@@ -58,6 +77,31 @@ struct ms_device {
     void (*await)(ms_stream *stream, uint64_t seq); /* the host blocks until seq is reached */
     /* See ms_engine_is_still. May be called on any thread. NULL: it is never known. */
     bool (*is_still)(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
+
+    /* A mark is passed in stream order, also on a stream that has failed. `mark_ns` is asked only
+     * for marks that are passed; NULL: the device has no clock, and `mark` only counts. `mark_open`
+     * comes before a mark's first use, `mark_close` after it was passed for the last time; both
+     * NULL where ms_mark is all that the device needs. */
+    ms_status (*mark_open)(ms_engine *engine, ms_mark *mark);
+    void (*mark_close)(ms_engine *engine, ms_mark *mark);
+    void (*mark)(ms_stream *stream, uint64_t seq, ms_mark *mark);
+    uint64_t (*mark_ns)(const ms_engine *engine, const ms_mark *mark);
+
+    /* Copies between host memory and the device's, in stream order. copy_in reads up to
+     * MS_COPY_INLINE bytes before it returns; other host memory stays until number launch->seq is
+     * reached. */
+    void (*copy_in)(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                    size_t bytes);
+    void (*copy_out)(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
+                     size_t bytes);
+    /* At once, while the host waits: of memory whose writers are reached. It may not wait for other
+     * work of the streams. A device without values gives zeros, and host may then be NULL. */
+    void (*read)(ms_engine *engine, void *host, const void *from, size_t bytes);
+    /* In stream order: the stream fails (MS_ERROR_TASK) with this message if *flag is not 0. */
+    void (*fail_if)(ms_stream *stream, const ms_launch *launch, const float *flag,
+                    const char *message);
+
+    const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
     /* The pool's memory: a range of addresses, of which parts become usable later. `reserve`
      * answers NULL, `commit` a negative errno where the machine has no room. */

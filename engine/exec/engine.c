@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "exec/poison.h"
+
 const char *ms_isa_name(ms_isa isa)
 {
     static const char *const names[] = { "portable", "avx2", "avx512", "avx512bf16" };
@@ -11,6 +13,7 @@ const char *ms_isa_name(ms_isa isa)
 
 ms_context *ms_engine_context(ms_engine *engine) { return &engine->context; }
 const ms_error *ms_engine_error(const ms_engine *engine) { return &engine->context.error; }
+const char *ms_engine_device(const ms_engine *engine) { return engine->device->name; }
 bool ms_engine_is_sim(const ms_engine *engine) { return !engine->device->values; }
 bool ms_engine_is_strict(const ms_engine *engine) { return engine->strict; }
 uint32_t ms_engine_threads(const ms_engine *engine) { return engine->threads; }
@@ -39,6 +42,11 @@ void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
 {
     engine->slots[slot].object = object;
     engine->slots[slot].destroy = destroy;
+}
+
+void ms_engine_set_poison(ms_engine *engine, bool on)
+{
+    engine->poison = on && engine->device->poison;
 }
 
 const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }

@@ -178,7 +178,8 @@ struct ms_engine {
     uint32_t trace_label;
     uint64_t trace_step; /* plus 1; 0: none */
     bool tracing;
-    bool poison; /* poison.h */
+    bool poison;        /* poison.h */
+    ms_marks *given_up; /* lists of marks that may still be enqueued: mark.c */
 };
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers
@@ -205,11 +206,22 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */
+/* Enqueues what is neither a wait nor a mark: inserts the waits that the accesses need, fills in
+ * the launch's number, name, script line and record, and calls `hand`, which gives the launch to
+ * the device together with `what`. The caller has set the launch's name, task, arguments, accesses
+ * and cost. kind: as in ms_task. */
+typedef void (*ms_hand)(ms_stream *stream, const ms_launch *launch, const void *what);
+ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind, ms_hand hand,
+                              const void *what, ms_point *out);
 /* Drains all, puts the first failure into the context, clears, marks spoiled. */
 void ms_streams_report(ms_engine *engine);
 /* Blocks the host until the stream has reached seq; the host's activity shows the wait. */
 void ms_engine_await(ms_stream *stream, uint64_t seq);
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
+
+/* mark.c */
+/* Frees the lists that were given up; after all streams have finished. */
+void ms_marks_close(ms_engine *engine);
 
 /* storage.c */
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out);

@@ -118,6 +118,7 @@ void ms_engine_free(ms_engine *engine)
         ms_release(&engine->context, engine->streams[i]->spoiled);
         ms_release(&engine->context, engine->streams[i]);
     }
+    ms_marks_close(engine);
     if (engine->is_open) engine->device->close(engine, engine->device_state);
     ms_storages_close(engine);
     if (engine->device) ms_pool_close(engine);

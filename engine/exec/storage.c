@@ -1,5 +1,5 @@
 /* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes. */
-#include "exec/poison.h"
+#include "exec/engine.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -80,7 +80,7 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     storage->next = engine->storages;
     if (storage->next) storage->next->previous = storage;
     engine->storages = storage;
-    if (engine->poison) ms_poison_fill(storage);
+    if (engine->poison) engine->device->poison->fill(storage);
     *out = storage;
     return MS_OK;
 }
@@ -97,7 +97,7 @@ void ms_storage_release(ms_storage *storage)
     MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
     if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
-    if (engine->poison) ms_poison_fill(storage);
+    if (engine->poison) engine->device->poison->fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, 0, (uint16_t)storage->cell_count, uses);
     ms_pool_give(storage->pool, storage->block, uses);

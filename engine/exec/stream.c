@@ -1,6 +1,6 @@
 /* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has
  * failed. */
-#include "exec/poison.h"
+#include "exec/engine.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -104,46 +104,61 @@ ms_status ms_stream_wait(ms_stream *stream, ms_point point)
     return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
 }
 
+ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind, ms_hand hand,
+                              const void *what, ms_point *out)
+{
+    ms_engine *engine = stream->engine;
+    const ms_poison *poison = engine->poison ? engine->device->poison : NULL;
+    const ms_access *accesses = launch->accesses;
+    uint32_t count = launch->access_count;
+    MS_ASSERT(ms_on_host(engine));
+    if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
+    ms_status status = ms_hazard_before(stream, launch->name, accesses, count);
+    if (status) return status;
+    void *aside = NULL;
+    if (poison) status = poison->before(engine, accesses, count, &aside);
+    if (status) return status;
+    launch->seq = stream->enqueued + 1;
+    launch->script = engine->script;
+    launch->record = engine->tracing ? ms_trace_add(engine) : NULL;
+    if (launch->record) {
+        launch->record->name = launch->name;
+        launch->record->stream = stream->index;
+        launch->record->seq = launch->seq;
+        launch->record->kind = kind;
+        launch->record->bytes = launch->cost.bytes;
+        launch->record->flops = launch->cost.flops;
+    }
+    ms_hazard_after(stream, launch->seq, accesses, count);
+    stream->enqueued = launch->seq;
+    hand(stream, launch, what);
+    engine->flops += launch->cost.flops;
+    if (out) *out = (ms_point){ .stream = stream->index, .seq = launch->seq };
+    return poison ? poison->after(engine, launch->name, accesses, count, aside) : MS_OK;
+}
+
+static void hand_task(ms_stream *stream, const ms_launch *launch, const void *what)
+{
+    (void)what;
+    stream->engine->device->run(stream, launch);
+}
+
 ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
                             const ms_access *accesses, uint32_t count, ms_task_cost cost,
                             ms_point *out)
 {
-    ms_engine *engine = stream->engine;
-    MS_ASSERT(ms_on_host(engine));
-    if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     if (task->args_bytes > MS_TASK_ARGS_MAX || count > MS_TASK_ACCESS_MAX)
         return ms_engine_fail(
-            engine, MS_ERROR_ARGUMENT,
+            stream->engine, MS_ERROR_ARGUMENT,
             "task %s: %u bytes of arguments and %u storages; at most %d and %d fit", task->name,
             task->args_bytes, count, MS_TASK_ARGS_MAX, MS_TASK_ACCESS_MAX);
-    ms_status status = ms_hazard_before(stream, task->name, accesses, count);
-    if (status) return status;
-    void *aside = NULL;
-    if (engine->poison) status = ms_poison_before(engine, accesses, count, &aside);
-    if (status) return status;
-    ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
-    uint64_t seq = stream->enqueued + 1;
-    if (record) {
-        record->name = task->name;
-        record->stream = stream->index;
-        record->seq = seq;
-        record->kind = task->kind;
-        record->bytes = cost.bytes;
-        record->flops = cost.flops;
-    }
-    ms_hazard_after(stream, seq, accesses, count);
-    stream->enqueued = seq;
-    engine->device->run(stream, &(ms_launch){ .seq = seq,
-                                              .task = task,
-                                              .arguments = arguments,
-                                              .accesses = accesses,
-                                              .access_count = count,
-                                              .script = engine->script,
-                                              .cost = cost,
-                                              .record = record });
-    engine->flops += cost.flops;
-    if (out) *out = (ms_point){ .stream = stream->index, .seq = seq };
-    return engine->poison ? ms_poison_after(engine, task->name, accesses, count, aside) : MS_OK;
+    ms_launch launch = { .name = task->name,
+                         .task = task,
+                         .arguments = arguments,
+                         .accesses = accesses,
+                         .access_count = count,
+                         .cost = cost };
+    return ms_stream_hand_over(stream, &launch, task->kind, hand_task, NULL, out);
 }
 
 double ms_engine_flops(const ms_engine *engine) { return engine->flops; }

@@ -1,8 +1,6 @@
 /* accounts.c: what each link of a chain costs, in bytes and in time. */
 #include "hook/accounts.h"
 
-#include "hook/clock.h"
-
 /* Time marks of a bucket: links that wrap work twice. A link beyond the limit is counted with the
  * link before it. */
 enum { MOST_LINKS = 32, MARKS_PER_LINK = 2 };
@@ -11,7 +9,7 @@ struct ms_accounts {
     ms_engine *engine;
     uint32_t buckets, links;
     uint32_t most_marks; /* of a bucket */
-    ms_storage *marks;
+    ms_marks *marks;
     /* Two sets, for each bucket: the link to which the time before each mark, and after the last
      * one, is charged; and the number of marks. */
     uint8_t *owners, *used;
@@ -41,7 +39,6 @@ ms_traffic ms_accounts_traffic(const ms_engine *engine)
 ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_accounts **out)
 {
     ms_engine *engine = ms_group_engine(group);
-    ms_stream *communication = NULL;
     void *memory = NULL;
     if (links < 2) return MS_OK;
     if (links > MOST_LINKS) links = MOST_LINKS;
@@ -56,10 +53,7 @@ ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_
     accounts->most_marks = (uint32_t)marks;
     accounts->owners = (uint8_t *)(accounts + 1);
     accounts->used = accounts->owners + 2 * buckets * (marks + 1);
-    status = ms_group_stream(group, 1, &communication);
-    if (!status)
-        status =
-            ms_storage_new(communication, 2 * buckets * marks * sizeof(uint64_t), &accounts->marks);
+    status = ms_marks_new(engine, (uint32_t)(2 * buckets * marks), &accounts->marks);
     if (status) {
         ms_accounts_free(accounts);
         return status;
@@ -71,13 +65,19 @@ ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_
 void ms_accounts_free(ms_accounts *accounts)
 {
     if (!accounts) return;
-    ms_storage_release(accounts->marks);
+    ms_marks_free(accounts->marks);
     ms_release(ms_engine_context(accounts->engine), accounts);
 }
 
 static size_t place_of(const ms_accounts *accounts, uint32_t set, uint32_t bucket)
 {
     return (size_t)set * accounts->buckets + bucket;
+}
+
+/* The first mark of the bucket at that place. */
+static uint32_t marks_at(const ms_accounts *accounts, size_t place)
+{
+    return (uint32_t)place * accounts->most_marks;
 }
 
 static uint8_t *owners_at(const ms_accounts *accounts, size_t place)
@@ -109,8 +109,7 @@ static ms_status account(void *user, uint32_t link)
     charge_traffic(accounts);
     if (now.stream == accounts->last.stream && now.seq != accounts->last.seq
         && *used < accounts->most_marks) {
-        status = ms_clock_write(accounts->engine, accounts->marks,
-                                accounts->place * accounts->most_marks + *used, NULL);
+        status = ms_marks_set(accounts->marks, marks_at(accounts, accounts->place) + *used, stream);
         ++*used;
         accounts->last = ms_stream_last(stream);
     }
@@ -159,17 +158,17 @@ static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
 }
 
 void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
-                         const uint64_t *spans, uint64_t wait, uint64_t ready)
+                         const ms_span *spans, uint64_t wait, uint64_t ready)
 {
     if (!accounts) return;
     for (uint32_t i = 0; i <= accounts->links; i++) accounts->times[i] = (ms_link_stats){ 0 };
     for (uint32_t b = 0; b < buckets; b++) {
         size_t place = place_of(accounts, set, b);
-        const uint64_t *marks =
-            (const uint64_t *)ms_storage_data(accounts->marks) + place * accounts->most_marks;
-        uint64_t from = spans[2 * b];
+        uint64_t from = spans[b].begin, to;
         for (uint32_t k = 0; k <= accounts->used[place]; k++) {
-            uint64_t to = k < accounts->used[place] ? marks[k] : spans[2 * b + 1];
+            to = spans[b].end;
+            if (k < accounts->used[place])
+                ms_marks_time(accounts->marks, marks_at(accounts, place) + k, &to);
             ms_link_stats *link = &accounts->times[owners_at(accounts, place)[k]];
             link->ns += to - from;
             link->exposed_ns += overlap(from, to, wait, ready);

@@ -1,14 +1,19 @@
 /* accounts.h: what each link of a chain costs: bytes as they are enqueued, and time from marks on
  * the communication stream where the work of one link ends and that of another begins.
  *
- * Marks are times as those of times.h and lie in two sets that are used in turn: the host reads a
- * set only after its pass has ended on the device. */
+ * Marks lie in two sets that are used in turn, as those of times.h: the host reads a set only after
+ * its pass has ended on the device. */
 #ifndef MOONSHARD_HOOK_ACCOUNTS_H
 #define MOONSHARD_HOOK_ACCOUNTS_H
 
 #include "moonshard/hook.h"
 
 typedef struct ms_accounts ms_accounts;
+
+/* Two moments, in nanoseconds. */
+typedef struct ms_span {
+    uint64_t begin, end;
+} ms_span;
 
 /* Accounts of that many links for at most that many buckets. *out stays NULL for fewer than two
  * links: everything belongs to the only one. All functions below do nothing with NULL. */
@@ -25,7 +30,7 @@ void ms_accounts_step_end(ms_accounts *accounts);
 /* Turns the marks of a set into times. spans: begin and end of each bucket's reduction; wait,
  * ready: between these the model's stream waited for the results. */
 void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
-                         const uint64_t *spans, uint64_t wait, uint64_t ready);
+                         const ms_span *spans, uint64_t wait, uint64_t ready);
 
 uint32_t ms_accounts_links(const ms_accounts *accounts);
 /* link counts from 1; of_step: bytes of the last step that has ended, not of the last pass. */

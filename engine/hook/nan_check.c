@@ -5,23 +5,6 @@
 
 #include "tensor/op.h"
 
-typedef struct stop_args {
-    const float *bad;
-} stop_args;
-
-static ms_task_result run_stop(ms_run *run, void *arguments)
-{
-    const stop_args *args = arguments;
-    if (*args->bad == 0) return MS_TASK_DONE;
-    ms_run_fail(run, MS_ERROR_TASK, "gradients are inf or nan (hooks.nan_check)");
-    return MS_TASK_FAILED;
-}
-
-static const ms_task stop_task = { .name = "nan_check",
-                                   .function = run_stop,
-                                   .args_bytes = sizeof(stop_args),
-                                   .kind = MS_KIND_COMPUTE };
-
 static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
 {
     ms_tensor *each = ms_work_apply(w, &ms_op_is_finite, 0, t, NULL),
@@ -58,9 +41,10 @@ ms_status ms_nan_check_decode(const ms_link *link, ms_bucket *bucket, ms_tensor 
             bucket, ms_link_group(link, bucket),
             (ms_collective){ .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_MAX, .in = bad });
     if (bucket->is_last && link->options.nan_check.action == MS_NAN_STOP && !w.status) {
-        stop_args args = { .bad = ms_tensor_data(bad) };
-        w.status = ms_tensor_enqueue(bucket->engine, &stop_task, &args, &bad, 1, NULL, 0,
-                                     (ms_task_cost){ .bytes = sizeof(float) });
+        w.status =
+            ms_stream_fail_if(ms_engine_current(bucket->engine), "nan_check",
+                              ms_tensor_storage(bad), (size_t)ms_tensor_offset(bad) * sizeof(float),
+                              "gradients are inf or nan (hooks.nan_check)");
     }
     ms_status status = ms_work_end(&w);
     if (!status) *out = ms_tensor_retain(reduced);

@@ -2,25 +2,26 @@
 #include "hook/times.h"
 
 #include "base/assert.h"
-#include "hook/clock.h"
 
 /* ------------------------------------------------------- making and freeing */
+
+/* Marks of one set, and where its parts begin. */
+static uint32_t spans_at(void) { return MS_MOMENTS; }
+static uint32_t completes_at(const ms_times *times) { return MS_MOMENTS + 2 * times->capacity; }
+static uint32_t arrivals_at(const ms_times *times) { return MS_MOMENTS + 3 * times->capacity; }
+static uint32_t set_length(const ms_times *times) { return arrivals_at(times) + times->gradients; }
 
 ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uint32_t gradients,
                         uint32_t links)
 {
     ms_engine *engine = times->engine = ms_group_engine(group);
     ms_context *context = ms_engine_context(engine);
-    ms_stream *communication = NULL;
-    size_t two_each = (size_t)4 * capacity * sizeof(uint64_t); /* in each of two sets */
     times->capacity = capacity;
     times->gradients = gradients;
     MS_ASSERT(gradients <= capacity);
-    ms_status status = ms_storage_new(ms_engine_current(engine), 2 * MS_MOMENTS * sizeof(uint64_t),
-                                      &times->moments);
-    if (!status) status = ms_group_stream(group, 1, &communication);
-    if (!status) status = ms_storage_new(communication, two_each, &times->reductions);
-    if (!status) status = ms_storage_new(ms_engine_current(engine), two_each, &times->arrivals);
+    ms_status status = ms_marks_new(engine, 2 * set_length(times), &times->marks);
+    if (!status)
+        status = ms_allocate(context, capacity * sizeof(ms_span), "times", (void **)&times->spans);
     if (!status && gradients)
         status = ms_allocate(context, gradients * sizeof(uint64_t), "times",
                              (void **)&times->arrived_ns);
@@ -33,32 +34,45 @@ ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uin
 void ms_times_close(ms_times *times)
 {
     if (!times->engine) return;
-    ms_storage_release(times->moments);
-    ms_storage_release(times->reductions);
-    ms_storage_release(times->arrivals);
+    ms_marks_free(times->marks);
     ms_accounts_free(times->accounts);
+    ms_release(ms_engine_context(times->engine), times->spans);
     ms_release(ms_engine_context(times->engine), times->bucket_times);
     ms_release(ms_engine_context(times->engine), times->arrived_ns);
 }
 
 /* --------------------------------------------------------------- harvesting */
 
-/* The set that the next pass, or the one that runs, writes. */
+/* The set that the next pass, or the one that runs, uses. */
 static uint32_t set_of(const ms_times *times) { return times->passes % 2; }
 
-static const uint64_t *read_set(const ms_storage *storage, uint32_t set, size_t length)
+/* The time of a mark of that set, which is passed. */
+static uint64_t time_of(const ms_times *times, uint32_t set, uint32_t mark)
 {
-    return (const uint64_t *)ms_storage_data(storage) + set * length;
+    uint64_t ns;
+    bool known = ms_marks_time(times->marks, set * set_length(times) + mark, &ns);
+    MS_ASSERT(known);
+    (void)known;
+    return ns;
 }
 
-static void harvest_buckets(ms_times *times, const ms_times_set *set, const uint64_t *spans,
-                            const uint64_t *arrivals, uint64_t begin)
+/* The time since `begin` of a mark that this pass may not have set: 0 then. */
+static uint64_t time_since(const ms_times *times, uint32_t set, uint32_t mark, uint64_t begin)
 {
+    uint64_t ns;
+    ms_marks_time(times->marks, set * set_length(times) + mark, &ns);
+    return ns > begin ? ns - begin : 0;
+}
+
+static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
+{
+    const ms_times_set *set = &times->sets[index];
     for (uint32_t i = 0; set->has_gradients && i < times->gradients; i++)
-        times->arrived_ns[i] = arrivals[times->capacity + i] - begin;
+        times->arrived_ns[i] = time_since(times, index, arrivals_at(times) + i, begin);
     for (uint32_t b = 0; b < set->buckets; b++)
         times->bucket_times[b] =
-            (ms_bucket_times){ arrivals[b] - begin, spans[2 * b + 1] - spans[2 * b] };
+            (ms_bucket_times){ .ready_ns = time_since(times, index, completes_at(times) + b, begin),
+                               .reduce_ns = times->spans[b].end - times->spans[b].begin };
     times->timed_layout = set->layout;
 }
 
@@ -73,24 +87,27 @@ static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const
     if (set->has[MS_AT_STEP_END]) stats->step_ns = moments[MS_AT_STEP_END] - moments[MS_AT_READY];
 }
 
-/* Takes over the times of a set whose last task has run. */
+/* Takes over the times of a set whose last mark is passed; none where the device has no clock. */
 static void harvest(ms_times *times, uint32_t index)
 {
     ms_times_set *set = &times->sets[index];
+    uint64_t moments[MS_MOMENTS] = { 0 };
     if (!set->end.seq || !ms_point_reached(times->engine, set->end)) return;
-    size_t length = (size_t)2 * times->capacity;
-    const uint64_t *moments = read_set(times->moments, index, MS_MOMENTS);
-    const uint64_t *spans = read_set(times->reductions, index, length);
-    const uint64_t *arrivals = read_set(times->arrivals, index, length);
     set->end = (ms_point){ 0 };
     times->stats = (ms_pass_stats){ .timed = set->pass + 1 };
-    if (ms_engine_is_sim(times->engine)) return;
+    uint32_t first = index * set_length(times);
+    if (!ms_marks_time(times->marks, first + MS_AT_FORWARD, &moments[MS_AT_FORWARD])) return;
+    for (uint32_t i = 0; i < MS_MOMENTS; i++)
+        if (set->has[i]) moments[i] = time_of(times, index, i);
     harvest_moments(&times->stats, set, moments);
-    for (uint32_t b = 0; b < set->buckets; b++)
-        times->stats.reduce_ns += spans[2 * b + 1] - spans[2 * b];
-    ms_accounts_harvest(times->accounts, index, set->buckets, spans, moments[MS_AT_WAIT],
+    for (uint32_t b = 0; b < set->buckets; b++) {
+        times->spans[b] = (ms_span){ .begin = time_of(times, index, spans_at() + 2 * b),
+                                     .end = time_of(times, index, spans_at() + 2 * b + 1) };
+        times->stats.reduce_ns += times->spans[b].end - times->spans[b].begin;
+    }
+    ms_accounts_harvest(times->accounts, index, set->buckets, times->spans, moments[MS_AT_WAIT],
                         moments[MS_AT_READY]);
-    harvest_buckets(times, set, spans, arrivals,
+    harvest_buckets(times, index,
                     moments[set->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
@@ -111,47 +128,58 @@ ms_status ms_times_begin_pass(ms_times *times, uint64_t layout)
     return ms_times_note(times, MS_AT_FORWARD);
 }
 
-/* `index`: of the set that the pass writes. */
-static ms_status note_in(ms_times *times, uint32_t index, ms_moment moment, ms_point *out)
+/* Sets a mark of that set on the current stream. */
+static ms_status set_mark(ms_times *times, uint32_t set, uint32_t mark)
 {
-    times->sets[index].has[moment] = true;
-    return ms_clock_write(times->engine, times->moments, index * MS_MOMENTS + moment, out);
+    return ms_marks_set(times->marks, set * set_length(times) + mark,
+                        ms_engine_current(times->engine));
+}
+
+/* last: the set may be harvested once this mark is passed, so it is after all others. */
+static ms_status note_in(ms_times *times, uint32_t set, ms_moment moment, bool last)
+{
+    uint32_t first = set * set_length(times);
+    ms_status status = MS_OK;
+    if (last)
+        status =
+            ms_marks_wait(times->marks, first, set_length(times), ms_engine_current(times->engine));
+    if (!status) status = set_mark(times, set, moment);
+    if (status) return status;
+    times->sets[set].has[moment] = true;
+    if (last) times->sets[set].end = ms_marks_point(times->marks, first + moment);
+    return MS_OK;
 }
 
 ms_status ms_times_note(ms_times *times, ms_moment moment)
 {
-    uint32_t index = set_of(times);
-    return note_in(times, index, moment, moment == MS_AT_READY ? &times->sets[index].end : NULL);
+    return note_in(times, set_of(times), moment, moment == MS_AT_READY);
 }
 
 ms_status ms_times_gradient(ms_times *times, uint32_t position)
 {
     MS_ASSERT(position < times->gradients);
     times->sets[set_of(times)].has_gradients = true;
-    return ms_clock_write(times->engine, times->arrivals,
-                          ((size_t)set_of(times) * 2 + 1) * times->capacity + position, NULL);
+    return set_mark(times, set_of(times), arrivals_at(times) + position);
 }
 
 ms_status ms_times_bucket_complete(ms_times *times, uint32_t bucket)
 {
     MS_ASSERT(bucket < times->capacity);
-    return ms_clock_write(times->engine, times->arrivals,
-                          (size_t)set_of(times) * 2 * times->capacity + bucket, NULL);
+    return set_mark(times, set_of(times), completes_at(times) + bucket);
 }
 
 /* The begin (end: false) or the end of a bucket's reduction. */
-static ms_status write_span(ms_times *times, uint32_t bucket, bool end)
+static ms_status mark_span(ms_times *times, uint32_t bucket, bool end)
 {
     MS_ASSERT(bucket < times->capacity);
-    return ms_clock_write(times->engine, times->reductions,
-                          ((size_t)set_of(times) * times->capacity + bucket) * 2 + end, NULL);
+    return set_mark(times, set_of(times), spans_at() + 2 * bucket + end);
 }
 
 ms_status ms_times_begin_reduction(ms_times *times, ms_bucket *bucket)
 {
     times->before = ms_accounts_traffic(times->engine);
     if (bucket->index == 0) times->counts = (ms_times_counts){ .passes = times->passes + 1 };
-    ms_status status = write_span(times, bucket->index, false);
+    ms_status status = mark_span(times, bucket->index, false);
     if (!status) ms_accounts_begin(times->accounts, bucket, set_of(times));
     return status;
 }
@@ -164,7 +192,7 @@ ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
     times->counts.wire_bytes += now.wire_bytes - times->before.wire_bytes;
     times->sets[set_of(times)].buckets = bucket->index + 1;
     ms_status status = ms_accounts_end(times->accounts, bucket);
-    return status ? status : write_span(times, bucket->index, true);
+    return status ? status : mark_span(times, bucket->index, true);
 }
 
 void ms_times_end_pass(ms_times *times) { times->passes++; }
@@ -183,7 +211,7 @@ ms_status ms_times_step_end(ms_times *times, bool reduced)
     times->step_counts = times->counts;
     ms_accounts_step_end(times->accounts);
     if (!reduced || !set->end.seq || set->has[MS_AT_STEP_END]) return MS_OK;
-    return note_in(times, last, MS_AT_STEP_END, &times->sets[last].end);
+    return note_in(times, last, MS_AT_STEP_END, true);
 }
 
 /* ------------------------------------------------------------------- asking */

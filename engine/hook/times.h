@@ -2,10 +2,10 @@
  * planners' views are made of. Whoever launches reductions by buckets (ddp, fsdp) fills one.
  *
  * Invariants
- * - Tasks write the times on the streams that they are of. Two sets are used in turn: pass n writes
- *   set n % 2. The host reads a set once its last task has run, and a set is written again only by
- *   the pass after the next, so the host never waits and no task writes what the host reads.
- * - The sets lie in storages, one for each stream, because tasks may outlive their reducer.
+ * - Times are marks on the streams that they are of. Two sets are used in turn: pass n sets the
+ *   marks of set n % 2. The host reads a set once its last mark is passed, and a set is used again
+ *   only by the pass after the next, so the host never waits for times.
+ * - The mark of a set that comes last (ready, or the step's end) is after all its others.
  * - What the host counts (calls, bytes) is of the pass that was enqueued last; times are of the
  *   last pass that has ended on the device. */
 #ifndef MOONSHARD_HOOK_TIMES_H
@@ -24,7 +24,7 @@ typedef enum ms_moment {
 
 /* What the host knows of one set: of the pass that writes it. */
 typedef struct ms_times_set {
-    ms_point end; /* of its last time; seq 0: not enqueued yet, or already harvested */
+    ms_point end; /* its last mark; seq 0: not enqueued yet, or already harvested */
     uint64_t pass, layout;
     uint32_t buckets; /* number of reductions */
     bool has[MS_MOMENTS];
@@ -41,10 +41,11 @@ typedef struct ms_times {
     uint32_t capacity;  /* the most buckets, and the most gradients */
     uint32_t gradients; /* number of gradients whose arrival may be timed */
     bool has_steps;     /* ms_times_step_end is called */
-    /* Two sets each: MS_MOMENTS times; begin and end of each bucket's reduction; and the times at
-     * which each bucket was complete, followed by those at which each gradient arrived. */
-    ms_storage *moments, *reductions, *arrivals;
+    /* Two sets. Each has: MS_MOMENTS moments; begin and end of each bucket's reduction; when each
+     * bucket was complete; and when each gradient arrived. */
+    ms_marks *marks;
     ms_times_set sets[2];
+    ms_span *spans; /* of the reductions, while a set is harvested */
     /* Harvested: of each bucket and each gradient, in the pass that stats has the times of. */
     ms_bucket_times *bucket_times;
     uint64_t timed_layout; /* the layout of that pass */

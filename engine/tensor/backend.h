@@ -68,9 +68,7 @@
     /* attention.h */ \
     K(attention_forward) K(attention_backward) K(rotary) \
     /* embedding.h */ \
-    K(embedding) K(embedding_backward) \
-    /* host.h */ \
-    K(host_write) K(host_read)
+    K(embedding) K(embedding_backward)
 /* clang-format on */
 
 #define MS_KERNEL_ENUM(name) MS_KERNEL_##name,

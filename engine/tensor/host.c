@@ -1,9 +1,8 @@
 /* host.c: the ways between host memory and tensor memory. */
-#include "tensor/host.h"
+#include "moonshard/ops.h"
 
 #include <string.h>
 
-#include "moonshard/ops.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
 
@@ -24,30 +23,30 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
     ms_engine *engine = tensor->engine;
     ms_context *context = ms_engine_context(engine);
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    ms_host_write_args args = { .to = ms_tensor_data(tensor), .bytes = bytes };
     void *buffer = NULL;
-    if (ms_engine_is_sim(engine)) {
-        /* There is nowhere to write to, and the caller may have no values at all. */
-    } else if (bytes <= MS_INLINE_WRITE) {
-        memcpy(args.data, host, bytes);
-    } else {
+    size_t begin, end;
+    ms_point ready;
+    ms_tensor_span(tensor, &begin, &end);
+    /* Without values there is nothing to keep, and the caller may have none. */
+    if (bytes > MS_COPY_INLINE && !ms_engine_is_sim(engine)) {
         release_staged(engine, state);
         ms_status status =
             ms_grow(context, (void **)&state->staged, &state->staged_capacity,
                     state->staged_count + state->readbacks + 1, sizeof *state->staged);
         if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
         if (status) return status;
-        memcpy(buffer, host, bytes);
-        args.staged = buffer;
+        host = memcpy(buffer, host, bytes);
     }
     ms_status status =
-        ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_write), &args, NULL, 0,
-                          &tensor, 1, (ms_task_cost){ .bytes = 2 * bytes });
-    if (status) ms_release(context, buffer);
-    else if (buffer)
-        state->staged[state->staged_count++] =
-            (ms_staged){ .point = ms_stream_last(ms_engine_current(engine)), .buffer = buffer };
-    return status;
+        ms_stream_copy_in(ms_engine_current(engine), tensor->storage, begin, host, bytes, &ready);
+    if (status) {
+        ms_release(context, buffer);
+        return status;
+    }
+    if (buffer)
+        state->staged[state->staged_count++] = (ms_staged){ .point = ready, .buffer = buffer };
+    ms_storage_touch(tensor->storage, begin, end, "write");
+    return MS_OK;
 }
 
 ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
@@ -81,15 +80,8 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     ms_tensor *whole = NULL;
     ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
     if (status) return status;
-    ms_point writers[MS_STREAMS_MAX];
     size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
-    uint32_t count = ms_storage_writers(whole->storage, begin, begin + bytes, writers);
-    status = ms_engine_check(engine);
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
-    if (!status && bytes) {
-        if (!ms_engine_is_sim(engine)) memcpy(host, ms_tensor_data(whole), bytes);
-        else if (host) memset(host, 0, bytes);
-    }
+    status = ms_storage_read(whole->storage, begin, host, bytes);
     ms_tensor_release(whole);
     return status;
 }
@@ -121,16 +113,14 @@ ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
     if (status) return status;
     ms_readback *readback = memory;
     *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
-    ms_host_read_args args = { .from = ms_tensor_data(tensor),
-                               .to = readback->value,
-                               .bytes = (uint32_t)ms_dtype_bytes(tensor->dtype) };
-    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_host_read), &args,
-                               &tensor, 1, NULL, 0, (ms_task_cost){ .bytes = args.bytes });
+    size_t item = ms_dtype_bytes(tensor->dtype);
+    status =
+        ms_stream_copy_out(ms_engine_current(engine), tensor->storage,
+                           (size_t)tensor->offset * item, readback->value, item, &readback->ready);
     if (status) {
         ms_release(ms_engine_context(engine), memory);
         return status;
     }
-    readback->ready = ms_stream_last(ms_engine_current(engine));
     state->readbacks++;
     *out = readback;
     return MS_OK;

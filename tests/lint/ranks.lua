@@ -11,7 +11,9 @@ ranks.of = {
 }
 
 -- Installed headers that are not named after their layer.
-local HEADER_LAYER = { ops = "tensor", control = "comm", moonshard_lua = "bindings" }
+local HEADER_LAYER = {
+  ops = "tensor", control = "comm", cpu_task = "exec", moonshard_lua = "bindings",
+}
 
 -- The layer of a source file, or of a header as an #include names it.
 function ranks.layer_of(path)

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "moonshard/cpu_task.h"
+
 /* What one rank does otherwise than the others in its third call. */
 typedef enum difference {
     /* mismatches */

@@ -12,6 +12,7 @@
 
 #include "exec/poison.h"
 #include "late_device.h"
+#include "moonshard/cpu_task.h"
 
 static ms_engine *make_engine(const char *device, bool strict, uint32_t threads)
 {

@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "moonshard/exec.h"
+#include "moonshard/cpu_task.h"
 
 typedef struct gate_args {
     _Atomic int *open;

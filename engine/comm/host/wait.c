@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "moonshard/cpu_task.h"
+
 #define MS_SPIN_NS 50000 /* about the cost of a wake */
 #define MS_YIELD_NS 100000
 #define MS_LOOK_NS 50000000 /* a sleeper looks around at least this often */

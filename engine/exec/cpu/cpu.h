@@ -8,6 +8,7 @@
 #define MOONSHARD_EXEC_CPU_H
 
 #include "exec/engine.h"
+#include "moonshard/cpu_task.h"
 
 #define MS_SCRATCH_SLOTS 4
 
@@ -83,10 +84,12 @@ typedef struct ms_canary {
 } ms_canary;
 
 typedef struct ms_slot {
-    const ms_task *task;     /* NULL: wait for number wait_seq of `wait` */
-    ms_trace_record *record; /* NULL unless tracing */
+    /* One of these is not NULL: a task, a mark, or a wait for number wait_seq of `wait`. */
+    const ms_task *task;
+    ms_mark *mark;
     const ms_stream *wait;
     uint64_t wait_seq;
+    ms_trace_record *record; /* NULL unless tracing */
     uint32_t script;
     uint32_t canaries;
     alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
@@ -118,6 +121,18 @@ static inline ms_cpu_stream *ms_cpu_stream_of(const ms_stream *stream)
 {
     return stream->device_state;
 }
+
+/* services.c: these slots of the device's table are CPU tasks of the device's own, which they hand
+ * to the `run` of the engine's device. So a device that borrows the CPU's kernels can have them. */
+void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                    size_t bytes);
+void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
+                     size_t bytes);
+void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
+                    const char *message);
+
+/* poison.c */
+extern const ms_poison ms_cpu_poison;
 
 /* The body of a stream's thread; the argument is its ms_cpu_stream. */
 void ms_worker_run(void *argument);

@@ -102,6 +102,8 @@ static void cpu_run(ms_stream *stream, const ms_launch *launch)
 {
     ms_slot *slot = slot_of(stream, launch->seq);
     slot->task = launch->task;
+    slot->mark = NULL;
+    slot->wait = NULL;
     slot->record = launch->record;
     slot->script = launch->script;
     slot->canaries = 0;
@@ -117,11 +119,29 @@ static void cpu_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_slot *slot = slot_of(stream, wait->seq);
     slot->task = NULL;
+    slot->mark = NULL;
     slot->record = wait->record;
     slot->wait = wait->of;
     slot->wait_seq = wait->of_seq;
     slot->canaries = 0;
     ms_worker_publish(ms_cpu_stream_of(stream), wait->seq);
+}
+
+static void cpu_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
+{
+    ms_slot *slot = slot_of(stream, seq);
+    slot->task = NULL;
+    slot->mark = mark;
+    slot->wait = NULL;
+    slot->record = NULL;
+    slot->canaries = 0;
+    ms_worker_publish(ms_cpu_stream_of(stream), seq);
+}
+
+static uint64_t cpu_mark_ns(const ms_engine *engine, const ms_mark *mark)
+{
+    (void)engine;
+    return mark->ns;
 }
 
 static bool cpu_reached(const ms_stream *stream, uint64_t seq)
@@ -176,6 +196,12 @@ static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mo
 
 /* --------------------------------------------------------------------- memory */
 
+static void cpu_read(ms_engine *engine, void *host, const void *from, size_t bytes)
+{
+    (void)engine;
+    memcpy(host, from, bytes);
+}
+
 static void *cpu_reserve(ms_engine *engine, uint64_t bytes)
 {
     return engine->context.os->reserve(engine->context.os->user, bytes);
@@ -211,6 +237,13 @@ const ms_device ms_device_cpu = {
     .reached = cpu_reached,
     .await = cpu_await,
     .is_still = cpu_is_still,
+    .mark = cpu_mark,
+    .mark_ns = cpu_mark_ns,
+    .copy_in = ms_cpu_copy_in,
+    .copy_out = ms_cpu_copy_out,
+    .read = cpu_read,
+    .fail_if = ms_cpu_fail_if,
+    .poison = &ms_cpu_poison,
     .reserve = cpu_reserve,
     .commit = cpu_commit,
     .unreserve = cpu_unreserve,

@@ -127,7 +127,8 @@ void ms_worker_run(void *argument)
         ms_slot *slot = &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
         ms_trace_record *record = slot->record;
         if (record) record->started_ns = ms_now(engine);
-        if (!slot->task) run_wait(worker, slot, seq);
+        if (slot->mark) slot->mark->ns = ms_now(engine);
+        else if (!slot->task) run_wait(worker, slot, seq);
         else if (!ms_stream_has_failed(worker->stream)) run_task(worker, slot, seq);
         if (record) record->finished_ns = ms_now(engine);
         ms_activity_done(engine->context.activity);

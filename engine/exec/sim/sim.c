@@ -2,6 +2,8 @@
  * done as soon as it is enqueued. */
 #include "exec/engine.h"
 
+#include <string.h>
+
 /* Addresses are numbers that nobody reads at. */
 #define MS_SIM_BASE ((uintptr_t)1 << 40)
 #define MS_SIM_BYTES (UINT64_MAX >> 8)
@@ -52,6 +54,46 @@ static void sim_await(ms_stream *stream, uint64_t seq)
     (void)seq;
 }
 
+static void sim_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
+{
+    (void)stream;
+    (void)seq;
+    (void)mark;
+}
+
+static void sim_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                        size_t bytes)
+{
+    (void)to;
+    (void)host;
+    (void)bytes;
+    sim_run(stream, launch);
+}
+
+static void sim_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
+                         size_t bytes)
+{
+    (void)host;
+    (void)from;
+    (void)bytes;
+    sim_run(stream, launch);
+}
+
+static void sim_read(ms_engine *engine, void *host, const void *from, size_t bytes)
+{
+    (void)engine;
+    (void)from;
+    if (host) memset(host, 0, bytes);
+}
+
+static void sim_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
+                        const char *message)
+{
+    (void)flag;
+    (void)message;
+    sim_run(stream, launch);
+}
+
 static void *sim_reserve(ms_engine *engine, uint64_t bytes)
 {
     (void)engine;
@@ -91,6 +133,11 @@ const ms_device ms_device_sim = {
     .wait = sim_wait,
     .reached = sim_reached,
     .await = sim_await,
+    .mark = sim_mark,
+    .copy_in = sim_copy_in,
+    .copy_out = sim_copy_out,
+    .read = sim_read,
+    .fail_if = sim_fail_if,
     .reserve = sim_reserve,
     .commit = sim_commit,
     .unreserve = sim_unreserve,

@@ -73,6 +73,10 @@ MS_API void ms_engine_free(ms_engine *engine);
 
 MS_API ms_context *ms_engine_context(ms_engine *engine); /* borrowed; its error is the last one */
 MS_API const ms_error *ms_engine_error(const ms_engine *engine);
+/* Name of the device, as users write it: "cpu", "sim". */
+MS_API const char *ms_engine_device(const ms_engine *engine);
+/* Whether the device has no values: it makes all decisions, and no task runs. What reads or writes
+ * values asks this; what needs the device's name asks ms_engine_device. */
 MS_API bool ms_engine_is_sim(const ms_engine *engine);
 MS_API bool ms_engine_is_strict(const ms_engine *engine);
 MS_API uint32_t ms_engine_threads(const ms_engine *engine);
@@ -192,17 +196,12 @@ typedef enum ms_task_kind {
     MS_KIND_COPY,
     MS_KIND_WAIT
 } ms_task_kind;
-enum {
-    MS_TASK_PUBLISH = 1, /* other streams will wait for it */
-    MS_TASK_BLOCKING = 2
-}; /* may block in foreign code */
 
 typedef struct ms_task { /* one const object per kernel */
     const char *name;
-    ms_task_function function;
-    uint16_t args_bytes; /* at most MS_TASK_ARGS_MAX */
+    ms_task_function function; /* the CPU's: see moonshard/cpu_task.h */
+    uint16_t args_bytes;       /* at most MS_TASK_ARGS_MAX */
     uint8_t kind;
-    uint8_t flags;
 } ms_task;
 
 /* of this call: multiply-add is 2; bytes read and written */
@@ -218,24 +217,50 @@ MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const
                                    ms_point *out);
 MS_API double ms_engine_flops(const ms_engine *engine); /* sum of the costs enqueued so far */
 
-/* For task functions. */
-MS_API ms_isa ms_run_isa(const ms_run *run);
-/* Runs tile(context, i, thread) for i in 0 .. tiles-1, on this thread and on idle helpers; returns
- * when all are done. The number of tiles must depend on shapes only. Below two tiles, or while
- * another stream has the helpers, all run here. */
-typedef struct ms_thread ms_thread;
-typedef void (*ms_tile_function)(void *context, uint32_t tile, ms_thread *thread);
-MS_API void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context);
-MS_API ms_thread *ms_run_thread(ms_run *run);
-/* Scratch of this thread, at least that many bytes, aligned to 64; slot 0..3 are apart from each
- * other. NULL: no memory (fail the task). */
-MS_API void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes);
-MS_API uint32_t ms_thread_index(const ms_thread *thread); /* unique in the engine, from 0 */
-/* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and
- * script line. */
-MS_API void ms_run_fail(ms_run *run, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
-/* The record that ms_run_fail has made, to add rank, collective and bucket. */
-MS_API ms_error *ms_run_error(ms_run *run);
+/* ------------------------------------------- values between host and device */
+
+/* Copies `bytes` from host memory into the storage, in stream order. Up to MS_COPY_INLINE bytes are
+ * read before the call returns; of more, the host memory must stay as it is until *out (which may
+ * be NULL) is reached. On a device without values only the order counts, and `host` may be NULL.
+ * The storage's version is the caller's to count (ms_storage_touch). */
+#define MS_COPY_INLINE 384
+MS_API ms_status ms_stream_copy_in(ms_stream *stream, ms_storage *to, size_t offset,
+                                   const void *host, size_t bytes, ms_point *out);
+/* Copies `bytes` of the storage into host memory, in stream order. The host memory must live until
+ * *out is reached, and has the values from then on. On a device without values nothing is
+ * written. */
+MS_API ms_status ms_stream_copy_out(ms_stream *stream, ms_storage *from, size_t offset, void *host,
+                                    size_t bytes, ms_point *out);
+/* Blocks until bytes [offset, offset + bytes) have been written, and copies them: other work of the
+ * streams is not waited for. Zeros on a device without values, where `host` may be NULL. */
+MS_API ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes);
+/* The stream fails with MS_ERROR_TASK and the message if the f32 at `offset` is not 0 when the
+ * stream gets there. name: of this check, for the error and the trace. Both texts must outlive the
+ * engine. */
+MS_API ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *flag,
+                                   size_t offset, const char *message);
+
+/* -------------------------------------------------------------------- marks */
+
+/* A list of marks. A mark says when a stream passed it, in nanoseconds of the device's clock: the
+ * difference of two marks is a time. A mark takes a number of its stream, as a task does, and is
+ * passed on a stream that has failed, too. */
+typedef struct ms_marks ms_marks;
+MS_API ms_status ms_marks_new(ms_engine *engine, uint32_t count, ms_marks **out);
+/* The list may be given up while its marks are still enqueued: the engine keeps its memory until
+ * they are passed. NULL is allowed. */
+MS_API void ms_marks_free(ms_marks *marks);
+/* Enqueues mark `index` on the stream. It may be set again, and then has its last time; another
+ * stream than that of its time before waits for that. */
+MS_API ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream);
+/* The stream waits until marks first .. first + count - 1 are passed, as far as they are set. */
+MS_API ms_status ms_marks_wait(const ms_marks *marks, uint32_t first, uint32_t count,
+                               ms_stream *stream);
+/* Where the mark was set last; seq 0: not yet. */
+MS_API ms_point ms_marks_point(const ms_marks *marks, uint32_t index);
+/* Never blocks. False, and 0, while the mark is not set or not passed, and on a device that has no
+ * clock. */
+MS_API bool ms_marks_time(const ms_marks *marks, uint32_t index, uint64_t *ns);
 
 /* ----------------------------------------------------------------- storages */
 

@@ -3,6 +3,7 @@
 #define MOONSHARD_H
 #include "moonshard/base.h"
 #include "moonshard/exec.h"
+#include "moonshard/cpu_task.h"
 #include "moonshard/tensor.h"
 #include "moonshard/ops.h"
 #include "moonshard/grad.h"

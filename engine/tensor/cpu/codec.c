@@ -135,6 +135,6 @@ static ms_task_result decode_run(ms_run *run, void *arguments)
 }
 
 const ms_task ms_cpu_codec_encode = { "codec_encode", encode_run, sizeof(ms_codec_args),
-                                      MS_KIND_COMPUTE, 0 };
+                                      MS_KIND_COMPUTE };
 const ms_task ms_cpu_codec_decode = { "codec_decode", decode_run, sizeof(ms_codec_args),
-                                      MS_KIND_COMPUTE, 0 };
+                                      MS_KIND_COMPUTE };

@@ -184,5 +184,5 @@ static ms_task_result fill_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_copy = { "copy", copy_run, sizeof(ms_copy_args), MS_KIND_COPY, 0 };
-const ms_task ms_cpu_fill = { "fill", fill_run, sizeof(ms_fill_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_copy = { "copy", copy_run, sizeof(ms_copy_args), MS_KIND_COPY };
+const ms_task ms_cpu_fill = { "fill", fill_run, sizeof(ms_fill_args), MS_KIND_COMPUTE };

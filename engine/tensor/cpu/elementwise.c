@@ -213,5 +213,5 @@ static ms_task_result elementwise_run(ms_run *run, void *arguments)
 
 #define TASK(name)                                                                       \
     const ms_task ms_cpu_##name = { #name, elementwise_run, sizeof(ms_elementwise_args), \
-                                    MS_KIND_COMPUTE, 0 };
+                                    MS_KIND_COMPUTE };
 MS_ELEMENTWISE_KERNELS(TASK)

@@ -12,6 +12,7 @@
 #ifndef MOONSHARD_TENSOR_CPU_GEMM_H
 #define MOONSHARD_TENSOR_CPU_GEMM_H
 
+#include "moonshard/cpu_task.h"
 #include "tensor/matmul.h"
 
 enum { MS_GEMM_SCRATCH = 3 };

@@ -12,7 +12,7 @@
 #ifndef MOONSHARD_TENSOR_CPU_ISA_H
 #define MOONSHARD_TENSOR_CPU_ISA_H
 
-#include "moonshard/exec.h"
+#include "moonshard/cpu_task.h"
 
 #define MS_ISA_JOIN2(a, b) a##_##b
 #define MS_ISA_JOIN(a, b) MS_ISA_JOIN2(a, b)

@@ -64,4 +64,4 @@ static ms_task_result orthonormalize_run(ms_run *run, void *arguments)
 }
 
 const ms_task ms_cpu_orthonormalize = { "orthonormalize", orthonormalize_run,
-                                        sizeof(ms_orthonormalize_args), MS_KIND_COMPUTE, 0 };
+                                        sizeof(ms_orthonormalize_args), MS_KIND_COMPUTE };

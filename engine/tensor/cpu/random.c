@@ -111,6 +111,5 @@ static ms_task_result dropout_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_random = { "random", random_run, sizeof(ms_random_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_dropout = { "dropout", dropout_run, sizeof(ms_dropout_args), MS_KIND_COMPUTE,
-                                 0 };
+const ms_task ms_cpu_random = { "random", random_run, sizeof(ms_random_args), MS_KIND_COMPUTE };
+const ms_task ms_cpu_dropout = { "dropout", dropout_run, sizeof(ms_dropout_args), MS_KIND_COMPUTE };

@@ -507,9 +507,9 @@ static ms_task_result histogram_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_reduce = { "reduce", reduce_run, sizeof(ms_reduce_args), MS_KIND_COMPUTE, 0 };
+const ms_task ms_cpu_reduce = { "reduce", reduce_run, sizeof(ms_reduce_args), MS_KIND_COMPUTE };
 const ms_task ms_cpu_reduce_arg = { "argmax", reduce_arg_run, sizeof(ms_reduce_arg_args),
-                                    MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_cumsum = { "cumsum", cumsum_run, sizeof(ms_cumsum_args), MS_KIND_COMPUTE, 0 };
+                                    MS_KIND_COMPUTE };
+const ms_task ms_cpu_cumsum = { "cumsum", cumsum_run, sizeof(ms_cumsum_args), MS_KIND_COMPUTE };
 const ms_task ms_cpu_histogram = { "histogram", histogram_run, sizeof(ms_histogram_args),
-                                   MS_KIND_COMPUTE, 0 };
+                                   MS_KIND_COMPUTE };

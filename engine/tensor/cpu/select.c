@@ -431,12 +431,11 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-const ms_task ms_cpu_gather = { "gather", gather_run, sizeof(ms_select_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_scatter = { "scatter", scatter_run, sizeof(ms_select_args), MS_KIND_COMPUTE,
-                                 0 };
+const ms_task ms_cpu_gather = { "gather", gather_run, sizeof(ms_select_args), MS_KIND_COMPUTE };
+const ms_task ms_cpu_scatter = { "scatter", scatter_run, sizeof(ms_select_args), MS_KIND_COMPUTE };
 const ms_task ms_cpu_scatter_add = { "scatter_add", scatter_add_run, sizeof(ms_select_args),
-                                     MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_topk = { "topk", topk_run, sizeof(ms_topk_args), MS_KIND_COMPUTE, 0 };
-const ms_task ms_cpu_above = { "above", above_run, sizeof(ms_above_args), MS_KIND_COMPUTE, 0 };
+                                     MS_KIND_COMPUTE };
+const ms_task ms_cpu_topk = { "topk", topk_run, sizeof(ms_topk_args), MS_KIND_COMPUTE };
+const ms_task ms_cpu_above = { "above", above_run, sizeof(ms_above_args), MS_KIND_COMPUTE };
 const ms_task ms_cpu_quantile = { "quantile", quantile_run, sizeof(ms_quantile_args),
-                                  MS_KIND_COMPUTE, 0 };
+                                  MS_KIND_COMPUTE };

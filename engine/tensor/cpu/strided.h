@@ -3,6 +3,7 @@
 #ifndef MOONSHARD_TENSOR_CPU_STRIDED_H
 #define MOONSHARD_TENSOR_CPU_STRIDED_H
 
+#include "moonshard/cpu_task.h"
 #include "tensor/loop.h"
 
 #include <string.h>

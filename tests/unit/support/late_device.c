@@ -14,7 +14,9 @@
 typedef struct piece {
     struct piece *next;
     uint64_t seq;
-    const ms_task *task; /* NULL: a wait */
+    /* One of these is not NULL: a task, a mark, or a wait for a number. */
+    const ms_task *task;
+    ms_mark *mark;
     const ms_stream *of;
     uint64_t of_seq;
     uint32_t script;
@@ -93,6 +95,28 @@ static void late_wait(ms_stream *stream, const ms_wait *wait)
     made->of_seq = wait->of_seq;
 }
 
+/* A mark has an object of its own, as a GPU's marks have events: a time and whether it is there. */
+static ms_status late_mark_open(ms_engine *engine, ms_mark *mark)
+{
+    return ms_allocate(&engine->context, sizeof(uint64_t), "mark", &mark->own);
+}
+
+static void late_mark_close(ms_engine *engine, ms_mark *mark)
+{
+    ms_release(&engine->context, mark->own);
+}
+
+static void late_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
+{
+    add(stream, seq, NULL)->mark = mark;
+}
+
+static uint64_t late_mark_ns(const ms_engine *engine, const ms_mark *mark)
+{
+    (void)engine;
+    return *(const uint64_t *)mark->own;
+}
+
 static bool late_reached(const ms_stream *stream, uint64_t seq)
 {
     return ((const late_stream *)stream->device_state)->done >= seq;
@@ -104,9 +128,10 @@ static bool step(late *self, ms_stream *stream)
     late_stream *queue = stream->device_state;
     piece *now = queue->first;
     ms_error error;
-    if (!now || (!now->task && !late_reached(now->of, now->of_seq))) return false;
+    if (!now || (now->of && !late_reached(now->of, now->of_seq))) return false;
     if (now->record && !now->record->started_ns) now->record->started_ns = ms_now(stream->engine);
-    if (!now->task) ms_stream_fail_after(stream, now->seq, now->of, now->of_seq);
+    if (now->mark) *(uint64_t *)now->mark->own = ms_now(stream->engine);
+    else if (now->of) ms_stream_fail_after(stream, now->seq, now->of, now->of_seq);
     else if (!ms_stream_has_failed(stream)) {
         ms_task_result result = ms_cpu_call(&self->thread, NULL, now->task, now->arguments, &error);
         if (result == MS_TASK_PENDING) return false;
@@ -154,5 +179,9 @@ const ms_device *late_device(const char *device)
     table.reached = late_reached;
     table.await = late_await;
     table.is_still = NULL;
+    table.mark_open = late_mark_open;
+    table.mark_close = late_mark_close;
+    table.mark = late_mark;
+    table.mark_ns = late_mark_ns;
     return &table;
 }

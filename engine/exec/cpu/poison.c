@@ -5,7 +5,7 @@
  * when it is handed out and given back; after it they must still be that, and come back. A read
  * that is not declared spoils results; a write that is not declared is an error that names the
  * task. */
-#include "exec/poison.h"
+#include "exec/cpu/cpu.h"
 
 #include <string.h>
 
@@ -24,18 +24,13 @@ static void await_all(ms_engine *engine)
         ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
 }
 
-void ms_engine_set_poison(ms_engine *engine, bool on)
-{
-    engine->poison = on && engine->device->values;
-}
-
-void ms_poison_fill(ms_storage *storage)
+static void fill(ms_storage *storage)
 {
     await_all(storage->engine);
     memset(storage->data, MS_POISON, storage->bytes);
 }
 
-ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_t count,
+static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_t count,
                            void **aside)
 {
     size_t bytes = 0;
@@ -54,7 +49,7 @@ ms_status ms_poison_before(ms_engine *engine, const ms_access *accesses, uint32_
     return MS_OK;
 }
 
-ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *accesses,
+static ms_status put_back(ms_engine *engine, const char *task, const ms_access *accesses,
                           uint32_t count, void *aside)
 {
     await_all(engine);
@@ -73,3 +68,5 @@ ms_status ms_poison_after(ms_engine *engine, const char *task, const ms_access *
                           "%s wrote to a storage of %zu bytes that it does not declare", task,
                           written->bytes);
 }
+
+const ms_poison ms_cpu_poison = { .before = put_aside, .after = put_back, .fill = fill };

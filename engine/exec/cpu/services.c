@@ -1,0 +1,91 @@
+/* services.c: what the CPU device does beside running kernels: copies between host and device
+ * memory, and the check of a flag. */
+#include "exec/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Hands a task of the device's own to the engine's device, in place of the launch that the core
+ * made. */
+static void run(ms_stream *stream, const ms_launch *launch, const ms_task *task,
+                const void *arguments)
+{
+    ms_launch own = *launch;
+    own.task = task;
+    own.arguments = arguments;
+    stream->engine->device->run(stream, &own);
+}
+
+/* ------------------------------------------------------------------- copies */
+
+typedef struct ms_copy_args {
+    void *to;
+    const void *from; /* NULL: the bytes are in `data` */
+    uint64_t bytes;
+    unsigned char data[MS_COPY_INLINE];
+} ms_copy_args;
+
+_Static_assert(sizeof(ms_copy_args) <= MS_TASK_ARGS_MAX, "small copies travel inside their task");
+
+static ms_task_result run_copy(ms_run *task, void *arguments)
+{
+    (void)task;
+    const ms_copy_args *args = arguments;
+    memcpy(args->to, args->from ? args->from : args->data, args->bytes);
+    return MS_TASK_DONE;
+}
+
+void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                    size_t bytes)
+{
+    static const ms_task task = { .name = "write",
+                                  .function = run_copy,
+                                  .args_bytes = sizeof(ms_copy_args),
+                                  .kind = MS_KIND_COPY };
+    ms_copy_args args = { .to = to, .bytes = bytes };
+    if (bytes <= MS_COPY_INLINE) memcpy(args.data, host, bytes);
+    else args.from = host;
+    run(stream, launch, &task, &args);
+}
+
+void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
+                     size_t bytes)
+{
+    static const ms_task task = { .name = "read",
+                                  .function = run_copy,
+                                  .args_bytes = offsetof(ms_copy_args, data),
+                                  .kind = MS_KIND_COPY };
+    ms_copy_args args;
+    args.to = host;
+    args.from = from;
+    args.bytes = bytes;
+    run(stream, launch, &task, &args);
+}
+
+/* -------------------------------------------------------------------- flags */
+
+typedef struct ms_flag_args {
+    const float *flag;
+    const char *name, *message;
+} ms_flag_args;
+
+static ms_task_result run_flag(ms_run *task, void *arguments)
+{
+    const ms_flag_args *args = arguments;
+    if (*args->flag == 0) return MS_TASK_DONE;
+    ms_run_fail(task, MS_ERROR_TASK, "%s", args->message);
+    ms_error *error = ms_run_error(task);
+    snprintf(error->operation, sizeof error->operation, "%s", args->name);
+    return MS_TASK_FAILED;
+}
+
+void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
+                    const char *message)
+{
+    static const ms_task task = { .name = "fail_if",
+                                  .function = run_flag,
+                                  .args_bytes = sizeof(ms_flag_args),
+                                  .kind = MS_KIND_COMPUTE };
+    ms_flag_args args = { .flag = flag, .name = launch->name, .message = message };
+    run(stream, launch, &task, &args);
+}

@@ -1,0 +1,326 @@
+/* device.c: what devices do beside tasks and waits: marks, copies and checks of flags, in stream
+ * order, and what a device without values makes of them. ctest: late */
+#include "fault_os.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "late_device.h"
+#include "moonshard/cpu_task.h"
+
+static ms_engine *make_engine(const char *device)
+{
+    ms_engine_options options = { .device = device,
+                                  .own_device = late_device(device),
+                                  .threads = 1 };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+static ms_stream *side_of(ms_engine *engine)
+{
+    ms_stream *stream = NULL;
+    assert_int_equal(ms_engine_stream(engine, "side", &stream), MS_OK);
+    return stream;
+}
+
+static ms_storage *storage_of(ms_stream *stream, size_t bytes)
+{
+    ms_storage *storage = NULL;
+    assert_int_equal(ms_storage_new(stream, bytes, &storage), MS_OK);
+    return storage;
+}
+
+static ms_marks *marks_of(ms_engine *engine, uint32_t count)
+{
+    ms_marks *marks = NULL;
+    assert_int_equal(ms_marks_new(engine, count, &marks), MS_OK);
+    return marks;
+}
+
+/* A task that is not done before its gate opens. */
+static ms_task_result stand(ms_run *run, void *arguments)
+{
+    (void)run;
+    _Atomic int *const *open = arguments;
+    return atomic_load(*open) ? MS_TASK_DONE : MS_TASK_PENDING;
+}
+
+static void stand_at(ms_stream *stream, _Atomic int *open)
+{
+    static const ms_task task = { .name = "stand",
+                                  .function = stand,
+                                  .args_bytes = sizeof(_Atomic int *) };
+    assert_int_equal(ms_stream_enqueue(stream, &task, &open, NULL, 0, (ms_task_cost){ 0 }, NULL),
+                     MS_OK);
+}
+
+/* -------------------------------------------------------------------- marks */
+
+static void a_mark_has_its_time_once_the_stream_has_passed_it(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine);
+    ms_marks *marks = marks_of(engine, 3);
+    const ms_os *os = ms_engine_context(engine)->os;
+    _Atomic int open = 0;
+    uint64_t first, second, before = os->monotonic_ns(os->user);
+    assert_int_equal(ms_marks_point(marks, 0).seq, 0);
+    assert_false(ms_marks_time(marks, 0, &first));
+    assert_int_equal(ms_marks_set(marks, 0, a), MS_OK);
+    stand_at(a, &open);
+    assert_int_equal(ms_marks_set(marks, 1, a), MS_OK);
+    assert_int_equal(ms_marks_point(marks, 1).seq, ms_stream_last(a).seq);
+    assert_false(ms_marks_time(marks, 1, &second)); /* the gate before it is closed */
+    assert_int_equal(second, 0);
+    uint64_t opened = os->monotonic_ns(os->user);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_point_sync(engine, ms_marks_point(marks, 1)), MS_OK);
+    assert_true(ms_marks_time(marks, 0, &first) && ms_marks_time(marks, 1, &second));
+    assert_true(first >= before && second >= opened && second >= first);
+    assert_false(ms_marks_time(marks, 2, &first)); /* never set */
+    ms_marks_free(marks);
+    ms_engine_free(engine);
+}
+
+static void a_mark_may_be_set_again_on_another_stream(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_marks *marks = marks_of(engine, 1);
+    uint64_t last = 0, now;
+    for (int i = 0; i < 200; i++) {
+        assert_int_equal(ms_marks_set(marks, 0, i % 2 ? b : a), MS_OK);
+        /* With a wait for the mark's last time on the other stream. */
+        assert_int_equal(ms_stream_last(i % 2 ? b : a).seq, i + 1);
+    }
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_true(ms_marks_time(marks, 0, &last));
+    assert_int_equal(ms_marks_set(marks, 0, b), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_true(ms_marks_time(marks, 0, &now) && now >= last);
+    ms_marks_free(marks);
+    ms_engine_free(engine);
+}
+
+static void a_stream_waits_for_marks_of_another(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_marks *marks = marks_of(engine, 4);
+    for (uint32_t i = 1; i < 3; i++) assert_int_equal(ms_marks_set(marks, i, b), MS_OK);
+    assert_int_equal(ms_marks_wait(marks, 0, 4, a), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    assert_true(ms_point_reached(engine, ms_marks_point(marks, 2)));
+    ms_marks_free(marks);
+    ms_engine_free(engine);
+}
+
+/* Their memory is the engine's until the stream has passed them: sanitizers see a late write. */
+static void marks_may_be_given_up_while_they_are_enqueued(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine);
+    _Atomic int open = 0;
+    stand_at(a, &open);
+    for (int i = 0; i < 3; i++) {
+        ms_marks *marks = marks_of(engine, 2);
+        assert_int_equal(ms_marks_set(marks, 1, a), MS_OK);
+        ms_marks_free(marks);
+    }
+    ms_marks_free(NULL);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_marks_free(marks_of(engine, 1));
+    ms_marks *last = marks_of(engine, 1);
+    assert_int_equal(ms_marks_set(last, 0, a), MS_OK);
+    ms_marks_free(last);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------------- copies */
+
+enum { LARGE = 100000 };
+
+static void copies_keep_the_order_of_their_stream(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *storage = storage_of(a, LARGE);
+    static unsigned char large[LARGE], all[LARGE], end[3], read[LARGE];
+    unsigned char small[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+    _Atomic int open = 0;
+    for (size_t i = 0; i < LARGE; i++) large[i] = (unsigned char)(i * 7 + 1);
+    stand_at(a, &open);
+    assert_int_equal(ms_stream_copy_in(a, storage, 0, large, LARGE, NULL), MS_OK);
+    assert_int_equal(ms_stream_copy_in(a, storage, 100, small, sizeof small, NULL), MS_OK);
+    memset(small, 0, sizeof small); /* it was read before the call returned */
+    /* Another stream waits by itself. */
+    ms_point done;
+    assert_int_equal(ms_stream_copy_out(b, storage, 0, all, LARGE, NULL), MS_OK);
+    assert_int_equal(ms_stream_copy_in(b, storage, LARGE - 3, small, 3, NULL), MS_OK);
+    assert_int_equal(ms_stream_copy_out(a, storage, LARGE - 3, end, 3, &done), MS_OK);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_point_sync(engine, done), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_memory_equal(end, small, 3);
+    memcpy(large + 100, (unsigned char[]){ 1, 2, 3, 4, 5, 6, 7, 8 }, 8);
+    assert_memory_equal(all, large, LARGE);
+    assert_int_equal(ms_storage_read(storage, 0, read, LARGE), MS_OK);
+    memset(large + LARGE - 3, 0, 3);
+    assert_memory_equal(read, large, LARGE);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+}
+
+static void reading_waits_for_writers_only(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, 8);
+    _Atomic int open = 0;
+    int64_t written = 42, read = 0;
+    assert_int_equal(ms_stream_copy_in(a, storage, 0, &written, 8, NULL), MS_OK);
+    stand_at(a, &open); /* never passed, if the host waited for it */
+    ms_point after = ms_stream_last(a);
+    assert_int_equal(ms_storage_read(storage, 0, &read, 8), MS_OK);
+    assert_int_equal(read, 42);
+    assert_false(ms_point_reached(engine, after));
+    ms_engine_forbid_sync(engine, 1);
+    assert_int_equal(ms_storage_read(storage, 0, &read, 8), MS_ERROR_STATE);
+    ms_engine_forbid_sync(engine, -1);
+    atomic_store(&open, 1);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+}
+
+/* -------------------------------------------------------------------- flags */
+
+static void a_stream_fails_if_its_flag_is_set(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *flags = storage_of(a, 2 * sizeof(float));
+    ms_marks *marks = marks_of(engine, 1);
+    const float values[2] = { 0, 0.5f };
+    _Atomic int open = 0;
+    uint64_t ns;
+    float read[2] = { 7, 7 };
+    assert_int_equal(ms_stream_copy_in(a, flags, 0, values, sizeof values, NULL), MS_OK);
+    assert_int_equal(ms_stream_fail_if(b, "guard", flags, 0, "flag 0 is set"), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    stand_at(b, &open); /* it does not fail before all is enqueued */
+    assert_int_equal(ms_stream_fail_if(b, "guard", flags, sizeof(float), "flag 1 is set"), MS_OK);
+    ms_point point;
+    assert_int_equal(ms_stream_copy_out(b, flags, 0, read, sizeof read, &point), MS_OK);
+    assert_int_equal(ms_marks_set(marks, 0, b), MS_OK);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
+    assert_string_equal(ms_engine_error(engine)->message, "flag 1 is set");
+    assert_string_equal(ms_engine_error(engine)->operation, "guard");
+    assert_true(read[0] == 7);                 /* skipped, as all that comes after on that stream */
+    assert_true(ms_marks_time(marks, 0, &ns)); /* passed all the same */
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_marks_free(marks);
+    ms_storage_release(flags);
+    ms_engine_free(engine);
+}
+
+/* ----------------------------------------------------------- without values */
+
+static void without_values_only_order_counts(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("sim");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *storage = storage_of(a, LARGE);
+    int64_t here = 9, read = 9;
+    uint64_t waits = ms_engine_memory(engine).waits;
+    assert_int_equal(ms_stream_copy_in(a, storage, 0, NULL, LARGE, NULL), MS_OK);
+    assert_int_equal(ms_stream_copy_out(b, storage, 0, &here, 8, NULL), MS_OK);
+    assert_int_equal(ms_stream_last(b).seq, 2); /* a wait, and the copy */
+    assert_int_equal(here, 9);
+    assert_int_equal(ms_stream_fail_if(b, "guard", storage, 0, "set"), MS_OK);
+    assert_int_equal(ms_storage_read(storage, 0, &read, 8), MS_OK);
+    assert_int_equal(read, 0);
+    assert_int_equal(ms_storage_read(storage, 0, NULL, LARGE), MS_OK);
+    assert_int_equal(ms_engine_memory(engine).waits, waits);
+    assert_string_equal(ms_engine_device(engine), "sim");
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+}
+
+static void an_engine_names_its_device(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    assert_string_equal(ms_engine_device(engine), late_device("cpu") ? "late" : "cpu");
+    ms_engine_free(engine);
+}
+
+/* --------------------------------------------------------- failing the n-th */
+
+static ms_status program(const ms_os *os, ms_engine **engine)
+{
+    ms_engine_options options = { .os = os, .own_device = late_device("cpu"), .threads = 1 };
+    ms_status status = ms_engine_new(&options, NULL, engine);
+    if (status) return status;
+    ms_stream *a = ms_engine_current(*engine);
+    ms_marks *one = NULL, *two = NULL;
+    status = ms_marks_new(*engine, 3, &one);
+    if (!status) status = ms_marks_set(one, 2, a);
+    if (!status) status = ms_marks_new(*engine, 2, &two);
+    if (!status) status = ms_marks_set(two, 0, a);
+    ms_marks_free(one);
+    if (!status) status = ms_engine_sync(*engine);
+    ms_marks_free(two);
+    return status;
+}
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    for (long n = 1;; n++) {
+        fault_os fault;
+        fault_os_init(&fault);
+        atomic_store(&fault.fail_at, n);
+        ms_engine *engine = NULL;
+        ms_status status = program(&fault.table, &engine);
+        bool reached = atomic_load(&fault.calls) >= n;
+        ms_engine_free(engine);
+        assert_int_equal(atomic_load(&fault.live), 0);
+        if (!reached) {
+            assert_int_equal(status, MS_OK);
+            break;
+        }
+        assert_true(n < 1000);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_mark_has_its_time_once_the_stream_has_passed_it),
+        cmocka_unit_test(a_mark_may_be_set_again_on_another_stream),
+        cmocka_unit_test(a_stream_waits_for_marks_of_another),
+        cmocka_unit_test(marks_may_be_given_up_while_they_are_enqueued),
+        cmocka_unit_test(copies_keep_the_order_of_their_stream),
+        cmocka_unit_test(reading_waits_for_writers_only),
+        cmocka_unit_test(a_stream_fails_if_its_flag_is_set),
+        cmocka_unit_test(without_values_only_order_counts),
+        cmocka_unit_test(an_engine_names_its_device),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
