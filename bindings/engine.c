@@ -197,7 +197,7 @@ static int info(lua_State *L)
     lua_setfield(L, -2, "blas");
     lua_pushstring(L, ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     lua_setfield(L, -2, "blas_isa");
-    lua_pushstring(L, ms_engine_is_sim(engine) ? "sim" : "cpu");
+    lua_pushstring(L, ms_engine_device(engine));
     lua_setfield(L, -2, "device");
     lua_createtable(L, 1, 0);
     lua_pushstring(L, "cpu");
@@ -211,6 +211,13 @@ static int info(lua_State *L)
     lua_setfield(L, -2, "lua");
     lua_pushstring(L, MS_VERSION);
     lua_setfield(L, -2, "version");
+    return 1;
+}
+
+/* core.device() -> the name of the engine's device */
+static int device(lua_State *L)
+{
+    lua_pushstring(L, ms_engine_device(ms_lua_enter_inside(L)));
     return 1;
 }
 
@@ -357,6 +364,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "set_random_state", set_random_state },
         { "flops", flops },
         { "info", info },
+        { "device", device },
         { "is_sim", is_sim },
         { "in_hook", in_hook },
         { "exit_code", exit_code },

@@ -32,7 +32,7 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
     lua_pop(L, 1);
     if (lua_getfield(L, index, "device") != LUA_TNIL) {
         const char *device = luaL_checkstring(L, -1);
-        const char *own = ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu";
+        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
         if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
             ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
     }

@@ -49,7 +49,7 @@ static int is_contiguous(lua_State *L)
 static int device(lua_State *L)
 {
     ms_lua_tensor(L, 1);
-    lua_pushstring(L, ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu");
+    lua_pushstring(L, ms_engine_device(ms_lua_runtime(L)->engine));
     return 1;
 }
 

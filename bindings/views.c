@@ -54,7 +54,7 @@ static int to(lua_State *L)
     ms_dtype dtype;
     const char *what = luaL_checkstring(L, 2);
     if (!ms_dtype_find(what, &dtype)) {
-        const char *own = ms_engine_is_sim(ms_lua_runtime(L)->engine) ? "sim" : "cpu";
+        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
         static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
                                              "u16", "u8",  "bool", "cpu", NULL };
         if (strcmp(what, own) != 0 && strcmp(what, "cpu") != 0)

@@ -42,7 +42,7 @@ function ms.world_size() return core.world():size() end
 ---@param f? function
 function ms.device(name, f)
   if f ~= nil then options.argument("device", "f", f, "function") end
-  local own = core.is_sim() and "sim" or "cpu"
+  local own = core.device()
   if name ~= nil and name ~= own and name ~= "cpu" then
     core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own))
   end
