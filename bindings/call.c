@@ -102,7 +102,7 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 
 void ms_lua_ok(lua_State *L, ms_status status)
 {
-    if (status == MS_OK) return;
+    if (!status) return;
     if (status == MS_ERROR_SCRIPT && lua_rawgetp(L, LUA_REGISTRYINDEX, &error_key) != LUA_TNIL) {
         lua_pushnil(L);
         lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);

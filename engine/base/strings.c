@@ -16,7 +16,7 @@ ms_status ms_strings_new(ms_context *context, ms_strings **out)
 {
     void *made;
     ms_status status = ms_allocate(context, sizeof(ms_strings), "string table", &made);
-    if (status != MS_OK) return status;
+    if (status) return status;
     *out = made;
     (*out)->context = context;
     return MS_OK;
@@ -24,7 +24,7 @@ ms_status ms_strings_new(ms_context *context, ms_strings **out)
 
 void ms_strings_free(ms_strings *strings)
 {
-    if (strings == NULL) return;
+    if (!strings) return;
     const ms_os *os = strings->context->os;
     for (size_t i = 0; i < strings->count; i++) {
         union {
@@ -58,7 +58,7 @@ static ms_status strings_widen(ms_strings *strings)
     void *made;
     ms_status status =
         ms_allocate(strings->context, new_count * sizeof(uint32_t), "string table", &made);
-    if (status != MS_OK) return status;
+    if (status) return status;
     strings->slots = made;
     strings->slot_count = new_count;
     for (size_t i = 0; i < old_count; i++) {
@@ -74,21 +74,21 @@ ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, ui
 {
     const char *end = memchr(text, '\0', bytes);
     /* Ids name C strings, so a text ends at its first zero byte. */
-    if (end != NULL) bytes = (size_t)(end - text);
+    if (end) bytes = (size_t)(end - text);
     if (bytes == 0) {
         *id = 0;
         return MS_OK;
     }
     ms_status status = strings_widen(strings);
-    if (status != MS_OK) return status;
+    if (status) return status;
     size_t at = strings_find(strings, text, bytes);
     if (strings->slots[at] == 0) {
         void *texts = (void *)strings->texts, *copy;
         status = ms_grow(strings->context, &texts, &strings->capacity, strings->count + 1,
                          sizeof *strings->texts);
         strings->texts = texts;
-        if (status == MS_OK) status = ms_allocate(strings->context, bytes + 1, "string", &copy);
-        if (status != MS_OK) return status;
+        if (!status) status = ms_allocate(strings->context, bytes + 1, "string", &copy);
+        if (status) return status;
         memcpy(copy, text, bytes);
         strings->texts[strings->count++] = copy;
         strings->slots[at] = (uint32_t)strings->count;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/assert.h"
-#include "tensor/copy.h"
+#include "tensor/values.h"
 
 /* ------------------------------------------------------------------- memory */
 

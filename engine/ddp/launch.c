@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/assert.h"
-#include "tensor/copy.h"
+#include "tensor/values.h"
 
 /* ------------------------------------------------------------------- phases */
 

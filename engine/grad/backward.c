@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "tensor/copy.h"
+#include "tensor/values.h"
 
 struct ms_pass { /* one backward */
     ms_engine *engine;

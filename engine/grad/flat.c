@@ -1,7 +1,7 @@
 /* flat.c: leaves moved into one storage. */
 #include "grad/tape.h"
 
-#include "tensor/copy.h"
+#include "tensor/values.h"
 
 static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, int64_t *total)
 {

@@ -7,7 +7,7 @@
 
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"
-#include "tensor/copy.h"
+#include "tensor/values.h"
 
 /* ------------------------------------------------------- functions of links */
 

@@ -6,6 +6,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients,
                                  uint32_t count)

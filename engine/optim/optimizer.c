@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 typedef struct kind_facts {
     const char *name;

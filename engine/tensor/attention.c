@@ -7,6 +7,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 /* -------------------------------------------------------------------- heads */

@@ -5,6 +5,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 int64_t ms_codec_bytes(const ms_codec *codec, int64_t n)
 {
@@ -36,16 +37,16 @@ static ms_status encode_forward(ms_op_call *call)
     if (!ms_dtype_is_float(ms_tensor_dtype(x)) || dims == 0)
         return ms_op_refuse(call, "it takes f32, f16 or bf16 of one dimension or more");
     ms_status status = check_codec(call);
-    if (status != MS_OK) return status;
+    if (status) return status;
     memcpy(shape, ms_tensor_shape(x), dims * sizeof *shape);
     int64_t n = shape[dims - 1];
     shape[dims - 1] = ms_codec_bytes(codec, n);
     status = ms_op_output(call, 0, MS_U8, dims, shape, &out[0]);
-    if (status == MS_OK && call->output_count > 1)
+    if (!status && call->output_count > 1)
         status = ms_op_output(call, 1, ms_tensor_dtype(x), dims, ms_tensor_shape(x), &out[1]);
-    if (status != MS_OK || ms_tensor_count(x) == 0) return status;
+    if (status || ms_tensor_count(x) == 0) return status;
     status = ms_op_as_contiguous(call->engine, x, &from);
-    if (status != MS_OK) return status;
+    if (status) return status;
     ms_codec_args args = { .codec = *codec,
                            .random = call->attributes.codec.random,
                            .x = ms_tensor_data(from),
@@ -71,7 +72,7 @@ static ms_status decode(ms_op_call *call, bool sum)
     uint32_t dims = ms_tensor_dims(payload);
     int64_t n = call->attributes.codec.n, shape[MS_DIMS_MAX];
     ms_status status = check_codec(call);
-    if (status != MS_OK) return status;
+    if (status) return status;
     if (ms_tensor_dtype(payload) != MS_U8 || dims == 0 || (sum && dims != 2))
         return ms_op_refuse(call, sum ? "it takes payloads, u8 [rows, bytes]"
                                       : "it takes payloads, u8 [..., bytes]");
@@ -84,9 +85,9 @@ static ms_status decode(ms_op_call *call, bool sum)
     shape[dims - 1] = n;
     if (sum) status = ms_op_output(call, 0, MS_F32, 1, &n, &out);
     else status = ms_op_output(call, 0, MS_F32, dims, shape, &out);
-    if (status != MS_OK || ms_tensor_count(out) == 0) return status;
+    if (status || ms_tensor_count(out) == 0) return status;
     status = ms_op_as_contiguous(call->engine, payload, &from);
-    if (status != MS_OK) return status;
+    if (status) return status;
     ms_codec_args args = { .codec = *codec,
                            .x = ms_tensor_data(out),
                            .payload = ms_tensor_data(from),

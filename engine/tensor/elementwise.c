@@ -6,95 +6,9 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
-#include "tensor/copy.h"
 #include "tensor/op.h"
-
-/* --------------------------------------------------------- calling a kernel */
-
-/* Arguments and cost of a call whose operands do not overlap the result. */
-static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out,
-                           ms_elementwise_args *args, ms_task_cost *cost)
-{
-    memset(args, 0, sizeof *args);
-    args->kernel = (uint8_t)call->kernel;
-    args->operands = (uint8_t)call->count;
-    args->value = call->value;
-    args->high = call->high;
-    args->out = ms_tensor_data(out);
-    args->out_dtype = (uint8_t)ms_tensor_dtype(out);
-    args->integers = !ms_dtype_is_float(ms_tensor_dtype(out));
-    cost->bytes = ms_tensor_bytes(out);
-    cost->flops = (double)ms_tensor_count(out);
-    ms_loop_begin(&args->loop, ms_tensor_dims(out), ms_tensor_shape(out), ms_tensor_strides(out));
-    for (uint32_t k = 0; k < call->count; k++) {
-        const ms_tensor *operand = operands[k];
-        if (operand == NULL) {
-            args->in_dtype[k] = MS_NUMBER;
-            args->number = call->operands[k].number;
-            continue;
-        }
-        args->in[k] = ms_tensor_data(operand);
-        args->in_dtype[k] = (uint8_t)ms_tensor_dtype(operand);
-        args->integers = args->integers && !ms_dtype_is_float(ms_tensor_dtype(operand));
-        cost->bytes += ms_tensor_bytes(operand);
-        ms_loop_set(&args->loop, k + 1, ms_tensor_dims(operand), ms_tensor_shape(operand),
-                    ms_tensor_strides(operand));
-    }
-    ms_loop_collapse(&args->loop, call->count + 1);
-}
-
-/* Whether a large operand is contiguous along another dimension than the result: walking it across
- * its cache lines takes many times as long as turning it with the blocked copy first. */
-static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
-{
-    ms_loop loop;
-    ms_loop_begin(&loop, ms_tensor_dims(out), ms_tensor_shape(out), ms_tensor_strides(out));
-    ms_loop_set(&loop, 1, ms_tensor_dims(operand), ms_tensor_shape(operand),
-                ms_tensor_strides(operand));
-    ms_loop_collapse(&loop, 2);
-    uint32_t inner = loop.dims - 1;
-    if (ms_tensor_count(operand) < 16 * 1024 || loop.strides[1][inner] <= 1
-        || loop.shape[inner] < 16)
-        return false;
-    for (uint32_t d = 0; d < inner; d++)
-        if (loop.strides[1][d] == 1 && loop.shape[d] >= 16) return true;
-    return false;
-}
-
-ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out)
-{
-    if (ms_tensor_count(out) == 0) return MS_OK;
-    ms_tensor *operands[3] = { NULL, NULL, NULL }, *copies[3] = { NULL, NULL, NULL };
-    ms_status status = MS_OK;
-    for (uint32_t k = 0; k < call->count && status == MS_OK; k++) {
-        operands[k] = call->operands[k].tensor;
-        if (operands[k] == NULL
-            || !(ms_tensor_overlaps(out, operands[k]) || is_turned(out, operands[k])))
-            continue;
-        status = ms_op_unary(engine, &ms_op_clone, NULL, operands[k], &copies[k]);
-        operands[k] = copies[k];
-    }
-    if (status == MS_OK) {
-        ms_elementwise_args args;
-        ms_task_cost cost;
-        fill_arguments(call, operands, out, &args, &cost);
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands,
-                                   call->count, &out, 1, cost);
-    }
-    for (uint32_t k = 0; k < 3; k++) ms_tensor_release(copies[k]);
-    return status;
-}
-
-ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype,
-                             uint32_t dims, const int64_t *shape, ms_tensor **out)
-{
-    ms_tensor *made = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
-    if (status == MS_OK) status = ms_elementwise_into(engine, call, made);
-    if (status == MS_OK) *out = made;
-    else ms_tensor_release(made);
-    return status;
-}
+#include "tensor/reduce.h"
+#include "tensor/values.h"
 
 /* ---------------------------------------------------------------- the table */
 
@@ -276,7 +190,7 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
     const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
-        if (input == NULL) continue;
+        if (!input) continue;
         ms_dtype dtype = ms_tensor_dtype(input);
         if ((i == 0 && (rule->flags & MASK0)) || (i == 1 && (rule->flags & MASK1))) {
             if (dtype != MS_BOOL)
@@ -321,7 +235,7 @@ static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *s
     *dims = 0;
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
-        if (input != NULL
+        if (input
             && !ms_shape_broadcast(*dims, shape, ms_tensor_dims(input), ms_tensor_shape(input),
                                    dims, shape))
             return ms_op_refuse(call, "these shapes do not broadcast: counted from the last "
@@ -335,8 +249,8 @@ static ms_status save_input(ms_op_call *call, uint32_t i, ms_tensor **copy)
 {
     ms_tensor *input = call->inputs[i];
     if (call->in_place && ms_tensor_storage(input) == ms_tensor_storage(call->inputs[0])) {
-        ms_status status = ms_op_unary(call->engine, &ms_op_clone, NULL, input, copy);
-        if (status != MS_OK) return status;
+        ms_status status = ms_copy_new(call->engine, input, copy);
+        if (status) return status;
         input = *copy;
     }
     return ms_op_save(call, input);
@@ -346,11 +260,11 @@ static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
 {
     if (!call->record) return MS_OK;
     for (uint32_t i = 0; i < call->input_count; i++) {
-        if (!(rule->save & (1u << i)) || call->inputs[i] == NULL) continue;
+        if (!(rule->save & (1u << i)) || !call->inputs[i]) continue;
         ms_tensor *copy = NULL;
         ms_status status = save_input(call, i, &copy);
         ms_tensor_release(copy);
-        if (status != MS_OK) return status;
+        if (status) return status;
     }
     return MS_OK;
 }
@@ -371,12 +285,12 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
     ms_tensor *out = NULL;
     normalize(&call->attributes, rule);
     ms_status status = common_dtype(call, rule, &dtype);
-    if (status == MS_OK) status = check_numbers(call, rule, dtype);
-    if (status == MS_OK) status = common_shape(call, &dims, shape);
-    if (status == MS_OK)
+    if (!status) status = check_numbers(call, rule, dtype);
+    if (!status) status = common_shape(call, &dims, shape);
+    if (!status)
         status = ms_op_output(call, 0, rule->flags & TO_BOOL ? MS_BOOL : dtype, dims, shape, &out);
-    if (status == MS_OK) status = save_inputs(call, rule);
-    if (status != MS_OK) return status;
+    if (!status) status = save_inputs(call, rule);
+    if (status) return status;
 
     double number = call->attributes.scalar.value;
     /* add and sub are kernels with a factor: with a number in place of an operand, it is 1. */
@@ -391,7 +305,7 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
             (ms_operand){ .tensor = tensor ? call->inputs[which - IN0] : NULL, .number = number };
     }
     status = ms_elementwise_into(call->engine, &run, out);
-    if (status == MS_OK && (rule->save & SAVE_RESULT)) status = ms_op_save(call, out);
+    if (!status && (rule->save & SAVE_RESULT)) status = ms_op_save(call, out);
     return status;
 }
 
@@ -425,24 +339,20 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
 
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule)
 {
-    if (gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->gradients[0]) return MS_OK;
     ms_status status = MS_OK;
-    for (uint32_t i = 0; i < gradient->input_count && status == MS_OK; i++) {
+    for (uint32_t i = 0; i < gradient->input_count && !status; i++) {
         if (!gradient->needs[i]) continue;
         ms_tensor *full = NULL, *summed = NULL;
         status = backward_part(gradient, rule, &rule->backward[i], &full);
-        if (status == MS_OK)
-            status = ms_op_sum_to(gradient->engine, full, &gradient->inputs[i], &summed);
-        if (status == MS_OK && ms_tensor_dtype(summed) != gradient->inputs[i].dtype) {
-            ms_attributes to = { .cast = { .dtype = gradient->inputs[i].dtype } };
-            status = ms_op_unary(gradient->engine, &ms_op_cast, &to, summed, &gradient->results[i]);
-        } else if (status == MS_OK) {
-            gradient->results[i] = ms_tensor_retain(summed);
-        }
+        if (!status) status = ms_op_sum_to(gradient->engine, full, &gradient->inputs[i], &summed);
+        if (!status)
+            status = ms_op_as_dtype(gradient->engine, summed, gradient->inputs[i].dtype,
+                                    &gradient->results[i]);
         ms_tensor_release(summed);
         ms_tensor_release(full);
     }
-    for (uint32_t i = 0; i < gradient->input_count && status != MS_OK; i++) {
+    for (uint32_t i = 0; i < gradient->input_count && status; i++) {
         ms_tensor_release(gradient->results[i]);
         gradient->results[i] = NULL;
     }

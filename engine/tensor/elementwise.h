@@ -35,11 +35,4 @@ typedef struct ms_elementwise {
     double value, high;
 } ms_elementwise;
 
-/* Into an existing tensor, which may be one of the operands (in place). An operand that overlaps it
- * otherwise is copied first. */
-ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out);
-/* Into a new tensor. */
-ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype,
-                             uint32_t dims, const int64_t *shape, ms_tensor **out);
-
 #endif

@@ -5,6 +5,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 static ms_status check(const ms_op_call *call)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 /* ----------------------------------------------------- from and to the host */

@@ -6,6 +6,7 @@
 #include "moonshard/ops.h"
 #include "tensor/matmul.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 static ms_tensor *bias_of(const ms_op_call *call)

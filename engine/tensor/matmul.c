@@ -6,6 +6,8 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/reduce.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 /* --------------------------------------------------------------- the kernel */

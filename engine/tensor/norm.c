@@ -6,6 +6,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 static bool is_centered(const ms_op *op)

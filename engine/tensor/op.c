@@ -8,43 +8,6 @@
 #include "tensor/backend.h"
 #include "tensor/state.h"
 
-/* ------------------------------------------------------------------- shapes */
-
-bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
-                        uint32_t *dims, int64_t *shape)
-{
-    uint32_t most = a_dims > b_dims ? a_dims : b_dims;
-    int64_t result[MS_DIMS_MAX];
-    for (uint32_t i = 0; i < most; i++) { /* from the last dimension */
-        int64_t x = i < a_dims ? a[a_dims - 1 - i] : 1;
-        int64_t y = i < b_dims ? b[b_dims - 1 - i] : 1;
-        if (x != y && x != 1 && y != 1) return false;
-        result[most - 1 - i] = x == 1 ? y : x;
-    }
-    *dims = most;
-    if (most) memcpy(shape, result, most * sizeof *shape);
-    return true;
-}
-
-bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out)
-{
-    if (dim < -(int32_t)dims || dim >= (int32_t)dims) return false;
-    *out = (uint32_t)(dim < 0 ? dim + (int32_t)dims : dim);
-    return true;
-}
-
-int64_t ms_shape_count(uint32_t dims, const int64_t *shape)
-{
-    int64_t count = 1;
-    for (uint32_t d = 0; d < dims; d++) count *= shape[d];
-    return count;
-}
-
-bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b)
-{
-    return a_dims == b_dims && (a_dims == 0 || memcmp(a, b, a_dims * sizeof *a) == 0);
-}
-
 /* ------------------------------------------------------------------ running */
 
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
@@ -154,15 +117,6 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
     return status;
 }
 
-ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
-{
-    if (tensor->contiguous) {
-        *out = ms_tensor_retain(tensor);
-        return MS_OK;
-    }
-    return ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
-}
-
 /* The cells are looked up for each task: the storage may have been split after the window was
  * made. */
 static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
@@ -221,81 +175,4 @@ ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor
     if (!home) return ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, out);
     *out = ms_tensor_retain(home);
     return MS_OK;
-}
-
-ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
-                     double value, ms_tensor **out)
-{
-    ms_tensor *made = NULL, *filled = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
-    if (status) return status;
-    ms_attributes attributes = { .scalar = { .value = value } };
-    status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &filled, 1);
-    ms_tensor_release(filled);
-    if (status) ms_tensor_release(made);
-    else *out = made;
-    return status;
-}
-
-static ms_status reshape(ms_engine *engine, ms_tensor *tensor, uint32_t dims, const int64_t *shape,
-                         ms_tensor **out)
-{
-    ms_attributes attributes = { .shape = { .dims = dims } };
-    if (dims) memcpy(attributes.shape.sizes, shape, dims * sizeof *shape);
-    return ms_op_unary(engine, &ms_op_reshape, &attributes, tensor, out);
-}
-
-/* Sums dimension `axis` of the window [outer, n, inner] of a tensor; releases the tensor that it
- * gets. */
-static ms_status sum_segment(ms_engine *engine, ms_tensor *tensor, int64_t outer, int64_t n,
-                             int64_t inner, ms_tensor **out)
-{
-    ms_tensor *flat = NULL;
-    ms_status status = reshape(engine, tensor, 3, (int64_t[]){ outer, n, inner }, &flat);
-    ms_tensor_release(tensor);
-    if (status) return status;
-    ms_attributes attributes = { .reduce = { .dim = 1 } };
-    status = ms_op_unary(engine, &ms_op_sum, &attributes, flat, out);
-    ms_tensor_release(flat);
-    return status;
-}
-
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
-                       ms_tensor **out)
-{
-    if (ms_shape_equal(gradient->dims, gradient->shape, to->dims, to->shape)) {
-        *out = ms_tensor_retain(gradient);
-        return MS_OK;
-    }
-    /* Neighbouring dimensions that are all summed, or all kept, are one segment. */
-    struct {
-        int64_t size;
-        bool sum;
-    } segments[MS_DIMS_MAX];
-    int count = 0;
-    for (uint32_t d = 0; d < gradient->dims; d++) {
-        uint32_t lead = gradient->dims - to->dims;
-        bool sum = d < lead || (to->shape[d - lead] == 1 && gradient->shape[d] != 1);
-        if (count > 0 && segments[count - 1].sum == sum)
-            segments[count - 1].size *= gradient->shape[d];
-        else {
-            segments[count].size = gradient->shape[d];
-            segments[count++].sum = sum;
-        }
-    }
-    ms_tensor *now = ms_tensor_retain(gradient);
-    for (int at = count - 1; at >= 0; at--) {
-        if (!segments[at].sum) continue;
-        int64_t outer = 1, inner = 1;
-        for (int i = 0; i < at; i++) outer *= segments[i].size;
-        for (int i = at + 1; i < count; i++)
-            if (!segments[i].sum) inner *= segments[i].size;
-        ms_tensor *next = NULL;
-        ms_status status = sum_segment(engine, now, outer, segments[at].size, inner, &next);
-        if (status) return status;
-        now = next;
-    }
-    ms_status status = reshape(engine, now, to->dims, to->shape, out);
-    ms_tensor_release(now);
-    return status;
 }

@@ -13,6 +13,7 @@
 #define MOONSHARD_TENSOR_OP_H
 
 #include "moonshard/tensor.h"
+#include "tensor/shape.h"
 
 #define MS_OP_SAVED_MAX 8
 
@@ -92,25 +93,12 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor); /* does nothing unles
 /* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs,
  * then what is wrong and what would fit. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
-/* inputs[i] as a contiguous tensor (itself retained, or a copy): the caller releases it. */
-ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
 
 /* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages'
  * versions. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost);
-
-/* A dimension as messages name it: counted from 1, as scripts do, or from the end. */
-static inline int ms_dim_named(int64_t dim) { return (int)(dim < 0 ? dim : dim + 1); }
-
-/* The shape that a and b broadcast to, or false. */
-bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
-                        uint32_t *dims, int64_t *shape);
-/* dim, which may be negative (from the end), in 0 .. dims-1; false if it is outside. */
-bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out);
-int64_t ms_shape_count(uint32_t dims, const int64_t *shape);
-bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b);
 
 /* ----------------------------------------------------- helpers for backward */
 
@@ -119,14 +107,8 @@ ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *a
                       ms_tensor *a, ms_tensor **out);
 ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                        ms_tensor *a, ms_tensor *b, ms_tensor **out);
-/* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
-                       ms_tensor **out);
 /* A tensor like input `index` for its gradient to be written to, whatever it holds: its home, or a
  * new one. The caller releases it, or has it as its result. */
 ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out);
-/* A new tensor filled with value. */
-ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
-                     double value, ms_tensor **out);
 
 #endif

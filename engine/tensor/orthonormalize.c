@@ -2,8 +2,8 @@
 #include "tensor/orthonormalize.h"
 
 #include "moonshard/ops.h"
-#include "tensor/copy.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 static ms_status orthonormalize_forward(ms_op_call *call)
 {
@@ -21,10 +21,9 @@ static ms_status orthonormalize_forward(ms_op_call *call)
                             (long long)shape[dims - 1], (long long)shape[dims - 2]);
     if (!(eps >= 0)) return ms_op_refuse(call, "eps is %g: it must be 0 or more", eps);
     ms_status status = ms_op_output(call, 0, dtype, dims, shape, &out);
-    if (status != MS_OK || ms_tensor_count(out) == 0) return status;
-    if (ms_tensor_is_contiguous(out)) apart = ms_tensor_retain(out);
-    else status = ms_op_unary(call->engine, &ms_op_clone, NULL, out, &apart);
-    if (status != MS_OK) return status;
+    if (status || ms_tensor_count(out) == 0) return status;
+    status = ms_op_as_contiguous(call->engine, out, &apart);
+    if (status) return status;
     ms_orthonormalize_args args = { .x = ms_tensor_data(apart),
                                     .n = shape[dims - 2],
                                     .r = shape[dims - 1],
@@ -36,7 +35,7 @@ static ms_status orthonormalize_forward(ms_op_call *call)
     status =
         ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_orthonormalize),
                           &args, &apart, 1, &apart, 1, cost);
-    if (status == MS_OK && apart != out) status = ms_copy_into(call->engine, apart, out);
+    if (!status && apart != out) status = ms_copy_into(call->engine, apart, out);
     ms_tensor_release(apart);
     return status;
 }

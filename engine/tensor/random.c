@@ -5,7 +5,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
-#include "tensor/copy.h"
+#include "tensor/values.h"
 #include "tensor/op.h"
 
 /* Fills inputs[0] in place. Positions count in row-major order, so what is not contiguous is drawn
@@ -17,12 +17,12 @@ static ms_status fill_random(ms_op_call *call, ms_random_args *args)
     if (!call->in_place) return ms_op_refuse(call, "it works in place only");
     ms_status status =
         ms_op_output(call, 0, dtype, ms_tensor_dims(target), ms_tensor_shape(target), &out);
-    if (status != MS_OK || ms_tensor_count(out) == 0) return status;
+    if (status || ms_tensor_count(out) == 0) return status;
     if (ms_tensor_is_contiguous(out)) drawn = ms_tensor_retain(out);
     else
         status =
             ms_tensor_new(call->engine, dtype, ms_tensor_dims(out), ms_tensor_shape(out), &drawn);
-    if (status != MS_OK) return status;
+    if (status) return status;
     args->random = call->attributes.random.random;
     args->out = ms_tensor_data(drawn);
     args->count = ms_tensor_count(drawn);
@@ -30,7 +30,7 @@ static ms_status fill_random(ms_op_call *call, ms_random_args *args)
     ms_task_cost cost = { .flops = 10.0 * (double)args->count, .bytes = ms_tensor_bytes(drawn) };
     status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_random), args,
                                NULL, 0, &drawn, 1, cost);
-    if (status == MS_OK && drawn != out) status = ms_copy_into(call->engine, drawn, out);
+    if (!status && drawn != out) status = ms_copy_into(call->engine, drawn, out);
     ms_tensor_release(drawn);
     return status;
 }
@@ -118,7 +118,7 @@ static ms_status randint_forward(ms_op_call *call)
 static ms_status overwrite_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     return ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0,
                       &gradient->results[0]);
 }
@@ -133,11 +133,11 @@ static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_ten
     double p = attributes->random.a;
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = ms_op_as_contiguous(engine, in, &from);
-    if (status == MS_OK && ms_tensor_is_contiguous(out)) to = ms_tensor_retain(out);
-    else if (status == MS_OK)
+    if (!status && ms_tensor_is_contiguous(out)) to = ms_tensor_retain(out);
+    else if (!status)
         status = ms_tensor_new(engine, ms_tensor_dtype(out), ms_tensor_dims(out),
                                ms_tensor_shape(out), &to);
-    if (status == MS_OK) {
+    if (!status) {
         ms_dropout_args args = { .random = attributes->random.random,
                                  .out = ms_tensor_data(to),
                                  .in = ms_tensor_data(from),
@@ -150,7 +150,7 @@ static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_ten
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_dropout), &args,
                                    &from, 1, &to, 1, cost);
     }
-    if (status == MS_OK && to != out) status = ms_copy_into(engine, to, out);
+    if (!status && to != out) status = ms_copy_into(engine, to, out);
     ms_tensor_release(from);
     ms_tensor_release(to);
     return status;
@@ -165,7 +165,7 @@ static ms_status dropout_forward(ms_op_call *call)
         return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
     if (!(p >= 0 && p <= 1)) return ms_op_refuse(call, "p is %g: it must be from 0 to 1", p);
     ms_status status = ms_op_output(call, 0, dtype, ms_tensor_dims(in), ms_tensor_shape(in), &out);
-    return status == MS_OK ? drop(call->engine, &call->attributes, in, out) : status;
+    return status ? status : drop(call->engine, &call->attributes, in, out);
 }
 
 /* The mask is drawn again, so nothing is saved. */
@@ -173,11 +173,11 @@ static ms_status dropout_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_tensor *out = NULL;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &out);
-    if (status == MS_OK)
+    if (!status)
         status = drop(gradient->engine, &gradient->attributes, gradient->gradients[0], out);
-    if (status == MS_OK) gradient->results[0] = out;
+    if (!status) gradient->results[0] = out;
     else ms_tensor_release(out);
     return status;
 }

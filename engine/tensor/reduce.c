@@ -7,42 +7,12 @@
 
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
-#include "tensor/copy.h"
-#include "tensor/elementwise.h"
 #include "tensor/op.h"
+#include "tensor/rows.h"
 #include "tensor/select.h"
+#include "tensor/values.h"
 
-/* ------------------------------------------------------------- shapes, rows */
-
-/* Dimensions first .. last-1 as one with a single stride, if they are walked like that. */
-static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count,
-                      int64_t *stride)
-{
-    *count = 1;
-    *stride = 1;
-    for (uint32_t d = last; d-- > first;) {
-        int64_t size = ms_tensor_shape(tensor)[d], step = ms_tensor_strides(tensor)[d];
-        if (size == 1) continue;
-        if (*count == 1) *stride = step;
-        else if (step != *stride * *count) return false;
-        *count *= size;
-    }
-    return true;
-}
-
-bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out)
-{
-    out->n = ms_tensor_shape(tensor)[dim];
-    out->stride = ms_tensor_strides(tensor)[dim];
-    return join_dims(tensor, 0, dim, &out->outer, &out->outer_stride)
-           && join_dims(tensor, dim + 1, ms_tensor_dims(tensor), &out->inner, &out->inner_stride);
-}
-
-static bool whole_rows(const ms_tensor *tensor, ms_rows *out)
-{
-    *out = (ms_rows){ .outer = 1, .inner = 1 };
-    return join_dims(tensor, 0, ms_tensor_dims(tensor), &out->n, &out->stride);
-}
+/* ------------------------------------------------------------------- shapes */
 
 /* What is reduced: which dimension of the input (all of them if `all`), and the shape that is
  * left. */
@@ -77,20 +47,13 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
 }
 
 /* The input (retained, or a contiguous copy where strides do not allow it) and its rows. Positions
- * found in it must count in row-major order, which join_dims guarantees. */
+ * found in it count in row-major order, which ms_rows_take guarantees. */
 static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in,
                          ms_rows *rows)
 {
     ms_tensor *tensor = call->inputs[0];
-    if (what->all ? whole_rows(tensor, rows) : ms_rows_of(tensor, what->dim, rows)) {
-        *in = ms_tensor_retain(tensor);
-        return MS_OK;
-    }
-    ms_status status = ms_op_unary(call->engine, &ms_op_clone, NULL, tensor, in);
-    if (status != MS_OK) return status;
-    if (what->all) whole_rows(*in, rows);
-    else ms_rows_of(*in, what->dim, rows);
-    return MS_OK;
+    if (what->all) return ms_rows_take(call->engine, tensor, 0, ms_tensor_dims(tensor), in, rows);
+    return ms_rows_take(call->engine, tensor, what->dim, what->dim + 1, in, rows);
 }
 
 /* A small tensor of the reduced shape as a window of the input's shape: the reduced dimensions
@@ -119,26 +82,34 @@ typedef struct reduce_call {
     ms_dtype dtype;
 } reduce_call;
 
+/* Reduces rows of `in` into `out`, which is contiguous. */
+static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const ms_rows *rows,
+                                ms_tensor *in, ms_tensor *out)
+{
+    ms_reduce_args args = { .rows = *rows,
+                            .out = ms_tensor_data(out),
+                            .in = ms_tensor_data(in),
+                            .power = how->power,
+                            .divisor = how->mean ? (double)rows->n : 1,
+                            .root = how->root,
+                            .kind = (uint8_t)how->kind,
+                            .dtype = (uint8_t)ms_tensor_dtype(in),
+                            .out_dtype = (uint8_t)how->dtype };
+    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
+                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_reduce), &args, &in, 1,
+                             &out, 1, cost);
+}
+
 static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how,
                              ms_tensor *out)
 {
     ms_tensor *in = NULL;
-    ms_reduce_args args = { .out = ms_tensor_data(out),
-                            .power = how->power,
-                            .divisor = 1,
-                            .root = how->root,
-                            .kind = (uint8_t)how->kind,
-                            .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]),
-                            .out_dtype = (uint8_t)how->dtype };
+    ms_rows rows;
     if (ms_tensor_count(out) == 0) return MS_OK;
-    ms_status status = rows_of(call, what, &in, &args.rows);
-    if (status != MS_OK) return status;
-    args.in = ms_tensor_data(in);
-    if (how->mean) args.divisor = (double)args.rows.n;
-    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
-                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce),
-                               &args, &in, 1, &out, 1, cost);
+    ms_status status = rows_of(call, what, &in, &rows);
+    if (status) return status;
+    status = enqueue_reduce(call->engine, how, &rows, in, out);
     ms_tensor_release(in);
     return status;
 }
@@ -147,8 +118,8 @@ static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **ou
 {
     reduction what;
     ms_status status = reduction_of(call, &what);
-    if (status == MS_OK) status = ms_op_output(call, 0, how->dtype, what.dims, what.shape, out);
-    return status == MS_OK ? reduce_into(call, &what, how, *out) : status;
+    if (!status) status = ms_op_output(call, 0, how->dtype, what.dims, what.shape, out);
+    return status ? status : reduce_into(call, &what, how, *out);
 }
 
 static ms_status sum_forward(ms_op_call *call)
@@ -175,24 +146,90 @@ static ms_status mean_forward(ms_op_call *call)
 
 static ms_status sum_backward(ms_op_gradient *gradient)
 {
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     return spread(gradient->gradients[0], gradient, &gradient->results[0]);
 }
 
 static ms_status mean_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0], *result = &gradient->outputs[0];
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     double n = (double)ms_shape_count(info->dims, info->shape)
                / (double)ms_shape_count(result->dims, result->shape);
     ms_attributes by = { .scalar = { .value = n } };
     ms_tensor *each = NULL;
     ms_status status =
         ms_op_unary(gradient->engine, &ms_op_div_scalar, &by, gradient->gradients[0], &each);
-    if (status == MS_OK) status = spread(each, gradient, &gradient->results[0]);
+    if (!status) status = spread(each, gradient, &gradient->results[0]);
     ms_tensor_release(each);
     return status;
 }
+
+/* ------------------------------------------------- undoing a broadcast: sum_to */
+
+/* Dimensions first .. last-1 of a tensor summed: they have size 1 in *out. */
+static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
+                             ms_tensor **out)
+{
+    const reduce_call sum = { .kind = MS_REDUCE_ADD, .root = 1, .dtype = ms_tensor_dtype(tensor) };
+    int64_t shape[MS_DIMS_MAX];
+    ms_tensor *in = NULL, *sums = NULL;
+    ms_rows rows;
+    for (uint32_t d = 0; d < ms_tensor_dims(tensor); d++)
+        shape[d] = d >= first && d < last ? 1 : ms_tensor_shape(tensor)[d];
+    ms_status status = ms_tensor_new(engine, sum.dtype, ms_tensor_dims(tensor), shape, &sums);
+    if (!status && ms_tensor_count(sums) > 0) {
+        status = ms_rows_take(engine, tensor, first, last, &in, &rows);
+        if (!status) status = enqueue_reduce(engine, &sum, &rows, in, sums);
+    }
+    ms_tensor_release(in);
+    if (!status) *out = sums;
+    else ms_tensor_release(sums);
+    return status;
+}
+
+/* Whether dimension d of a result was repeated to reach its size from that of the operand `to`. */
+static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint32_t d)
+{
+    uint32_t lead = ms_tensor_dims(result) - to->dims;
+    return d < lead || (to->shape[d - lead] == 1 && ms_tensor_shape(result)[d] != 1);
+}
+
+ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
+                       ms_tensor **out)
+{
+    ms_tensor *now = ms_tensor_retain(gradient);
+    uint32_t dims = ms_tensor_dims(gradient);
+    if (ms_shape_equal(dims, ms_tensor_shape(gradient), to->dims, to->shape)) {
+        *out = now;
+        return MS_OK;
+    }
+    /* From the last dimension; neighbours that are all summed are summed at once. */
+    for (uint32_t last = dims; last > 0;) {
+        uint32_t first = last - 1;
+        if (!is_repeated(gradient, to, first)) {
+            last = first;
+            continue;
+        }
+        while (first > 0 && is_repeated(gradient, to, first - 1)) first--;
+        ms_tensor *next = NULL;
+        ms_status status = sum_between(engine, now, first, last, &next);
+        ms_tensor_release(now);
+        if (status) return status;
+        now = next;
+        last = first;
+    }
+    int64_t strides[MS_DIMS_MAX], step = 1;
+    for (uint32_t d = to->dims; d-- > 0;) {
+        strides[d] = step;
+        step *= to->shape[d] > 0 ? to->shape[d] : 1;
+    }
+    ms_status status = ms_tensor_window(now, to->dims, to->shape, strides, 0, out);
+    ms_tensor_release(now);
+    return status;
+}
+
+/* -------------------------------------------------------------- any and every */
 
 static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
 {
@@ -218,7 +255,7 @@ static ms_status positions(ms_op_call *call, const reduction *what, bool least, 
                                 .least = least };
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = rows_of(call, what, &in, &args.rows);
-    if (status != MS_OK) return status;
+    if (status) return status;
     args.in = ms_tensor_data(in);
     ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
                           .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
@@ -243,18 +280,18 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
     ms_tensor *out = NULL, *found = NULL;
     if (dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool: use any or every");
     ms_status status = reduction_of(call, &what);
-    if (status == MS_OK) status = refuse_nothing(call, &what);
-    if (status == MS_OK) status = ms_op_output(call, 0, dtype, what.dims, what.shape, &out);
-    if (status == MS_OK)
+    if (!status) status = refuse_nothing(call, &what);
+    if (!status) status = ms_op_output(call, 0, dtype, what.dims, what.shape, &out);
+    if (!status)
         status = reduce_into(call, &what,
                              &(reduce_call){ .kind = least ? MS_REDUCE_LEAST : MS_REDUCE_GREATEST,
                                              .root = 1,
                                              .dtype = dtype },
                              out);
-    if (status != MS_OK || !call->record) return status;
+    if (status || !call->record) return status;
     status = ms_tensor_new(call->engine, MS_I64, what.dims, what.shape, &found);
-    if (status == MS_OK) status = positions(call, &what, least, found);
-    if (status == MS_OK) status = ms_op_save(call, found);
+    if (!status) status = positions(call, &what, least, found);
+    if (!status) status = ms_op_save(call, found);
     ms_tensor_release(found);
     return status;
 }
@@ -272,7 +309,7 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     ms_rows rows = { .outer = 1, .n = 1, .inner = 1 };
     uint32_t dim = 0;
     bool all = gradient->attributes.reduce.all;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     if (!all) ms_shape_dim(info->dims, gradient->attributes.reduce.dim, &dim);
     for (uint32_t d = 0; d < info->dims; d++) {
         if (all || d == dim) rows.n *= info->shape[d];
@@ -280,20 +317,20 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
         else rows.inner *= info->shape[d];
     }
     ms_status status = ms_op_full(engine, info->dtype, info->dims, info->shape, 0, &whole);
-    if (status == MS_OK) status = ms_op_as_contiguous(engine, gradient->gradients[0], &g);
-    if (status == MS_OK) {
+    if (!status) status = ms_op_as_contiguous(engine, gradient->gradients[0], &g);
+    if (!status) {
         ms_tensor *flat[3] = { NULL, NULL, NULL }, *from[3] = { whole, gradient->saved[0], g };
-        for (int i = 0; i < 3 && status == MS_OK; i++) {
+        for (int i = 0; i < 3 && !status; i++) {
             int64_t n = i == 0 ? rows.n : 1, shape[3] = { rows.outer, n, rows.inner },
                     strides[3] = { n * rows.inner, rows.inner, 1 };
             status = ms_tensor_window(from[i], 3, shape, strides, 0, &flat[i]);
         }
-        if (status == MS_OK)
+        if (!status)
             status =
                 ms_scatter_into(engine, gradient->op->name, flat[0], 1, flat[1], flat[2], false);
         for (int i = 0; i < 3; i++) ms_tensor_release(flat[i]);
     }
-    if (status == MS_OK) gradient->results[0] = ms_tensor_retain(whole);
+    if (!status) gradient->results[0] = ms_tensor_retain(whole);
     ms_tensor_release(whole);
     ms_tensor_release(g);
     return status;
@@ -304,9 +341,9 @@ static ms_status argmax_forward(ms_op_call *call)
     reduction what;
     ms_tensor *out = NULL;
     ms_status status = reduction_of(call, &what);
-    if (status == MS_OK) status = refuse_nothing(call, &what);
-    if (status == MS_OK) status = ms_op_output(call, 0, MS_I64, what.dims, what.shape, &out);
-    return status == MS_OK ? positions(call, &what, false, out) : status;
+    if (!status) status = refuse_nothing(call, &what);
+    if (!status) status = ms_op_output(call, 0, MS_I64, what.dims, what.shape, &out);
+    return status ? status : positions(call, &what, false, out);
 }
 
 /* --------------------------------------------------------------------- norm */
@@ -325,8 +362,8 @@ static ms_status norm_forward(ms_op_call *call)
     else if (isinf(p))
         how = (reduce_call){ .kind = MS_REDUCE_GREATEST_ABS, .root = 1, .dtype = MS_F32 };
     ms_status status = reduce(call, &how, &out);
-    if (status == MS_OK) status = ms_op_save(call, in);
-    if (status == MS_OK) status = ms_op_save(call, out);
+    if (!status) status = ms_op_save(call, in);
+    if (!status) status = ms_op_save(call, out);
     return status;
 }
 
@@ -347,23 +384,23 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
     ms_elementwise equal_call = { .kernel = MS_KERNEL_eq,
                                   .operands = { { .tensor = size }, { .tensor = y } },
                                   .count = 2 };
-    if (status == MS_OK)
+    if (!status)
         status = ms_elementwise_new(engine, &equal_call, MS_F32, info->dims, info->shape, &equal);
-    if (status == MS_OK) status = ms_op_unary(engine, &ms_op_sum, &reduce_same, equal, &count);
-    if (status == MS_OK) status = spread(count, gradient, &counts);
+    if (!status) status = ms_op_unary(engine, &ms_op_sum, &reduce_same, equal, &count);
+    if (!status) status = spread(count, gradient, &counts);
     ms_elementwise share_call = { .kernel = MS_KERNEL_scaled_div,
                                   .operands = { { .tensor = equal }, { .tensor = counts } },
                                   .count = 2,
                                   .value = 1 };
-    if (status == MS_OK)
+    if (!status)
         status = ms_elementwise_new(engine, &share_call, MS_F32, info->dims, info->shape, &share);
     ms_elementwise signed_call = { .kernel = MS_KERNEL_abs_backward,
                                    .operands = { { .tensor = x }, { .tensor = g } },
                                    .count = 2 };
-    if (status == MS_OK)
+    if (!status)
         status = ms_elementwise_new(engine, &signed_call, MS_F32, info->dims, info->shape,
                                     &gradient->results[0]);
-    if (status == MS_OK) {
+    if (!status) {
         ms_tensor *result = NULL;
         ms_elementwise last = { .kernel = MS_KERNEL_mul,
                                 .operands = { { .tensor = gradient->results[0] },
@@ -383,12 +420,12 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     const ms_tensor_info *info = &gradient->inputs[0];
     double p = gradient->attributes.reduce.p;
     ms_tensor *x = gradient->saved[0], *y = NULL, *g = NULL;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_status status = spread(gradient->saved[1], gradient, &y);
-    if (status == MS_OK) status = spread(gradient->gradients[0], gradient, &g);
-    if (status == MS_OK && isinf(p)) {
+    if (!status) status = spread(gradient->gradients[0], gradient, &g);
+    if (!status && isinf(p)) {
         status = infinity_backward(gradient, x, y, g);
-    } else if (status == MS_OK) {
+    } else if (!status) {
         ms_elementwise call = { .kernel = MS_KERNEL_p_norm_backward,
                                 .operands = { { .tensor = x }, { .tensor = y }, { .tensor = g } },
                                 .count = 3,
@@ -416,11 +453,8 @@ static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim,
                             .out_dtype = (uint8_t)ms_tensor_dtype(out),
                             .reverse = reverse };
     if (ms_tensor_count(out) == 0) return MS_OK;
-    ms_status status = MS_OK;
-    if (ms_rows_of(tensor, dim, &args.rows)) in = ms_tensor_retain(tensor);
-    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, &in);
-    if (status != MS_OK) return status;
-    ms_rows_of(in, dim, &args.rows);
+    ms_status status = ms_rows_take(engine, tensor, dim, dim + 1, &in, &args.rows);
+    if (status) return status;
     args.in = ms_tensor_data(in);
     ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
                           .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
@@ -439,7 +473,7 @@ static ms_status cumsum_forward(ms_op_call *call)
         return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
     ms_status status = ms_op_output(call, 0, ms_dtype_is_float(dtype) ? dtype : MS_I64,
                                     ms_tensor_dims(in), ms_tensor_shape(in), &out);
-    return status == MS_OK ? cumsum_into(call->engine, in, dim, false, out) : status;
+    return status ? status : cumsum_into(call->engine, in, dim, false, out);
 }
 
 /* Each element is in all sums from its position on: the gradient is summed from the end. */
@@ -448,12 +482,11 @@ static ms_status cumsum_backward(ms_op_gradient *gradient)
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_tensor *out = NULL;
     uint32_t dim = 0;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.dim.a, &dim);
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &out);
-    if (status == MS_OK)
-        status = cumsum_into(gradient->engine, gradient->gradients[0], dim, true, out);
-    if (status == MS_OK) gradient->results[0] = out;
+    if (!status) status = cumsum_into(gradient->engine, gradient->gradients[0], dim, true, out);
+    if (!status) gradient->results[0] = out;
     else ms_tensor_release(out);
     return status;
 }
@@ -466,7 +499,7 @@ static ms_status dot_forward(ms_op_call *call)
         || ms_tensor_dtype(b) != dtype || !ms_dtype_is_float(dtype))
         return ms_op_refuse(call, "it takes two 1-D tensors of one length and one float dtype");
     ms_status status = ms_op_output(call, 0, dtype, 0, NULL, &out);
-    if (status != MS_OK) return status;
+    if (status) return status;
     ms_reduce_args args = { .rows = { .outer = 1,
                                       .n = ms_tensor_count(a),
                                       .inner = 1,
@@ -485,20 +518,20 @@ static ms_status dot_forward(ms_op_call *call)
     ms_tensor *reads[] = { a, b };
     status = ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_reduce),
                                &args, reads, 2, &out, 1, cost);
-    if (status == MS_OK) status = ms_op_save(call, a);
-    if (status == MS_OK) status = ms_op_save(call, b);
+    if (!status) status = ms_op_save(call, a);
+    if (!status) status = ms_op_save(call, b);
     return status;
 }
 
 static ms_status dot_backward(ms_op_gradient *gradient)
 {
     ms_status status = MS_OK;
-    if (gradient->gradients[0] == NULL) return MS_OK;
-    for (uint32_t i = 0; i < 2 && status == MS_OK; i++)
+    if (!gradient->gradients[0]) return MS_OK;
+    for (uint32_t i = 0; i < 2 && !status; i++)
         if (gradient->needs[i])
             status = ms_op_binary(gradient->engine, &ms_op_mul, NULL, gradient->saved[1 - i],
                                   gradient->gradients[0], &gradient->results[i]);
-    if (status != MS_OK) {
+    if (status) {
         ms_tensor_release(gradient->results[0]);
         gradient->results[0] = NULL;
     }
@@ -507,18 +540,13 @@ static ms_status dot_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------ histogram, quantile */
 
-/* All elements with one stride, in any order that is fixed by the shape: the tensor itself or a
- * copy. The caller releases it. */
+/* All elements with one stride: the tensor itself or a copy. The caller releases it. */
 static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int64_t *stride)
 {
     ms_rows rows;
-    ms_status status = MS_OK;
-    if (whole_rows(tensor, &rows)) *out = ms_tensor_retain(tensor);
-    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
-    if (status != MS_OK) return status;
-    whole_rows(*out, &rows);
-    *stride = rows.stride;
-    return MS_OK;
+    ms_status status = ms_rows_take(engine, tensor, 0, ms_tensor_dims(tensor), out, &rows);
+    if (!status) *stride = rows.stride;
+    return status;
 }
 
 static ms_status histogram_forward(ms_op_call *call)
@@ -538,8 +566,8 @@ static ms_status histogram_forward(ms_op_call *call)
                                .low = low,
                                .high = high,
                                .dtype = (uint8_t)ms_tensor_dtype(call->inputs[0]) };
-    if (status == MS_OK) status = flat(call->engine, call->inputs[0], &in, &args.stride);
-    if (status != MS_OK) return status;
+    if (!status) status = flat(call->engine, call->inputs[0], &in, &args.stride);
+    if (status) return status;
     args.in = ms_tensor_data(in);
     args.out = ms_tensor_data(out);
     ms_task_cost cost = { .flops = 2.0 * (double)args.count,
@@ -564,8 +592,8 @@ static ms_status quantile_forward(ms_op_call *call)
     ms_quantile_args args = { .count = ms_tensor_count(call->inputs[0]),
                               .q = q,
                               .dtype = (uint8_t)dtype };
-    if (status == MS_OK) status = flat(call->engine, call->inputs[0], &in, &args.stride);
-    if (status != MS_OK) return status;
+    if (!status) status = flat(call->engine, call->inputs[0], &in, &args.stride);
+    if (status) return status;
     args.in = ms_tensor_data(in);
     args.out = ms_tensor_data(out);
     ms_task_cost cost = { .flops = (double)args.count, .bytes = ms_tensor_bytes(in) };

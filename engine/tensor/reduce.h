@@ -2,7 +2,8 @@
 #ifndef MOONSHARD_TENSOR_REDUCE_H
 #define MOONSHARD_TENSOR_REDUCE_H
 
-#include "moonshard/tensor.h"
+#include "tensor/op.h"
+#include "tensor/rows.h"
 
 typedef enum ms_reduce_kind {
     MS_REDUCE_ADD,
@@ -15,12 +16,6 @@ typedef enum ms_reduce_kind {
     MS_REDUCE_GREATEST_ABS,
     MS_REDUCE_KINDS
 } ms_reduce_kind;
-
-/* The input as [outer, n, inner]; strides in elements. Results are contiguous [outer, inner]
- * (cumsum: [outer, n, inner]). */
-typedef struct ms_rows {
-    int64_t outer, n, inner, outer_stride, stride, inner_stride;
-} ms_rows;
 
 /* The sum is divided by `divisor`, then raised to 1 / root (root 1: left as it is). */
 typedef struct ms_reduce_args {
@@ -56,7 +51,8 @@ typedef struct ms_histogram_args {
     uint8_t dtype;
 } ms_histogram_args;
 
-/* Dimension dim of a tensor as rows, if its strides allow; else false. */
-bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out);
+/* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
+ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
+                       ms_tensor **out);
 
 #endif

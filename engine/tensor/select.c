@@ -5,23 +5,18 @@
 
 #include "moonshard/ops.h"
 #include "tensor/backend.h"
-#include "tensor/copy.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 static bool is_index(ms_dtype dtype)
 {
     return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16;
 }
 
-/* A tensor, retained, and its rows along dim; a contiguous copy where its strides allow none. */
 static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out,
                            ms_rows *rows)
 {
-    ms_status status = MS_OK;
-    if (ms_rows_of(tensor, dim, rows)) *out = ms_tensor_retain(tensor);
-    else status = ms_op_unary(engine, &ms_op_clone, NULL, tensor, out);
-    if (status == MS_OK) ms_rows_of(*out, dim, rows);
-    return status;
+    return ms_rows_take(engine, tensor, dim, dim + 1, out, rows);
 }
 
 static void set_strides(int64_t *strides, const ms_rows *rows)
@@ -45,8 +40,8 @@ static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *who
                             .index_dtype = (uint8_t)ms_tensor_dtype(index) };
     if (ms_tensor_count(small) == 0) return MS_OK;
     ms_status status = take_rows(engine, whole, dim, &from, &args.rows);
-    if (status == MS_OK) status = take_rows(engine, index, one_index ? 0 : dim, &at, &index_rows);
-    if (status == MS_OK) {
+    if (!status) status = take_rows(engine, index, one_index ? 0 : dim, &at, &index_rows);
+    if (!status) {
         ms_rows_of(small, dim, &small_rows);
         args.k = small_rows.n;
         set_strides(args.small_strides, &small_rows);
@@ -76,8 +71,8 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
     if (ms_tensor_count(values) == 0) return MS_OK;
     ms_rows_of(target, dim, &args.rows);
     ms_status status = take_rows(engine, values, dim, &from, &value_rows);
-    if (status == MS_OK) status = take_rows(engine, index, dim, &at, &index_rows);
-    if (status == MS_OK) {
+    if (!status) status = take_rows(engine, index, dim, &at, &index_rows);
+    if (!status) {
         args.k = value_rows.n;
         set_strides(args.small_strides, &value_rows);
         set_strides(args.index_strides, &index_rows);
@@ -120,11 +115,11 @@ static ms_status gather_forward(ms_op_call *call)
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
     uint32_t dim = 0;
     ms_status status = check_index(call, &dim);
-    if (status == MS_OK)
+    if (!status)
         status = ms_op_output(call, 0, ms_tensor_dtype(in), ms_tensor_dims(index),
                               ms_tensor_shape(index), &out);
-    if (status == MS_OK) status = gather_into(call->engine, "gather", in, dim, index, false, out);
-    return status == MS_OK ? ms_op_save(call, index) : status;
+    if (!status) status = gather_into(call->engine, "gather", in, dim, index, false, out);
+    return status ? status : ms_op_save(call, index);
 }
 
 static ms_status index_select_forward(ms_op_call *call)
@@ -140,9 +135,8 @@ static ms_status index_select_forward(ms_op_call *call)
     memcpy(shape, ms_tensor_shape(in), ms_tensor_dims(in) * sizeof *shape);
     shape[dim] = ms_tensor_count(index);
     ms_status status = ms_op_output(call, 0, ms_tensor_dtype(in), ms_tensor_dims(in), shape, &out);
-    if (status == MS_OK)
-        status = gather_into(call->engine, "index_select", in, dim, index, true, out);
-    return status == MS_OK ? ms_op_save(call, index) : status;
+    if (!status) status = gather_into(call->engine, "index_select", in, dim, index, true, out);
+    return status ? status : ms_op_save(call, index);
 }
 
 /* Zeros, and the gradient added at the indices, in f32; then in the input's dtype. */
@@ -150,19 +144,11 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
 {
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_engine *engine = gradient->engine;
-    ms_attributes to_f32 = { .cast = { .dtype = MS_F32 } },
-                  back = { .cast = { .dtype = info->dtype } };
     ms_tensor *g = NULL, *sums = NULL;
-    bool narrow = info->dtype != MS_F32;
-    ms_status status = MS_OK;
-    if (narrow) status = ms_op_unary(engine, &ms_op_cast, &to_f32, gradient->gradients[0], &g);
-    else g = ms_tensor_retain(gradient->gradients[0]);
-    if (status == MS_OK) status = ms_op_full(engine, MS_F32, info->dims, info->shape, 0, &sums);
-    if (status == MS_OK)
-        status = ms_scatter_into(engine, gradient->op->name, sums, dim, index, g, true);
-    if (status == MS_OK && narrow)
-        status = ms_op_unary(engine, &ms_op_cast, &back, sums, &gradient->results[0]);
-    else if (status == MS_OK) gradient->results[0] = ms_tensor_retain(sums);
+    ms_status status = ms_op_as_dtype(engine, gradient->gradients[0], MS_F32, &g);
+    if (!status) status = ms_op_full(engine, MS_F32, info->dims, info->shape, 0, &sums);
+    if (!status) status = ms_scatter_into(engine, gradient->op->name, sums, dim, index, g, true);
+    if (!status) status = ms_op_as_dtype(engine, sums, info->dtype, &gradient->results[0]);
     ms_tensor_release(g);
     ms_tensor_release(sums);
     return status;
@@ -171,7 +157,7 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
 static ms_status gather_backward(ms_op_gradient *gradient)
 {
     uint32_t dim = 0;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_shape_dim(gradient->inputs[0].dims, gradient->attributes.index.dim, &dim);
     return add_back(gradient, dim, gradient->saved[0]);
 }
@@ -182,12 +168,12 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
     int64_t strides[MS_DIMS_MAX] = { 0 };
     uint32_t dim = 0;
     ms_tensor *index = NULL;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_shape_dim(gradient->inputs[0].dims, gradient->attributes.index.dim, &dim);
     strides[dim] = ms_tensor_strides(gradient->saved[0])[0];
     ms_status status =
         ms_tensor_window(gradient->saved[0], result->dims, result->shape, strides, 0, &index);
-    if (status == MS_OK) status = add_back(gradient, dim, index);
+    if (!status) status = add_back(gradient, dim, index);
     ms_tensor_release(index);
     return status;
 }
@@ -216,13 +202,12 @@ static ms_status values_for(const ms_op_call *call, ms_tensor **out)
 static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, ms_tensor *out)
 {
     ms_engine *engine = call->engine;
-    ms_attributes to_f32 = { .cast = { .dtype = MS_F32 } };
     ms_tensor *sums = NULL, *terms = NULL;
-    ms_status status = ms_op_unary(engine, &ms_op_cast, &to_f32, call->inputs[0], &sums);
-    if (status == MS_OK) status = ms_op_unary(engine, &ms_op_cast, &to_f32, values, &terms);
-    if (status == MS_OK)
+    ms_status status = ms_op_as_dtype(engine, call->inputs[0], MS_F32, &sums);
+    if (!status) status = ms_op_as_dtype(engine, values, MS_F32, &terms);
+    if (!status)
         status = ms_scatter_into(engine, "scatter_add", sums, dim, call->inputs[1], terms, true);
-    if (status == MS_OK) status = ms_copy_into(engine, sums, out);
+    if (!status) status = ms_copy_into(engine, sums, out);
     ms_tensor_release(sums);
     ms_tensor_release(terms);
     return status;
@@ -244,12 +229,11 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
                       || ms_tensor_storage(index) == ms_tensor_storage(out));
     if (!shared && ms_rows_of(out, dim, &rows)) {
         ms_status status = call->in_place ? MS_OK : ms_copy_into(engine, in, out);
-        return status == MS_OK ? ms_scatter_into(engine, name, out, dim, index, values, add)
-                               : status;
+        return status ? status : ms_scatter_into(engine, name, out, dim, index, values, add);
     }
-    ms_status status = ms_op_unary(engine, &ms_op_clone, NULL, in, &apart);
-    if (status == MS_OK) status = ms_scatter_into(engine, name, apart, dim, index, values, add);
-    if (status == MS_OK) status = ms_copy_into(engine, apart, out);
+    ms_status status = ms_copy_new(engine, in, &apart);
+    if (!status) status = ms_scatter_into(engine, name, apart, dim, index, values, add);
+    if (!status) status = ms_copy_into(engine, apart, out);
     ms_tensor_release(apart);
     return status;
 }
@@ -261,12 +245,12 @@ static ms_status place(ms_op_call *call, bool add)
     uint32_t dim = 0;
     if (add && dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
     ms_status status = check_index(call, &dim);
-    if (status == MS_OK) status = values_for(call, &values);
-    if (status == MS_OK)
+    if (!status) status = values_for(call, &values);
+    if (!status)
         status = ms_op_output(call, 0, dtype, ms_tensor_dims(in), ms_tensor_shape(in), &out);
-    if (status == MS_OK) status = place_into(call, add, dim, index, values, out);
+    if (!status) status = place_into(call, add, dim, index, values, out);
     ms_tensor_release(values);
-    return status == MS_OK ? ms_op_save(call, index) : status;
+    return status ? status : ms_op_save(call, index);
 }
 
 static ms_status scatter_forward(ms_op_call *call) { return place(call, false); }
@@ -281,17 +265,17 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
     const int64_t *shape = ms_tensor_shape(index);
     bool one = !ms_shape_equal(info->dims, info->shape, dims, shape);
     ms_status status = ms_tensor_new(gradient->engine, info->dtype, dims, shape, &picked);
-    if (status == MS_OK)
+    if (!status)
         status = gather_into(gradient->engine, gradient->op->name, gradient->gradients[0], dim,
                              index, false, picked);
-    if (status == MS_OK && one) {
-        ms_attributes all = { .reduce = { .all = true } };
+    if (!status && one) {
+        const ms_tensor_info number = { .dtype = info->dtype };
         int64_t strides[MS_DIMS_MAX] = { 0 };
-        status = ms_op_unary(gradient->engine, &ms_op_sum, &all, picked, &total);
-        if (status == MS_OK)
+        status = ms_op_sum_to(gradient->engine, picked, &number, &total);
+        if (!status)
             status =
                 ms_tensor_window(total, info->dims, info->shape, strides, 0, &gradient->results[2]);
-    } else if (status == MS_OK) {
+    } else if (!status) {
         gradient->results[2] = ms_tensor_retain(picked);
     }
     ms_tensor_release(picked);
@@ -305,24 +289,24 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
     ms_engine *engine = gradient->engine;
     ms_tensor *g = gradient->gradients[0], *rest = NULL, *zero = NULL, *zeros = NULL;
     uint32_t dim = 0;
-    if (g == NULL) return MS_OK;
+    if (!g) return MS_OK;
     ms_status status = MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.index.dim, &dim);
     if (gradient->needs[0] && add) {
         rest = ms_tensor_retain(g);
     } else if (gradient->needs[0]) { /* nothing flows to what was written over */
         int64_t none[MS_DIMS_MAX] = { 0 };
-        status = ms_op_unary(engine, &ms_op_clone, NULL, g, &rest);
-        if (status == MS_OK) status = ms_op_full(engine, info->dtype, 0, NULL, 0, &zero);
-        if (status == MS_OK)
+        status = ms_copy_new(engine, g, &rest);
+        if (!status) status = ms_op_full(engine, info->dtype, 0, NULL, 0, &zero);
+        if (!status)
             status = ms_tensor_window(zero, ms_tensor_dims(gradient->saved[0]),
                                       ms_tensor_shape(gradient->saved[0]), none, 0, &zeros);
-        if (status == MS_OK)
+        if (!status)
             status = ms_scatter_into(engine, gradient->op->name, rest, dim, gradient->saved[0],
                                      zeros, false);
     }
-    if (status == MS_OK && gradient->needs[2]) status = values_gradient(gradient, dim);
-    if (status == MS_OK && gradient->needs[0]) gradient->results[0] = ms_tensor_retain(rest);
+    if (!status && gradient->needs[2]) status = values_gradient(gradient, dim);
+    if (!status && gradient->needs[0]) gradient->results[0] = ms_tensor_retain(rest);
     ms_tensor_release(rest);
     ms_tensor_release(zero);
     ms_tensor_release(zeros);
@@ -359,10 +343,10 @@ static ms_status topk_forward(ms_op_call *call)
                           .dtype = (uint8_t)dtype,
                           .largest = call->attributes.top.largest };
     ms_status status = ms_op_output(call, 0, dtype, dims, shape, &values);
-    if (status == MS_OK) status = ms_op_output(call, 1, MS_I64, dims, shape, &indices);
-    if (status == MS_OK && ms_tensor_count(values) > 0) {
+    if (!status) status = ms_op_output(call, 1, MS_I64, dims, shape, &indices);
+    if (!status && ms_tensor_count(values) > 0) {
         status = take_rows(call->engine, in, dim, &from, &args.rows);
-        if (status == MS_OK) {
+        if (!status) {
             ms_tensor *writes[] = { values, indices };
             args.in = ms_tensor_data(from);
             args.values = ms_tensor_data(values);
@@ -375,7 +359,7 @@ static ms_status topk_forward(ms_op_call *call)
         }
         ms_tensor_release(from);
     }
-    return status == MS_OK ? ms_op_save(call, indices) : status;
+    return status ? status : ms_op_save(call, indices);
 }
 
 static ms_status topk_backward(ms_op_gradient *gradient)
@@ -383,14 +367,14 @@ static ms_status topk_backward(ms_op_gradient *gradient)
     const ms_tensor_info *info = &gradient->inputs[0];
     ms_tensor *whole = NULL;
     uint32_t dim = 0;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.top.dim, &dim);
     ms_status status =
         ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
-    if (status == MS_OK)
+    if (!status)
         status = ms_scatter_into(gradient->engine, "topk", whole, dim, gradient->saved[0],
                                  gradient->gradients[0], false);
-    if (status == MS_OK) gradient->results[0] = ms_tensor_retain(whole);
+    if (!status) gradient->results[0] = ms_tensor_retain(whole);
     ms_tensor_release(whole);
     return status;
 }
@@ -406,9 +390,9 @@ static ms_status above_forward(ms_op_call *call)
         return ms_op_refuse(call, "the threshold must be one float");
     if (capacity < 0) return ms_op_refuse(call, "the capacity cannot be %lld", (long long)capacity);
     ms_status status = ms_op_output(call, 0, dtype, 1, &capacity, &out[0]);
-    if (status == MS_OK) status = ms_op_output(call, 1, MS_I64, 1, &capacity, &out[1]);
-    if (status == MS_OK) status = ms_op_output(call, 2, MS_I64, 1, &one, &out[2]);
-    if (status != MS_OK) return status;
+    if (!status) status = ms_op_output(call, 1, MS_I64, 1, &capacity, &out[1]);
+    if (!status) status = ms_op_output(call, 2, MS_I64, 1, &one, &out[2]);
+    if (status) return status;
     ms_above_args args = { .in = ms_tensor_data(in),
                            .threshold = ms_tensor_data(threshold),
                            .values = ms_tensor_data(out[0]),

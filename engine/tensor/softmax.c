@@ -5,6 +5,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------------------ softmax */

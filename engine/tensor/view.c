@@ -1,6 +1,7 @@
 /* view.c: operators that only look at the same memory in another way; reshape copies where no
  * strides can say it. */
-#include "tensor/copy.h"
+#include "tensor/reduce.h"
+#include "tensor/values.h"
 
 #include <string.h>
 
@@ -91,7 +92,7 @@ static ms_status reshape_to(ms_op_call *call, bool may_copy)
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint32_t dims = call->attributes.shape.dims;
     ms_status status = wanted_shape(call, shape);
-    if (status != MS_OK) return status;
+    if (status) return status;
     if (view_strides(call->inputs[0], dims, shape, strides))
         return window(call, dims, shape, strides, 0);
     if (!may_copy)
@@ -99,8 +100,8 @@ static ms_status reshape_to(ms_op_call *call, bool may_copy)
             call,
             "its strides do not allow this shape without a copy: use reshape, or contiguous first");
     ms_tensor *copy = NULL;
-    status = ms_op_unary(call->engine, &ms_op_clone, NULL, call->inputs[0], &copy);
-    if (status != MS_OK) return status;
+    status = ms_copy_new(call->engine, call->inputs[0], &copy);
+    if (status) return status;
     view_strides(copy, dims, shape, strides);
     status = ms_tensor_window(copy, dims, shape, strides, 0, &call->outputs[0]);
     ms_tensor_release(copy);
@@ -113,7 +114,7 @@ static ms_status reshape_forward(ms_op_call *call) { return reshape_to(call, tru
 /* The gradient in the input's shape: for view, reshape, squeeze and unsqueeze. */
 static ms_status shape_backward(ms_op_gradient *gradient)
 {
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_attributes to = { .shape = { .dims = gradient->inputs[0].dims } };
     memcpy(to.shape.sizes, gradient->inputs[0].shape, sizeof to.shape.sizes);
     return ms_op_unary(gradient->engine, &ms_op_reshape, &to, gradient->gradients[0],
@@ -153,21 +154,17 @@ static ms_status select_forward(ms_op_call *call)
 static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
-    ms_tensor *whole = NULL, *part = NULL, *written = NULL;
+    ms_tensor *whole = NULL, *part = NULL;
     uint32_t dim = 0;
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.dim.a, &dim);
     ms_status status =
         ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0, &whole);
-    if (status == MS_OK)
+    if (!status)
         status = ms_tensor_slice(whole, dim, gradient->attributes.dim.start,
                                  drop ? 1 : gradient->attributes.dim.length, drop, &part);
-    if (status == MS_OK) {
-        ms_tensor *inputs[] = { part, gradient->gradients[0] };
-        status = ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
-    }
-    if (status == MS_OK) gradient->results[0] = ms_tensor_retain(whole);
-    ms_tensor_release(written);
+    if (!status) status = ms_copy_into(gradient->engine, gradient->gradients[0], part);
+    if (!status) gradient->results[0] = ms_tensor_retain(whole);
     ms_tensor_release(part);
     ms_tensor_release(whole);
     return status;
@@ -201,7 +198,7 @@ static ms_status split_forward(ms_op_call *call)
         return ms_op_refuse(call, "the parts add up to %lld, dimension %d has size %lld",
                             (long long)sum, ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
     ms_status status = MS_OK;
-    for (uint32_t i = 0; i < count && status == MS_OK; i++) {
+    for (uint32_t i = 0; i < count && !status; i++) {
         status = ms_tensor_slice(in, dim, at, sizes[i], false, &call->outputs[i]);
         at += sizes[i];
     }
@@ -215,7 +212,7 @@ static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
     int64_t at = 0;
     for (uint32_t i = 0; i < gradient->output_count; i++) {
         const ms_tensor *part = gradient->gradients[i];
-        if (part == NULL || part->storage != first->storage || part->offset - first->offset != at)
+        if (!part || part->storage != first->storage || part->offset - first->offset != at)
             return false;
         if (memcmp(part->strides, first->strides, first->dims * sizeof *first->strides) != 0)
             return false;
@@ -239,24 +236,16 @@ static ms_status split_backward(ms_op_gradient *gradient)
                                 gradient->gradients[0]->strides, 0, &gradient->results[0]);
     ms_status status =
         ms_tensor_new(gradient->engine, info->dtype, info->dims, info->shape, &whole);
-    for (uint32_t i = 0; i < gradient->output_count && status == MS_OK; i++) {
+    for (uint32_t i = 0; i < gradient->output_count && !status; i++) {
         int64_t length = gradient->outputs[i].shape[dim];
-        ms_tensor *part = NULL, *written = NULL, *g = gradient->gradients[i];
+        ms_tensor *part = NULL, *g = gradient->gradients[i];
         status = ms_tensor_slice(whole, dim, at, length, false, &part);
-        if (status == MS_OK) {
-            ms_tensor *inputs[] = { part, g };
-            if (g != NULL)
-                status =
-                    ms_op_apply(gradient->engine, &ms_op_copy, NULL, true, inputs, 2, &written, 1);
-            else
-                status =
-                    ms_op_apply(gradient->engine, &ms_op_fill, NULL, true, inputs, 1, &written, 1);
-        }
-        ms_tensor_release(written);
+        if (!status && g) status = ms_copy_into(gradient->engine, g, part);
+        else if (!status) status = ms_fill_into(gradient->engine, part, 0);
         ms_tensor_release(part);
         at += length;
     }
-    if (status == MS_OK) gradient->results[0] = whole;
+    if (!status) gradient->results[0] = whole;
     else ms_tensor_release(whole);
     return status;
 }
@@ -297,7 +286,7 @@ static ms_status transpose_forward(ms_op_call *call)
 static ms_status transpose_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX];
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     swap_order(gradient->inputs[0].dims, &gradient->attributes, order);
     return permuted(gradient->gradients[0], order, &gradient->results[0]);
 }
@@ -326,7 +315,7 @@ static ms_status permute_forward(ms_op_call *call)
 static ms_status permute_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX], back[MS_DIMS_MAX] = { 0 };
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     permute_order(gradient->inputs[0].dims, &gradient->attributes, order);
     for (uint32_t d = 0; d < gradient->inputs[0].dims; d++) back[order[d]] = d;
     return permuted(gradient->gradients[0], back, &gradient->results[0]);
@@ -357,7 +346,7 @@ static ms_status expand_forward(ms_op_call *call)
 
 static ms_status expand_backward(ms_op_gradient *gradient)
 {
-    if (!gradient->needs[0] || gradient->gradients[0] == NULL) return MS_OK;
+    if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     return ms_op_sum_to(gradient->engine, gradient->gradients[0], &gradient->inputs[0],
                         &gradient->results[0]);
 }

@@ -15,6 +15,7 @@
 #include "late_device.h"
 #include "moonshard/optim.h"
 #include "tensor/op.h"
+#include "tensor/values.h"
 
 enum { N = 70001, STEPS = 5 }; /* more than one tile, and not a multiple of a vector */
 

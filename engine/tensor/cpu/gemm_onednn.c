@@ -118,7 +118,7 @@ static void cap_isa(const ms_engine *engine)
 const char *ms_engine_blas_isa(ms_engine *engine)
 {
     ms_gemm *gemm;
-    if (ms_gemm_get(engine, &gemm) != MS_OK) return "";
+    if (ms_gemm_get(engine, &gemm)) return "";
     switch (dnnl_get_effective_cpu_isa()) {
     case dnnl_cpu_isa_sse41: return "sse41";
     case dnnl_cpu_isa_avx: return "avx";
@@ -354,7 +354,7 @@ static ms_status widen(ms_context *context, ms_gemm *gemm)
     void *made;
     ms_status status =
         ms_allocate(context, slot_count * sizeof *gemm->slots, "matrix products", &made);
-    if (status != MS_OK) return status;
+    if (status) return status;
     ms_release(context, gemm->slots);
     gemm->slots = made;
     gemm->slot_count = slot_count;
@@ -371,14 +371,13 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
     ms_gemm_shape key = key_of(shape, kind);
     void *plans = gemm->plans, *made = NULL;
     ms_status status = widen(context, gemm);
-    if (status != MS_OK) return status;
+    if (status) return status;
     size_t at = find_slot(gemm, &key);
     if (gemm->slots[at] == 0) {
         status = ms_grow(context, &plans, &gemm->capacity, gemm->count + 1, sizeof *gemm->plans);
         gemm->plans = plans;
-        if (status == MS_OK)
-            status = ms_allocate(context, sizeof(ms_gemm_plan), "matrix product", &made);
-        if (status != MS_OK) return status;
+        if (!status) status = ms_allocate(context, sizeof(ms_gemm_plan), "matrix product", &made);
+        if (status) return status;
         ms_gemm_plan *plan = made;
         plan->key = key;
         plan->gemm = gemm;

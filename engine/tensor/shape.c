@@ -1,0 +1,39 @@
+/* shape.c: arithmetic with shapes. */
+#include "tensor/shape.h"
+
+#include <string.h>
+
+bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
+                        uint32_t *dims, int64_t *shape)
+{
+    uint32_t most = a_dims > b_dims ? a_dims : b_dims;
+    int64_t result[MS_DIMS_MAX];
+    for (uint32_t i = 0; i < most; i++) { /* from the last dimension */
+        int64_t x = i < a_dims ? a[a_dims - 1 - i] : 1;
+        int64_t y = i < b_dims ? b[b_dims - 1 - i] : 1;
+        if (x != y && x != 1 && y != 1) return false;
+        result[most - 1 - i] = x == 1 ? y : x;
+    }
+    *dims = most;
+    if (most) memcpy(shape, result, most * sizeof *shape);
+    return true;
+}
+
+bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out)
+{
+    if (dim < -(int32_t)dims || dim >= (int32_t)dims) return false;
+    *out = (uint32_t)(dim < 0 ? dim + (int32_t)dims : dim);
+    return true;
+}
+
+int64_t ms_shape_count(uint32_t dims, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (uint32_t d = 0; d < dims; d++) count *= shape[d];
+    return count;
+}
+
+bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b)
+{
+    return a_dims == b_dims && (a_dims == 0 || memcmp(a, b, a_dims * sizeof *a) == 0);
+}
