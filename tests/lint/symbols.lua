@@ -1,7 +1,7 @@
 -- Reads the symbols of a build's object files and reports references that point to a higher layer,
 -- and knots: files of one layer that all reach each other.
 --
---     lua5.4 tests/lint/symbols.lua BUILD [NM [ALLOWANCES]]
+--     lua5.4 tests/lint/symbols.lua BUILD [NM]
 --
 -- It runs in the source folder: objects whose source is gone are left over from earlier builds.
 --
@@ -12,10 +12,8 @@
 local ranks = dofile(arg[0]:gsub("[^/]*$", "ranks.lua"))
 local build, nm = arg[1], arg[2] or "nm"
 
--- Files of one layer that may reach each other, and the layers with larger knots.
+-- Files of one layer that may reach each other.
 local MOST = 4
-local allowances = arg[3] or arg[0]:gsub("[^/]*$", "knots.lua")
-local ALLOWED = dofile(allowances)
 
 -- The source file of an object: the part of the path that CMake inserts is cut out. One source
 -- compiled for several instruction sets is one file.
@@ -139,24 +137,16 @@ local function check_directions(graph)
 end
 
 local function check_knots(graph)
-  local largest, sizes = {}, {}
+  local sizes = {}
   for _, knot in ipairs(knots_of(graph)) do
     local layer = ranks.layer_of(knot[1])
-    local most = ALLOWED[layer] or MOST
-    largest[layer] = math.max(largest[layer] or 0, #knot)
     sizes[#sizes + 1] = ("%s %d"):format(layer, #knot)
-    if #knot > most then
-      report("%s: %d files reach each other, at most %d may:", layer, #knot, most)
+    if #knot > MOST then
+      report("%s: %d files reach each other, at most %d may:", layer, #knot, MOST)
       print_knot(graph, knot)
     elseif os.getenv("VERBOSE") then
       print(("%s: %d files reach each other:"):format(layer, #knot))
       print_knot(graph, knot)
-    end
-  end
-  for _, layer in ipairs(sorted_keys(ALLOWED)) do
-    if (largest[layer] or 0) < ALLOWED[layer] then
-      report("%s: the largest knot has %d files: lower its number in %s", layer,
-        largest[layer] or 0, allowances)
     end
   end
   print("knots: " .. (#sizes > 0 and table.concat(sizes, ", ") or "none"))
