@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <lauxlib.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -136,7 +135,7 @@ static int open_signals(ms_job *job, sigset_t *before)
 
 static void supervise(lua_State *L, ms_job *job)
 {
-    struct pollfd waits[MS_LOCAL_RANKS_MAX + 1];
+    struct pollfd *waits = job->waits;
     while (job->running) {
         uint64_t now = now_of(job);
         if (job->deadline_ns && now >= job->deadline_ns) {
@@ -275,6 +274,8 @@ static int job_gc(lua_State *L)
     /* A rank that did not leave may still use it; the process ends then. */
     if (job->running == 0) ms_release(&job->context, job->ranks_data);
     job->ranks_data = NULL;
+    ms_release(&job->context, job->outcomes);
+    job->outcomes = NULL;
     return 0;
 }
 
@@ -284,13 +285,29 @@ static ms_job *new_job(lua_State *L)
     ms_job *job = lua_newuserdatauv(L, sizeof *job, 0);
     memset(job, 0, sizeof *job);
     job->signals = -1;
-    for (uint32_t r = 0; r < MS_LOCAL_RANKS_MAX; r++) job->ended[r] = -1;
     ms_context_init(&job->context, NULL);
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, job_gc);
     lua_setfield(L, -2, "__gc");
     lua_setmetatable(L, -2);
     return job;
+}
+
+/* Room for what the supervisor keeps of each rank. */
+static ms_status make_room(ms_job *job, uint32_t ranks)
+{
+    void *memory = NULL;
+    size_t one = sizeof(ms_outcome) + sizeof(ms_watched) + sizeof(struct pollfd) + sizeof(int);
+    ms_status status = ms_allocate(&job->context, ranks * one + sizeof(struct pollfd),
+                                   "the ranks of a job", &memory);
+    if (status) return status;
+    job->ranks = ranks;
+    job->outcomes = memory;
+    job->watched = (ms_watched *)(job->outcomes + ranks);
+    job->waits = (struct pollfd *)(job->watched + ranks);
+    job->ended = (int *)(job->waits + ranks + 1);
+    for (uint32_t r = 0; r < ranks; r++) job->ended[r] = -1;
+    return MS_OK;
 }
 
 static double field(lua_State *L, const char *name)
@@ -327,13 +344,14 @@ int ms_launch(lua_State *L)
                                           (uint64_t)field(L, "link_bytes_per_second"),
                                       .link_latency_ns = (uint64_t)field(L, "link_latency_ns"),
                                       .timeout_ns = (uint64_t)field(L, "timeout_ns") };
-    job->ranks = options.ranks;
     job->grace_ns = (uint64_t)field(L, "grace_ns");
     job->timeout_ns = options.timeout_ns;
     job->warn = warn;
     job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
     job->arguments = lua_touserdata(L, lua_upvalueindex(2));
-    if (ms_rendezvous_new(&job->context, &options, &job->rendezvous)) return refused(L, job);
+    if (ms_rendezvous_new(&job->context, &options, &job->rendezvous)
+        || make_room(job, options.ranks))
+        return refused(L, job);
     ms_rendezvous_judge(job->rendezvous);
     lua_pushvalue(L, 2);
     lua_pushvalue(L, 3);

@@ -14,6 +14,7 @@
 #define MOONSHARD_PROGRAM_LAUNCHER_H
 
 #include <lua.h>
+#include <poll.h>
 
 #include "moonshard/control.h"
 
@@ -52,15 +53,17 @@ struct ms_job {
     char **arguments;
     char program[4096]; /* its path */
     int signals;        /* descriptor that gives this process' signals */
-    /* descriptors, readable when that rank has ended; -1: not running */
-    int ended[MS_LOCAL_RANKS_MAX];
-    ms_outcome outcomes[MS_LOCAL_RANKS_MAX];
+    /* One for each rank, in one allocation that begins with outcomes. ended: descriptors, readable
+     * when that rank has ended; -1: not running. waits: those and the signals', for poll. */
+    ms_outcome *outcomes;
+    ms_watched *watched;
+    struct pollfd *waits;
+    int *ended;
     void *ranks_data;                           /* of processes or threads */
     void (*reap)(ms_job *job, uint32_t rank);   /* fills the outcome */
     void (*kill)(ms_job *job, uint32_t rank);   /* NULL: ranks cannot be killed one by one */
     void (*locate)(ms_job *job, uint32_t rank); /* asks a rank to tell where it is */
     void (*warn)(ms_job *job, const char *text);
-    ms_watched watched[MS_LOCAL_RANKS_MAX];
     uint64_t watched_ns;  /* when ms_watch looked last */
     int stop_signal;      /* the first request to stop, or 0 */
     bool ending;          /* there is a cause, and ranks that stay are killed at the deadline */

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define MS_NUMBER_BYTES 32 /* of "MOONSHARD_RANK=4294967295" */
+
 extern char **environ;
 
 static void reap(ms_job *job, uint32_t rank)
@@ -115,35 +117,55 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
     return status;
 }
 
-ms_status ms_start_processes(ms_job *job)
+/* What the variables of the ranks' environment say: one text names the rendezvous, the other, of
+ * which *number points to the end, is filled for each rank. */
+static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
 {
-    char rendezvous[sizeof MS_RENDEZVOUS_VARIABLE + 32 + 12 * (MS_LOCAL_RANKS_MAX + 1)] =
-        MS_RENDEZVOUS_VARIABLE "=",
-                                                                                    number[32];
-    job->reap = reap;
-    job->kill = kill_rank;
-    job->locate = locate;
-    ms_status status = ms_rendezvous_share(job->rendezvous, &job->context,
-                                           rendezvous + sizeof MS_RENDEZVOUS_VARIABLE,
-                                           sizeof rendezvous - sizeof MS_RENDEZVOUS_VARIABLE);
-    char **environment = NULL;
-    if (!status) status = make_environment(job, rendezvous, number, &environment);
+    static const char head[] = MS_RENDEZVOUS_VARIABLE "=";
+    size_t room = 32 + 12 * ((size_t)job->ranks + 1);
+    void *memory = NULL;
+    ms_status status = ms_allocate(&job->context, sizeof head + room + MS_NUMBER_BYTES,
+                                   "environment of the ranks", &memory);
     if (status) return status;
-    ssize_t bytes = readlink("/proc/self/exe", job->program, sizeof job->program - 1);
-    job->program[bytes > 0 ? bytes : 0] = '\0';
-    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (uint32_t r = 0; r < job->ranks && !status; r++) {
-        snprintf(number, sizeof number, "MOONSHARD_RANK=%u", r);
-        status = start_one(job, r, environment, nothing);
-    }
-    for (uint32_t r = 0; status && r < job->ranks; r++) {
+    *rendezvous = memory;
+    *number = *rendezvous + sizeof head + room;
+    memcpy(*rendezvous, head, sizeof head);
+    status =
+        ms_rendezvous_share(job->rendezvous, &job->context, *rendezvous + sizeof head - 1, room);
+    if (status) ms_release(&job->context, memory);
+    return status;
+}
+
+static void stop_all(ms_job *job)
+{
+    for (uint32_t r = 0; r < job->ranks; r++) {
         if (job->ended[r] < 0) continue;
         kill_rank(job, r);
         reap(job, r);
         close(job->ended[r]);
         job->ended[r] = -1;
     }
+}
+
+ms_status ms_start_processes(ms_job *job)
+{
+    char *rendezvous = NULL, *number = NULL, **environment = NULL;
+    job->reap = reap;
+    job->kill = kill_rank;
+    job->locate = locate;
+    ms_status status = make_variables(job, &rendezvous, &number);
+    if (status) return status;
+    status = make_environment(job, rendezvous, number, &environment);
+    ssize_t bytes = readlink("/proc/self/exe", job->program, sizeof job->program - 1);
+    job->program[bytes > 0 ? bytes : 0] = '\0';
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (uint32_t r = 0; r < job->ranks && !status; r++) {
+        snprintf(number, MS_NUMBER_BYTES, "MOONSHARD_RANK=%u", r);
+        status = start_one(job, r, environment, nothing);
+    }
+    if (status) stop_all(job);
     if (nothing >= 0) close(nothing);
     ms_release(&job->context, environment);
+    ms_release(&job->context, rendezvous);
     return status;
 }

@@ -121,9 +121,10 @@ struct ms_comm {
     ms_group *alone; /* the group of this rank by itself, made at its first use */
 };
 
-/* The membership of an engine that has none yet, and its world. */
+/* The membership of an engine that has none yet, and its world. rendezvous: where control meets the
+ * others; NULL for one that has none. */
 ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
-                      uint32_t rank, uint32_t size, ms_group **world);
+                      ms_rendezvous *rendezvous, uint32_t rank, uint32_t size, ms_group **world);
 /* members: world ranks; NULL for 0 .. size-1. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);

@@ -21,6 +21,11 @@ struct ms_control {
     const char *name;
     /* Whether there are other ranks at all. */
     bool has_others;
+    /* Takes this rank's place at the rendezvous, and makes control_state; the world's group is
+     * there. MS_ERROR_STATE if the place is taken. NULL: there is nothing to take. */
+    ms_status (*open)(ms_comm *comm, ms_rendezvous *rendezvous);
+    /* The membership is complete: from now on the others may see this rank. NULL with open. */
+    void (*joined)(ms_comm *comm);
     /* MS_OK, or the cause of the job's end as the engine's error. */
     ms_status (*check)(ms_comm *comm);
     /* This rank takes the numbers of `parts` groups; MS_GROUPS_MAX or more: there are none left.
@@ -43,7 +48,7 @@ struct ms_control {
     /* The rank begins a step; values: requests that all ranks meet before it, or 0. */
     void (*step)(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
     void (*set_folder)(ms_comm *comm, const char *folder);
-    /* After the streams and the transport have ended. */
+    /* After the streams and the transport have ended. Before `joined`: as if it had not opened. */
     void (*close)(ms_comm *comm);
 };
 

@@ -115,11 +115,22 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     return MS_OK;
 }
 
+/* Control first: a transport may use what it has. */
+static ms_status open_both(ms_comm *comm, ms_rendezvous *rendezvous)
+{
+    ms_status status = comm->control->open ? comm->control->open(comm, rendezvous) : MS_OK;
+    if (status || !comm->transport->open) return status;
+    status = comm->transport->open(comm);
+    if (status) comm->control->close(comm);
+    return status;
+}
+
 ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
-                      uint32_t rank, uint32_t size, ms_group **world)
+                      ms_rendezvous *rendezvous, uint32_t rank, uint32_t size, ms_group **world)
 {
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL;
+    ms_group *all = NULL;
     ms_status status = ms_allocate(context, sizeof(ms_comm), "rank", &memory);
     if (status) return status;
     ms_comm *comm = memory;
@@ -128,10 +139,17 @@ ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_tra
     comm->transport = transport;
     comm->process = context->os->process_id(context->os->user);
     comm->own_ids = 1;
-    status = ms_group_new(comm, 0, "world", rank, size, NULL, world);
-    if (status) ms_release(context, comm);
-    else ms_engine_set(engine, MS_SLOT_COMM, comm, comm_free);
-    return status;
+    status = ms_group_new(comm, 0, "world", rank, size, NULL, &all);
+    if (!status) status = open_both(comm, rendezvous);
+    if (status) {
+        if (all) free_group(context, all);
+        ms_release(context, comm);
+        return status;
+    }
+    ms_engine_set(engine, MS_SLOT_COMM, comm, comm_free);
+    if (control->joined) control->joined(comm);
+    *world = all;
+    return MS_OK;
 }
 
 ms_group *ms_comm_world(const ms_engine *engine) { return ms_comm_group(engine, 0); }

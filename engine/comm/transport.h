@@ -16,8 +16,11 @@
 
 struct ms_transport {
     const char *name;
+    const char *kernels;    /* whose memory it moves: devices of this family (exec/device.h) */
     uint32_t kinds, dtypes; /* that it moves: bits 1 << kind and 1 << dtype */
     const ms_task *tasks;   /* one for each kind */
+    /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
+    ms_status (*open)(ms_comm *comm);
     /* Memory that peers reach without a copy; NULL: ordinary memory is as good. */
     ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
     /* NULL where there is nothing to register: makes a storage known to the network before its

@@ -1,11 +1,11 @@
-/* comm_transport.c: what a membership asks of its transport: a stand-in whose collectives are
- * launched, and fail later. */
+/* comm_transport.c: what a membership asks of its transport and its control: a stand-in whose
+ * collectives are launched, and fail later; and ranks that meet in another way than on one host. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 #include <cmocka.h>
 
-#include "comm/control.h"
+#include "comm/rendezvous.h"
 #include "comm/transport.h"
 
 static struct stand_in {
@@ -57,7 +57,7 @@ static ms_engine *open_world(const ms_transport *transport, ms_group **world)
     ms_engine *engine = NULL;
     memset(&seen, 0, sizeof seen);
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
-    assert_int_equal(ms_comm_new(engine, &ms_control_none, transport, 0, 2, world), MS_OK);
+    assert_int_equal(ms_comm_new(engine, &ms_control_none, transport, NULL, 0, 2, world), MS_OK);
     return engine;
 }
 
@@ -128,12 +128,119 @@ static void an_error_after_the_launch_ends_the_job(void **state)
     ms_engine_free(engine);
 }
 
+/* ---------------------------------------------- another way for ranks to meet */
+
+/* A stand-in for control over several hosts, and for where its ranks meet: nothing of the memory
+ * files of one host. */
+static struct meeting {
+    ms_rendezvous base;
+    ms_status opens; /* what its control answers */
+    int opened, joined, closed, released;
+    int32_t ended_by;
+    char cause[64];
+} meeting;
+
+static ms_status open_control(ms_comm *comm, ms_rendezvous *rendezvous)
+{
+    struct meeting *m = (struct meeting *)rendezvous;
+    if (m->opens) return ms_engine_fail(comm->engine, m->opens, "the place is taken");
+    m->opened++;
+    comm->control_state = m;
+    return MS_OK;
+}
+
+static void joined_control(ms_comm *comm) { ((struct meeting *)comm->control_state)->joined++; }
+static void close_control(ms_comm *comm) { ((struct meeting *)comm->control_state)->closed++; }
+static void release_meeting(ms_rendezvous *rendezvous)
+{
+    ((struct meeting *)rendezvous)->released++;
+}
+
+static bool end_meeting(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
+                        const char *message)
+{
+    struct meeting *m = (struct meeting *)rendezvous;
+    (void)reason;
+    m->ended_by = rank;
+    strncpy(m->cause, message, sizeof m->cause - 1);
+    return true;
+}
+
+static void rank_of_meeting(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
+{
+    const struct meeting *m = (const struct meeting *)rendezvous;
+    *out = (ms_rank_state){ .phase = m->joined ? MS_RANK_PRESENT : MS_RANK_ABSENT, .step = rank };
+}
+
+static ms_status fail_to_open(ms_comm *comm)
+{
+    return ms_engine_fail(comm->engine, MS_ERROR_IO, "no network card");
+}
+
+static ms_engine *engine_alone(void)
+{
+    ms_engine_options options = { .threads = 1, .strict = true };
+    ms_engine *engine = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+/* The functions that a launcher calls reach the kind's table. A membership is complete, or nothing
+ * of it is left. */
+static void ranks_may_meet_in_another_way(void **state)
+{
+    (void)state;
+    ms_control control = ms_control_none;
+    ms_transport transport = stand_in();
+    ms_rendezvous_kind kind = { .prefix = "hosts1:",
+                                .control = &control,
+                                .close = release_meeting,
+                                .abort = end_meeting,
+                                .rank = rank_of_meeting };
+    control.open = open_control;
+    control.joined = joined_control;
+    control.close = close_control;
+    meeting = (struct meeting){ .base = { .kind = &kind, .references = 1, .ranks = 200 } };
+    ms_rendezvous *rendezvous = &meeting.base;
+    ms_engine *engine = engine_alone();
+    ms_group *world = NULL;
+    ms_rank_state seen_rank;
+    /* No transport of this tree goes with that control. */
+    assert_int_equal(ms_comm_open(engine, rendezvous, 150, &world), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "no transport"));
+    meeting.opens = MS_ERROR_STATE;
+    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
+                     MS_ERROR_STATE);
+    meeting.opens = MS_OK;
+    transport.open = fail_to_open;
+    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
+                     MS_ERROR_IO);
+    assert_true(meeting.opened == 1 && meeting.closed == 1 && meeting.joined == 0);
+    assert_null(world);
+    assert_null(ms_comm_world(engine));
+    transport.open = NULL;
+    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
+                     MS_OK);
+    assert_int_equal(meeting.joined, 1);
+    assert_int_equal(ms_group_rank(world), 150);
+    ms_rendezvous_rank(rendezvous, 150, &seen_rank);
+    assert_true(seen_rank.phase == MS_RANK_PRESENT && seen_rank.step == 150);
+    assert_true(ms_rendezvous_abort(rendezvous, MS_ABORT_DIED, 150, "host 3 is down"));
+    assert_int_equal(meeting.ended_by, 150);
+    assert_string_equal(meeting.cause, "host 3 is down");
+    ms_engine_free(engine);
+    assert_int_equal(meeting.closed, 2);
+    ms_rendezvous_release(rendezvous);
+    assert_int_equal(meeting.released, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_a_transport_does_not_move_is_refused),
         cmocka_unit_test(storages_are_enrolled),
         cmocka_unit_test(an_error_after_the_launch_ends_the_job),
+        cmocka_unit_test(ranks_may_meet_in_another_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

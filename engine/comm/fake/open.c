@@ -10,7 +10,7 @@ ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_
                               size, MS_FAKE_RANKS_MAX);
     if (ms_comm_of(engine))
         return ms_engine_fail(engine, MS_ERROR_STATE, "this engine belongs to a world already");
-    return ms_comm_new(engine, &ms_control_none, &ms_transport_fake, rank, size, world);
+    return ms_comm_new(engine, &ms_control_none, &ms_transport_fake, NULL, rank, size, world);
 }
 
 ms_status ms_comm_alone(ms_engine *engine, ms_group **out)

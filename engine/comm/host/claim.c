@@ -30,8 +30,8 @@ static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args,
 static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, bool sender)
 {
     uint32_t other = args->group->members[args->root];
-    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->rendezvous, host->rank, other)
-                                               : ms_pair(host->rendezvous, other, host->rank);
+    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->files, host->rank, other)
+                                               : ms_pair(host->files, other, host->rank);
     ms_pair_calls *calls = &line->calls[sender ? 0 : 1];
     return (call_rings){ .claims = calls->claims,
                          .published = calls->published,

@@ -7,9 +7,9 @@
 
 void ms_death_watch(ms_host *host)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     if (!host->control->unsupervised
-        || os->shared_claim(os->user, host->rendezvous->control_file, host->rank))
+        || os->shared_claim(os->user, host->files->control_file, host->rank))
         return;
     atomic_store(&host->control->lines[host->rank].claimed, 1);
 }
@@ -25,11 +25,11 @@ static bool is_alone(const ms_control_file *control, uint32_t rank)
 
 void ms_death_look(ms_host *host, uint32_t rank)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     ms_rank_line *line = &host->control->lines[rank];
     if (rank == host->rank || !atomic_load(&line->claimed) || !is_alone(host->control, rank))
         return;
-    if (os->shared_is_claimed(os->user, host->rendezvous->control_file, rank) != 0
+    if (os->shared_is_claimed(os->user, host->files->control_file, rank) != 0
         || atomic_load(&line->finished))
         return;
     char text[512], call[256];
@@ -38,10 +38,10 @@ void ms_death_look(ms_host *host, uint32_t rank)
     int64_t step = atomic_load(&line->step) - 1;
     int used = snprintf(text, sizeof text, "rank %u (pid %" PRId64 ") has ended without leaving",
                         rank, atomic_load(&line->process));
-    if (flights && ms_rendezvous_flight(host->rendezvous, rank, flights - 1, &flight))
+    if (flights && ms_host_flight(host->files, rank, flights - 1, &flight))
         used += snprintf(text + used, sizeof text - (size_t)used, " %s %s",
                          flight.left_ns ? "after" : "during",
                          ms_flight_describe(&flight, call, sizeof call));
     if (step >= 0) snprintf(text + used, sizeof text - (size_t)used, " at step %" PRId64, step);
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_DIED, (int32_t)rank, text);
+    ms_host_end_job(host->files, MS_ABORT_DIED, (int32_t)rank, text);
 }

@@ -10,7 +10,7 @@ static ms_status check(ms_comm *comm)
 {
     ms_host *host = comm->control_state;
     ms_abort_record cause;
-    if (!ms_host_aborted(host) || !ms_rendezvous_cause(host->rendezvous, &cause)) return MS_OK;
+    if (!ms_host_aborted(host) || !ms_host_cause(host->files, &cause)) return MS_OK;
     ms_error *error = &ms_engine_context(comm->engine)->error;
     *error = cause.error;
     return error->status;
@@ -23,7 +23,7 @@ static void leave(ms_comm *comm, const char *message)
     if (message) {
         char text[MS_ERROR_MESSAGE_BYTES];
         snprintf(text, sizeof text, "because rank %u: %.900s", host->rank, message);
-        ms_rendezvous_abort(host->rendezvous, MS_ABORT_RAISED, (int32_t)host->rank, text);
+        ms_host_end_job(host->files, MS_ABORT_RAISED, (int32_t)host->rank, text);
     }
     if (atomic_exchange(&host->control->lines[host->rank].finished, 1)) return;
     for (uint32_t r = 0; r < host->control->ranks; r++)
@@ -38,9 +38,9 @@ static void raise(ms_comm *comm, const ms_error *error)
     if (!*script || strstr(error->message, script)) at = script = "";
     snprintf(text, sizeof text, "because rank %u: %.800s%s%s", host->rank, error->message, at,
              script);
-    ms_rendezvous_abort(host->rendezvous,
-                        error->status == MS_ERROR_MISMATCH ? MS_ABORT_MISMATCH : MS_ABORT_RAISED,
-                        (int32_t)host->rank, text);
+    ms_host_end_job(host->files,
+                    error->status == MS_ERROR_MISMATCH ? MS_ABORT_MISMATCH : MS_ABORT_RAISED,
+                    (int32_t)host->rank, text);
 }
 
 static void progress(ms_comm *comm)
@@ -61,8 +61,8 @@ static ms_status join_group(ms_comm *comm, uint32_t id)
 {
     ms_host *host = comm->control_state;
     size_t bytes = (size_t)MS_CHANNELS * host->control->ranks * sizeof(ms_member_line);
-    int error = ms_rendezvous_populate_control(host->rendezvous,
-                                               ms_member(host->rendezvous, id, 0, 0), bytes);
+    int error =
+        ms_host_files_populate_control(host->files, ms_member(host->files, id, 0, 0), bytes);
     return error ? ms_fail_os(ms_engine_context(comm->engine), error, "no memory for a new group",
                               NULL)
                  : MS_OK;
@@ -80,11 +80,10 @@ static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
     ms_host *host = comm->control_state;
     if (!ms_kind_is_pair(args->kind)) return MS_OK;
     uint32_t other = args->group->members[args->root];
-    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->rendezvous, host->rank, other)
-                                               : ms_pair(host->rendezvous, other, host->rank);
-    int error = args->number == 1
-                    ? ms_rendezvous_populate_control(host->rendezvous, line, sizeof *line)
-                    : 0;
+    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->files, host->rank, other)
+                                               : ms_pair(host->files, other, host->rank);
+    int error =
+        args->number == 1 ? ms_host_files_populate_control(host->files, line, sizeof *line) : 0;
     return error ? ms_fail_os(ms_engine_context(comm->engine), error,
                               "no memory for sending between ranks", NULL)
                  : MS_OK;
@@ -95,77 +94,87 @@ static void launched(ms_comm *comm, const ms_comm_args *args)
     ms_host *host = comm->control_state;
     uint32_t other = ms_kind_is_pair(args->kind) ? args->group->members[args->root] : 0;
     if (args->kind == MS_SEND)
-        atomic_store(&ms_pair(host->rendezvous, host->rank, other)->sends,
+        atomic_store(&ms_pair(host->files, host->rank, other)->sends,
                      host->sends[other] = args->number);
     else if (args->kind == MS_RECV)
-        atomic_store(&ms_pair(host->rendezvous, other, host->rank)->receives,
+        atomic_store(&ms_pair(host->files, other, host->rank)->receives,
                      host->receives[other] = args->number);
     else atomic_store(&ms_ledger_line(host, args, args->group->rank)->issued, args->number);
 }
 
 /* ------------------------------------------------------------------ joining */
 
-static void close_host(ms_comm *comm)
+/* The place at the rendezvous, with the pages of the control file that the rank needs first. */
+static ms_status take_place(ms_comm *comm, ms_host_files *files, uint32_t rank)
 {
-    ms_host *host = comm->control_state;
-    leave(comm, NULL);
-    atomic_store(&host->control->lines[host->rank].phase, MS_RANK_LEFT);
-    ms_context *context = ms_engine_context(comm->engine);
-    context->activity = NULL; /* the streams have come to their end */
-    ms_rendezvous_release(host->rendezvous);
-    ms_release(context, host);
+    uint32_t absent = MS_RANK_ABSENT;
+    ms_word *phase = &files->control->lines[rank].phase;
+    if (!atomic_compare_exchange_strong(phase, &absent, MS_RANK_PRESENT))
+        return ms_engine_fail(comm->engine, MS_ERROR_STATE,
+                              "rank %u of this job is taken: every rank joins once", rank);
+    int error = ms_host_files_populate_control(files, ms_member(files, 0, 0, 0),
+                                               (size_t)MS_CHANNELS * files->base.ranks
+                                                   * sizeof(ms_member_line));
+    if (!error) return MS_OK;
+    atomic_store(phase, MS_RANK_ABSENT);
+    return ms_fail_os(ms_engine_context(comm->engine), error,
+                      "no memory for the control file of a job", NULL);
 }
 
-ms_status ms_host_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_host **out)
+static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
 {
-    ms_context *context = ms_engine_context(engine);
-    ms_rank_line *line = &rendezvous->control->lines[rank];
-    uint32_t absent = MS_RANK_ABSENT;
+    ms_context *context = ms_engine_context(comm->engine);
+    ms_host_files *files = ms_host_files_of(rendezvous);
+    uint32_t rank = comm->groups[0]->rank;
     void *memory = NULL;
-    if (!atomic_compare_exchange_strong(&line->phase, &absent, MS_RANK_PRESENT))
-        return ms_engine_fail(engine, MS_ERROR_STATE,
-                              "rank %u of this job is taken: every rank joins once", rank);
     ms_status status = ms_allocate(context, sizeof(ms_host), "rank", &memory);
-    int error = status ? 0
-                       : ms_rendezvous_populate_control(rendezvous, ms_member(rendezvous, 0, 0, 0),
-                                                        (size_t)MS_CHANNELS * rendezvous->ranks
-                                                            * sizeof(ms_member_line));
-    if (error) status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+    if (status) return status;
+    status = take_place(comm, files, rank);
     if (status) {
         ms_release(context, memory);
-        atomic_store(&line->phase, MS_RANK_ABSENT);
         return status;
     }
     ms_host *host = memory;
-    host->rendezvous = ms_rendezvous_retain(rendezvous);
-    host->control = rendezvous->control;
+    ms_rendezvous_retain(rendezvous);
+    host->comm = comm;
+    host->files = files;
+    host->control = files->control;
     host->rank = rank;
-    host->pressure = rendezvous->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
+    host->pressure = files->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
     ms_straggler_step(host, 0);
-    *out = host;
+    comm->control_state = host;
     return MS_OK;
 }
 
-void ms_host_forget(ms_context *context, ms_host *host)
+static void joined(ms_comm *comm)
 {
-    atomic_store(&host->control->lines[host->rank].phase, MS_RANK_ABSENT);
-    ms_rendezvous_release(host->rendezvous);
-    ms_release(context, host);
-}
-
-void ms_host_show(ms_host *host, ms_comm *comm)
-{
+    ms_host *host = comm->control_state;
     ms_context *context = ms_engine_context(comm->engine);
     ms_rank_line *line = &host->control->lines[host->rank];
-    host->comm = comm;
-    comm->control_state = host;
+    host->joined = true;
     atomic_store(&line->process, context->os->process_id(context->os->user));
     context->activity = &line->activity;
     ms_death_watch(host);
 }
 
+static void close_host(ms_comm *comm)
+{
+    ms_host *host = comm->control_state;
+    ms_word *phase = &host->control->lines[host->rank].phase;
+    ms_context *context = ms_engine_context(comm->engine);
+    if (host->joined) {
+        leave(comm, NULL);
+        atomic_store(phase, MS_RANK_LEFT);
+        context->activity = NULL; /* the streams have come to their end */
+    } else atomic_store(phase, MS_RANK_ABSENT);
+    ms_rendezvous_release(&host->files->base);
+    ms_release(context, host);
+}
+
 const ms_control ms_control_host = { .name = "host",
                                      .has_others = true,
+                                     .open = open_host,
+                                     .joined = joined,
                                      .check = check,
                                      .take_ids = take_ids,
                                      .join = join_group,

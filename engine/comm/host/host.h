@@ -22,6 +22,7 @@
 #include "base/activity.h"
 #include "base/thread.h"
 #include "comm/control.h"
+#include "comm/rendezvous.h"
 
 #define MS_CONTROL_MAGIC 0x325654435244534dull /* "MSDRCTV2" */
 /* Half of a staging area: one is filled while the other is read. */
@@ -137,11 +138,10 @@ typedef struct ms_control_file {
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control_file;
 
-/* This process' view of a job. */
-struct ms_rendezvous {
-    const ms_os *os;
-    ms_word references;
-    uint32_t ranks;
+/* A job on this host, as a process sees it: its memory files. What every rendezvous has comes
+ * first, so that a pointer to one is a pointer to the other. */
+typedef struct ms_host_files {
+    ms_rendezvous base;
     ms_control_file *control;
     uint64_t control_bytes, heap_bytes;
     ms_file *control_file;
@@ -149,7 +149,12 @@ struct ms_rendezvous {
         ms_file *file;
         char *memory;
     } heaps[MS_LOCAL_RANKS_MAX];
-};
+} ms_host_files;
+
+static inline ms_host_files *ms_host_files_of(const ms_rendezvous *rendezvous)
+{
+    return (ms_host_files *)(uintptr_t)rendezvous;
+}
 
 typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 
@@ -172,8 +177,9 @@ typedef struct ms_standstill {
 /* A rank's side: ms_comm.control_state. */
 typedef struct ms_host {
     ms_comm *comm;
-    ms_rendezvous *rendezvous;
+    ms_host_files *files; /* a reference */
     ms_control_file *control;
+    bool joined;   /* the others may see it */
     uint32_t rank; /* in the world, as everything here */
     ms_pressure pressure;
     /* host thread: calls so far with each rank */
@@ -186,39 +192,59 @@ typedef struct ms_host {
 
 static inline uint64_t ms_host_now(const ms_host *host)
 {
-    return host->rendezvous->os->monotonic_ns(host->rendezvous->os->user);
+    return host->files->base.os->monotonic_ns(host->files->base.os->user);
 }
 
-static inline ms_pair_line *ms_pair(const ms_rendezvous *rendezvous, uint32_t from, uint32_t to)
+static inline ms_pair_line *ms_pair(const ms_host_files *files, uint32_t from, uint32_t to)
 {
-    ms_control_file *control = rendezvous->control;
+    ms_control_file *control = files->control;
     return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks
            + to;
 }
 
-static inline ms_member_line *ms_member(const ms_rendezvous *rendezvous, uint32_t group,
+static inline ms_member_line *ms_member(const ms_host_files *files, uint32_t group,
                                         uint32_t channel, uint32_t member)
 {
-    const ms_control_file *control = rendezvous->control;
-    return (ms_member_line *)(void *)(ms_pair(rendezvous, control->ranks - 1, control->ranks - 1)
-                                      + 1)
+    const ms_control_file *control = files->control;
+    return (ms_member_line *)(void *)(ms_pair(files, control->ranks - 1, control->ranks - 1) + 1)
            + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
 }
 
-static inline char *ms_stage(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t area,
+static inline char *ms_stage(const ms_host_files *files, uint32_t rank, uint32_t area,
                              uint64_t half)
 {
-    return rendezvous->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
+    return files->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
 }
 
-/* rendezvous.c: the rendezvous of these files, control first, then a heap a rank; owns them, also
- * on failure. MS_ERROR_CORRUPT if they are something else. */
-ms_status ms_rendezvous_take(ms_context *context, uint32_t ranks, ms_file *const *files,
+/* ------------------------------------------------------------------ files.c */
+
+ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
+                            ms_rendezvous **out);
+/* The rendezvous of these files, control first, then a heap for each rank; owns them, also on
+ * failure. MS_ERROR_CORRUPT if they are something else. */
+ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
                              ms_rendezvous **out);
-/* pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
-int ms_rendezvous_populate_control(ms_rendezvous *rendezvous, void *address, size_t bytes);
-int ms_rendezvous_populate_heap(ms_rendezvous *rendezvous, uint32_t rank, void *address,
-                                size_t bytes);
+ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
+                              size_t bytes);
+ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvous **out);
+void ms_host_files_close(ms_rendezvous *rendezvous);
+/* Pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
+int ms_host_files_populate_control(ms_host_files *files, void *address, size_t bytes);
+int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *address, size_t bytes);
+
+/* meet.c */
+ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                       uint32_t rank, ms_rendezvous **out);
+
+/* ------------------------------------------------------------------ cause.c */
+
+/* As ms_rendezvous_abort, ms_rendezvous_cause and ms_rendezvous_flight. */
+bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
+                     const char *message);
+bool ms_host_cause(const ms_host_files *files, ms_abort_record *out);
+bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out);
+/* Wakes every rank, in case it sleeps. Safe in signal handlers. */
+void ms_host_ring_all(ms_control_file *control);
 
 /* ------------------------------------------------------------------- bell.c */
 
@@ -269,7 +295,7 @@ uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
 static inline ms_member_line *ms_ledger_line(const ms_host *host, const ms_comm_args *args,
                                              uint32_t member)
 {
-    return ms_member(host->rendezvous, args->group->id, args->channel, member);
+    return ms_member(host->files, args->group->id, args->channel, member);
 }
 const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
                                         uint32_t member);
@@ -323,11 +349,17 @@ void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uin
 bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                            uint32_t member);
 
-/* request.c: slots of ms_control_host. */
+/* request.c: slots of ms_control_host, and of the rendezvous. */
+void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
+const char *ms_host_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes);
 void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS]);
 void ms_host_set_folder(ms_comm *comm, const char *folder);
 
-/* suspicion.c: a rank's progress: what it has got done so far. */
+/* suspicion.c: slots of the rendezvous. */
+void ms_host_judge(ms_rendezvous *rendezvous);
+bool ms_host_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES]);
+void ms_host_acquit(ms_rendezvous *rendezvous, uint32_t rank);
+/* A rank's progress: what it has got done so far. */
 uint64_t ms_rank_progress(const ms_rank_line *line);
 /* Reports to the supervisor that `missing` has not come; the caller then goes on waiting. False: no
  * supervisor decides in this job. */
@@ -349,12 +381,5 @@ void ms_straggler_warn(ms_host *host, const ms_comm_args *args, uint32_t missing
 void ms_standstill_begin(ms_host *host, ms_wait *wait);
 void ms_standstill_look(ms_host *host, ms_wait *wait);
 void ms_standstill_end(ms_host *host, ms_wait *wait);
-
-/* host.c: joins as this rank; the membership's control state. */
-ms_status ms_host_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank, ms_host **out);
-/* Once the membership exists: from now on the rank is seen. */
-void ms_host_show(ms_host *host, ms_comm *comm);
-/* Undoes ms_host_open where the membership could not be made. */
-void ms_host_forget(ms_context *context, ms_host *host);
 
 #endif

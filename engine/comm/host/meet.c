@@ -74,8 +74,9 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
         (void)os->socket_send(os->user, visitor, &answer, sizeof answer, NULL, 0);
         return;
     }
-    files[0] = rendezvous->control_file;
-    for (uint32_t r = 0; r < rendezvous->ranks; r++) files[r + 1] = rendezvous->heaps[r].file;
+    files[0] = ms_host_files_of(rendezvous)->control_file;
+    for (uint32_t r = 0; r < rendezvous->ranks; r++)
+        files[r + 1] = ms_host_files_of(rendezvous)->heaps[r].file;
     if (os->socket_send(os->user, visitor, &answer, sizeof answer, files, rendezvous->ranks + 1))
         return;
     here[hello.rank] = true;
@@ -123,9 +124,9 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
 {
     const ms_os *os = context->os;
     ms_rendezvous *made = NULL;
-    ms_status status = ms_rendezvous_new(context, options, &made);
+    ms_status status = ms_host_files_new(context, options, &made);
     if (status) return status;
-    made->control->unsupervised = true;
+    ms_host_files_of(made)->control->unsupervised = true;
     ms_file *listener = NULL;
     int error = os->socket_listen(os->user, path, &listener);
     if (error == -EADDRINUSE)
@@ -139,7 +140,7 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
         os->close(os->user, listener);
         (void)os->remove(os->user, path);
     }
-    if (status) ms_rendezvous_release(made);
+    if (status) ms_host_files_close(made);
     else *out = made;
     return status;
 }
@@ -193,13 +194,13 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
         status = ms_fail(context, MS_ERROR_CORRUPT,
                          "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count,
                          options->ranks + 1);
-    if (!status) return ms_rendezvous_take(context, options->ranks, files, out);
+    if (!status) return ms_host_files_take(context, options->ranks, files, out);
     close_files(os, files, count);
     return status;
 }
 
-ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
-                             const char *path, uint32_t rank, ms_rendezvous **out)
+ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                       uint32_t rank, ms_rendezvous **out)
 {
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
         return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",

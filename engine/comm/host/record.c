@@ -12,10 +12,10 @@ const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args 
 
 void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     const ms_group *group = args->group;
-    const char *heap = host->rendezvous->heaps[host->rank].memory;
-    bool in_heap = args->in && args->in >= heap && args->in < heap + host->rendezvous->heap_bytes;
+    const char *heap = host->files->heaps[host->rank].memory;
+    bool in_heap = args->in && args->in >= heap && args->in < heap + host->files->heap_bytes;
     slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
     slot->counts_hash = args->counts_hash;
     slot->order = args->order;
@@ -47,7 +47,7 @@ uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
 
 void ms_ledger_landed(ms_host *host, uint64_t flight)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     ms_rank_line *line = &host->control->lines[host->rank];
     line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
     ms_activity_done(&line->activity);

@@ -12,9 +12,9 @@
 
 #define MS_SERIAL_BITS 40
 
-void ms_rendezvous_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
+void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
-    ms_control_file *control = rendezvous->control;
+    ms_control_file *control = ms_host_files_of(rendezvous)->control;
     uint32_t raised = atomic_load(&control->requests[kind].raised);
     for (uint32_t r = 0; r < control->ranks; r++) {
         ms_rank_line *line = &control->lines[r];
@@ -54,24 +54,13 @@ void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[M
 {
     ms_host *host = comm->control_state;
     ms_rank_line *own = &host->control->lines[host->rank];
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     ms_straggler_step(host, os->monotonic_ns(os->user));
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     ms_activity_done(&own->activity);
     for (int kind = 0; kind < MS_REQUESTS; kind++)
         values[kind] = meet(host->control, own, (ms_request)kind, serial);
-}
-
-void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank)
-{
-    ms_control_file *control = rendezvous->control;
-    atomic_store(&control->lines[rank].finished, 1);
-    atomic_store(&control->lines[rank].gone, 1);
-    for (uint32_t r = 0; r < control->ranks; r++) {
-        atomic_fetch_add(&control->lines[r].bell, 1);
-        ms_futex_wake_shared(&control->lines[r].bell, UINT32_MAX);
-    }
 }
 
 /* The first folder counts: all ranks of a job use the same one. */
@@ -87,9 +76,9 @@ void ms_host_set_folder(ms_comm *comm, const char *folder)
     atomic_store(&host->control->folder_set, 2);
 }
 
-const char *ms_rendezvous_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
+const char *ms_host_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
 {
-    const ms_control_file *control = rendezvous->control;
+    const ms_control_file *control = ms_host_files_of(rendezvous)->control;
     size_t length = atomic_load(&control->folder_set) == 2
                         ? strnlen(control->folder, sizeof control->folder - 1)
                         : 0;

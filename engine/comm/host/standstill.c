@@ -58,7 +58,7 @@ static size_t describe(const ms_host *host, uint32_t rank, char *text, size_t by
     size_t used = (size_t)snprintf(text, bytes, "\n  rank %u: %s", rank, left ? "has left" : "");
     for (uint64_t i = flights < MS_FLIGHTS ? 0 : flights - MS_FLIGHTS;
          i < flights && used < bytes && !left; i++) {
-        if (!ms_rendezvous_flight(host->rendezvous, rank, i, &flight) || flight.left_ns) continue;
+        if (!ms_host_flight(host->files, rank, i, &flight) || flight.left_ns) continue;
         used += (size_t)snprintf(text + used, bytes - used, "%s%s", between,
                                  ms_flight_describe(&flight, call, sizeof call));
         between = "; ";
@@ -74,7 +74,7 @@ static void end_job(const ms_host *host)
                                    "others wait for is missing, or comes behind a wait:");
     for (uint32_t r = 0; r < host->control->ranks && used < sizeof text; r++)
         used += describe(host, r, text + used, sizeof text - used);
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, -1, text);
+    ms_host_end_job(host->files, MS_ABORT_MISMATCH, -1, text);
 }
 
 /* A rank that has left does not move either: it has 0 in seen. One that leaves while it is watched

@@ -22,27 +22,23 @@ bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *
     return true;
 }
 
-void ms_rendezvous_judge(ms_rendezvous *rendezvous)
+void ms_host_judge(ms_rendezvous *rendezvous)
 {
-    atomic_store(&rendezvous->control->judged, 1);
+    atomic_store(&ms_host_files_of(rendezvous)->control->judged, 1);
 }
 
-ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank)
+bool ms_host_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
 {
-    return &rendezvous->control->lines[rank].activity;
-}
-
-bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
-{
-    ms_rank_line *line = &rendezvous->control->lines[rank];
+    ms_rank_line *line = &ms_host_files_of(rendezvous)->control->lines[rank];
     if (atomic_load(&line->suspicion.state) != 2) return false;
     memcpy(text, line->suspicion.text, MS_SUSPICION_BYTES);
     text[MS_SUSPICION_BYTES - 1] = '\0';
     return line->suspicion.progress == ms_rank_progress(line);
 }
 
-void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank)
+void ms_host_acquit(ms_rendezvous *rendezvous, uint32_t rank)
 {
     uint32_t complete = 2;
-    atomic_compare_exchange_strong(&rendezvous->control->lines[rank].suspicion.state, &complete, 0);
+    atomic_compare_exchange_strong(
+        &ms_host_files_of(rendezvous)->control->lines[rank].suspicion.state, &complete, 0);
 }

@@ -38,10 +38,9 @@ static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
         uint32_t at = ms_ledger_member(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
             uint64_t next =
-                atomic_load(&ms_member(host->rendezvous, group->id, channel, group->rank)->issued)
-                + 1;
+                atomic_load(&ms_member(host->files, group->id, channel, group->rank)->issued) + 1;
             const ms_ledger_slot *slot =
-                &ms_member(host->rendezvous, group->id, channel, at)->slots[next & 1];
+                &ms_member(host->files, group->id, channel, at)->slots[next & 1];
             if (atomic_load(&slot->seq) == next) return slot;
         }
     }
@@ -63,7 +62,7 @@ static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t 
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_ledger_slot *out)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     while (!ms_ledger_call(line, number, out)) {
         uint64_t waited = os->monotonic_ns(os->user) - begun_ns;
         if (ms_host_aborted(host) || waited >= MS_WITNESS_NS) return false;
@@ -86,7 +85,7 @@ static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
                        const ms_ledger_slot calls[2], call_sides *out)
 {
     const ms_group *group = args->group;
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     uint64_t begun = os->monotonic_ns(os->user);
     for (uint32_t m = 0; m < group->size; m++) {
         ms_ledger_slot slot = { .value = 0 };
@@ -120,15 +119,14 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
     }
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0],
-                        text);
+    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);
 }
 
 /* A member's call that cannot be shown depends on a result that this rank's call would have to
  * give. */
 void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member)
 {
-    const ms_os *os = host->rendezvous->os;
+    const ms_os *os = host->files->base.os;
     ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
     call_sides sides = { .counts = { 0, 0 } };
     ms_ledger_write(host, args, &calls[0]);
@@ -148,7 +146,7 @@ void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_l
     if (theirs) ms_flight_describe(&theirs->call, b, sizeof b);
     snprintf(text, sizeof text, "ranks disagree:\n  rank %u: %s to or from rank %u\n  rank %u: %s",
              host->rank, ms_flight_describe(&mine.call, a, sizeof a), other, other, b);
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
 void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
@@ -167,7 +165,7 @@ void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uin
     snprintf(text + used, sizeof text - (size_t)used,
              ", while rank %u waits for it at %s: every rank must make the same calls", host->rank,
              ms_flight_describe(&mine.call, what, sizeof what));
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+    ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
 void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun)
@@ -180,7 +178,7 @@ void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bo
              "ms.synchronize() before os.exit, or return from the script",
              other, begun ? "in the middle of" : "before its part of",
              ms_flight_describe(&mine.call, what, sizeof what), host->rank);
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_LEFT, (int32_t)other, text);
+    ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
 /* number: the first call of that group and channel that this rank has not made. */
@@ -189,8 +187,8 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                         uint32_t other_member)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256];
-    const ms_os *os = host->rendezvous->os;
-    ms_member_line *line = ms_member(host->rendezvous, group->id, channel, other_member);
+    const ms_os *os = host->files->base.os;
+    ms_member_line *line = ms_member(host->files, group->id, channel, other_member);
     ms_ledger_slot mine, theirs;
     ms_ledger_write(host, args, &mine);
     int used =
@@ -204,7 +202,7 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
     else
         snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %s",
                  (unsigned long long)number, group->name, ms_channel_name(channel + 1));
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
 /* Then the ranks differ in order, and neither can go on. The calls that the other has issued there
@@ -217,12 +215,11 @@ bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t oth
         const ms_group *group = comm->groups[g];
         uint32_t at = ms_ledger_member(group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
-            uint64_t theirs =
-                atomic_load(&ms_member(host->rendezvous, group->id, channel, at)->issued);
+            uint64_t theirs = atomic_load(&ms_member(host->files, group->id, channel, at)->issued);
             if (atomic_load(&ms_ledger_line(host, args, member)->issued) >= args->number)
                 return false;
             uint64_t mine =
-                atomic_load(&ms_member(host->rendezvous, group->id, channel, group->rank)->issued);
+                atomic_load(&ms_member(host->files, group->id, channel, group->rank)->issued);
             if (theirs <= mine) continue;
             wrong_order(host, args, other, group, channel, mine + 1, at);
             return true;

@@ -45,7 +45,7 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t
              missing, ms_flight_describe(&mine.call, call, sizeof call), (double)waited_ns / 1e9,
              host->rank);
     if (!args->timeout_ns && ms_suspect(host, missing, progress, text)) return;
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_TIMEOUT, (int32_t)missing, text);
+    ms_host_end_job(host->files, MS_ABORT_TIMEOUT, (int32_t)missing, text);
 }
 
 /* Sleeps and looks around in turns. The time limit begins anew when the missing rank makes
@@ -98,7 +98,7 @@ bool ms_host_wait(ms_wait *wait)
 ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args)
 {
     ms_abort_record cause;
-    if (!ms_rendezvous_cause(host->rendezvous, &cause)) return MS_TASK_DONE;
+    if (!ms_host_cause(host->files, &cause)) return MS_TASK_DONE;
     ms_run_fail(run, cause.error.status, "%s", cause.error.message);
     ms_error *error = ms_run_error(run);
     error->rank = cause.error.rank;
@@ -112,7 +112,7 @@ ms_task_result ms_host_raise(ms_run *run, ms_host *host, const ms_comm_args *arg
 {
     char text[256];
     snprintf(text, sizeof text, "because rank %u: %s", host->rank, what);
-    ms_rendezvous_abort(host->rendezvous, MS_ABORT_RAISED, (int32_t)host->rank, text);
+    ms_host_end_job(host->files, MS_ABORT_RAISED, (int32_t)host->rank, text);
     ms_task_result result = ms_host_fail(run, host, args);
     ms_run_error(run)->status = status;
     return result;

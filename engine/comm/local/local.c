@@ -59,10 +59,9 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
     for (uint32_t m = 0; m < group->size; m++) {
         const ms_ledger_slot *slot = ms_ledger_slot_of(local->host, args, m);
         in.factors[m] = (float)slot->factor;
-        in.writable[m] =
-            slot->heap_offset
-                ? local->host->rendezvous->heaps[group->members[m]].memory + slot->heap_offset - 1
-                : NULL;
+        in.writable[m] = slot->heap_offset ? local->host->files->heaps[group->members[m]].memory
+                                                 + slot->heap_offset - 1
+                                           : NULL;
         in.data[m] = slot->heap_offset ? in.writable[m] + ms_flow_from(args, m).from * item : NULL;
     }
     if (args->kind == MS_ALL_REDUCE && args->everywhere_in_place) all_reduce_slice(run, args, &in);
@@ -99,7 +98,7 @@ static void lay_down(const ms_local *local, const ms_comm_args *args, const stag
 {
     const ms_group *group = args->group;
     if (!ms_flow_source(args, group->rank)) return;
-    char *stage = ms_stage(local->host->rendezvous, local->host->rank, pass->area, half);
+    char *stage = ms_stage(local->host->files, local->host->rank, pass->area, half);
     for (uint32_t s = 0; s < ms_flow_slots(args); s++) {
         ms_flow flow = ms_flow_slot(args, s);
         uint64_t done = step * pass->width, rest = flow.length > done ? flow.length - done : 0;
@@ -119,7 +118,7 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
     uint64_t slot = ms_kind_parts(args->kind) ? group->rank : 0, done = step * pass->width;
     for (uint32_t m = 0; m < group->size; m++) {
         if (!ms_flow_source(args, m)) continue;
-        sources[m] = ms_stage(local->host->rendezvous, group->members[m], pass->area, half)
+        sources[m] = ms_stage(local->host->files, group->members[m], pass->area, half)
                      + slot * pass->width * pass->item;
         factors[m] = (float)ms_ledger_slot_of(local->host, args, m)->factor;
         ms_flow flow = ms_flow_from(args, m);
@@ -148,19 +147,19 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
              width = rest < pass->width ? rest : pass->width, begin,
              length = slice_of(group, width, group->rank, &begin);
     for (uint32_t m = 0; m < group->size; m++) {
-        sources[m] = ms_stage(local->host->rendezvous, group->members[m], pass->area, half)
-                     + begin * pass->item;
+        sources[m] =
+            ms_stage(local->host->files, group->members[m], pass->area, half) + begin * pass->item;
         factors[m] = (float)ms_ledger_slot_of(local->host, args, m)->factor;
     }
     char *own =
-        ms_stage(local->host->rendezvous, local->host->rank, pass->area, half) + begin * pass->item;
+        ms_stage(local->host->files, local->host->rank, pass->area, half) + begin * pass->item;
     ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = factors }, &own, 1,
                    length);
     if (!ms_ledger_phase(local->host, args, ++*phases)) return false;
     for (uint32_t m = 0; m < group->size; m++) {
         length = slice_of(group, width, m, &begin);
         ms_flow_copy(run, args->out + (done + begin) * pass->item,
-                     ms_stage(local->host->rendezvous, group->members[m], pass->area, half)
+                     ms_stage(local->host->files, group->members[m], pass->area, half)
                          + begin * pass->item,
                      length * pass->item);
     }
@@ -172,12 +171,12 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
 static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t area)
 {
     const ms_group *group = args->group;
-    memcpy(ms_stage(local->host->rendezvous, local->host->rank, area, 0), args->counts,
+    memcpy(ms_stage(local->host->files, local->host->rank, area, 0), args->counts,
            group->size * sizeof *args->counts);
     if (!ms_ledger_phase(local->host, args, 1)) return false;
     for (uint32_t m = 0; m < group->size; m++) {
-        const int64_t *theirs = (const int64_t *)(const void *)ms_stage(local->host->rendezvous,
-                                                                        group->members[m], area, 0);
+        const int64_t *theirs =
+            (const int64_t *)(const void *)ms_stage(local->host->files, group->members[m], area, 0);
         if (theirs[group->rank] == args->receive_counts[m]) continue;
         char text[512], what[256];
         snprintf(text, sizeof text,
@@ -187,8 +186,7 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
                                     sizeof what),
                  group->members[m], (long long)theirs[group->rank], local->host->rank,
                  local->host->rank, (long long)args->receive_counts[m]);
-        ms_rendezvous_abort(local->host->rendezvous, MS_ABORT_MISMATCH, (int32_t)group->members[m],
-                            text);
+        ms_host_end_job(local->host->files, MS_ABORT_MISMATCH, (int32_t)group->members[m], text);
         return false;
     }
     return true;
@@ -204,9 +202,9 @@ static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_ar
                      .longest = ms_flow_longest(args),
                      .item = ms_dtype_bytes(args->memory) };
     if (!channel->populated) {
-        int error = ms_rendezvous_populate_heap(
-            local->host->rendezvous, local->host->rank,
-            ms_stage(local->host->rendezvous, local->host->rank, pass.area, 0), 2 * MS_STAGE_BYTES);
+        int error = ms_host_files_populate_heap(
+            local->host->files, local->host->rank,
+            ms_stage(local->host->files, local->host->rank, pass.area, 0), 2 * MS_STAGE_BYTES);
         if (error)
             return ms_host_raise(run, local->host, args,
                                  error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO,
@@ -263,16 +261,11 @@ static ms_status storage(ms_comm *comm, ms_stream *stream, size_t bytes, ms_stor
     return ms_arena_storage(local->arena, stream, bytes, out);
 }
 
-static void close_local(ms_comm *comm)
-{
-    ms_local *local = comm->transport_state;
-    ms_arena_free(local->arena);
-    ms_release(ms_engine_context(comm->engine), local);
-}
-
 const ms_transport ms_transport_local = { .name = "local",
+                                          .kernels = "cpu",
                                           .kinds = MS_ALL_KINDS,
                                           .dtypes = MS_ALL_DTYPES,
                                           .tasks = tasks,
+                                          .open = ms_local_open,
                                           .storage = storage,
-                                          .close = close_local };
+                                          .close = ms_local_close };

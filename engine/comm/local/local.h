@@ -3,6 +3,7 @@
 #ifndef MOONSHARD_COMM_LOCAL_LOCAL_H
 #define MOONSHARD_COMM_LOCAL_LOCAL_H
 
+#include "base/assert.h"
 #include "comm/host/host.h"
 #include "comm/transport.h"
 
@@ -14,6 +15,10 @@ typedef struct ms_local {
     bool pair_populated;        /* tasks of sends: the staging area has pages */
     uint64_t flights[2];        /* tasks of sends and recvs: place in the flight record */
 } ms_local;
+
+/* open.c: slots of ms_transport_local. */
+ms_status ms_local_open(ms_comm *comm);
+void ms_local_close(ms_comm *comm);
 
 /* link.c: waits as long as the link needs for these bytes; false: the job has ended. */
 bool ms_local_pace(ms_local *local, uint64_t bytes);

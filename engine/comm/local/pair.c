@@ -11,8 +11,8 @@ static uint32_t other_of(const ms_comm_args *args) { return args->group->members
 
 static ms_pair_line *line_of(const ms_host *host, const ms_comm_args *args)
 {
-    return args->kind == MS_SEND ? ms_pair(host->rendezvous, host->rank, other_of(args))
-                                 : ms_pair(host->rendezvous, other_of(args), host->rank);
+    return args->kind == MS_SEND ? ms_pair(host->files, host->rank, other_of(args))
+                                 : ms_pair(host->files, other_of(args), host->rank);
 }
 
 static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bool sender)
@@ -105,9 +105,9 @@ static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *arg
     ms_pair_line *line = line_of(local->host, args);
     uint64_t bytes = args->count * ms_dtype_bytes(args->dtype), base = atomic_load(&line->written);
     if (!local->pair_populated) {
-        int error = ms_rendezvous_populate_heap(
-            local->host->rendezvous, local->host->rank,
-            ms_stage(local->host->rendezvous, local->host->rank, MS_STAGE_AREAS - 1, 0),
+        int error = ms_host_files_populate_heap(
+            local->host->files, local->host->rank,
+            ms_stage(local->host->files, local->host->rank, MS_STAGE_AREAS - 1, 0),
             2 * MS_STAGE_BYTES);
         if (error)
             return ms_host_raise(run, local->host, args,
@@ -119,7 +119,7 @@ static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *arg
         uint64_t chunk = base + done / MS_STAGE_BYTES, rest = bytes - done;
         if (done >= 2 * MS_STAGE_BYTES && !await(local, args, &for_reading, chunk - 1))
             return ms_host_fail(run, local->host, args);
-        memcpy(ms_stage(local->host->rendezvous, local->host->rank, MS_STAGE_AREAS - 1, chunk),
+        memcpy(ms_stage(local->host->files, local->host->rank, MS_STAGE_AREAS - 1, chunk),
                args->in + done, rest < MS_STAGE_BYTES ? rest : MS_STAGE_BYTES);
         say(local, args, &line->written, chunk + 1);
     }
@@ -136,7 +136,7 @@ static ms_task_result receive(ms_run *run, ms_local *local, const ms_comm_args *
         if (!await(local, args, &for_writing, chunk + 1))
             return ms_host_fail(run, local->host, args);
         memcpy(args->in + done,
-               ms_stage(local->host->rendezvous, other_of(args), MS_STAGE_AREAS - 1, chunk),
+               ms_stage(local->host->files, other_of(args), MS_STAGE_AREAS - 1, chunk),
                rest < MS_STAGE_BYTES ? rest : MS_STAGE_BYTES);
         say(local, args, &line->read, chunk + 1);
     }
@@ -162,8 +162,7 @@ ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *arg
             if (!await(local, args, &for_writing, chunk))
                 return ms_host_fail(run, local->host, args);
             ms_flow_copy(run, args->in,
-                         local->host->rendezvous->heaps[other_of(args)].memory + sent->heap_offset
-                             - 1,
+                         local->host->files->heaps[other_of(args)].memory + sent->heap_offset - 1,
                          args->count * ms_dtype_bytes(args->dtype));
             say(local, args, &line->read, chunk);
         }

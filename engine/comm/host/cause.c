@@ -1,0 +1,79 @@
+/* cause.c: why a job has ended, and the flight records that its ranks have left. */
+#include "comm/host/host.h"
+
+#include <string.h>
+
+void ms_host_ring_all(ms_control_file *control)
+{
+    for (uint32_t r = 0; r < control->ranks; r++) {
+        atomic_fetch_add(&control->lines[r].bell, 1);
+        ms_futex_wake_shared(&control->lines[r].bell, UINT32_MAX);
+    }
+}
+
+/* strncpy that always ends the text. Safe in signal handlers, like everything that
+ * ms_host_end_job calls. */
+static void copy_text(char *to, const char *from, size_t bytes)
+{
+    size_t i = 0;
+    for (; from && from[i] && i + 1 < bytes; i++) to[i] = from[i];
+    to[i] = '\0';
+}
+
+static ms_status status_of(ms_abort_reason reason)
+{
+    if (reason == MS_ABORT_MISMATCH) return MS_ERROR_MISMATCH;
+    return reason == MS_ABORT_TIMEOUT ? MS_ERROR_TIMEOUT : MS_ERROR_ABORTED;
+}
+
+bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
+                     const char *message)
+{
+    ms_control_file *control = files->control;
+    uint32_t none = 0;
+    if (!atomic_compare_exchange_strong(&control->aborted, &none, 1)) return false;
+    ms_error *error = &control->record.error;
+    control->record.reason = reason;
+    error->status = status_of(reason);
+    error->rank = rank;
+    error->collective = -1;
+    error->bucket = -1;
+    copy_text(error->message, message, sizeof error->message);
+    atomic_store(&control->aborted, 2);
+    ms_host_ring_all(control);
+    return true;
+}
+
+/* A rank may have died while it wrote the record: then there is a cause, but no text. */
+bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
+{
+    const ms_os *os = files->base.os;
+    ms_control_file *control = files->control;
+    if (!atomic_load(&control->aborted)) return false;
+    for (uint64_t limit = os->monotonic_ns(os->user) + 20000000;
+         atomic_load(&control->aborted) == 1 && os->monotonic_ns(os->user) < limit;)
+        ms_yield();
+    if (atomic_load(&control->aborted) == 2) {
+        *out = control->record;
+        out->error.message[sizeof out->error.message - 1] = '\0';
+        return true;
+    }
+    memset(out, 0, sizeof *out);
+    out->reason = MS_ABORT_DIED;
+    out->error.status = MS_ERROR_ABORTED;
+    out->error.rank = out->error.bucket = -1;
+    out->error.collective = -1;
+    copy_text(out->error.message, "a rank died while it reported why the job ends",
+              sizeof out->error.message);
+    return true;
+}
+
+bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out)
+{
+    ms_rank_line *line = &files->control->lines[rank];
+    uint64_t count = atomic_load(&line->flights);
+    if (index >= count || index + MS_FLIGHTS < count) return false;
+    *out = line->flight[index % MS_FLIGHTS];
+    out->label[sizeof out->label - 1] = out->script[sizeof out->script - 1] = '\0';
+    return true;
+}

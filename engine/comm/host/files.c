@@ -1,0 +1,236 @@
+/* files.c: the memory files of a job: made, handed to children, taken over. */
+#include "comm/host/host.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MS_HEAP_MOST ((uint64_t)64 << 30)
+#define MS_HEAP_GRAIN ((uint64_t)2 << 20)
+#define MS_TIMEOUT_NS (300 * (uint64_t)1000000000)
+#define MS_SHARE_FORMAT MS_HOST_PREFIX "%u:%d"
+
+/* ------------------------------------------------------------------- making */
+
+static uint64_t control_size(uint32_t ranks)
+{
+    return sizeof(ms_control_file) + ranks * sizeof(ms_rank_line)
+           + (uint64_t)ranks * ranks * sizeof(ms_pair_line)
+           + (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
+}
+
+int ms_host_files_populate_control(ms_host_files *files, void *address, size_t bytes)
+{
+    const uintptr_t page = 4096, base = (uintptr_t)files->control;
+    uintptr_t begin = (uintptr_t)address & ~(page - 1),
+              end = ((uintptr_t)address + bytes + page - 1) & ~(page - 1);
+    return files->base.os->shared_populate(files->base.os->user, files->control_file,
+                                           (char *)files->control + (begin - base), begin - base,
+                                           end - begin);
+}
+
+int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *address, size_t bytes)
+{
+    return files->base.os->shared_populate(files->base.os->user, files->heaps[rank].file, address,
+                                           (uint64_t)((char *)address - files->heaps[rank].memory),
+                                           bytes);
+}
+
+void ms_host_files_close(ms_rendezvous *rendezvous)
+{
+    ms_host_files *files = ms_host_files_of(rendezvous);
+    const ms_os *os = rendezvous->os;
+    for (uint32_t r = 0; r < rendezvous->ranks; r++) {
+        if (files->heaps[r].memory)
+            os->unreserve(os->user, files->heaps[r].memory, files->heap_bytes);
+        if (files->heaps[r].file) os->close(os->user, files->heaps[r].file);
+    }
+    if (files->control) os->unreserve(os->user, files->control, files->control_bytes);
+    if (files->control_file) os->close(os->user, files->control_file);
+    os->release(os->user, files);
+}
+
+static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, sizeof(ms_host_files), "rendezvous", &memory);
+    if (status) return status;
+    ms_host_files *made = memory;
+    made->base.os = context->os;
+    made->base.ranks = ranks;
+    made->control_bytes = control_size(ranks);
+    *out = made;
+    return MS_OK;
+}
+
+static ms_status map_all(ms_context *context, ms_host_files *made, bool control_too)
+{
+    const ms_os *os = context->os;
+    if (control_too && !made->control)
+        made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
+    bool mapped = made->control != NULL;
+    for (uint32_t r = 0; mapped && made->heap_bytes && r < made->base.ranks; r++) {
+        made->heaps[r].memory = os->shared_map(os->user, made->heaps[r].file, made->heap_bytes);
+        mapped = made->heaps[r].memory != NULL;
+    }
+    if (mapped) return MS_OK;
+    return ms_fail(context, MS_ERROR_MEMORY,
+                   "no address space for the memory of %u ranks (%llu MiB each): raise the limit "
+                   "of ulimit -v, or give each rank less "
+                   "memory (--memory BYTES, or memory_bytes of ms.init)",
+                   made->base.ranks, (unsigned long long)(made->heap_bytes >> 20));
+}
+
+static ms_status create_files(ms_context *context, ms_host_files *made)
+{
+    const ms_os *os = context->os;
+    int error =
+        os->shared_create(os->user, "moonshard control", made->control_bytes, &made->control_file);
+    for (uint32_t r = 0; error == 0 && r < made->base.ranks; r++)
+        error =
+            os->shared_create(os->user, "moonshard heap", made->heap_bytes, &made->heaps[r].file);
+    if (error == 0) return MS_OK;
+    return ms_fail_os(context, error,
+                      "cannot make the memory files that ranks share (memfd_create)", NULL);
+}
+
+ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
+                            ms_rendezvous **out)
+{
+    if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
+                       options->ranks, MS_LOCAL_RANKS_MAX);
+    ms_machine machine;
+    int error = context->os->machine(context->os->user, &machine);
+    if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
+    uint64_t most = machine.memory_bytes < MS_HEAP_MOST ? machine.memory_bytes : MS_HEAP_MOST;
+    uint64_t heap = options->heap_bytes && options->heap_bytes < most ? options->heap_bytes : most;
+    ms_host_files *made = NULL;
+    ms_status status = new_record(context, options->ranks, &made);
+    if (status) return status;
+    made->heap_bytes = MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
+    status = create_files(context, made);
+    if (!status) status = map_all(context, made, true);
+    if (!status) {
+        error = ms_host_files_populate_control(
+            made, made->control, sizeof(ms_control_file) + options->ranks * sizeof(ms_rank_line));
+        if (error)
+            status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+    }
+    if (status) {
+        ms_host_files_close(&made->base);
+        return status;
+    }
+    uint32_t threads = options->threads ? options->threads : machine.cores / options->ranks;
+    ms_control_file *control = made->control;
+    control->control_bytes = made->control_bytes;
+    control->heap_bytes = made->heap_bytes;
+    control->link_bytes_per_second = options->link_bytes_per_second;
+    control->link_latency_ns = options->link_latency_ns;
+    control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
+    control->ranks = options->ranks;
+    control->threads = threads ? threads : 1;
+    control->crowded = options->ranks * control->threads > machine.cores;
+    atomic_store(&control->groups, 1);
+    control->magic = MS_CONTROL_MAGIC;
+    *out = &made->base;
+    return MS_OK;
+}
+
+/* ----------------------------------------------------------------- children */
+
+ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
+                              size_t bytes)
+{
+    const ms_host_files *files = ms_host_files_of(rendezvous);
+    const ms_os *os = rendezvous->os;
+    int descriptor = os->shared_share(os->user, files->control_file, true);
+    if (descriptor < 0)
+        return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
+    int used = snprintf(text, bytes, MS_SHARE_FORMAT, rendezvous->ranks, descriptor);
+    for (uint32_t r = 0; r < rendezvous->ranks && used > 0 && (size_t)used < bytes; r++) {
+        descriptor = os->shared_share(os->user, files->heaps[r].file, true);
+        if (descriptor < 0)
+            return ms_fail_os(context, descriptor, "cannot hand a memory file to a child", NULL);
+        used += snprintf(text + used, bytes - (size_t)used, ",%d", descriptor);
+    }
+    if (used > 0 && (size_t)used < bytes) return MS_OK;
+    return ms_fail(context, MS_ERROR_ARGUMENT,
+                   "%zu bytes are too few for the names of %u memory files", bytes,
+                   rendezvous->ranks + 1);
+}
+
+/* The descriptors that text names as files of `made`; false if it does not name them. */
+static bool adopt_files(ms_context *context, const char *text, ms_host_files *made)
+{
+    const ms_os *os = context->os;
+    for (uint32_t i = 0; i <= made->base.ranks; i++) {
+        char *end = NULL;
+        long descriptor = strtol(text, &end, 10);
+        ms_file **file = i ? &made->heaps[i - 1].file : &made->control_file;
+        if (end == text || descriptor < 3 || descriptor > 1 << 20
+            || *end != (i < made->base.ranks ? ',' : '\0'))
+            return false;
+        text = end + 1;
+        if (os->shared_adopt(os->user, (int)descriptor, file)) return false;
+    }
+    return true;
+}
+
+/* Whether the files are the memory of a job with this number of ranks; maps the control file. Sizes
+ * are checked before anything is read. */
+static bool check_files(ms_host_files *made)
+{
+    const ms_os *os = made->base.os;
+    uint64_t bytes = 0;
+    if (os->size(os->user, made->control_file, &bytes) || bytes != made->control_bytes)
+        return false;
+    made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
+    if (!made->control || made->control->magic != MS_CONTROL_MAGIC
+        || made->control->ranks != made->base.ranks
+        || made->control->control_bytes != made->control_bytes)
+        return false;
+    for (uint32_t r = 0; r < made->base.ranks; r++)
+        if (os->size(os->user, made->heaps[r].file, &bytes) || bytes != made->control->heap_bytes)
+            return false;
+    made->heap_bytes = made->control->heap_bytes;
+    return true;
+}
+
+ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
+{
+    unsigned ranks = 0;
+    int from = 0;
+    if (sscanf(text, MS_HOST_PREFIX "%u:%n", &ranks, &from) != 1 || !from || ranks < 1
+        || ranks > MS_LOCAL_RANKS_MAX)
+        return MS_ERROR_CORRUPT;
+    ms_host_files *made = NULL;
+    ms_status status = new_record(context, ranks, &made);
+    if (status) return status;
+    status = adopt_files(context, text + from, made) && check_files(made)
+                 ? map_all(context, made, false)
+                 : MS_ERROR_CORRUPT;
+    if (status) ms_host_files_close(&made->base);
+    else *out = &made->base;
+    return status;
+}
+
+ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
+                             ms_rendezvous **out)
+{
+    ms_host_files *made = NULL;
+    ms_status status = new_record(context, ranks, &made);
+    if (status) {
+        for (uint32_t i = 0; i <= ranks; i++) context->os->close(context->os->user, files[i]);
+        return status;
+    }
+    made->control_file = files[0];
+    for (uint32_t r = 0; r < ranks; r++) made->heaps[r].file = files[r + 1];
+    status = check_files(made) ? map_all(context, made, false)
+                               : ms_fail(context, MS_ERROR_CORRUPT,
+                                         "the files that rank 0 brought are no memory of a job");
+    if (status) ms_host_files_close(&made->base);
+    else *out = &made->base;
+    return status;
+}

@@ -1,0 +1,74 @@
+/* supervise.c: a job on one host as its supervisor sees it: the table of this kind of rendezvous.
+ */
+#include "comm/host/host.h"
+
+static ms_rank_line *line_of(const ms_rendezvous *rendezvous, uint32_t rank)
+{
+    return &ms_host_files_of(rendezvous)->control->lines[rank];
+}
+
+static uint32_t threads(const ms_rendezvous *rendezvous)
+{
+    return ms_host_files_of(rendezvous)->control->threads;
+}
+
+static bool end_job(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
+                    const char *message)
+{
+    return ms_host_end_job(ms_host_files_of(rendezvous), reason, rank, message);
+}
+
+static bool cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
+{
+    return ms_host_cause(ms_host_files_of(rendezvous), out);
+}
+
+static bool flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)
+{
+    return ms_host_flight(ms_host_files_of(rendezvous), rank, index, out);
+}
+
+static void rank_state(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
+{
+    ms_rank_line *line = line_of(rendezvous, rank);
+    *out = (ms_rank_state){ .phase = (ms_rank_phase)atomic_load(&line->phase),
+                            .process = atomic_load(&line->process),
+                            .progress = ms_rank_progress(line),
+                            .collectives = atomic_load(&line->flights),
+                            .step = atomic_load(&line->step) - 1,
+                            .finished = atomic_load(&line->finished) != 0,
+                            .waits = atomic_load(&line->still) != 0 };
+    ms_activity_read(&line->activity, &out->activity);
+}
+
+static void left(ms_rendezvous *rendezvous, uint32_t rank)
+{
+    atomic_store(&line_of(rendezvous, rank)->finished, 1);
+    atomic_store(&line_of(rendezvous, rank)->gone, 1);
+    ms_host_ring_all(ms_host_files_of(rendezvous)->control);
+}
+
+static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
+{
+    return &line_of(rendezvous, rank)->activity;
+}
+
+const ms_rendezvous_kind ms_rendezvous_host = { .prefix = MS_HOST_PREFIX,
+                                                .control = &ms_control_host,
+                                                .create = ms_host_files_new,
+                                                .meet = ms_host_meet,
+                                                .share = ms_host_files_share,
+                                                .adopt = ms_host_files_adopt,
+                                                .close = ms_host_files_close,
+                                                .threads = threads,
+                                                .abort = end_job,
+                                                .cause = cause,
+                                                .rank = rank_state,
+                                                .flight = flight,
+                                                .left = left,
+                                                .activity = activity,
+                                                .judge = ms_host_judge,
+                                                .suspect = ms_host_suspect,
+                                                .acquit = ms_host_acquit,
+                                                .request = ms_host_request,
+                                                .folder = ms_host_folder };
