@@ -195,8 +195,10 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (c->bucket < 0)
         label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
     else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
-    status = ms_tensor_enqueue(comm->engine, &args->group->transport->tasks[args->kind], args,
-                               reads, 1, writes, 1, (ms_task_cost){ .bytes = args->payload_bytes });
+    const ms_task *tasks =
+        args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
+    status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
+                               (ms_task_cost){ .bytes = args->payload_bytes });
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
@@ -322,7 +324,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
     ms_status status = ms_comm_verify(comm);
-    if (!status) status = check_transport(group, args);
+    if (!status && !args->by_hosts) status = check_transport(group, args);
     if (!status) status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = add_record(comm, args, c);

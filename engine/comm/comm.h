@@ -39,8 +39,6 @@ struct ms_group {
     uint32_t *members; /* world ranks */
     uint64_t *set;     /* the same as a bit set over the world's ranks */
     uint32_t splits;   /* made from this one, for names */
-    /* Result of the last split. Written by a task, possibly after the caller got an error. */
-    uint64_t split_id;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     ms_channel channels[MS_CHANNELS];
@@ -69,6 +67,7 @@ typedef struct ms_comm_args {
     uint8_t memory; /* dtype in memory: dtype, or f32 where numbers are rounded on their way */
     bool rooted, by_counts;   /* root counts; cut by counts, on every rank */
     bool everywhere_in_place; /* all_reduce: out is in; part of counts_hash */
+    bool by_hosts;            /* in and out are host memory, and control carries the call */
     uint32_t root;
     int32_t bucket;
     /* number: of the call in this channel, or in this pair and direction; count: elements of the
@@ -79,8 +78,7 @@ typedef struct ms_comm_args {
     char *in, *out;
     const int64_t *counts, *receive_counts; /* kept by the membership until the task is done */
     uint64_t payload_bytes, wire_bytes, timeout_ns;
-    uint64_t value;   /* split: the id that this rank proposes */
-    uint64_t *result; /* split: where the agreed ids go, one for each member */
+    uint64_t value; /* all_to_all by counts: the longest part */
     double factor;
     char label[32], script[64];
 } ms_comm_args;
@@ -136,9 +134,36 @@ ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collec
                               uint64_t *count);
 /* The text, or its end where it is too long. */
 void ms_copy_tail(char *to, size_t bytes, const char *text);
+/* share.c: as ms_group_share, of `bytes` of the group's first member, on channel 1 and as a call of
+ * its own kind. hash: what must agree beside it. Without others, all keeps this rank's. Blocks. */
+ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes);
 /* A collective past the public checks. Without tensors (split, shared numbers), the caller has set
  * dtype, memory, in, out and payload_bytes of args. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,
                          ms_point *ready);
+
+/* The tasks of a transport, and those of a control, one for each kind that it has, with one
+ * function. */
+#define MS_COMM_TASK(index, text, run)              \
+    [index] = { .name = text,                       \
+                .function = run,                    \
+                .args_bytes = sizeof(ms_comm_args), \
+                .kind = MS_KIND_COMMUNICATION }
+#define MS_COMM_TASKS(run)                                                                        \
+    {                                                                                             \
+        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \
+            MS_COMM_TASK(MS_REDUCE_SCATTER, "reduce_scatter", run),                               \
+            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                       \
+            MS_COMM_TASK(MS_ALL_TO_ALL, "all_to_all", run),                                       \
+            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_GATHER, "gather", run), \
+            MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run),         \
+            MS_COMM_TASK(MS_RECV, "recv", run), MS_COMM_TASK(MS_BARRIER, "barrier", run)          \
+    }
+#define MS_HOST_TASKS(run)                                                                     \
+    {                                                                                          \
+        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run),                                        \
+            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                    \
+            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_SPLIT, "split", run) \
+    }
 
 #endif

@@ -11,6 +11,8 @@
  * - A call is launched after its claim, and peers count on it only then. A claim whose launch fails
  *   is retracted.
  * - The first cause ends the job: after it, `check` fails on every rank with that cause.
+ * - Control also carries the small numbers and texts that hosts wait for (share.c), in host memory:
+ *   plans, the ids of new groups, what a transport needs to begin. A transport never sees them.
  * - All slots are for the host thread, but for `abort`, which any thread of the rank may call. */
 #ifndef MOONSHARD_COMM_CONTROL_H
 #define MOONSHARD_COMM_CONTROL_H
@@ -40,6 +42,10 @@ struct ms_control {
     ms_status (*claim)(ms_comm *comm, const ms_comm_args *args);
     void (*retract)(ms_comm *comm, const ms_comm_args *args);
     void (*launched)(ms_comm *comm, const ms_comm_args *args);
+    /* The calls that control carries itself (ms_comm_args.by_hosts), by kind: all_gather,
+     * all_reduce, broadcast and split of bytes in host memory. A member's numbers are in its place
+     * of `out` already. They run on a stream, in order with the other calls of their channel. */
+    const ms_task *tasks;
     /* This rank makes no more calls. message: it has failed, and the job ends. */
     void (*leave)(ms_comm *comm, const char *message);
     void (*abort)(ms_comm *comm, const ms_error *error);

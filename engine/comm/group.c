@@ -28,7 +28,7 @@ static void comm_free(ms_engine *engine, void *object)
     ms_comm *comm = object;
     ms_context *context = ms_engine_context(engine);
     if (context->os->process_id(context->os->user) == comm->process) {
-        comm->transport->close(comm);
+        if (comm->transport->close) comm->transport->close(comm);
         comm->control->close(comm);
     }
     for (uint32_t i = 0; i < atomic_load(&comm->group_count); i++)

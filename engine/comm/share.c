@@ -1,6 +1,6 @@
-/* share.c: numbers that hosts share: copied into host memory, which the membership owns until the
- * collective is done and the host has read the result. */
-#include "comm/transport.h"
+/* share.c: numbers that hosts share: copied into host memory, which the membership owns until
+ * control has carried them and the host has read the result. */
+#include "comm/control.h"
 
 #include <string.h>
 
@@ -45,10 +45,8 @@ static void multiply(ms_dtype dtype, void *numbers, uint64_t count, uint32_t siz
     }
 }
 
-static bool is_made_here(const ms_group *group) { return group->transport == &ms_transport_fake; }
-
-/* Where this rank's numbers lie in the result before the collective. In a fake world the result is
- * made here, and the task has no tensors: the sim device runs none. */
+/* Puts this rank's numbers in their place of the result. Without others the result is made here,
+ * since nothing carries it: the sim device runs no task. */
 static void lay_out(const ms_group *group, const ms_sharing *sharing, const void *mine,
                     char *result, ms_comm_args *args)
 {
@@ -57,34 +55,55 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
     args->dtype = args->memory = (uint8_t)sharing->dtype;
     args->count = sharing->count * (gathers ? group->size : 1);
     args->payload_bytes = bytes;
+    args->by_hosts = true;
     char *own = gathers ? result + group->rank * bytes : result;
     if (bytes) memcpy(own, mine, bytes);
-    if (!is_made_here(group)) {
-        args->in = own;
-        args->out = result;
-        return;
-    }
+    args->in = own;
+    args->out = result;
+    if (group->control->has_others) return;
     for (uint32_t m = 0; gathers && bytes && m < group->size; m++)
         if (m != group->rank) memcpy(result + m * bytes, own, bytes);
     if (sharing->kind == MS_ALL_REDUCE && sharing->op == MS_REDUCE_OP_SUM)
         multiply(sharing->dtype, result, sharing->count, group->size);
 }
 
+static ms_status new_result(ms_comm *comm, size_t bytes, ms_shared **out)
+{
+    void *memory = NULL;
+    sweep(comm);
+    ms_status status = ms_allocate(ms_engine_context(comm->engine), sizeof(ms_shared) + bytes,
+                                   "numbers of hosts", &memory);
+    if (status) return status;
+    *out = memory;
+    (*out)->bytes = bytes;
+    return MS_OK;
+}
+
+/* Takes over `shared`, also when it fails. */
+static ms_status issue(ms_group *group, ms_comm_args *args, const ms_collective *call,
+                       ms_shared *shared)
+{
+    ms_comm *comm = group->comm;
+    ms_status status = ms_group_issue(group, args, call, &shared->ready);
+    if (status) {
+        ms_release(ms_engine_context(comm->engine), shared);
+        return status;
+    }
+    shared->next = comm->shared;
+    comm->shared = shared;
+    return MS_OK;
+}
+
 ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
                                uint64_t *ticket)
 {
     ms_comm *comm = group->comm;
-    void *memory = NULL;
+    ms_shared *shared = NULL;
     size_t bytes = sharing->count * ms_dtype_bytes(sharing->dtype)
                    * (sharing->kind == MS_ALL_GATHER ? group->size : 1);
-    sweep(comm);
     ms_status status = check(group, sharing);
-    if (!status)
-        status = ms_allocate(ms_engine_context(comm->engine), sizeof(ms_shared) + bytes,
-                             "numbers of hosts", &memory);
+    if (!status) status = new_result(comm, bytes, &shared);
     if (status) return status;
-    ms_shared *shared = memory;
-    shared->bytes = bytes;
     ms_comm_args args = { .channel = MS_CHANNEL_NUMBERS - 1 };
     lay_out(group, sharing, mine, shared->result, &args);
     ms_collective call = { .kind = sharing->kind,
@@ -92,15 +111,29 @@ ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const
                            .root = sharing->root,
                            .bucket = -1,
                            .label = sharing->label };
-    status = ms_group_issue(group, &args, &call, &shared->ready);
-    if (status) {
-        ms_release(ms_engine_context(comm->engine), shared);
-        return status;
-    }
-    shared->next = comm->shared;
-    comm->shared = shared;
-    if (ticket) *ticket = shared->ticket = ++comm->tickets;
-    return MS_OK;
+    status = issue(group, &args, &call, shared);
+    if (!status && ticket) *ticket = shared->ticket = ++comm->tickets;
+    return status;
+}
+
+ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes)
+{
+    ms_shared *shared = NULL;
+    ms_status status = new_result(group->comm, bytes, &shared);
+    if (status) return status;
+    memcpy(shared->result, all, bytes);
+    ms_comm_args args = { .counts_hash = hash,
+                          .by_hosts = true,
+                          .dtype = MS_U8,
+                          .memory = MS_U8,
+                          .in = shared->result,
+                          .out = shared->result,
+                          .payload_bytes = bytes };
+    status = issue(group, &args, &(ms_collective){ .kind = MS_SPLIT, .bucket = -1 }, shared);
+    if (status || !ms_group_has_others(group)) return status;
+    status = ms_point_sync(group->comm->engine, shared->ready);
+    if (!status) memcpy(all, shared->result, bytes);
+    return status;
 }
 
 ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all)
@@ -110,7 +143,7 @@ ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all)
     while (shared && shared->ticket != ticket) shared = shared->next;
     if (!shared || !ticket)
         return ms_engine_fail(engine, MS_ERROR_STATE, "these numbers have been read already");
-    ms_status status = is_made_here(group) ? MS_OK : ms_point_sync(engine, shared->ready);
+    ms_status status = group->control->has_others ? ms_point_sync(engine, shared->ready) : MS_OK;
     if (!status && shared->bytes) memcpy(all, shared->result, shared->bytes);
     shared->ticket = 0;
     return status;

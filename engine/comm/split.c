@@ -62,23 +62,18 @@ static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
 }
 
 /* The numbers of all parts, from *first_id on: the group's first member takes them, and all learn
- * them in one collective. list_hash: the ranks must cut the group alike. */
+ * them in one exchange of control. list_hash: the ranks must cut the group alike. */
 static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t parts,
                               uint32_t *first_id)
 {
-    ms_engine *engine = group->comm->engine;
-    bool takes = group->rank == 0 || !ms_group_has_others(group);
-    ms_comm_args args = { .counts_hash = list_hash, .result = &group->split_id };
-    if (takes) args.value = group->control->take_ids(group->comm, parts);
-    ms_collective collective = { .kind = MS_SPLIT, .bucket = -1 };
-    ms_point ready;
-    ms_status status = ms_group_issue(group, &args, &collective, &ready);
-    if (!status && ms_group_has_others(group)) status = ms_point_sync(engine, ready);
+    uint64_t id = 0;
+    if (group->rank == 0 || !ms_group_has_others(group))
+        id = group->control->take_ids(group->comm, parts);
+    ms_status status = ms_group_share_split(group, list_hash, &id, sizeof id);
     if (status) return status;
-    uint64_t id = takes ? args.value : group->split_id;
     if (id + parts > MS_GROUPS_MAX)
-        return ms_engine_fail(engine, MS_ERROR_STATE, "%u more groups: a job may have %d", parts,
-                              MS_GROUPS_MAX);
+        return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
+                              "%u more groups: a job may have %d", parts, MS_GROUPS_MAX);
     *first_id = (uint32_t)id;
     return MS_OK;
 }

@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 
-#define MS_ALL_KINDS ((1u << MS_COLLECTIVES) - 1)
+#define MS_ALL_KINDS ((1u << MS_SPLIT) - 1) /* a split is control's */
 #define MS_ALL_DTYPES ((1u << MS_DTYPES) - 1)
 
 struct ms_transport {
@@ -32,27 +32,10 @@ struct ms_transport {
     /* NULL where tasks look for the end of the job themselves: what is launched ends at once. Once,
      * on the host thread, after control knows the cause. */
     void (*abort)(ms_comm *comm);
+    /* After the streams have ended; NULL: there is nothing to close. */
     void (*close)(ms_comm *comm);
 };
 
 extern const ms_transport ms_transport_local, ms_transport_fake;
-
-/* The tasks of a transport, one for each kind, with one function. */
-#define MS_COMM_TASK(index, text, run)              \
-    [index] = { .name = text,                       \
-                .function = run,                    \
-                .args_bytes = sizeof(ms_comm_args), \
-                .kind = MS_KIND_COMMUNICATION }
-#define MS_COMM_TASKS(run)                                                                        \
-    {                                                                                             \
-        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \
-            MS_COMM_TASK(MS_REDUCE_SCATTER, "reduce_scatter", run),                               \
-            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                       \
-            MS_COMM_TASK(MS_ALL_TO_ALL, "all_to_all", run),                                       \
-            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_GATHER, "gather", run), \
-            MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run),         \
-            MS_COMM_TASK(MS_RECV, "recv", run), MS_COMM_TASK(MS_BARRIER, "barrier", run),         \
-            MS_COMM_TASK(MS_SPLIT, "split", run)                                                  \
-    }
 
 #endif

@@ -1,7 +1,11 @@
 /* comm_share.c: numbers that hosts share. */
-#include "comm_support.h"
+#include "comm/host/host.h"
 
+#include <math.h>
 #include <stdatomic.h>
+
+#include "comm/transport.h"
+#include "comm_support.h"
 
 /* Every kind and dtype; what a rank brings differs from what others bring. */
 static void kinds(rank *self)
@@ -64,6 +68,123 @@ static void results_are_read_late_or_never(void **state)
     (void)state;
     run_well(THREADS, 2, late, NULL);
     run_well(PROCESSES, 4, late, NULL);
+}
+
+/* ------------------------------------------------------ by control, not by the transport */
+
+/* Lengths around those of a piece, and a sum whose bits tell the order of ranks. */
+static void pieces(rank *self)
+{
+    static const uint64_t lengths[] = { 1, MS_SHARED_BYTES - 1, MS_SHARED_BYTES,
+                                        MS_SHARED_BYTES + 1, 3 * MS_SHARED_BYTES + 7 };
+    enum { MOST = 3 * MS_SHARED_BYTES + 7 };
+    uint32_t n = self->ranks, r = self->number;
+    uint8_t *mine = malloc(MOST), *all = malloc(8 * (size_t)MOST);
+    CHECK(mine && all);
+    for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+        for (uint64_t i = 0; i < lengths[k]; i++) mine[i] = (uint8_t)(i * 7 + r * 50);
+        ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_U8, .count = lengths[k] };
+        OK(ms_group_share(self->world, &sharing, mine, all));
+        for (uint32_t m = 0; m < n; m++)
+            for (uint64_t i = 0; i < lengths[k]; i++)
+                CHECK(all[m * lengths[k] + i] == (uint8_t)(i * 7 + m * 50));
+        sharing.kind = MS_ALL_REDUCE; /* wraps */
+        OK(ms_group_share(self->world, &sharing, mine, all));
+        for (uint64_t i = 0; i < lengths[k]; i++)
+            CHECK(all[i] == (uint8_t)(n * (i * 7) + 50 * (n * (n - 1) / 2)));
+    }
+    free(mine);
+    free(all);
+    float values[2] = { r == 0 ? 1e8f : r == 1 ? -1e8f : 1, r == 1 ? NAN : (float)r };
+    ms_sharing sharing = { .kind = MS_ALL_REDUCE, .dtype = MS_F32, .count = 1 };
+    OK(ms_group_share(self->world, &sharing, &values[0], &values[0]));
+    CHECK(n != 3 || values[0] == 1); /* in any other order of the ranks: 0 */
+    sharing.op = MS_REDUCE_OP_MAX;
+    OK(ms_group_share(self->world, &sharing, &values[1], &values[1]));
+    CHECK(n == 1 || isnan(values[1]));
+}
+
+static void numbers_go_in_pieces(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 3; ranks++) run_well(THREADS, ranks, pieces, NULL);
+    run_well(PROCESSES, 3, pieces, NULL);
+}
+
+/* A network of which every member must know the id before it can move a byte, as NCCL has it. */
+enum { ID_BYTES = 128 };
+
+static const ms_transport moves_nothing = { .name = "a network without an id", .kernels = "cpu" };
+
+static ms_status open_without_transport(rank *self)
+{
+    return ms_comm_new(self->engine, &ms_control_host, &moves_nothing, self->rendezvous,
+                       self->number, self->ranks, &self->world);
+}
+
+static void learn_ids(rank *self)
+{
+    static const uint32_t sizes[] = { 2, 1 }, ranks[] = { 2, 0, 1 };
+    ms_group *part = NULL;
+    ms_tensor *t = NULL;
+    uint8_t id[ID_BYTES], expected[ID_BYTES];
+    OK(ms_group_split(self->world, 2, sizes, ranks, &part));
+    ms_group *groups[] = { self->world, part };
+    for (int g = 0; g < 2; g++) {
+        memset(expected, (int)ms_group_world_rank(groups[g], 0) + 10 * g + 1, ID_BYTES);
+        memset(id, ms_group_rank(groups[g]) ? 0 : (int)self->number + 10 * g + 1, ID_BYTES);
+        ms_sharing sharing = { .kind = MS_BROADCAST, .dtype = MS_U8, .count = ID_BYTES };
+        OK(ms_group_share(groups[g], &sharing, id, id));
+        CHECK(memcmp(id, expected, ID_BYTES) == 0);
+    }
+    OK(make(self, MS_F32, 8, false, &t));
+    ms_collective call = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+    CHECK(ms_group_enqueue(self->world, 1, &call, NULL) == MS_ERROR_UNSUPPORTED);
+    ms_tensor_release(t);
+}
+
+/* Groups are made and ids known before the transport can move anything. */
+static void a_transport_learns_ids_from_control(void **state)
+{
+    (void)state;
+    rank ranks[3];
+    job work = { .kind = THREADS,
+                 .open = open_without_transport,
+                 .run = learn_ids,
+                 .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20 } };
+    assert_int_equal(run_job(&work, ranks).reason, MS_ABORT_NONE);
+    for (int r = 0; r < 3; r++)
+        if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+}
+
+/* A rank that ends while others wait for its numbers ends the job for them; so does one that calls
+ * something else. */
+static void fail_to_share(rank *self)
+{
+    int64_t mine = 1, all[2];
+    ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = 1, .label = "plan" };
+    const bool *differs = self->job->argument;
+    if (self->number == 1 && !*differs) return;
+    if (self->number == 1) sharing.dtype = MS_U8;
+    self->status = ms_group_share(self->world, &sharing, &mine, all);
+    self->error = *ms_engine_error(self->engine);
+}
+
+static void numbers_that_cannot_come_end_the_job(void **state)
+{
+    (void)state;
+    for (int differs = 0; differs < 2; differs++) {
+        rank ranks[2];
+        bool argument = differs != 0;
+        job work = { .kind = THREADS,
+                     .run = fail_to_share,
+                     .argument = &argument,
+                     .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20 } };
+        assert_int_equal(run_job(&work, ranks).reason, differs ? MS_ABORT_MISMATCH : MS_ABORT_LEFT);
+        assert_int_not_equal(ranks[0].status, MS_OK);
+        assert_non_null(strstr(ranks[0].error.message, "all_gather #1 of world"));
+        assert_non_null(strstr(ranks[0].error.message, "channel numbers"));
+    }
 }
 
 typedef struct gate_args {
@@ -144,6 +265,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_arrives),
         cmocka_unit_test(results_are_read_late_or_never),
+        cmocka_unit_test(numbers_go_in_pieces),
+        cmocka_unit_test(a_transport_learns_ids_from_control),
+        cmocka_unit_test(numbers_that_cannot_come_end_the_job),
         cmocka_unit_test(numbers_wait_for_no_computation),
         cmocka_unit_test(without_others),
     };

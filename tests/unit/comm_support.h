@@ -24,6 +24,7 @@ typedef struct job {
     ms_rendezvous_options options;
     const ms_os *os;
     void (*run)(rank *self);
+    ms_status (*open)(rank *self); /* NULL: ms_comm_open */
     const void *argument;
     bool loose;          /* not strict: as a script calls */
     ms_log_function log; /* of all ranks; user: the job's argument */
@@ -65,7 +66,9 @@ static inline void rank_main(rank *self)
     ms_error error;
     if (ms_engine_new(&options, &error, &self->engine))
         snprintf(self->why, sizeof self->why, "engine: %s", error.message);
-    else if (ms_comm_open(self->engine, self->rendezvous, self->number, &self->world))
+    else if (self->job->open
+                 ? self->job->open(self)
+                 : ms_comm_open(self->engine, self->rendezvous, self->number, &self->world))
         snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
     else self->job->run(self);
     if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);

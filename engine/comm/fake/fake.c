@@ -52,11 +52,6 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_alone);
 
-static void close_nothing(ms_comm *comm) { (void)comm; }
-
-const ms_transport ms_transport_fake = { .name = "fake",
-                                         .kernels = "cpu",
-                                         .kinds = MS_ALL_KINDS,
-                                         .dtypes = MS_ALL_DTYPES,
-                                         .tasks = tasks,
-                                         .close = close_nothing };
+const ms_transport ms_transport_fake = {
+    .name = "fake", .kernels = "cpu", .kinds = MS_ALL_KINDS, .dtypes = MS_ALL_DTYPES, .tasks = tasks
+};

@@ -43,6 +43,15 @@ static void step(ms_comm *comm, uint64_t serial, int64_t number, uint8_t values[
     (void)comm, (void)serial, (void)number, (void)values;
 }
 
+/* What hosts share is made where it is asked for: share.c. */
+static ms_task_result carry_nothing(ms_run *run, void *arguments)
+{
+    (void)run, (void)arguments;
+    return MS_TASK_DONE;
+}
+
+static const ms_task tasks[MS_COLLECTIVES] = MS_HOST_TASKS(carry_nothing);
+
 const ms_control ms_control_none = { .name = "none",
                                      .check = check,
                                      .take_ids = take_ids,
@@ -52,6 +61,7 @@ const ms_control ms_control_none = { .name = "none",
                                      .claim = agree,
                                      .retract = ignore_call,
                                      .launched = ignore_call,
+                                     .tasks = tasks,
                                      .leave = leave,
                                      .abort = end,
                                      .progress = nothing,

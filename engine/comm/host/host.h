@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x325654435244534dull /* "MSDRCTV2" */
+#define MS_CONTROL_MAGIC 0x335654435244534dull /* "MSDRCTV3" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -34,6 +34,9 @@
 /* Calls of a channel whose claims are kept. A host may be further ahead, with calls enqueued on
  * several streams. */
 #define MS_CALLS_AHEAD 1024
+/* Bytes of numbers that hosts share, in one step: a record of plans or the id of a network is
+ * shorter. */
+#define MS_SHARED_BYTES 2048
 /* Calls of a channel whose fields are kept, for reports. */
 #define MS_CALLS_SHOWN 16
 
@@ -42,7 +45,7 @@ typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
     uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: not in the heap */
-    uint64_t value;       /* all_to_all by counts: its longest part; split: the proposed id */
+    uint64_t value;       /* all_to_all by counts: its longest part */
     double factor;        /* of a premul_sum */
     ms_flight call;
 } ms_ledger_slot;
@@ -64,6 +67,8 @@ typedef struct ms_member_line {
     alignas(128) _Atomic uint64_t claims[MS_CALLS_AHEAD];
     _Atomic uint64_t issued; /* by the host: the calls enqueued */
     ms_published published[MS_CALLS_SHOWN];
+    /* What this member's host shares: one half is filled while the other is read. */
+    alignas(128) char shared[2][MS_SHARED_BYTES];
 } ms_member_line;
 
 /* What a host has published of its sends to, or receives from, one peer. */
@@ -329,6 +334,9 @@ bool ms_ledger_enter(ms_host *host, const ms_comm_args *args);
 bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases);
 /* As ms_ledger_phase, then the collective is over for this channel. */
 bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases);
+
+/* exchange.c: slot of ms_control_host. */
+extern const ms_task ms_host_tasks[MS_COLLECTIVES];
 
 /* ---------------------------------------------------------------- verdict.c */
 

@@ -244,8 +244,7 @@ static ms_task_result run_collective(ms_run *run, void *arguments)
     if (!ms_ledger_enter(local->host, args)) return ms_host_fail(run, local->host, args);
     uint64_t phases = 0;
     if (!ms_local_pace(local, args->wire_bytes)) return ms_host_fail(run, local->host, args);
-    if (args->kind == MS_SPLIT) *args->result = ms_ledger_slot_of(local->host, args, 0)->value;
-    else if (args->kind != MS_BARRIER) {
+    if (args->kind != MS_BARRIER) {
         if (in_reach(local, args)) take_in_place(run, local, args);
         else if (take_staged(run, local, args, &phases) != MS_TASK_DONE) return MS_TASK_FAILED;
     }

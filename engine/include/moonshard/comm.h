@@ -199,11 +199,13 @@ MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
 /* ------------------------------------------- numbers that hosts share */
 
-/* A few numbers that each rank's host brings and that hosts wait for, such as plans. They lie in
- * host memory whatever the engine's device, and travel on a channel that waits for nothing that is
- * being computed. kind: all_gather (the result has every rank's numbers, in rank order), broadcast,
- * or all_reduce (op: sum or max). Ranks agree in all fields. Without others the result is that of
- * ranks that all bring these numbers, on every device. */
+/* A few numbers or bytes of text that each rank's host brings and that hosts wait for, such as
+ * plans, or the id by which a network knows its members. They lie in host memory whatever the
+ * engine's device, go through control and never through the network that moves tensors, and travel
+ * on a channel that waits for nothing that is being computed. kind: all_gather (the result has
+ * every rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks agree in
+ * all fields. Without others the result is that of ranks that all bring these numbers, on every
+ * device. */
 typedef struct ms_sharing {
     ms_collective_kind kind;
     ms_reduce_op op;

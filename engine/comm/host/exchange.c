@@ -1,0 +1,85 @@
+/* exchange.c: what hosts share goes from rank to rank through the control file: each member copies
+ * a piece of its numbers to its line, all wait for each other, and each takes what it needs from
+ * all lines. While some still read one half of the lines, the others fill the other half.
+ *
+ * Numbers are added in the order of ranks, floats in f32: the same bits on every rank, and those of
+ * a transport. */
+#include "comm/host/host.h"
+
+#include <math.h>
+#include <string.h>
+
+/* One piece: `bytes` of each member's numbers, from byte `done` on. */
+typedef struct piece {
+    uint64_t done;
+    size_t bytes;
+    uint32_t half;
+} piece;
+
+static bool brings(const ms_comm_args *args, uint32_t member)
+{
+    bool from_one = args->kind == MS_BROADCAST || args->kind == MS_SPLIT;
+    return !from_one || member == args->root;
+}
+
+static const char *line_of(const ms_host *host, const ms_comm_args *args, uint32_t member,
+                           const piece *p)
+{
+    return ms_ledger_line(host, args, member)->shared[p->half];
+}
+
+#define COMBINE(type, sum, max)                                     \
+    do {                                                            \
+        type a, b;                                                  \
+        for (size_t i = 0; i < p->bytes; i += sizeof a) {           \
+            memcpy(&a, to + i, sizeof a);                           \
+            memcpy(&b, from + i, sizeof b);                         \
+            a = args->op == MS_REDUCE_OP_SUM ? (type)(sum) : (max); \
+            memcpy(to + i, &a, sizeof a);                           \
+        }                                                           \
+    } while (0)
+
+/* to = to op from. Integers wrap; a NaN of any rank is the greatest. */
+static void combine(const ms_comm_args *args, const piece *p, char *to, const char *from)
+{
+    switch (args->dtype) {
+    case MS_F32: COMBINE(float, a + b, isnan(a) || a > b ? a : b); break;
+    case MS_I64: COMBINE(int64_t, (uint64_t)a + (uint64_t)b, a > b ? a : b); break;
+    case MS_I32: COMBINE(int32_t, (uint32_t)a + (uint32_t)b, a > b ? a : b); break;
+    default: COMBINE(uint8_t, a + b, a > b ? a : b); break;
+    }
+}
+
+static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
+{
+    const ms_group *group = args->group;
+    for (uint32_t m = 0; m < group->size; m++) {
+        const char *from = line_of(host, args, m, p);
+        if (args->kind == MS_ALL_GATHER)
+            memcpy(args->out + m * args->payload_bytes + p->done, from, p->bytes);
+        else if (!brings(args, m)) continue;
+        else if (args->kind == MS_ALL_REDUCE && m > 0) combine(args, p, args->out + p->done, from);
+        else memcpy(args->out + p->done, from, p->bytes);
+    }
+}
+
+static ms_task_result exchange(ms_run *run, void *arguments)
+{
+    const ms_comm_args *args = arguments;
+    ms_host *host = args->group->comm->control_state;
+    ms_member_line *own = ms_ledger_line(host, args, args->group->rank);
+    uint64_t phases = 0;
+    if (!ms_ledger_enter(host, args)) return ms_host_fail(run, host, args);
+    for (piece p = { 0 }; p.done < args->payload_bytes; p.done += p.bytes) {
+        uint64_t rest = args->payload_bytes - p.done;
+        p.bytes = rest < MS_SHARED_BYTES ? (size_t)rest : MS_SHARED_BYTES;
+        p.half = phases & 1;
+        if (brings(args, args->group->rank))
+            memcpy(own->shared[p.half], args->in + p.done, p.bytes);
+        if (!ms_ledger_phase(host, args, ++phases)) return ms_host_fail(run, host, args);
+        take(host, args, &p);
+    }
+    return ms_ledger_leave(host, args, phases + 1) ? MS_TASK_DONE : ms_host_fail(run, host, args);
+}
+
+const ms_task ms_host_tasks[MS_COLLECTIVES] = MS_HOST_TASKS(exchange);
