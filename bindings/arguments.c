@@ -101,8 +101,14 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 
 /* -------------------------------------------------------------------- names */
 
+static bool same_letter(char a, char b)
+{
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
+
 /* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names;
- * small and capital letters are equal. */
+ * small and capital letters are equal. rows[i % 3][j] is the distance of the first i letters of a
+ * and the first j of b. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
@@ -113,13 +119,11 @@ static int distance(const char *a, const char *b)
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
-            int best = before[j - 1]
-                       + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
+            int best = before[j - 1] + !same_letter(a[i - 1], b[j - 1]);
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
             if (before[j] + 1 < best) best = before[j] + 1;
             if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]
-                && two[j - 2] + 1 < best)
-                best = two[j - 2] + 1;
+            if (swapped && two[j - 2] + 1 < best) best = two[j - 2] + 1;
             now[j] = best;
         }
     }

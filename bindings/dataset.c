@@ -149,18 +149,27 @@ static int loader_next(lua_State *L)
     return 2;
 }
 
+/* The bytes of a whole batch: tokens with the tokens that follow them, or rows of numbers with a
+ * class each. */
+static void batch_bytes(const ms_loader *loader, size_t *x_bytes, size_t *y_bytes)
+{
+    ms_dtype dtype;
+    int64_t shape[3];
+    uint32_t rows = ms_loader_rows(loader);
+    bool tokens = ms_loader_shape(loader, rows, &dtype, shape) == 2;
+    size_t row = (size_t)shape[1] * (tokens ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
+    *x_bytes = rows * row;
+    *y_bytes = tokens ? *x_bytes : rows * sizeof(int64_t);
+}
+
 /* Upvalues: runtime, loader, index of the next batch, how many there may be, memory. */
 static int batches_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     const ms_loader *loader = ms_lua_unbox(L, lua_upvalueindex(2), LOADER);
     lua_Integer index = lua_tointeger(L, lua_upvalueindex(3));
-    ms_dtype dtype;
-    int64_t shape[3];
-    uint32_t rows = ms_loader_rows(loader), dims = ms_loader_shape(loader, rows, &dtype, shape);
-    size_t x_bytes =
-        rows * (size_t)shape[1] * (dims == 2 ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
-    size_t y_bytes = dims == 2 ? x_bytes : rows * sizeof(int64_t);
+    size_t x_bytes, y_bytes;
+    batch_bytes(loader, &x_bytes, &y_bytes);
     if (index >= lua_tointeger(L, lua_upvalueindex(4))) return 0;
     ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
     char *memory = lua_touserdata(L, lua_upvalueindex(5));

@@ -421,7 +421,18 @@ typedef struct assignment {
     uint32_t count, limit_count, buckets;
 } assignment;
 
-/* Reads the lists bytes, keys and limits at indices 1 to 3. */
+/* Number i (from 0) of the list at index `list`. */
+static uint64_t item(lua_State *L, int list, uint32_t i, int64_t least, int64_t most,
+                     const char *what)
+{
+    lua_rawgeti(L, list, (lua_Integer)i + 1);
+    int64_t value = ms_lua_integer(L, -1, least, most, what);
+    lua_pop(L, 1);
+    return (uint64_t)value;
+}
+
+/* The lists bytes, keys and limits at indices 1 to 3, and room for the result, in one userdata on
+ * the stack. */
 static assignment read_assignment(lua_State *L)
 {
     for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
@@ -435,17 +446,10 @@ static assignment read_assignment(lua_State *L)
     a.order = a.keys + a.count;
     a.sizes = a.order + a.count;
     for (uint32_t i = 0; i < a.count; i++) {
-        lua_rawgeti(L, 1, (lua_Integer)i + 1);
-        lua_rawgeti(L, 2, (lua_Integer)i + 1);
-        a.bytes[i] = (uint64_t)ms_lua_integer(L, -2, 0, INT64_MAX, "bytes");
-        a.keys[i] = (uint32_t)ms_lua_integer(L, -1, 0, UINT32_MAX, "key");
-        lua_pop(L, 2);
+        a.bytes[i] = item(L, 1, i, 0, INT64_MAX, "bytes");
+        a.keys[i] = (uint32_t)item(L, 2, i, 0, UINT32_MAX, "key");
     }
-    for (uint32_t i = 0; i < a.limit_count; i++) {
-        lua_rawgeti(L, 3, (lua_Integer)i + 1);
-        a.limits[i] = (uint64_t)ms_lua_integer(L, -1, 1, INT64_MAX, "limit");
-        lua_pop(L, 1);
-    }
+    for (uint32_t i = 0; i < a.limit_count; i++) a.limits[i] = item(L, 3, i, 1, INT64_MAX, "limit");
     return a;
 }
 

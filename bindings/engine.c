@@ -7,32 +7,10 @@
 
 #include "moonshard/comm.h"
 
-/* The world of the engine that will start, from options group, rank and world_size at index 1. */
-static void configure_world(lua_State *L, ms_runtime *runtime)
+/* Meets the other ranks of a local group that no launcher has started, at the socket `rendezvous`
+ * of the options at index 1. Blocks until all have come. */
+static void meet_ranks(lua_State *L, ms_runtime *runtime, uint32_t rank, uint32_t size)
 {
-    static const char *const groups[] = { "local", "fake", "mpi", "nccl", NULL };
-    lua_getfield(L, 1, "group");
-    bool named = !lua_isnil(L, -1);
-    int group = named ? ms_lua_choice(L, -1, groups, "group") : -1;
-    lua_pop(L, 1);
-    static const char *const fields[] = { "rank", "world_size", "rendezvous" };
-    bool more = false;
-    for (int i = 0; i < 3; i++) more = lua_getfield(L, 1, fields[i]) != LUA_TNIL || more;
-    lua_pop(L, 3);
-    if (!named && !more) return;
-    if (!named)
-        ms_lua_error(
-            L, "init: rank, world_size and rendezvous belong to a group: \"local\" or \"fake\"");
-    if (group >= 2) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
-    uint32_t most = group == 0 ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
-    uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
-    if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
-    uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
-    if (group == 1) {
-        runtime->fake_size = size;
-        runtime->rank = rank;
-        return;
-    }
     if (runtime->rendezvous)
         ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
     if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING)
@@ -47,7 +25,56 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
                            &runtime->rendezvous))
         luaL_error(L, "%s", runtime->context.error.message);
     lua_pop(L, 1);
+}
+
+/* Whether the table at index 1 has an option that only a group gives a meaning. */
+static bool has_group_options(lua_State *L)
+{
+    static const char *const fields[] = { "rank", "world_size", "rendezvous" };
+    bool found = false;
+    for (int i = 0; i < 3; i++) {
+        found = lua_getfield(L, 1, fields[i]) != LUA_TNIL || found;
+        lua_pop(L, 1);
+    }
+    return found;
+}
+
+/* The world of the engine that will start, from options group, rank and world_size at index 1. */
+static void configure_world(lua_State *L, ms_runtime *runtime)
+{
+    enum { LOCAL, FAKE };
+    static const char *const groups[] = { "local", "fake", "mpi", "nccl", NULL };
+    if (lua_getfield(L, 1, "group") == LUA_TNIL) {
+        lua_pop(L, 1);
+        if (has_group_options(L))
+            ms_lua_error(L, "init: rank, world_size and rendezvous belong to a group: \"local\" or "
+                            "\"fake\"");
+        return;
+    }
+    int group = ms_lua_choice(L, -1, groups, "group");
+    lua_pop(L, 1);
+    if (group > FAKE) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
+    uint32_t most = group == LOCAL ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
+    uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
+    if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
+    uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
+    if (group == FAKE) runtime->fake_size = size;
+    else meet_ranks(L, runtime, rank, size);
     runtime->rank = rank;
+}
+
+/* Option `name` as a text in `text`, which lives as long as the runtime: the setting points to it.
+ * Without the option the setting stays as it is. */
+static void read_text(lua_State *L, const char *name, char *text, size_t room, const char **setting)
+{
+    size_t bytes;
+    if (lua_getfield(L, 1, name) != LUA_TNIL) {
+        const char *given = luaL_checklstring(L, -1, &bytes);
+        if (bytes >= room) ms_lua_error(L, "%s '%.40s...' is unknown", name, given);
+        memcpy(text, given, bytes + 1);
+        *setting = text;
+    }
+    lua_pop(L, 1);
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
@@ -70,44 +97,44 @@ static int configure(lua_State *L)
         (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(
         L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
-    struct {
-        const char *name;
-        char *text;
-        size_t bytes;
-        const char **setting;
-    } texts[] = {
-        { "device", runtime->device_text, sizeof runtime->device_text, &settings.device },
-        { "cpu", runtime->cpu_text, sizeof runtime->cpu_text, &settings.cpu },
-    };
-    for (int i = 0; i < 2; i++) {
-        if (lua_getfield(L, 1, texts[i].name) != LUA_TNIL) {
-            size_t bytes;
-            const char *given = luaL_checklstring(L, -1, &bytes);
-            if (bytes >= texts[i].bytes)
-                return ms_lua_error(L, "%s '%.40s...' is unknown", texts[i].name, given);
-            memcpy(texts[i].text, given, bytes + 1);
-            *texts[i].setting = texts[i].text;
-        }
-        lua_pop(L, 1);
-    }
+    read_text(L, "device", runtime->device_text, sizeof runtime->device_text, &settings.device);
+    read_text(L, "cpu", runtime->cpu_text, sizeof runtime->cpu_text, &settings.cpu);
     configure_world(L, runtime);
     runtime->settings = settings;
     return 0;
 }
 
+/* Sets field `name` of the table on top of the stack. */
+static void set_text(lua_State *L, const char *name, const char *value)
+{
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static void set_integer(lua_State *L, const char *name, lua_Integer value)
+{
+    lua_pushinteger(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static void set_boolean(lua_State *L, const char *name, bool value)
+{
+    lua_pushboolean(L, value);
+    lua_setfield(L, -2, name);
+}
+
+/* core.memory() -> { live =, peak =, reserved = } in bytes */
 static int memory(lua_State *L)
 {
     ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
     lua_createtable(L, 0, 3);
-    lua_pushinteger(L, (lua_Integer)m.live);
-    lua_setfield(L, -2, "live");
-    lua_pushinteger(L, (lua_Integer)m.peak);
-    lua_setfield(L, -2, "peak");
-    lua_pushinteger(L, (lua_Integer)m.reserved);
-    lua_setfield(L, -2, "reserved");
+    set_integer(L, "live", (lua_Integer)m.live);
+    set_integer(L, "peak", (lua_Integer)m.peak);
+    set_integer(L, "reserved", (lua_Integer)m.reserved);
     return 1;
 }
 
+/* core.reset_peak(): the peak becomes what is live now. */
 static int reset_peak(lua_State *L)
 {
     ms_engine_reset_peak(ms_lua_enter(L));
@@ -175,6 +202,7 @@ static int flops(lua_State *L)
     return 1;
 }
 
+/* core.info() -> what the machine has, and what the engine uses of it */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -183,34 +211,22 @@ static int info(lua_State *L)
     int failed = os->machine(os->user, &machine);
     if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
     lua_createtable(L, 0, 13);
-    lua_pushstring(L, machine.cpu);
-    lua_setfield(L, -2, "cpu");
-    lua_pushinteger(L, machine.cores);
-    lua_setfield(L, -2, "cores");
-    lua_pushinteger(L, ms_engine_threads(engine));
-    lua_setfield(L, -2, "threads");
-    lua_pushinteger(L, (lua_Integer)machine.memory_bytes);
-    lua_setfield(L, -2, "memory_bytes");
-    lua_pushstring(L, ms_isa_name(ms_engine_isa(engine)));
-    lua_setfield(L, -2, "kernels");
-    lua_pushstring(L, ms_engine_blas());
-    lua_setfield(L, -2, "blas");
-    lua_pushstring(L, ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
-    lua_setfield(L, -2, "blas_isa");
-    lua_pushstring(L, ms_engine_device(engine));
-    lua_setfield(L, -2, "device");
+    set_text(L, "cpu", machine.cpu);
+    set_integer(L, "cores", machine.cores);
+    set_integer(L, "threads", ms_engine_threads(engine));
+    set_integer(L, "memory_bytes", (lua_Integer)machine.memory_bytes);
+    set_text(L, "kernels", ms_isa_name(ms_engine_isa(engine)));
+    set_text(L, "blas", ms_engine_blas());
+    set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
+    set_text(L, "device", ms_engine_device(engine));
     lua_createtable(L, 1, 0);
     lua_pushstring(L, "cpu");
     lua_rawseti(L, -2, 1);
     lua_setfield(L, -2, "devices");
-    lua_pushboolean(L, false);
-    lua_setfield(L, -2, "mpi");
-    lua_pushboolean(L, false);
-    lua_setfield(L, -2, "nccl");
-    lua_pushstring(L, LUA_RELEASE);
-    lua_setfield(L, -2, "lua");
-    lua_pushstring(L, MS_VERSION);
-    lua_setfield(L, -2, "version");
+    set_boolean(L, "mpi", false);
+    set_boolean(L, "nccl", false);
+    set_text(L, "lua", LUA_RELEASE);
+    set_text(L, "version", MS_VERSION);
     return 1;
 }
 
@@ -308,6 +324,8 @@ static int nearest(lua_State *L)
     return 1;
 }
 
+enum { BENCH_PIECE = 500 }; /* tasks; a stream's ring holds more */
+
 /* A task that does nothing, with the arguments and accesses of a usual one. */
 static ms_task_result nothing(ms_run *run, void *arguments)
 {
@@ -316,37 +334,46 @@ static ms_task_result nothing(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* Enqueues `count` tasks, in pieces that fit into the ring, so that enqueueing is measured and not
+ * waiting for room. *spent: nanoseconds of the host. */
+static ms_status enqueue_many(ms_stream *stream, const ms_access *accesses, uint32_t access_count,
+                              int64_t count, uint64_t *spent)
+{
+    static const ms_task task = { .name = "nothing", .function = nothing, .args_bytes = 64 };
+    const ms_os *os = ms_os_posix();
+    char arguments[64] = { 0 };
+    ms_status status = MS_OK;
+    for (int64_t done = 0; done < count && !status; done += BENCH_PIECE) {
+        uint64_t start = os->monotonic_ns(os->user);
+        for (int i = 0; i < BENCH_PIECE && !status; i++)
+            status = ms_stream_enqueue(stream, &task, arguments, accesses, access_count,
+                                       (ms_task_cost){ 0 }, NULL);
+        *spent += os->monotonic_ns(os->user) - start;
+        if (!status) status = ms_stream_sync(stream);
+    }
+    return status;
+}
+
 /* core.bench_enqueue(count) -> nanoseconds that enqueueing one task with three storages takes the
  * host */
 static int bench_enqueue(lua_State *L)
 {
-    static const ms_task task = { .name = "nothing", .function = nothing, .args_bytes = 64 };
     ms_engine *engine = ms_lua_enter(L);
     int64_t count = ms_lua_integer(L, 1, 1, 100000000, "count");
-    const ms_os *os = ms_os_posix();
+    count = (count + BENCH_PIECE - 1) / BENCH_PIECE * BENCH_PIECE;
     ms_stream *stream = ms_engine_current(engine);
     ms_storage *storages[3] = { NULL };
-    ms_status status = MS_OK;
-    for (int i = 0; i < 3 && !status; i++) status = ms_storage_new(stream, 64, &storages[i]);
     ms_access accesses[3];
+    ms_status status = MS_OK;
+    uint64_t spent = 0;
+    for (int i = 0; i < 3 && !status; i++) status = ms_storage_new(stream, 64, &storages[i]);
     for (int i = 0; i < 3; i++)
         accesses[i] =
             (ms_access){ .storage = storages[i], .cells = 1, .mode = i ? MS_READ : MS_WRITE };
-    uint64_t spent = 0;
-    char arguments[64] = { 0 };
-    /* In pieces that fit into the ring, so that it is enqueueing that is measured and not waiting
-     * for room. */
-    for (int64_t done = 0; done < count && !status; done += 500) {
-        uint64_t start = os->monotonic_ns(os->user);
-        for (int i = 0; i < 500 && !status; i++)
-            status =
-                ms_stream_enqueue(stream, &task, arguments, accesses, 3, (ms_task_cost){ 0 }, NULL);
-        spent += os->monotonic_ns(os->user) - start;
-        if (!status) status = ms_stream_sync(stream);
-    }
+    if (!status) status = enqueue_many(stream, accesses, 3, count, &spent);
     for (int i = 0; i < 3; i++) ms_storage_release(storages[i]);
     ms_lua_ok(L, status);
-    lua_pushnumber(L, (double)spent / (double)((count + 499) / 500 * 500));
+    lua_pushnumber(L, (double)spent / (double)count);
     return 1;
 }
 

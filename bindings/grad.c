@@ -380,39 +380,52 @@ typedef struct recompute_io {
     uint32_t count;
 } recompute_io;
 
-/* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. */
-static int run_recomputed(lua_State *L)
+/* Pushes the arguments of f from the list in upvalue 3: false stands for the next tensor, any other
+ * value is boxed in a table. */
+static void push_arguments(lua_State *L, int count, ms_tensor *const *tensors)
 {
-    recompute_io *io = lua_touserdata(L, 1);
-    int count = (int)lua_tointeger(L, lua_upvalueindex(4)), used = 0;
-    luaL_checkstack(L, count + 8, "recompute");
-    lua_pushvalue(L, lua_upvalueindex(2));
+    int used = 0;
     for (int i = 1; i <= count; i++) {
-        if (lua_rawgeti(L, lua_upvalueindex(3), i) == LUA_TTABLE) { /* any other value, boxed */
+        if (lua_rawgeti(L, lua_upvalueindex(3), i) == LUA_TTABLE) {
             lua_rawgeti(L, -1, 1);
             lua_remove(L, -2);
             continue;
         }
-        lua_pop(L, 1); /* false marks a tensor */
+        lua_pop(L, 1);
         ms_handle *handle = ms_lua_new_handle(L);
-        ms_handle_fill(handle, ms_tensor_retain(io->inputs[used++]));
+        ms_handle_fill(handle, ms_tensor_retain(tensors[used++]));
     }
-    int base = lua_gettop(L) - count;
-    lua_call(L, count, LUA_MULTRET);
+}
+
+/* Takes the tensors from `base` to the top of the stack as outputs; anything else is an error. */
+static void take_outputs(lua_State *L, int base, recompute_io *io)
+{
     int results = lua_gettop(L) - base + 1;
     if (results < 1 || results > MS_RECOMPUTE_OUTPUTS)
-        return ms_lua_error(
-            L, "recompute: the function returned %d values; 1 to %d tensors are expected", results,
-            MS_RECOMPUTE_OUTPUTS);
+        ms_lua_error(L, "recompute: the function returned %d values; 1 to %d tensors are expected",
+                     results, MS_RECOMPUTE_OUTPUTS);
+    /* All are checked before the first is retained: an error must not leave a reference. */
     for (int i = 0; i < results; i++) {
         if (!ms_lua_is_tensor(L, base + i))
-            return ms_lua_error(
-                L, "recompute: value %d that the function returned is a %s, not a tensor", i + 1,
-                luaL_typename(L, base + i));
+            ms_lua_error(L, "recompute: value %d that the function returned is a %s, not a tensor",
+                         i + 1, luaL_typename(L, base + i));
         ms_lua_tensor(L, base + i);
     }
     for (int i = 0; i < results; i++) io->outputs[i] = ms_tensor_retain(ms_lua_tensor(L, base + i));
     io->count = (uint32_t)results;
+}
+
+/* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. */
+static int run_recomputed(lua_State *L)
+{
+    recompute_io *io = lua_touserdata(L, 1);
+    int count = (int)lua_tointeger(L, lua_upvalueindex(4));
+    luaL_checkstack(L, count + 8, "recompute");
+    lua_pushvalue(L, lua_upvalueindex(2));
+    int function = lua_gettop(L);
+    push_arguments(L, count, io->inputs);
+    lua_call(L, count, LUA_MULTRET);
+    take_outputs(L, function, io);
     return 0;
 }
 
@@ -468,29 +481,38 @@ static void recompute_done(void *user)
         "was made in a recomputed function and went with it; return it, or call keep()");
 }
 
+/* Allocates what a recomputed function keeps, for the function at `index`; raises if there is no
+ * memory. */
+static recomputed *new_recomputed(lua_State *L, int index, uint32_t inputs)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_callback *callback = ms_callback_new(L, index, 0);
+    void *memory = NULL;
+    if (ms_allocate(&runtime->context, sizeof(recomputed), "recompute", &memory)) {
+        ms_callback_free(callback);
+        ms_lua_error(L, "%s", runtime->context.error.message);
+    }
+    recomputed *kept = memory;
+    *kept = (recomputed){ .callback = callback, .inputs = inputs };
+    return kept;
+}
+
+/* core.recompute(f, ...) -> what f returns: 1 to MS_RECOMPUTE_OUTPUTS tensors. The handles are made
+ * before anything runs, so that nothing can fail once outputs exist. */
 static int recompute(lua_State *L)
 {
     /* A module is called like a function. */
     if (luaL_getmetafield(L, 1, "__call") != LUA_TNIL) lua_pop(L, 1);
     else luaL_checktype(L, 1, LUA_TFUNCTION);
     ms_engine *engine = ms_lua_enter(L);
-    ms_runtime *runtime = ms_lua_runtime(L);
-    uint32_t tensors = 0;
+    uint32_t tensors = 0, made = 0;
     ms_tensor **inputs = push_recomputed(L, &tensors);
+    ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
     ms_handle *handles[MS_RECOMPUTE_OUTPUTS];
     int function = lua_gettop(L);
     luaL_checkstack(L, MS_RECOMPUTE_OUTPUTS + 8, "recompute");
     for (int i = 0; i < MS_RECOMPUTE_OUTPUTS; i++) handles[i] = ms_lua_new_handle(L);
-    ms_callback *callback = ms_callback_new(L, function, 0);
-    void *memory = NULL;
-    if (ms_allocate(&runtime->context, sizeof(recomputed), "recompute", &memory)) {
-        ms_callback_free(callback);
-        return ms_lua_error(L, "%s", runtime->context.error.message);
-    }
-    recomputed *kept = memory;
-    *kept = (recomputed){ .callback = callback, .inputs = tensors };
-    ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
-    uint32_t made = 0;
+    recomputed *kept = new_recomputed(L, function, tensors);
     ms_status status = ms_recompute(engine, recompute_call, kept, recompute_done, recomputed_free,
                                     inputs, tensors, outputs, &made);
     if (status) recomputed_free(kept);

@@ -89,41 +89,44 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
     }
 }
 
+/* JSON has no word for infinities and NaN; every reader knows what to do with a missing number. */
+static json_t *encode_number(lua_State *L, int index)
+{
+    if (lua_isinteger(L, index)) return json_integer(lua_tointeger(L, index));
+    double number = lua_tonumber(L, index);
+    return isfinite(number) ? json_real(number) : json_null();
+}
+
+static json_t *encode_text(lua_State *L, int index)
+{
+    size_t bytes;
+    const char *text = lua_tolstring(L, index, &bytes);
+    json_t *made = json_stringn(text, bytes);
+    if (!made) ms_lua_error(L, "json: the text '%.60s' is not UTF-8", text);
+    return made;
+}
+
 static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
                          int depth)
 {
-    size_t bytes;
-    const char *text;
-    double number;
-    if (lua_islightuserdata(L, index) && !lua_touserdata(L, index)) { /* core.json_null */
-        attach(L, tree, parent, key, json_null());
-        return;
-    }
+    json_t *made = NULL;
     switch (lua_type(L, index)) {
     case LUA_TTABLE: encode_table(L, index, tree, parent, key, depth); return;
-    case LUA_TBOOLEAN: attach(L, tree, parent, key, json_boolean(lua_toboolean(L, index))); return;
-    case LUA_TNUMBER:
-        if (lua_isinteger(L, index)) {
-            attach(L, tree, parent, key, json_integer(lua_tointeger(L, index)));
-            return;
-        }
-        /* JSON has no word for these; every reader knows what to do with a missing number. */
-        number = lua_tonumber(L, index);
-        attach(L, tree, parent, key, isfinite(number) ? json_real(number) : json_null());
-        return;
-    case LUA_TSTRING: {
-        text = lua_tolstring(L, index, &bytes);
-        json_t *made = json_stringn(text, bytes);
-        if (!made) ms_lua_error(L, "json: the text '%.60s' is not UTF-8", text);
-        attach(L, tree, parent, key, made);
-        return;
-    }
+    case LUA_TBOOLEAN: made = json_boolean(lua_toboolean(L, index)); break;
+    case LUA_TNUMBER: made = encode_number(L, index); break;
+    case LUA_TSTRING: made = encode_text(L, index); break;
+    case LUA_TLIGHTUSERDATA:
+        if (!lua_touserdata(L, index)) { /* core.json_null */
+            made = json_null();
+            break;
+        } /* fall through */
     default:
         if (key)
             ms_lua_error(L, "json: a %s cannot be encoded, at the key %.60s",
                          luaL_typename(L, index), key);
         ms_lua_error(L, "json: a %s cannot be encoded", luaL_typename(L, index));
     }
+    attach(L, tree, parent, key, made);
 }
 
 /* core.json_list(table): the table, written as a list even when it is empty */
@@ -156,42 +159,49 @@ static int encode(lua_State *L)
 
 /* ----------------------------------------------------------------- decoding */
 
+static void push_value(lua_State *L, const json_t *value, bool exact, int depth);
+
+static void push_object(lua_State *L, const json_t *object, bool exact, int depth)
+{
+    /* jansson's iterators want a mutable object, and do not change it. */
+    json_t *mutable = (json_t *)(uintptr_t)object;
+    lua_createtable(L, 0, (int)json_object_size(object));
+    for (void *at = json_object_iter(mutable); at; at = json_object_iter_next(mutable, at)) {
+        lua_pushstring(L, json_object_iter_key(at));
+        push_value(L, json_object_iter_value(at), exact, depth);
+        lua_rawset(L, -3);
+    }
+}
+
+static void push_list(lua_State *L, const json_t *list, bool exact, int depth)
+{
+    lua_createtable(L, (int)json_array_size(list), 0);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        push_value(L, json_array_get(list, i), exact, depth);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    if (exact) luaL_setmetatable(L, LIST_TYPE);
+}
+
 /* exact: what Lua has no word for is kept: lists are marked as such, and null is core.json_null. */
 static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
 {
     if (depth > DEPTH_MAX) ms_lua_error(L, "json: values are nested more than %d deep", DEPTH_MAX);
     luaL_checkstack(L, 4, "nested values");
     switch (json_typeof(value)) {
-    case JSON_OBJECT: {
-        lua_createtable(L, 0, (int)json_object_size(value));
-        /* jansson's iterators want a mutable object, and do not change it. */
-        for (void *at = json_object_iter((json_t *)(uintptr_t)value); at;
-             at = json_object_iter_next((json_t *)(uintptr_t)value, at)) {
-            lua_pushstring(L, json_object_iter_key(at));
-            push_value(L, json_object_iter_value(at), exact, depth + 1);
-            lua_rawset(L, -3);
-        }
-        return;
-    }
-    case JSON_ARRAY:
-        lua_createtable(L, (int)json_array_size(value), 0);
-        for (size_t i = 0; i < json_array_size(value); i++) {
-            push_value(L, json_array_get(value, i), exact, depth + 1);
-            lua_rawseti(L, -2, (lua_Integer)i + 1);
-        }
-        if (exact) luaL_setmetatable(L, LIST_TYPE);
-        return;
+    case JSON_OBJECT: push_object(L, value, exact, depth + 1); break;
+    case JSON_ARRAY: push_list(L, value, exact, depth + 1); break;
     case JSON_STRING:
         lua_pushlstring(L, json_string_value(value), json_string_length(value));
-        return;
-    case JSON_INTEGER: lua_pushinteger(L, json_integer_value(value)); return;
-    case JSON_REAL: lua_pushnumber(L, json_real_value(value)); return;
-    case JSON_TRUE: lua_pushboolean(L, 1); return;
-    case JSON_FALSE: lua_pushboolean(L, 0); return;
+        break;
+    case JSON_INTEGER: lua_pushinteger(L, json_integer_value(value)); break;
+    case JSON_REAL: lua_pushnumber(L, json_real_value(value)); break;
+    case JSON_TRUE: lua_pushboolean(L, 1); break;
+    case JSON_FALSE: lua_pushboolean(L, 0); break;
     default:
         if (exact) lua_pushlightuserdata(L, NULL);
         else lua_pushnil(L);
-        return;
+        break;
     }
 }
 

@@ -17,6 +17,20 @@ static const char *const shape_keys[] = { "dtype", "device", "group", "requires_
 static const char *const random_keys[] = { "dtype",    "device", "group", "requires_grad", "seed",
                                            "per_rank", "std",    "low",   "high",          NULL };
 
+/* An engine has one device. Recipes may name it, and "cpu", which they are written for, is accepted
+ * everywhere, so that `check` can simulate them. */
+static void check_device(lua_State *L, int index)
+{
+    if (lua_getfield(L, index, "device") != LUA_TNIL) {
+        const char *device = luaL_checkstring(L, -1);
+        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
+        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
+            ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
+    }
+    lua_pop(L, 1);
+}
+
+/* Reads { sizes..., dtype =, device =, group =, requires_grad = } and raises for any other key. */
 static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback,
                        shape_options *out)
 {
@@ -30,19 +44,14 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
                          (long long)out->sizes[d], d + 1);
     if (lua_getfield(L, index, "dtype") != LUA_TNIL) out->dtype = ms_lua_dtype(L, -1);
     lua_pop(L, 1);
-    if (lua_getfield(L, index, "device") != LUA_TNIL) {
-        const char *device = luaL_checkstring(L, -1);
-        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
-        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
-            ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
-    }
-    lua_pop(L, 1);
+    check_device(L, index);
     if (lua_getfield(L, index, "group") != LUA_TNIL) out->group = ms_lua_group(L, -1);
     lua_pop(L, 1);
     out->requires_grad = ms_lua_field_boolean(L, index, "requires_grad", false);
 }
 
-/* Where the group's collectives reach it without a copy, or in ordinary memory. */
+/* Makes a tensor in ordinary memory or, with a group, in memory that the group's collectives reach
+ * without a copy. */
 static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_tensor **out)
 {
     if (!shape->group) return ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, out);
@@ -82,6 +91,7 @@ static int empty(lua_State *L)
     return make(L, &shape, NULL, NULL);
 }
 
+/* A tensor of one value; its shape table is at `index`. */
 static int filled(lua_State *L, int index, double value)
 {
     shape_options shape;
@@ -102,31 +112,37 @@ static int full(lua_State *L)
 
 /* -------------------------------------------------------------- random ones */
 
+/* Where the numbers come from. With `seed` they are the same wherever and whenever they are asked
+ * for; without it they are the next of the engine's stream of random numbers. With `per_rank` every
+ * rank gets others. */
+static ms_random read_random(lua_State *L, int index)
+{
+    ms_random random;
+    if (lua_getfield(L, index, "seed") != LUA_TNIL)
+        random =
+            (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
+    else random = ms_engine_draw(ms_lua_runtime(L)->engine);
+    lua_pop(L, 1);
+    if (ms_lua_field_boolean(L, index, "per_rank", false))
+        random.seed = ms_seed_of_rank(random.seed, ms_lua_runtime(L)->rank);
+    return random;
+}
+
+/* op has attributes random.a and b: the mean and the standard deviation of normal numbers, the
+ * bounds of others. */
 static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool normal)
 {
     shape_options shape;
-    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_enter(L);
     read_shape(L, 1, random_keys, fallback, &shape);
     double low = ms_lua_field_number(L, 1, "low", 0), high = ms_lua_field_number(L, 1, "high", 1),
            std = ms_lua_field_number(L, 1, "std", 1);
     if (!normal && !(low < high))
         return ms_lua_error(
             L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
-    ms_attributes attributes = { .random = { .a = low, .b = high } };
-    if (normal) {
-        attributes.random.a = 0;
-        attributes.random.b = std;
-    }
-    bool seeded = lua_getfield(L, 1, "seed") != LUA_TNIL;
-    /* An own seed is a sequence of its own: the same numbers wherever and whenever it is asked. */
-    if (seeded)
-        attributes.random.random =
-            (ms_random){ .seed = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "seed") };
-    else attributes.random.random = ms_engine_draw(engine);
-    ms_random *random = &attributes.random.random;
-    if (ms_lua_field_boolean(L, 1, "per_rank", false))
-        random->seed = ms_seed_of_rank(random->seed, ms_lua_runtime(L)->rank);
-    lua_pop(L, 1);
+    ms_attributes attributes = {
+        .random = { .a = normal ? 0 : low, .b = normal ? std : high, .random = read_random(L, 1) }
+    };
     return make(L, &shape, op, &attributes);
 }
 
@@ -144,28 +160,43 @@ static int randint(lua_State *L)
 
 /* -------------------------------------------------------------- from values */
 
+/* What nested lists have in common. dims is UINT32_MAX until a value, or an empty list, has been
+ * seen; sizes are -1 until a list of that depth has. */
 typedef struct nested {
     uint32_t dims;
     int64_t sizes[MS_DIMS_MAX];
     bool integers, booleans, numbers;
 } nested;
 
+/* All values, and all empty lists, stand at the same depth. */
+static void check_depth(lua_State *L, nested *shape, uint32_t dims)
+{
+    if (shape->dims == UINT32_MAX) shape->dims = dims;
+    if (shape->dims != dims) ms_lua_error(L, "tensor: the lists are not equally deep");
+}
+
+static void measure_value(lua_State *L, int index, uint32_t depth, nested *out)
+{
+    check_depth(L, out, depth);
+    if (lua_isboolean(L, index)) {
+        out->booleans = true;
+        return;
+    }
+    if (lua_type(L, index) != LUA_TNUMBER)
+        ms_lua_error(
+            L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed",
+            luaL_typename(L, index));
+    out->numbers = true;
+    out->integers &= lua_isinteger(L, index);
+}
+
+/* The value or nested list at `index`, `depth` lists deep. */
 static void measure(lua_State *L, int index, uint32_t depth, nested *out)
 {
     index = lua_absindex(L, index);
     luaL_checkstack(L, 4, "nested lists");
     if (!lua_istable(L, index)) {
-        if (out->dims == UINT32_MAX) out->dims = depth;
-        if (out->dims != depth) ms_lua_error(L, "tensor: the lists are not equally deep");
-        if (lua_isboolean(L, index)) out->booleans = true;
-        else if (lua_type(L, index) != LUA_TNUMBER)
-            ms_lua_error(
-                L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed",
-                luaL_typename(L, index));
-        else {
-            out->numbers = true;
-            out->integers &= lua_isinteger(L, index);
-        }
+        measure_value(L, index, depth, out);
         return;
     }
     if (depth >= MS_DIMS_MAX)
@@ -176,10 +207,7 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
         ms_lua_error(
             L, "tensor: lists of dimension %u have %lld and %lld items; they must be equally long",
             depth + 1, (long long)out->sizes[depth], (long long)n);
-    if (n == 0) {
-        if (out->dims == UINT32_MAX) out->dims = depth + 1;
-        if (out->dims != depth + 1) ms_lua_error(L, "tensor: the lists are not equally deep");
-    }
+    if (n == 0) check_depth(L, out, depth + 1);
     for (int64_t i = 1; i <= n; i++) {
         lua_rawgeti(L, index, i);
         measure(L, -1, depth + 1, out);
@@ -187,6 +215,8 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
     }
 }
 
+/* Element `at` of data, which has this dtype. Floats and booleans take `number`, integers
+ * `integer`. */
 static void store(ms_dtype dtype, void *data, int64_t at, double number, int64_t integer)
 {
     switch (dtype) {
@@ -212,37 +242,61 @@ static bool fits(ms_dtype dtype, int64_t value)
     }
 }
 
+/* One number or boolean of a list; a number that the dtype cannot hold is an error. */
+static void store_value(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
+{
+    if (lua_isboolean(L, index)) {
+        store(dtype, data, at, lua_toboolean(L, index), lua_toboolean(L, index));
+        return;
+    }
+    int exact = 0;
+    int64_t integer = lua_tointegerx(L, index, &exact);
+    if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL)
+        ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index),
+                     ms_dtype_name(dtype));
+    if (exact && !fits(dtype, integer))
+        ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer,
+                     ms_dtype_name(dtype));
+    store(dtype, data, at, lua_tonumber(L, index), integer);
+}
+
+/* Stores the values of nested lists in row-major order from position `at` on; the next position. */
 static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
 {
     index = lua_absindex(L, index);
-    if (lua_istable(L, index)) {
-        int64_t n = (int64_t)lua_rawlen(L, index);
-        for (int64_t i = 1; i <= n; i++) {
-            lua_rawgeti(L, index, i);
-            at = collect_values(L, -1, dtype, data, at);
-            lua_pop(L, 1);
-        }
-        return at;
+    if (!lua_istable(L, index)) {
+        store_value(L, index, dtype, data, at);
+        return at + 1;
     }
-    if (lua_isboolean(L, index)) {
-        store(dtype, data, at, lua_toboolean(L, index), lua_toboolean(L, index));
-    } else {
-        int exact = 0;
-        int64_t integer = lua_tointegerx(L, index, &exact);
-        if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL)
-            ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index),
-                         ms_dtype_name(dtype));
-        if (exact && !fits(dtype, integer))
-            ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer,
-                         ms_dtype_name(dtype));
-        store(dtype, data, at, lua_tonumber(L, index), integer);
+    int64_t n = (int64_t)lua_rawlen(L, index);
+    for (int64_t i = 1; i <= n; i++) {
+        lua_rawgeti(L, index, i);
+        at = collect_values(L, -1, dtype, data, at);
+        lua_pop(L, 1);
     }
-    return at + 1;
+    return at;
 }
 
+/* Pushes a new tensor with these values, in row-major order. */
+static int push_values(lua_State *L, ms_dtype dtype, uint32_t dims, const int64_t *sizes,
+                       const void *data)
+{
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(ms_lua_runtime(L)->engine, dtype, dims, sizes, &made);
+    if (!status && ms_tensor_count(made))
+        status = ms_tensor_write(made, data, ms_tensor_bytes(made));
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+/* core.tensor(values, dtype?): integers become i64, other numbers f32, unless dtype says
+ * otherwise. */
 static int tensor(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_enter(L);
     nested shape = { .dims = UINT32_MAX, .integers = true };
     for (int d = 0; d < MS_DIMS_MAX; d++) shape.sizes[d] = -1;
     luaL_checkany(L, 1);
@@ -254,17 +308,9 @@ static int tensor(lua_State *L)
     if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
     int64_t count = 1;
     for (uint32_t d = 0; d < shape.dims; d++) count *= shape.sizes[d];
-    size_t bytes = (size_t)count * ms_dtype_bytes(dtype);
-    void *data = lua_newuserdatauv(L, bytes + 1, 0);
+    void *data = lua_newuserdatauv(L, (size_t)count * ms_dtype_bytes(dtype) + 1, 0);
     collect_values(L, 1, dtype, data, 0);
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_tensor *made = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, shape.dims, shape.sizes, &made);
-    if (!status && bytes) status = ms_tensor_write(made, data, bytes);
-    if (status) ms_tensor_release(made);
-    ms_lua_ok(L, status);
-    ms_handle_fill(handle, made);
-    return 1;
+    return push_values(L, dtype, shape.dims, shape.sizes, data);
 }
 
 /* How many integers first, first + step, ... there are up to last, step not 0; INT64_MAX if more
@@ -296,15 +342,19 @@ static range read_range(lua_State *L)
     range r = { .first = luaL_checknumber(L, 1),
                 .last = luaL_checknumber(L, 2),
                 .step = luaL_optnumber(L, 3, 1) };
-    r.integers =
-        lua_isinteger(L, 1) && lua_isinteger(L, 2) && (lua_isnil(L, 3) || lua_isinteger(L, 3));
-    r.stride = lua_isnil(L, 3) ? 1 : lua_tointeger(L, 3);
     if (r.step == 0 || !isfinite(r.first) || !isfinite(r.last) || !isfinite(r.step))
         ms_lua_error(L, "arange(%g, %g, %g): numbers must be finite and the step not 0", r.first,
                      r.last, r.step);
-    double steps = floor((r.last - r.first) / r.step + 1e-9);
-    if (!(steps < 0)) r.count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
-    if (r.integers) r.count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), r.stride);
+    bool integers = lua_isinteger(L, 1) && lua_isinteger(L, 2);
+    r.integers = integers && (lua_isnil(L, 3) || lua_isinteger(L, 3));
+    if (r.integers) {
+        r.stride = luaL_optinteger(L, 3, 1);
+        r.count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), r.stride);
+    } else {
+        /* A last number that rounding puts just behind `last` still counts. */
+        double steps = floor((r.last - r.first) / r.step + 1e-9);
+        if (!(steps < 0)) r.count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
+    }
     if (r.count > LONGEST)
         ms_lua_error(L, "arange(%g, %g, %g): more than %d elements are too many", r.first, r.last,
                      r.step, LONGEST);
@@ -314,7 +364,7 @@ static range read_range(lua_State *L)
 /* core.arange(first, last, step?) */
 static int arange(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_lua_enter(L);
     lua_settop(L, 3);
     range r = read_range(L);
     void *data = lua_newuserdatauv(L, (size_t)r.count * 8 + 1, 0);
@@ -322,20 +372,13 @@ static int arange(lua_State *L)
         if (r.integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * r.stride;
         else ((float *)data)[i] = (float)(r.first + (double)i * r.step);
     }
-    ms_dtype dtype = r.integers ? MS_I64 : MS_F32;
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_tensor *made = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, 1, &r.count, &made);
-    if (!status && r.count)
-        status = ms_tensor_write(made, data, (size_t)r.count * ms_dtype_bytes(dtype));
-    if (status) ms_tensor_release(made);
-    ms_lua_ok(L, status);
-    ms_handle_fill(handle, made);
-    return 1;
+    return push_values(L, r.integers ? MS_I64 : MS_F32, 1, &r.count, data);
 }
 
 /* ------------------------------------------------------------------ joining */
 
+/* core.cat(list, dim?), core.stack(list, dim?); the result has `extra` more dimensions than the
+ * tensors. */
 static int join(lua_State *L, const ms_op *op, uint32_t extra)
 {
     ms_engine *engine = ms_lua_enter(L);

@@ -35,17 +35,10 @@ static void pair(lua_State *L, int index, const char *name, double *a, double *b
     lua_pop(L, 1);
 }
 
-/* Hyper-parameters from a group. lr may be a one-element tensor: then *lr is it. */
-static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyperparameters *hyper,
-                       ms_tensor **lr)
+/* The hyper-parameters that are plain numbers; those that the group does not give stay as they
+ * are. */
+static void read_numbers(lua_State *L, int index, ms_hyperparameters *hyper)
 {
-    luaL_checktype(L, index, LUA_TTABLE);
-    *hyper = ms_optimizer_defaults(kind);
-    *lr = NULL;
-    lua_getfield(L, index, "lr");
-    if (ms_lua_is_tensor(L, -1)) *lr = ms_lua_tensor(L, -1);
-    lua_pop(L, 1);
-    if (!*lr) hyper->lr = ms_lua_field_number(L, index, "lr", hyper->lr);
     struct {
         const char *name;
         double *value;
@@ -61,6 +54,20 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         *numbers[i].value = ms_lua_field_number(L, index, numbers[i].name, *numbers[i].value);
+}
+
+/* Hyper-parameters from a group. lr may be a one-element tensor: then *lr is it. */
+static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyperparameters *hyper,
+                       ms_tensor **lr)
+{
+    luaL_checktype(L, index, LUA_TTABLE);
+    *hyper = ms_optimizer_defaults(kind);
+    *lr = NULL;
+    lua_getfield(L, index, "lr");
+    if (ms_lua_is_tensor(L, -1)) *lr = ms_lua_tensor(L, -1);
+    lua_pop(L, 1);
+    if (!*lr) hyper->lr = ms_lua_field_number(L, index, "lr", hyper->lr);
+    read_numbers(L, index, hyper);
     pair(L, index, "betas", &hyper->beta1, &hyper->beta2);
     pair(L, index, "etas", &hyper->eta_minus, &hyper->eta_plus);
     pair(L, index, "step_sizes", &hyper->step_min, &hyper->step_max);
@@ -69,7 +76,6 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
     hyper->amsgrad = ms_lua_field_boolean(L, index, "amsgrad", hyper->amsgrad);
     hyper->centered = ms_lua_field_boolean(L, index, "centered", hyper->centered);
 }
-
 /* core.optim_check(kind, group): raises if a hyper-parameter is out of range. */
 static int optim_check(lua_State *L)
 {
@@ -82,27 +88,32 @@ static int optim_check(lua_State *L)
     return 0;
 }
 
+/* Pushes a kept tensor filled with `start`, of the shape of `like` (NULL: one number). */
+static void push_filled(lua_State *L, ms_dtype dtype, const ms_tensor *like, double start)
+{
+    ms_engine *engine = ms_lua_runtime(L)->engine;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL, *result = NULL;
+    uint32_t dims = like ? ms_tensor_dims(like) : 0;
+    const int64_t *shape = like ? ms_tensor_shape(like) : NULL;
+    ms_attributes attributes = { .scalar = { .value = start } };
+    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
+    if (!status) status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
+    ms_tensor_release(result);
+    if (status) ms_tensor_release(made);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    ms_handle_keep(handle);
+}
+
 /* State `name` of the table at `state`; where it is missing a new tensor is made, filled with
  * `start`, kept and stored. */
 static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dtype dtype,
                                const ms_tensor *like, double start)
 {
-    ms_engine *engine = ms_lua_runtime(L)->engine;
     if (lua_getfield(L, state, name) == LUA_TNIL) {
         lua_pop(L, 1);
-        ms_handle *handle = ms_lua_new_handle(L);
-        ms_tensor *made = NULL, *result = NULL;
-        uint32_t dims = like ? ms_tensor_dims(like) : 0;
-        const int64_t *shape = like ? ms_tensor_shape(like) : NULL;
-        ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
-        ms_attributes attributes = { .scalar = { .value = start } };
-        if (!status)
-            status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
-        ms_tensor_release(result);
-        if (status) ms_tensor_release(made);
-        ms_lua_ok(L, status);
-        ms_handle_fill(handle, made);
-        ms_handle_keep(handle);
+        push_filled(L, dtype, like, start);
         lua_pushvalue(L, -1);
         lua_setfield(L, state, name);
     }
@@ -125,9 +136,27 @@ static ms_tensor *master_of(lua_State *L, int state, ms_tensor *parameter)
     return master;
 }
 
-/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): salt and count
- * tell the parameter and its steps apart, for numbers of stochastic rounding that do not depend on
- * what else was drawn before. */
+/* How a 16-bit parameter is updated: in f32, in its master copy; or, with master = "none", in its
+ * own dtype with stochastic rounding. The numbers for the rounding come from argument 7, which
+ * tells parameters apart, and argument 8, which tells steps apart: they do not depend on what else
+ * was drawn before. Without these arguments they are the engine's next ones. */
+static void choose_rounding(lua_State *L, ms_optimizer_step *step)
+{
+    static const char *const choices[] = { "f32", "none", NULL };
+    ms_engine *engine = ms_lua_runtime(L)->engine;
+    bool none =
+        lua_getfield(L, 5, "master") != LUA_TNIL && ms_lua_choice(L, -1, choices, "master") == 1;
+    lua_pop(L, 1);
+    if (!none) step->master = master_of(L, 4, step->parameter);
+    else if (lua_isinteger(L, 7))
+        step->random =
+            (ms_random){ .seed = ms_engine_random(engine).seed ^ (uint64_t)lua_tointeger(L, 7),
+                         .step = (uint64_t)ms_lua_integer(L, 8, 0, UINT32_MAX, "count") };
+    else step->random = ms_engine_draw(engine);
+}
+
+/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): see
+ * choose_rounding for salt and count. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -145,18 +174,7 @@ static int optim_step(lua_State *L)
             step.states[i] = state_tensor(L, 4, name, MS_F32, step.parameter,
                                           ms_optimizer_state_start(step.kind, &step.hyper, i));
     }
-    if (ms_tensor_dtype(step.parameter) != MS_F32) {
-        static const char *const choices[] = { "f32", "none", NULL };
-        bool none = lua_getfield(L, 5, "master") != LUA_TNIL
-                    && ms_lua_choice(L, -1, choices, "master") == 1;
-        lua_pop(L, 1);
-        if (none && lua_isinteger(L, 7))
-            step.random =
-                (ms_random){ .seed = ms_engine_random(engine).seed ^ (uint64_t)lua_tointeger(L, 7),
-                             .step = (uint64_t)ms_lua_integer(L, 8, 0, UINT32_MAX, "count") };
-        else if (none) step.random = ms_engine_draw(engine);
-        else step.master = master_of(L, 4, step.parameter);
-    }
+    if (ms_tensor_dtype(step.parameter) != MS_F32) choose_rounding(L, &step);
     ms_lua_ok(L, ms_optimizer_step_param(engine, &step));
     return 0;
 }

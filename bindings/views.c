@@ -104,28 +104,35 @@ static int permute(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_permute, &attributes, false);
 }
 
+/* The shape of a tensor whose dimensions first .. last (from 0) are joined into one. */
+static void join_sizes(const ms_tensor *t, int32_t first, int32_t last, ms_attributes *out)
+{
+    uint32_t count = 0;
+    int64_t joined = 1;
+    for (int32_t d = 0; d < (int32_t)ms_tensor_dims(t); d++) {
+        int64_t size = ms_tensor_shape(t)[d];
+        /* Overflows only beside a size of 0. */
+        if (d >= first && d <= last) joined = (int64_t)((uint64_t)joined * (uint64_t)size);
+        if (d == last) out->shape.sizes[count++] = joined;
+        else if (d < first || d > last) out->shape.sizes[count++] = size;
+    }
+    out->shape.dims = count;
+}
+
+/* t:flatten(first?, last?): joins these dimensions; a scalar becomes a list of one. */
 static int flatten(lua_State *L)
 {
     ms_lua_enter(L);
     const ms_tensor *t = ms_lua_tensor(L, 1);
     uint32_t dims = ms_tensor_dims(t);
-    ms_attributes attributes = { 0 };
-    int32_t first = 0, last = (int32_t)dims - 1;
-    if (dims && !lua_isnoneornil(L, 2)) first = ms_lua_dim(L, 2, dims);
-    if (dims && !lua_isnoneornil(L, 3)) last = ms_lua_dim(L, 3, dims);
-    if (dims && first > last)
-        return ms_lua_error(L, "flatten: dimension %d comes after %d", first + 1, last + 1);
-    int64_t joined = 1;
-    uint32_t count = 0;
-    for (int32_t d = 0; d < (int32_t)dims; d++) {
-        /* Overflows only beside a size of 0. */
-        if (d >= first && d <= last)
-            joined = (int64_t)((uint64_t)joined * (uint64_t)ms_tensor_shape(t)[d]);
-        if (d == last) attributes.shape.sizes[count++] = joined;
-        else if (d < first || d > last) attributes.shape.sizes[count++] = ms_tensor_shape(t)[d];
+    ms_attributes attributes = { .shape = { .dims = 1, .sizes = { 1 } } };
+    if (dims > 0) {
+        int32_t first = lua_isnoneornil(L, 2) ? 0 : ms_lua_dim(L, 2, dims);
+        int32_t last = lua_isnoneornil(L, 3) ? (int32_t)dims - 1 : ms_lua_dim(L, 3, dims);
+        if (first > last)
+            return ms_lua_error(L, "flatten: dimension %d comes after %d", first + 1, last + 1);
+        join_sizes(t, first, last, &attributes);
     }
-    if (dims == 0) attributes.shape.sizes[count++] = 1;
-    attributes.shape.dims = count;
     return ms_lua_apply_one(L, &ms_op_reshape, &attributes, false);
 }
 
@@ -190,23 +197,23 @@ static int unsqueeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_unsqueeze, &attributes, false);
 }
 
-/* Sizes of the parts that split's second argument asks for: a list of sizes, or the size of all but
- * the last part. In a userdata on the stack. */
-static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
+/* Room for so many sizes of parts, in a userdata on the stack. */
+static int64_t *new_sizes(lua_State *L, int64_t count)
 {
-    bool list = lua_istable(L, 2);
-    int64_t each = list ? 0 : ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part"), sum = 0;
-    *count = 0;
-    if (list) *count = (int64_t)lua_rawlen(L, 2);
-    else if (size) *count = (size - 1) / each + 1;
-    if (*count > 100000) ms_lua_error(L, "split: %lld parts are too many", (long long)*count);
-    int64_t *sizes = lua_newuserdatauv(L, (size_t)(*count + 1) * sizeof *sizes, 0);
+    if (count > 100000) ms_lua_error(L, "split: %lld parts are too many", (long long)count);
+    return lua_newuserdatauv(L, (size_t)(count + 1) * sizeof(int64_t), 0);
+}
+
+/* The sizes of the list at index 2, which must be `size` together. */
+static int64_t *listed_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
+{
+    int64_t sum = 0;
+    *count = (int64_t)lua_rawlen(L, 2);
+    int64_t *sizes = new_sizes(L, *count);
     for (int64_t i = 0; i < *count; i++) {
-        if (list) {
-            lua_rawgeti(L, 2, i + 1);
-            sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
-            lua_pop(L, 1);
-        } else sizes[i] = size - i * each < each ? size - i * each : each;
+        lua_rawgeti(L, 2, i + 1);
+        sizes[i] = ms_lua_integer(L, -1, 0, INT64_MAX, "the size of a part");
+        lua_pop(L, 1);
         if (sizes[i] > INT64_MAX - sum)
             ms_lua_error(L, "split: part %lld has %lld, which is beyond dimension %d",
                          (long long)i + 1, (long long)sizes[i], dim + 1);
@@ -215,6 +222,18 @@ static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *cou
     if (sum != size)
         ms_lua_error(L, "split: the parts have %lld in all, dimension %d has %lld", (long long)sum,
                      dim + 1, (long long)size);
+    return sizes;
+}
+
+/* Sizes of the parts that split's second argument asks for: a list of sizes, or the size of all but
+ * the last part. In a userdata on the stack. */
+static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
+{
+    if (lua_istable(L, 2)) return listed_sizes(L, size, dim, count);
+    int64_t each = ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part");
+    *count = size ? (size - 1) / each + 1 : 0;
+    int64_t *sizes = new_sizes(L, *count);
+    for (int64_t i = 0; i < *count; i++) sizes[i] = size - i * each < each ? size - i * each : each;
     return sizes;
 }
 
