@@ -361,6 +361,29 @@ static int group_share_end(lua_State *L)
     return 1;
 }
 
+/* group:_share_bytes(form, bytes, label, from?) -> bytes: those of rank `from` ("broadcast"), or
+ * every rank's, rank by rank ("all_gather"). All ranks bring equally many. Blocks. */
+static int group_share_bytes(lua_State *L)
+{
+    static const char *const forms[] = { "broadcast", "all_gather", NULL };
+    size_t count = 0;
+    ms_group *group = ms_lua_group(L, 1);
+    bool gathers = ms_lua_choice(L, 2, forms, "form") == 1;
+    const char *mine = luaL_checklstring(L, 3, &count);
+    ms_sharing sharing = { .kind = gathers ? MS_ALL_GATHER : MS_BROADCAST,
+                           .dtype = MS_U8,
+                           .count = count,
+                           .label = luaL_checkstring(L, 4) };
+    if (!gathers)
+        sharing.root = (uint32_t)ms_lua_integer(L, 5, 0, (int64_t)ms_group_size(group) - 1, "from");
+    size_t whole = count * (gathers ? ms_group_size(group) : 1);
+    char *all = lua_newuserdatauv(L, whole, 0);
+    ms_lua_enter_inside(L);
+    ms_lua_ok(L, ms_group_share(group, &sharing, mine, all));
+    lua_pushlstring(L, all, whole);
+    return 1;
+}
+
 /* -------------------------------------------------------------- for `check` */
 
 /* core.comm_record(on) */
@@ -444,6 +467,7 @@ void ms_open_group(lua_State *L, int runtime)
         { "_parameters", group_parameters },
         { "_share_begin", group_share_begin },
         { "_share_end", group_share_end },
+        { "_share_bytes", group_share_bytes },
         { "split", group_split },
         { "barrier", group_barrier },
         { "bytes_sent", group_bytes_sent },

@@ -306,31 +306,48 @@ function Group:_share(form, dtype, numbers, label)
   return self:_share_end(form, dtype, #numbers, ticket)
 end
 
-local TEXT_BYTES = 4096                  -- of a text that is shared
-
---- Rank 0's text, on all ranks of the group. Blocks.
----@param text string of rank 0; elsewhere what it would be without other ranks
----@return string
-function Group:_share_text(text)
-  if self:size() == 1 then return text end
-  if #text >= TEXT_BYTES then
-    core.raise(("a text of %d bytes is too long for the other ranks: '%s...'")
-      :format(#text, text:sub(1, 60)))
-  end
-  local tokens = core.to_tokens(text .. ("\0"):rep(TEXT_BYTES - #text))
-  self:broadcast(tokens, 0):sync()
-  if core.is_sim() then return text end
-  return (core.to_text(tokens):gsub("%z+$", ""))
+--- The sum of numbers over all ranks, in f32. Blocks.
+---@param numbers number[] as many on each rank
+---@param label string for messages
+---@return number[]
+function Group:_sum(numbers, label)
+  return self:size() == 1 and numbers or self:_share("sum", "f32", numbers, label)
 end
 
---- The sum of a number over all ranks. Blocks.
----@param numbers number[] as many on each rank
----@return number[]
-function Group:_sum(numbers)
-  if self:size() == 1 then return numbers end
-  local sum = core.tensor(numbers, "f32")
-  self:all_reduce(sum):sync()
-  return core.is_sim() and numbers or sum:to_table()
+-- Texts are filled up to multiples of this, so that the calls of ranks with somewhat different
+-- texts look alike in a fake world, where no rank knows the others' lengths.
+local TEXT_GRAIN <const> = 4096
+
+local function filled(text, length)
+  local bytes = (length + TEXT_GRAIN - 1) // TEXT_GRAIN * TEXT_GRAIN
+  return text .. ("\0"):rep(bytes - #text), bytes
+end
+
+--- One rank's text, on all ranks of the group. Blocks.
+---@param text string of that rank; elsewhere what it would be without other ranks
+---@param from integer
+---@param label string for messages
+---@return string
+function Group:_share_text(text, from, label)
+  if self:size() == 1 then return text end
+  local length = self:_share("all_gather", "i64", { #text }, label)[from + 1]
+  local own = self:rank() == from and text or text:sub(1, length)
+  return self:_share_bytes("broadcast", filled(own, length), label, from):sub(1, length)
+end
+
+--- Each rank's text, rank by rank. Blocks.
+---@param text string
+---@param label string for messages
+---@return string[]
+function Group:_share_texts(text, label)
+  local lengths, longest, texts = self:_share("all_gather", "i64", { #text }, label), 0, {}
+  for _, length in ipairs(lengths) do longest = math.max(longest, length) end
+  local own, bytes = filled(text, longest)
+  local all = self:_share_bytes("all_gather", own, label)
+  for i, length in ipairs(lengths) do
+    texts[i] = all:sub((i - 1) * bytes + 1, (i - 1) * bytes + length)
+  end
+  return texts
 end
 
 options_of.methods(Group, "a group", core.is_group, { "levels" })

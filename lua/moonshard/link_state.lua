@@ -265,26 +265,12 @@ end
 -- Whether each of two numbers is the same on all ranks: hashes of the names and types of tensors,
 -- and of all other values.
 local function same_everywhere(world, numbers)
-  local all = world:all_gather(core.tensor(numbers, "i64")):sync()
-  if core.is_sim() then return true, true end
-  local list, same = all:to_table(), { true, true }
+  local list, same = world:_share("all_gather", "i64", numbers, "states of links"), { true, true }
   for i, number in ipairs(list) do
     local which = (i - 1) % #numbers + 1
     same[which] = same[which] and number == numbers[which]
   end
   return table.unpack(same)
-end
-
--- The texts of all ranks.
-local function gather_texts(world, text)
-  local length = world:all_gather(core.tensor({ #text }, "i64")):sync():to_table()
-  local longest = math.max(table.unpack(length))
-  local all = world:all_gather(core.to_tokens(text .. (" "):rep(longest - #text))):sync()
-  local texts = {}
-  for rank, count in ipairs(length) do
-    texts[rank] = core.to_text(all:narrow(1, (rank - 1) * longest + 1, count))
-  end
-  return texts
 end
 
 -- The tensor if it is the same on all ranks, and false; else the tensors of all ranks, stacked, on
@@ -330,7 +316,7 @@ function link_state.save(encode, out)
     for i, t in ipairs(found.tensors) do
       found.tensors[i], of_rank[found.names[i]] = merge(world, t)
     end
-    if not same_values then saved, apart = {}, gather_texts(world, text) end
+    if not same_values then saved, apart = {}, world:_share_texts(text, "states of links") end
   end
   for i, name in ipairs(found.names) do
     out.names[#out.names + 1], out.tensors[#out.tensors + 1] = name, found.tensors[i]

@@ -437,8 +437,10 @@ local function tell_absent(self, s, only_if)
     core.raise "optimizer:step: inside join an optimizer can be sharded over the model's own \z
       group only"
   end
-  local absent, values = join.before_step(s, self.number), {}
+  local absent, from = join.before_step(s, self.number)
   if #absent == 0 then return end
+  if s.group:rank() ~= from then return joined.stand_by(s.group, from) end
+  local values = {}
   for i, group in ipairs(self.list) do
     values[i] = { master = group.master }
     for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end

@@ -170,7 +170,7 @@ local function validate(self)
     names[#names + 1] = name
     numbers[#numbers + 1] = sum:item()
   end
-  numbers = self.world:_sum(numbers)
+  numbers = self.world:_sum(numbers, "evaluation")
   for i, name in ipairs(names) do result[name] = numbers[i + 1] / numbers[1] end
   return result
 end

@@ -102,7 +102,7 @@ end
 local function switch(item, text, step)
   local value, wrong, states = run(item, text)
   item.text = text
-  local failures = require "moonshard.group".world():_sum { wrong and 1 or 0 }[1]
+  local failures = require "moonshard.group".world():_sum({ wrong and 1 or 0 }, "watch")[1]
   if failures > 0 then
     if wrong then
       log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong)
@@ -113,18 +113,6 @@ local function switch(item, text, step)
     item.take(value, item)
   on_trial[#on_trial + 1] = item
   tell("'%s' has changed: the new one is in force from step %d on", item.path, step)
-end
-
--- Rank 0's changed files, as text, on all ranks.
-local function share(text)
-  local world = require "moonshard.group".world()
-  if world:size() == 1 then return text end
-  local length = core.tensor({ #text }, "i64")
-  world:broadcast(length, 0):sync()
-  local bytes = length:item()
-  local tokens = core.to_tokens(text .. ("\0"):rep(bytes - #text))
-  world:broadcast(tokens, 0):sync()
-  return core.to_text(tokens)
 end
 
 -- Of rank 0: whether a file says something new.
@@ -159,7 +147,8 @@ function watch.reload(step)
       end
     end
   end
-  local all = share(COUNT:pack(#changed) .. table.concat(changed))
+  local all = require "moonshard.group".world()
+    :_share_text(COUNT:pack(#changed) .. table.concat(changed), 0, "watch")
   local count, at = COUNT:unpack(all)
   for _ = 1, count do
     local file, hash, text
@@ -175,7 +164,7 @@ end
 -- differs from here on.
 local function agree(item)
   local world = require "moonshard.group".world()
-  local failures = world:_sum { item.failed and 1 or 0 }[1]
+  local failures = world:_sum({ item.failed and 1 or 0 }, "watch")[1]
   if failures == 0 or failures == world:size() then return end
   core.raise(("watch: '%s' failed in its first step on %d of %d ranks, whose gradients were \z
     reduced in another way than those of the others: go on from the last checkpoint")

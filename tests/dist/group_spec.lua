@@ -20,6 +20,48 @@ describe("collectives", function()
     end
   end
 
+  -- A checkpoint's description, the states of a sharded optimizer and of links, and the text of a
+  -- join: hosts wait for them, so they pass by what is computed.
+  it("of numbers that hosts wait for are on a channel of their own", function()
+    command.write(folder .. "/s.lua", [[
+      local ms, core = require "moonshard", require "moonshard.core"
+      local world = ms.world()
+      local long = ("x"):rep(9000)
+      local texts = world:_share_texts(ms.rank() == 0 and "" or long, "t")
+      assert(#texts == 2 and texts[1] == "" and texts[2] == long)
+      assert(world:_share_text(ms.rank() == 1 and long or "other", 1, "t") == long)
+      assert(world:_share_text(ms.rank() == 0 and "" or long, 0, "t") == "")
+      local state = ms.hooks.state "own"
+      local model = ms.ddp(ms.nn.Linear(4, 4), { comm_hook = function(bucket, next)
+        state:of "all".rank = ms.rank()
+        return next(bucket)
+      end })
+      local optimizer = ms.optim.adamw(model, { lr = 1e-3, shard = world })
+      core.comm_record(true)
+      model:join({}, function()
+        for _ = 1, ms.rank() + 1 do
+          model(ms.ones { 1, 4 }):sum():backward()
+          optimizer:step()
+        end
+      end)
+      assert(ms.checkpoint.save("c", { step = 1, model = model, optimizer = optimizer }))
+      local kinds = {}
+      for _, record in ipairs((core.comm_records())) do
+        local is_pair = record.op == "send" or record.op == "recv"
+        kinds[("%s %s"):format(is_pair and "pair" or record.channel, record.dtype)] = true
+      end
+      if ms.rank() == 0 then
+        for kind in ms.sorted_pairs(kinds) do print(kind) end
+      end]])
+    local out = command.succeed(folder, "run s.lua -n 2")
+    -- Send and recv have no channel: they move the tensors of sharded states. Barriers bring no
+    -- numbers, and are listed as f32.
+    for kind in out:gmatch "1 (%w+)\n" do assert.equal("f32", kind, out) end
+    assert.matches("numbers i32\n", out)
+    assert.matches("numbers i64\n", out)
+    assert.matches("numbers u8\n", out)
+  end)
+
   it("of random numbers show which belong to everyone and which to a rank", function()
     command.write(folder .. "/r.lua", [[
       local ms = require "moonshard"

@@ -102,11 +102,12 @@ local function check_same(words, highest)
   return word
 end
 
---- Before a step of a sharded optimizer of this rank: the ranks to which this one sends what they
---- need for the step.
+--- Before a step of a sharded optimizer of this rank: the ranks without inputs left, and the rank
+--- that sends them what they need for the step.
 ---@param s ms.DDPState
 ---@param number integer the optimizer's
----@return integer[]
+---@return integer[] absent
+---@return integer? from
 function join.before_step(s, number)
   if s.joining.answer then read_words(s) end
   send_word(s, LIVE | s.joining.flags | STEP | number << NUMBER)
@@ -114,10 +115,8 @@ function join.before_step(s, number)
   check_all_live(s, words, live)
   check_same(words, highest)
   local absent = {}
-  if s.group:rank() == highest then
-    for rank, word in ipairs(words) do if word == 0 then absent[#absent + 1] = rank - 1 end end
-  end
-  return absent
+  for rank, word in ipairs(words) do if word == 0 then absent[#absent + 1] = rank - 1 end end
+  return absent, highest
 end
 
 -- Takes part in one step of the other ranks, with zeros. Whether it was a pass that reduces.

@@ -83,10 +83,9 @@ function joined.send(optimizer, group, ranks, settings, only_if)
     for name, value in pairs(own) do words.settings[i][name] = coded(value) end
   end
   local text, list = core.json_encode(words), with_gradients(optimizer, words.gradients)
+  group:_share_text(text, group:rank(), "join")
   core.no_grad(function()
     for _, rank in ipairs(ranks) do
-      group:send(core.tensor({ #text }, "i64"), rank)
-      group:send(core.to_tokens(text):to "u8", rank)
       if only_if then group:send(only_if:to("u8"):view(1), rank) end
       for _, part in ipairs(parts_of(optimizer, list, rank)) do
         local grads = {}
@@ -96,6 +95,12 @@ function joined.send(optimizer, group, ranks, settings, only_if)
     end
   end)
 end
+
+--- A rank that has inputs, while another one sends: hosts share texts together. Blocks as follow
+--- does.
+---@param group ms.Group
+---@param from integer
+function joined.stand_by(group, from) group:_share_text("", from, "join") end
 
 --- A rank without inputs left: its part of a step that the others take. Blocks until the other's
 --- host has come as far.
@@ -109,10 +114,8 @@ function joined.follow(number, group, from)
     core.raise(("join: rank %d steps a sharded optimizer that this rank does not have: make the \z
       same ones on all ranks"):format(from))
   end
+  local words = core.json_decode(group:_share_text("", from, "join"))
   core.no_grad(function()
-    local length = group:recv(core.empty { 1, dtype = "i64" }, from):sync():item()
-    local text = core.to_text(group:recv(core.empty { length, dtype = "u8" }, from):sync():to "i64")
-    local words = core.json_decode(text)
     if words.kind ~= optimizer.kind.name or words.count ~= #optimizer.order
         or #words.settings ~= #optimizer.list then
       core.raise(("join: rank %d steps %s of %d parameters in %d groups, which is %s of %d in %d \z

@@ -71,17 +71,6 @@ end
 
 ---------------------------------------------------------------------------------------------- state
 
--- Each rank's text, rank by rank. Blocks.
-local function gather_texts(group, text)
-  local lengths = group:all_gather(core.tensor({ #text }, "i64")):sync():to_table()
-  local bytes, texts, at = group:all_gather(core.to_tokens(text):to "u8", lengths):sync(), {}, 0
-  for rank, length in ipairs(lengths) do
-    texts[rank] = length > 0 and core.to_text(bytes:narrow(1, at + 1, length):to "i64") or ""
-    at = at + length
-  end
-  return texts
-end
-
 -- What of the states is tensors, and all else, as text for JSON; tensors in the order of names.
 local function describe(states)
   local names, tensors, text = {}, {}, {}
@@ -118,7 +107,7 @@ end
 function shard.gather_states(group, states)
   if group:size() == 1 then return states end
   local text, tensors = describe(states)
-  local texts = gather_texts(group, text)
+  local texts = group:_share_texts(text, "sharded states")
   if core.is_sim() then return states end
   if group:rank() ~= 0 then
     for _, t in ipairs(tensors) do group:send(t:contiguous(), 0):value() end

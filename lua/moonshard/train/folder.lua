@@ -76,8 +76,8 @@ local function choose_together(self)
     own(self, run)
   end
   local texts = {}
-  for text in world:_share_text(table.concat({ run, search or "", path or "", "." }, "\0"))
-      :gmatch "(%Z*)%z" do
+  local chosen = table.concat({ run, search or "", path or "", "." }, "\0")
+  for text in world:_share_text(chosen, 0, "folder"):gmatch "(%Z*)%z" do
     texts[#texts + 1] = text ~= "" and text or false
   end
   return texts[1] or run, texts[2], texts[3]
