@@ -297,17 +297,33 @@ static uint64_t calls_around(const ms_group *group)
     return calls;
 }
 
+/* Refuses what the group's transport cannot do, on every rank alike and before the call is
+ * claimed. */
 static ms_status check_transport(const ms_group *group, const ms_comm_args *args)
 {
+    ms_engine *engine = group->comm->engine;
     const ms_transport *transport = group->transport;
+    const char *kind = ms_collective_name((ms_collective_kind)args->kind), *name = transport->name,
+               *dtype = ms_dtype_name((ms_dtype)args->dtype),
+               *op = ms_reduce_op_name((ms_reduce_op)args->op);
     if (!(transport->kinds & 1u << args->kind))
-        return ms_engine_fail(group->comm->engine, MS_ERROR_UNSUPPORTED, "%s: %s cannot do it",
-                              ms_collective_name((ms_collective_kind)args->kind), transport->name);
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "%s: the transport \"%s\" has no such operation", kind, name);
     if (!(transport->dtypes & 1u << args->dtype))
-        return ms_engine_fail(group->comm->engine, MS_ERROR_UNSUPPORTED,
-                              "%s: %s does not move %s: cast first",
-                              ms_collective_name((ms_collective_kind)args->kind), transport->name,
-                              ms_dtype_name((ms_dtype)args->dtype));
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "%s of %s: the transport \"%s\" does not move %s: cast first", kind,
+                              dtype, name, dtype);
+    if (!ms_kind_reduces(args->kind)) return MS_OK;
+    if (!(transport->ops & 1u << args->op) || !(transport->reduced_dtypes & 1u << args->dtype))
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "%s of %s by %s: the transport \"%s\" does not reduce %s by %s: use "
+                              "another dtype or operation, or gather and reduce",
+                              kind, dtype, op, name, dtype, op);
+    if (args->dtype != args->memory && !transport->rounds)
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "%s of f32 rounded to %s: the transport \"%s\" does not round: cast "
+                              "first",
+                              kind, dtype, name);
     return MS_OK;
 }
 

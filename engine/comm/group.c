@@ -222,6 +222,7 @@ bool ms_group_has_others(const ms_group *group)
 {
     return group->size > 1 && group->control->has_others;
 }
+bool ms_group_rounds(const ms_group *group) { return group->transport->rounds; }
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }
 

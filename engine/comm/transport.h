@@ -4,7 +4,8 @@
  * - A call comes to a transport after all checks of its arguments and after its claim (control.h),
  *   as a task on a stream. Tasks of one channel run one after the other.
  * - A transport decides nothing that ranks must agree on: numbers, groups, causes are control's.
- * - It states which kinds and dtypes it moves; other calls are refused before they are claimed.
+ * - It states which kinds it carries out, which dtypes it moves, and what it reduces. Other calls
+ *   are refused before they are claimed.
  * - What it allocates for a rank ends with `close`, which comes after the streams have ended. */
 #ifndef MOONSHARD_COMM_TRANSPORT_H
 #define MOONSHARD_COMM_TRANSPORT_H
@@ -13,24 +14,33 @@
 
 #define MS_ALL_KINDS ((1u << MS_SPLIT) - 1) /* a split is control's */
 #define MS_ALL_DTYPES ((1u << MS_DTYPES) - 1)
+#define MS_ALL_OPS ((1u << MS_REDUCE_OPS) - 1)
 
 struct ms_transport {
     const char *name;
-    const char *kernels;    /* whose memory it moves: devices of this family (exec/device.h) */
-    uint32_t kinds, dtypes; /* that it moves: bits 1 << kind and 1 << dtype */
-    const ms_task *tasks;   /* one for each kind */
+    const char *kernels; /* whose memory it moves: devices of this family (exec/device.h) */
+    /* What it does: bits 1 << kind of the collectives, 1 << dtype of what it moves, 1 << op and
+     * 1 << dtype of what it reduces. A call that is not among them is refused before it is claimed,
+     * with an error that names the transport, the operation and the dtype. */
+    uint32_t kinds, dtypes, ops, reduced_dtypes;
+    /* Whether an all_reduce of f32 in place may round to 16 bits on its way. Hooks that would use
+     * it cast instead where it cannot. */
+    bool rounds;
+    const ms_task *tasks; /* one for each kind */
     /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
     ms_status (*open)(ms_comm *comm);
     /* Memory that peers reach without a copy; NULL: ordinary memory is as good. */
     ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
-    /* NULL where there is nothing to register: makes a storage known to the network before its
-     * first use, until it is freed. */
+    /* Registers a storage with the network before its first use; NULL: there is nothing to
+     * register. Its memory stays registered after the storage is freed, since the pool hands it out
+     * again, until `close`. */
     ms_status (*enroll)(ms_comm *comm, ms_storage *storage);
-    /* NULL where errors come from tasks only: an error of work that was launched earlier, as the
-     * engine's error. Never blocks. */
+    /* An error of work that was launched earlier, as the engine's error. Called before each call
+     * and each step; never blocks. NULL: errors come from tasks only, as local's do. */
     ms_status (*poll_error)(ms_comm *comm);
-    /* NULL where tasks look for the end of the job themselves: what is launched ends at once. Once,
-     * on the host thread, after control knows the cause. */
+    /* The job has ended: what is launched must end at once, so that no stream waits for a peer for
+     * ever. Called once, on the host thread, after control knows the cause. NULL: tasks look for
+     * the end of the job themselves, as local's do. */
     void (*abort)(ms_comm *comm);
     /* After the streams have ended; NULL: there is nothing to close. */
     void (*close)(ms_comm *comm);

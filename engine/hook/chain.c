@@ -175,14 +175,14 @@ static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_stat
                           bucket->index, bucket->label, name, colon, message);
 }
 
-/* A cast right before a plain all-reduce of f32 needs no memory of its own: the reduction rounds in
- * registers, to the same bits. */
+/* A cast right before a plain all-reduce of f32 needs no memory of its own where the transport
+ * rounds in registers, to the same bits. */
 static bool rounds_on_the_way(const ms_link *cast, const ms_link *reduction,
                               const ms_bucket *bucket)
 {
     return reduction->kind->can_round && cast->kind->casts && cast->options.dtype != MS_F32
            && bucket->kind == MS_BUCKET_ALL_REDUCE && ms_tensor_dtype(bucket->buffer) == MS_F32
-           && !bucket->wants_sent;
+           && !bucket->wants_sent && ms_group_rounds(ms_link_group(reduction, bucket));
 }
 
 ms_status ms_chain_run_links(const ms_link *links, uint32_t count, ms_bucket *bucket,

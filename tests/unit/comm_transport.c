@@ -43,7 +43,10 @@ static ms_transport stand_in(void)
     ms_transport made = ms_transport_fake;
     made.name = "stand-in";
     made.kinds = 1u << MS_ALL_REDUCE;
-    made.dtypes = 1u << MS_F32;
+    made.dtypes = 1u << MS_F32 | 1u << MS_F16 | 1u << MS_BOOL;
+    made.ops = 1u << MS_REDUCE_OP_SUM;
+    made.reduced_dtypes = 1u << MS_F32 | 1u << MS_F16;
+    made.rounds = false;
     made.enroll = enroll;
     made.poll_error = poll_error;
     made.abort = end_launched;
@@ -61,27 +64,55 @@ static ms_engine *open_world(const ms_transport *transport, ms_group **world)
     return engine;
 }
 
-static void what_a_transport_does_not_move_is_refused(void **state)
+/* Each error names the operation, the dtype and the transport, and nothing was claimed. */
+static void what_a_transport_cannot_do_is_refused(void **state)
 {
     (void)state;
+    static const struct {
+        ms_collective_kind kind;
+        ms_dtype dtype, travels;
+        ms_reduce_op op;
+        const char *says;
+    } cases[] = {
+        { MS_ALL_REDUCE, MS_I32, MS_F32, MS_REDUCE_OP_SUM,
+          "all_reduce of i32: the transport \"stand-in\" does not move i32" },
+        { MS_BROADCAST, MS_F32, MS_F32, MS_REDUCE_OP_SUM,
+          "broadcast: the transport \"stand-in\" has no such operation" },
+        { MS_ALL_REDUCE, MS_F32, MS_F32, MS_REDUCE_OP_PROD,
+          "all_reduce of f32 by prod: the transport \"stand-in\" does not reduce f32 by prod" },
+        { MS_ALL_REDUCE, MS_BOOL, MS_F32, MS_REDUCE_OP_SUM,
+          "all_reduce of bool by sum: the transport \"stand-in\" does not reduce bool by sum" },
+        { MS_ALL_REDUCE, MS_F32, MS_F16, MS_REDUCE_OP_SUM,
+          "all_reduce of f32 rounded to f16: the transport \"stand-in\" does not round" },
+    };
     ms_transport transport = stand_in();
     ms_group *world = NULL;
     ms_engine *engine = open_world(&transport, &world);
-    ms_tensor *floats = NULL, *integers = NULL;
+    ms_tensor *floats = NULL;
     int64_t four = 4;
+    assert_false(ms_group_rounds(world));
     assert_int_equal(ms_tensor_new(engine, MS_F32, 1, &four, &floats), MS_OK);
-    assert_int_equal(ms_tensor_new(engine, MS_I32, 1, &four, &integers), MS_OK);
     ms_collective call = { .kind = MS_ALL_REDUCE, .in = floats, .bucket = -1 };
     assert_int_equal(ms_group_enqueue(world, 1, &call, NULL), MS_OK);
-    call.in = integers;
-    assert_int_equal(ms_group_enqueue(world, 1, &call, NULL), MS_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(ms_engine_error(engine)->message, "stand-in does not move i32"));
-    call = (ms_collective){ .kind = MS_BROADCAST, .in = floats, .bucket = -1 };
-    assert_int_equal(ms_group_enqueue(world, 1, &call, NULL), MS_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(ms_engine_error(engine)->message, "broadcast: stand-in cannot"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ms_tensor *t = NULL;
+        assert_int_equal(ms_tensor_new(engine, cases[i].dtype, 1, &four, &t), MS_OK);
+        call = (ms_collective){ .kind = cases[i].kind,
+                                .op = cases[i].op,
+                                .travels = cases[i].travels,
+                                .in = t,
+                                .bucket = -1 };
+        assert_int_equal(ms_group_enqueue(world, 1, &call, NULL), MS_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(ms_engine_error(engine)->message, cases[i].says));
+        ms_tensor_release(t);
+    }
     assert_int_equal(ms_group_traffic(world, MS_COLLECTIVES).calls, 1);
+    /* What hosts share does not ask the transport. */
+    int64_t mine = 3, all[2] = { 0 };
+    ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = 1 };
+    assert_int_equal(ms_group_share(world, &sharing, &mine, all), MS_OK);
+    assert_int_equal(all[1], 3);
     ms_tensor_release(floats);
-    ms_tensor_release(integers);
     ms_engine_free(engine);
     assert_int_equal(seen.closed, 1);
 }
@@ -237,7 +268,7 @@ static void ranks_may_meet_in_another_way(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_transport_does_not_move_is_refused),
+        cmocka_unit_test(what_a_transport_cannot_do_is_refused),
         cmocka_unit_test(storages_are_enrolled),
         cmocka_unit_test(an_error_after_the_launch_ends_the_job),
         cmocka_unit_test(ranks_may_meet_in_another_way),

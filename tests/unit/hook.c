@@ -1,7 +1,9 @@
 /* hook.c: what links remember, the group of a rank alone, native links in strict mode and with
  * failing allocations. What links compute: dist/hooks.lua. ctest: each-isa poisoned */
-#include "fault_rank.h"
+#include "comm/control.h"
+#include "comm/transport.h"
 
+#include "fault_rank.h"
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"
 
@@ -327,6 +329,57 @@ static void lives(rank *self)
     CHECK(ms_engine_memory(self->engine).live == 0);
 }
 
+/* ----------------------------------------------- a transport that cannot round */
+
+/* The result of cast and reduce over a transport, in a fake world: 3 times thirds, in f16. */
+static void cast_and_reduce(const ms_transport *transport, float got[8])
+{
+    static const float thirds[8] = { 0.333333f, -1.333333f, 7.1f, 1e-8f, 70000, 2049, 0.1f, -0.2f };
+    const chain c = { .around = MS_F16, .last = "reduce" };
+    ms_engine_options options = { .threads = 1, .strict = true };
+    ms_engine *engine = NULL;
+    ms_link links[3];
+    ms_tensor *result = NULL, *parameter = NULL;
+    int64_t eight = 8;
+    uint32_t count = read_chain(&c, links), position = 0;
+    const char *name = "a";
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    ms_group *world = NULL;
+    assert_int_equal(ms_comm_new(engine, &ms_control_none, transport, NULL, 0, 3, &world), MS_OK);
+    ms_bucket bucket = { .engine = engine,
+                         .group = world,
+                         .is_last = true,
+                         .divisor = 3,
+                         .label = "a bucket",
+                         .count = 1,
+                         .names = &name,
+                         .positions = &position };
+    assert_int_equal(ms_tensor_new(engine, MS_F32, 1, &eight, &bucket.flat), MS_OK);
+    assert_int_equal(ms_tensor_new(engine, MS_F32, 1, &eight, &parameter), MS_OK);
+    assert_int_equal(ms_tensor_write(bucket.flat, thirds, sizeof thirds), MS_OK);
+    bucket.buffer = ms_tensor_retain(bucket.flat);
+    bucket.parameters = &parameter;
+    bucket.gradients = &bucket.flat;
+    assert_int_equal(ms_chain_run(links, count, &bucket, &result), MS_OK);
+    assert_int_equal(ms_tensor_read(result, got, sizeof thirds), MS_OK);
+    ms_tensor_release(result);
+    ms_tensor_release(parameter);
+    ms_tensor_release(bucket.buffer);
+    ms_tensor_release(bucket.flat);
+    ms_engine_free(engine);
+}
+
+static void a_cast_runs_where_the_transport_does_not_round(void **state)
+{
+    (void)state;
+    ms_transport plain = ms_transport_fake;
+    plain.rounds = false;
+    float rounded[8], cast[8];
+    cast_and_reduce(&ms_transport_fake, rounded);
+    cast_and_reduce(&plain, cast);
+    assert_memory_equal(rounded, cast, sizeof cast);
+}
+
 static void links_run_in_strict_mode(void **state)
 {
     (void)state;
@@ -383,6 +436,7 @@ int main(void)
         cmocka_unit_test(a_state_follows_its_parameters),
         cmocka_unit_test(a_rank_alone_waits_for_nobody),
         cmocka_unit_test(links_run_in_strict_mode),
+        cmocka_unit_test(a_cast_runs_where_the_transport_does_not_round),
         cmocka_unit_test(options_are_checked),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };

@@ -52,6 +52,11 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_alone);
 
-const ms_transport ms_transport_fake = {
-    .name = "fake", .kernels = "cpu", .kinds = MS_ALL_KINDS, .dtypes = MS_ALL_DTYPES, .tasks = tasks
-};
+const ms_transport ms_transport_fake = { .name = "fake",
+                                         .kernels = "cpu",
+                                         .kinds = MS_ALL_KINDS,
+                                         .dtypes = MS_ALL_DTYPES,
+                                         .ops = MS_ALL_OPS,
+                                         .reduced_dtypes = MS_ALL_DTYPES,
+                                         .rounds = true,
+                                         .tasks = tasks };
