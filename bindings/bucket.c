@@ -425,26 +425,32 @@ static ms_status wrong_result(lua_State *L, const ms_callback *callback, const m
         bucket->index, bucket->label, what, before, name);
 }
 
+/* Replaces the future on top by its value. *ready: when the value is there. False if the future has
+ * none yet. Its fields are read without metamethods: nothing here may raise. */
+static bool open_future(lua_State *L, ms_point *ready)
+{
+    lua_pushliteral(L, "index");
+    lua_rawget(L, -2);
+    lua_pushliteral(L, "number");
+    lua_rawget(L, -3);
+    if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2)) return false;
+    *ready = (ms_point){ .stream = (uint16_t)lua_tointeger(L, -2),
+                         .seq = (uint64_t)lua_tointeger(L, -1) };
+    lua_pop(L, 2);
+    lua_pushliteral(L, "result");
+    lua_rawget(L, -2);
+    return true;
+}
+
 /* The value on top: a tensor, or a future that has its value. */
 static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
                              ms_tensor **result, ms_point *ready)
 {
     char text[64];
     bool future = lua_istable(L, -1);
-    if (future) {
-        lua_pushliteral(L, "index");
-        lua_rawget(L, -2);
-        lua_pushliteral(L, "number");
-        lua_rawget(L, -3);
-        if (!lua_isinteger(L, -1) || !lua_isinteger(L, -2))
-            return wrong_result(L, callback, bucket,
-                                "its future has no value yet: nothing will give it one");
-        *ready = (ms_point){ .stream = (uint16_t)lua_tointeger(L, -2),
-                             .seq = (uint64_t)lua_tointeger(L, -1) };
-        lua_pop(L, 2);
-        lua_pushliteral(L, "result");
-        lua_rawget(L, -2);
-    }
+    if (future && !open_future(L, ready))
+        return wrong_result(L, callback, bucket,
+                            "its future has no value yet: nothing will give it one");
     ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
     if (!handle) {
         snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "",
@@ -457,6 +463,21 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
     if (status) return ms_bucket_check_result(bucket, hook_name(L, callback), handle->tensor);
     *result = ms_tensor_retain(handle->tensor);
     return MS_OK;
+}
+
+/* Calls the hook, which is on top of the stack, and takes what it returns. */
+static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *bucket,
+                          ms_tensor **result, ms_point *ready)
+{
+    lua_pushlightuserdata(L, bucket);
+    ms_dtype autocast = ms_chain_begin(bucket);
+    ms_status status = ms_lua_hook(L, callback->runtime, 1, 1);
+    ms_chain_end(bucket, autocast);
+    if (!status) return take_result(L, callback, bucket, result, ready);
+    char message[MS_ERROR_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "%s", ms_engine_error(bucket->engine)->message);
+    return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s",
+                          bucket->index, bucket->label, message);
 }
 
 ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
@@ -475,16 +496,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
                               "call unwrap() before it goes");
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
     if (bucket->index == 0) callback->runtime->live_before_links = ms_engine_memory(engine).live;
-    lua_pushlightuserdata(L, bucket);
-    ms_dtype autocast = ms_chain_begin(bucket);
-    ms_status status = ms_lua_hook(L, callback->runtime, 1, 1);
-    ms_chain_end(bucket, autocast);
-    if (status) {
-        char message[MS_ERROR_MESSAGE_BYTES];
-        snprintf(message, sizeof message, "%s", ms_engine_error(engine)->message);
-        status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s",
-                                bucket->index, bucket->label, message);
-    } else status = take_result(L, callback, bucket, result, ready);
+    ms_status status = run_hook(L, callback, bucket, result, ready);
     end_life(L, life);
     lua_settop(L, top);
     ms_engine_set_script(engine, script);

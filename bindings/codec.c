@@ -8,23 +8,27 @@ static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL 
 
 static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, MS_CODEC_TYPE); }
 
+/* The options of codec() at index 2, which is a table. */
+static void read_options(lua_State *L, ms_codec *out)
+{
+    static const char *const keys[] = { "block", "rounding", "scale", NULL };
+    static const char *const roundings[] = { "nearest", "stochastic", NULL };
+    luaL_checktype(L, 2, LUA_TTABLE);
+    ms_lua_known_keys(L, 2, keys, "option of a codec");
+    out->block = ms_lua_field_integer(L, 2, "block", 256, 8, INT64_MAX / 8);
+    out->bare = !ms_lua_field_boolean(L, 2, "scale", true);
+    if (lua_getfield(L, 2, "rounding") != LUA_TNIL)
+        out->stochastic = ms_lua_choice(L, -1, roundings, "rounding") == 1;
+    lua_pop(L, 1);
+}
+
 /* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?) */
 static int codec(lua_State *L)
 {
-    static const char *const keys[] = { "block", "rounding", "scale", NULL }, *const roundings[] = {
-        "nearest", "stochastic", NULL
-    };
     ms_codec made = { .kind = (ms_codec_kind)ms_lua_choice(L, 1, kinds, "kind of codec"),
                       .block = 256 };
     lua_settop(L, 2);
-    if (!lua_isnil(L, 2)) {
-        luaL_checktype(L, 2, LUA_TTABLE);
-        ms_lua_known_keys(L, 2, keys, "option of a codec");
-        made.block = ms_lua_field_integer(L, 2, "block", 256, 8, INT64_MAX / 8);
-        made.bare = !ms_lua_field_boolean(L, 2, "scale", true);
-        if (lua_getfield(L, 2, "rounding") != LUA_TNIL)
-            made.stochastic = ms_lua_choice(L, -1, roundings, "rounding") == 1;
-    }
+    if (!lua_isnil(L, 2)) read_options(L, &made);
     if (made.block % 8 != 0)
         return ms_lua_error(L, "codec: block is %d: it must be a multiple of 8", (int)made.block);
     if (made.bare && made.kind != MS_CODEC_SIGN)
@@ -37,6 +41,7 @@ static int codec(lua_State *L)
     return 1;
 }
 
+/* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses */
 static int codec_encode(lua_State *L)
 {
     static const char *const keys[] = { "error", NULL };
@@ -55,29 +60,33 @@ static int codec_encode(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_codec_encode, &attributes, &t, 1, error ? 2 : 1);
 }
 
+/* The most numbers that a row of so many bytes has, by halving. */
+static int64_t numbers_in(const ms_codec *codec, int64_t bytes)
+{
+    int64_t low = 0, high = 8 * bytes + 1;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (ms_codec_bytes(codec, middle) <= bytes) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* codec:decode(payload, n), codec:decode_sum(payload, n): n numbers in each row. A count that does
+ * not fit the payload is an error that says which one does. */
 static int decode_with(lua_State *L, const ms_op *op)
 {
     ms_lua_enter(L);
     const ms_codec *own = check_codec(L);
     ms_tensor *payload = ms_lua_tensor(L, 2);
     uint32_t dims = ms_tensor_dims(payload);
-    ms_attributes attributes = { .codec = { .codec = *own,
-                                            .n = ms_lua_integer(L, 3, 0, INT64_MAX / 8, "n") } };
-    int64_t have = dims ? ms_tensor_shape(payload)[dims - 1] : 0, fits = 0;
-    if (ms_tensor_dtype(payload) == MS_U8 && dims
-        && have != ms_codec_bytes(own, attributes.codec.n)) {
-        /* The most numbers that a row of so many bytes has, by halving. */
-        for (int64_t low = 0, high = 8 * have + 1; high - low > 1;) {
-            int64_t middle = low + (high - low) / 2;
-            if (ms_codec_bytes(own, middle) <= have) low = middle;
-            else high = middle;
-            fits = low;
-        }
+    int64_t n = ms_lua_integer(L, 3, 0, INT64_MAX / 8, "n"), wanted = ms_codec_bytes(own, n);
+    int64_t have = dims ? ms_tensor_shape(payload)[dims - 1] : 0;
+    if (ms_tensor_dtype(payload) == MS_U8 && dims && have != wanted)
         return ms_lua_error(
             L, "%s: rows of %d numbers have %d bytes, and the payload's have %d: n = %d would fit",
-            ms_op_name(op), (int)attributes.codec.n, (int)ms_codec_bytes(own, attributes.codec.n),
-            (int)have, (int)fits);
-    }
+            ms_op_name(op), (int)n, (int)wanted, (int)have, (int)numbers_in(own, have));
+    ms_attributes attributes = { .codec = { .codec = *own, .n = n } };
     return ms_lua_apply_many(L, op, &attributes, &payload, 1, 1);
 }
 

@@ -224,26 +224,25 @@ static int masked_fill(lua_State *L)
     return ms_lua_apply(L, &ms_op_masked_fill, &attributes, ms_lua_own_in_place(L), inputs, 2);
 }
 
-/* ms.where(condition, a, b): numbers take the dtype of the other side. */
+/* ms.where(condition, a, b): a and b are tensors or numbers. A number becomes a tensor of the
+ * other's dtype, f32 if both are numbers. */
 static int where(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_tensor *inputs[3] = { ms_lua_tensor(L, 1), NULL, NULL };
+    double numbers[3] = { 0 };
     ms_dtype dtype = MS_F32;
     for (int i = 1; i < 3; i++)
         if (ms_lua_is_tensor(L, i + 1)) {
             inputs[i] = ms_lua_tensor(L, i + 1);
             dtype = ms_tensor_dtype(inputs[i]);
-        } else ms_lua_number(L, i + 1, "where");
+        } else numbers[i] = ms_lua_number(L, i + 1, "where");
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *made[3] = { NULL }, *out = NULL;
     ms_status status = MS_OK;
     for (int i = 1; i < 3 && !status; i++)
         if (!inputs[i]) {
-            status = ms_lua_filled(engine, dtype, 0, NULL,
-                                   lua_isboolean(L, i + 1) ? lua_toboolean(L, i + 1)
-                                                           : lua_tonumber(L, i + 1),
-                                   &made[i]);
+            status = ms_lua_filled(engine, dtype, 0, NULL, numbers[i], &made[i]);
             inputs[i] = made[i];
         }
     if (!status) status = ms_apply(engine, &ms_op_where, NULL, false, inputs, 3, &out, 1);
