@@ -176,6 +176,27 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
     return ms_group_stream(group, args->channel + 1u, out);
 }
 
+_Static_assert((int)MS_ALL_REDUCE == MS_COST_ALL_REDUCE, "devices know it by its number");
+
+/* What the device is told about a collective: how much it moves, and between which ranks. */
+static ms_task_cost cost_of(const ms_comm_args *args)
+{
+    const ms_group *group = args->group;
+    ms_task_cost cost = { .bytes = args->payload_bytes,
+                          .wire_bytes = args->wire_bytes,
+                          .ranks = group->size,
+                          .first_rank = group->lowest,
+                          .last_rank = group->highest,
+                          .collective = args->kind };
+    if (ms_kind_is_pair(args->kind)) {
+        uint32_t own = group->members[group->rank], peer = group->members[args->root];
+        cost.ranks = 2;
+        cost.first_rank = own < peer ? own : peer;
+        cost.last_rank = own < peer ? peer : own;
+    }
+    return cost;
+}
+
 static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                                const ms_collective *c)
 {
@@ -198,7 +219,7 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     const ms_task *tasks =
         args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
     status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
-                               (ms_task_cost){ .bytes = args->payload_bytes });
+                               cost_of(args));
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;

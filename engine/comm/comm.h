@@ -36,9 +36,10 @@ struct ms_group {
     const ms_transport *transport;
     char *name; /* owned; no other group of this rank has it */
     uint32_t id, rank, size;
-    uint32_t *members; /* world ranks */
-    uint64_t *set;     /* the same as a bit set over the world's ranks */
-    uint32_t splits;   /* made from this one, for names */
+    uint32_t *members;        /* world ranks */
+    uint32_t lowest, highest; /* of them */
+    uint64_t *set;            /* the same as a bit set over the world's ranks */
+    uint32_t splits;          /* made from this one, for names */
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     ms_channel channels[MS_CHANNELS];

@@ -80,9 +80,12 @@ static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
         return status;
     }
     strcpy(group->name, name);
+    group->lowest = UINT32_MAX;
     for (uint32_t m = 0; m < size; m++) {
         uint32_t rank = group->members[m] = members ? members[m] : m;
         group->set[rank / 64] |= (uint64_t)1 << rank % 64;
+        if (rank < group->lowest) group->lowest = rank;
+        if (rank > group->highest) group->highest = rank;
     }
     *out = group;
     return MS_OK;

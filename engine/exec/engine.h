@@ -152,6 +152,7 @@ struct ms_engine {
     int64_t process;   /* that started the threads */
     const void *owner; /* the mark of the host thread: see ms_on_host */
     bool strict, pin;
+    ms_rates rates; /* for the sim device */
     int sync_forbidden;
     ms_random random;
     double flops;

@@ -70,6 +70,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->random.seed = options->seed;
     uint64_t limit =
         options->memory_bytes ? options->memory_bytes : engine->device->capacity(engine);
+    engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);
     if (!status) status = ms_pool_open(engine, limit);
     if (!status) status = engine->device->open(engine, &engine->device_state);

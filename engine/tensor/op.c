@@ -128,6 +128,10 @@ static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
     return access;
 }
 
+_Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F16
+                   && (int)MS_COST_BF16 == (int)MS_BF16,
+               "devices know the cost's dtype by its number");
+
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost)
@@ -141,6 +145,9 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
         if (reads[i]) accesses[count++] = access_to(reads[i], MS_READ);
     for (uint32_t i = 0; i < write_count; i++)
         if (writes[i]) accesses[count++] = access_to(writes[i], MS_WRITE);
+    const ms_tensor *operand = read_count && reads[0] ? reads[0] : NULL;
+    if (!operand && write_count) operand = writes[0];
+    if (operand) cost.dtype = (uint8_t)operand->dtype;
     ms_status status =
         ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
     if (status) return status;

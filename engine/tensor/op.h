@@ -95,7 +95,7 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor); /* does nothing unles
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
 
 /* Enqueues on the current stream. Tensors may repeat; writes counts as a change of their storages'
- * versions. */
+ * versions. The cost's dtype becomes that of the first tensor that is read, or else written. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost);

@@ -227,7 +227,7 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
     }
     if (!status) {
         ms_elementwise_args args;
-        ms_task_cost cost;
+        ms_task_cost cost = { 0 };
         fill_arguments(call, operands, out, &args, &cost);
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands,
                                    call->count, &out, 1, cost);

@@ -1,6 +1,16 @@
 /* sim.c: the device without values: the core makes every decision, no task runs, and all work is
- * done as soon as it is enqueued. */
-#include "exec/engine.h"
+ * done as soon as it is enqueued. Only its clocks know how long it would take.
+ *
+ * Invariants
+ * - Each stream has a clock, and so has the host. Work begins when the stream, the host that
+ *   enqueues it and what it waits for are ready; it ends after the time that the rates give for its
+ *   cost. Clocks depend on the order of host calls and on the rates only.
+ * - The host's clock moves on with each call that enqueues (ms_rates.enqueue_ns), and to the end of
+ *   what it awaits: a sync, the end of a step, or room in a stream that is full.
+ * - Nothing but marks reads the clocks.
+ * - A stream remembers when its last MS_STREAM_DEPTH numbers ended. What came before has ended by
+ *   the host's clock, since the stream would have been full otherwise. */
+#include "exec/sim/sim.h"
 
 #include <string.h>
 
@@ -8,58 +18,91 @@
 #define MS_SIM_BASE ((uintptr_t)1 << 40)
 #define MS_SIM_BYTES (UINT64_MAX >> 8)
 
+typedef struct ms_sim {
+    double host_ns;
+} ms_sim;
+
+typedef struct ms_sim_stream {
+    double now_ns;                /* when its last work ends */
+    double ends[MS_STREAM_DEPTH]; /* of number seq: [(seq - 1) % MS_STREAM_DEPTH] */
+} ms_sim_stream;
+
 static ms_status sim_open(ms_engine *engine, void **state)
 {
-    (void)engine;
-    *state = NULL;
-    return MS_OK;
+    const char *problem = ms_rates_problem(&engine->rates);
+    if (problem) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "rates: %s", problem);
+    return ms_allocate(&engine->context, sizeof(ms_sim), "device", state);
 }
 
-static void sim_close(ms_engine *engine, void *state)
-{
-    (void)engine;
-    (void)state;
-}
+static void sim_close(ms_engine *engine, void *state) { ms_release(&engine->context, state); }
 
 static ms_status sim_stream_open(ms_stream *stream, void **state)
 {
-    (void)stream;
-    *state = NULL;
-    return MS_OK;
+    return ms_allocate(&stream->engine->context, sizeof(ms_sim_stream), "stream", state);
 }
 
 static void sim_stream_close(ms_stream *stream, void *state)
 {
-    (void)stream;
-    (void)state;
+    ms_release(&stream->engine->context, state);
+}
+
+/* ------------------------------------------------------------------- clocks */
+
+static double later(double a, double b) { return a > b ? a : b; }
+
+/* When that number of the stream ends; 0 for what ended before the host's time. */
+static double end_of(const ms_stream *stream, uint64_t seq)
+{
+    const ms_sim_stream *clock = stream->device_state;
+    if (seq == 0 || seq + MS_STREAM_DEPTH <= stream->enqueued) return 0;
+    return clock->ends[(seq - 1) % MS_STREAM_DEPTH];
+}
+
+/* Number seq of the stream is enqueued, cannot begin before `ready`, and takes `ns`. */
+static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
+{
+    ms_sim *sim = stream->engine->device_state;
+    ms_sim_stream *clock = stream->device_state;
+    double *end = &clock->ends[(seq - 1) % MS_STREAM_DEPTH];
+    /* A full stream blocks the host until its oldest number, whose place this is, has ended. */
+    sim->host_ns = later(sim->host_ns + stream->engine->rates.enqueue_ns, *end);
+    clock->now_ns = later(later(clock->now_ns, sim->host_ns), ready) + ns;
+    *end = clock->now_ns;
 }
 
 static void sim_run(ms_stream *stream, const ms_launch *launch)
 {
-    (void)stream;
-    (void)launch;
+    advance(stream, launch->seq, 0, ms_rates_ns(&stream->engine->rates, &launch->cost));
 }
 
 static void sim_wait(ms_stream *stream, const ms_wait *wait)
 {
-    (void)stream;
-    (void)wait;
-}
-
-static bool sim_reached(const ms_stream *stream, uint64_t seq) { return stream->enqueued >= seq; }
-
-static void sim_await(ms_stream *stream, uint64_t seq)
-{
-    (void)stream;
-    (void)seq;
+    advance(stream, wait->seq, end_of(wait->of, wait->of_seq), 0);
 }
 
 static void sim_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
-    (void)stream;
-    (void)seq;
-    (void)mark;
+    const ms_sim_stream *clock = stream->device_state;
+    advance(stream, seq, 0, 0);
+    mark->ns = (uint64_t)clock->now_ns;
 }
+
+static uint64_t sim_mark_ns(const ms_engine *engine, const ms_mark *mark)
+{
+    (void)engine;
+    return mark->ns;
+}
+
+/* The host need not wait for anything, and all work is done; its clock says when it would be. */
+static bool sim_reached(const ms_stream *stream, uint64_t seq) { return stream->enqueued >= seq; }
+
+static void sim_await(ms_stream *stream, uint64_t seq)
+{
+    ms_sim *sim = stream->engine->device_state;
+    sim->host_ns = later(sim->host_ns, end_of(stream, seq));
+}
+
+/* ------------------------------------------------------------------- values */
 
 static void sim_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                         size_t bytes)
@@ -93,6 +136,8 @@ static void sim_fail_if(ms_stream *stream, const ms_launch *launch, const float 
     (void)message;
     sim_run(stream, launch);
 }
+
+/* ------------------------------------------------------------------- memory */
 
 static void *sim_reserve(ms_engine *engine, uint64_t bytes)
 {
@@ -134,6 +179,7 @@ const ms_device ms_device_sim = {
     .reached = sim_reached,
     .await = sim_await,
     .mark = sim_mark,
+    .mark_ns = sim_mark_ns,
     .copy_in = sim_copy_in,
     .copy_out = sim_copy_out,
     .read = sim_read,

@@ -141,8 +141,8 @@ MS_API ms_status ms_reducer_await_times(ms_reducer *reducer);
  * when each one came. */
 MS_API void ms_reducer_record(ms_reducer *reducer, bool on);
 /* The last record: positions in the order of gradients, without delayed parameters, and
- * ns[position], counted from forward's end as in ms_bucket_times; 0 where it is not known (on sim,
- * or because the device has not got there yet). order and ns have room for all parameters. Returns
+ * ns[position], counted from forward's end as in ms_bucket_times; 0 where it is not known
+ * (because the device has not got there yet). order and ns have room for all parameters. Returns
  * the number of positions; 0: no pass was recorded. */
 MS_API uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns);
 /* Replaces the buckets: bucket b has the next sizes[b] positions of order. Gradients move along.

@@ -45,6 +45,32 @@ typedef struct ms_inflight ms_inflight;
 
 typedef enum ms_isa { MS_ISA_PORTABLE, MS_ISA_AVX2, MS_ISA_AVX512, MS_ISA_AVX512BF16 } ms_isa;
 
+/* The speeds of a machine, from which the sim device estimates times. */
+#define MS_LEVELS_MAX 8
+typedef struct ms_level_rate {
+    uint32_t ranks;     /* blocks of this many consecutive ranks are linked; 0: all ranks */
+    double latency_ns;  /* of one round of messages */
+    double bytes_per_s; /* that a rank sends */
+} ms_level_rate;
+typedef enum ms_cost_dtype {
+    MS_COST_F32, /* all dtypes but the two below */
+    MS_COST_F16,
+    MS_COST_BF16,
+    MS_COST_DTYPES
+} ms_cost_dtype;
+typedef struct ms_rates {
+    double flops_per_s[MS_COST_DTYPES]; /* of a rank, with all its threads */
+    double bytes_per_s;                 /* of a rank's memory */
+    double enqueue_ns;                  /* what enqueueing costs the host; 0 is allowed */
+    /* Links between ranks, innermost first; the last level has 0 ranks. */
+    uint32_t level_count;
+    ms_level_rate levels[MS_LEVELS_MAX];
+} ms_rates;
+/* The rates that hold where the options give none: measured on one machine, see sim/rates.c. */
+MS_API const ms_rates *ms_rates_default(void);
+/* What is wrong with these rates; NULL: nothing. The sim device refuses wrong ones. */
+MS_API const char *ms_rates_problem(const ms_rates *rates);
+
 typedef struct ms_engine_options {
     const ms_os *os;    /* NULL: ms_os_posix() */
     const char *device; /* "cpu" (NULL: this) or "sim": no data, same decisions */
@@ -56,6 +82,9 @@ typedef struct ms_engine_options {
     bool pin;    /* pin intra-op threads to cores */
     uint64_t seed;
     uint64_t memory_bytes; /* the pool's limit; 0: the machine's memory */
+    /* For the sim device, copied; NULL: ms_rates_default(). No decision of the engine depends on
+     * them: they only say how long things take. */
+    const ms_rates *rates;
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
     /* Called by the host thread, and by a stream's thread that warns of a straggler. */
@@ -204,10 +233,17 @@ typedef struct ms_task { /* one const object per kernel */
     uint8_t kind;
 } ms_task;
 
-/* of this call: multiply-add is 2; bytes read and written */
+#define MS_COST_ALL_REDUCE 0 /* the ms_collective_kind whose messages go two ways */
+/* What one call takes, as far as it is known when it is enqueued. */
 typedef struct ms_task_cost {
-    double flops;
-    uint64_t bytes;
+    double flops;        /* a multiply-add is 2 */
+    uint64_t bytes;      /* read and written; of a collective: its payload */
+    uint64_t wire_bytes; /* that this rank sends */
+    /* Of a collective: the number of ranks (0: it is none), and the lowest and the highest of them
+     * in the world, which say how far its links reach. */
+    uint32_t ranks, first_rank, last_rank;
+    uint8_t collective; /* ms_collective_kind */
+    uint8_t dtype;      /* ms_dtype of the operands */
 } ms_task_cost;
 
 /* Puts the task behind all else on the stream, after the waits that its accesses need. arguments
@@ -243,8 +279,8 @@ MS_API ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_stora
 /* -------------------------------------------------------------------- marks */
 
 /* A list of marks. A mark says when a stream passed it, in nanoseconds of the device's clock: the
- * difference of two marks is a time. A mark takes a number of its stream, as a task does, and is
- * passed on a stream that has failed, too. */
+ * difference of two marks is a time; on the sim device it is an estimate. A mark takes a number of
+ * its stream, as a task does, and is passed on a stream that has failed, too. */
 typedef struct ms_marks ms_marks;
 MS_API ms_status ms_marks_new(ms_engine *engine, uint32_t count, ms_marks **out);
 /* The list may be given up while its marks are still enqueued: the engine keeps its memory until

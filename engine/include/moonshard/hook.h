@@ -340,7 +340,7 @@ typedef ms_status (*ms_comm_hook)(void *user, ms_bucket *bucket, ms_tensor **res
 
 /* --------------------------------------------------------------- statistics */
 
-/* Of synchronized passes. Times are 0 on the sim device. */
+/* Of synchronized passes. Times of the sim device are estimates (ms_rates). */
 typedef struct ms_pass_stats {
     /* Number of the pass that the counts are of, and of the pass that the times are of, from 1; 0:
      * none yet. Times are of the last pass that has ended on its streams. */

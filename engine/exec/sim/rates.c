@@ -1,0 +1,74 @@
+/* rates.c: the speeds of the simulated machine, and how long a call of some cost takes on it. The
+ * results are estimates: calls do not slow each other down, and memory has no caches. */
+#include "exec/sim/sim.h"
+
+#include <math.h>
+
+/* Two cores of an AMD EPYC (Zen 5, AVX-512-BF16) with one L3 cache, which tests/bench/README.md
+ * describes; a rank has both of them:
+ * - FLOP/s: what a loop of multiply-adds in registers reaches; f16 is computed in f32
+ * - memory: what a loop reaches that reads and writes arrays larger than the caches
+ * - links: two ranks in shared memory. An all-reduce of 256 MiB takes 16.0 ms, and an all-reduce of
+ *   4 bytes 2 us or less where both ranks run. */
+const ms_rates *ms_rates_default(void)
+{
+    static const ms_rates rates = {
+        .flops_per_s = { [MS_COST_F32] = 530e9, [MS_COST_F16] = 530e9, [MS_COST_BF16] = 980e9 },
+        .bytes_per_s = 57e9,
+        .enqueue_ns = 0,
+        .level_count = 1,
+        .levels = { { .ranks = 0, .latency_ns = 1000, .bytes_per_s = 16.8e9 } },
+    };
+    return &rates;
+}
+
+_Static_assert(MS_LEVELS_MAX == 8, "ms_rates_problem says so");
+
+static bool is_positive(double value) { return isfinite(value) && value > 0; }
+static bool is_duration(double value) { return isfinite(value) && value >= 0; }
+
+const char *ms_rates_problem(const ms_rates *rates)
+{
+    for (int i = 0; i < MS_COST_DTYPES; i++)
+        if (!is_positive(rates->flops_per_s[i]))
+            return "flops_per_s must be above 0, for each of f32, f16 and bf16";
+    if (!is_positive(rates->bytes_per_s)) return "bytes_per_s must be above 0";
+    if (!is_duration(rates->enqueue_ns)) return "enqueue_ns must be 0 or more";
+    if (rates->level_count < 1 || rates->level_count > MS_LEVELS_MAX)
+        return "links must have 1 to 8 levels";
+    for (uint32_t i = 0; i < rates->level_count; i++) {
+        const ms_level_rate *level = &rates->levels[i];
+        bool last = i + 1 == rates->level_count;
+        if (!is_duration(level->latency_ns)) return "links: latency_ns must be 0 or more";
+        if (!is_positive(level->bytes_per_s)) return "links: bytes_per_s must be above 0";
+        if (last && level->ranks != 0)
+            return "links: the last level links all ranks, so it has no number of ranks";
+        if (!last && (level->ranks == 0 || (i > 0 && level[-1].ranks >= level->ranks)))
+            return "links: each level but the last has a number of ranks, more than the level "
+                   "before it";
+    }
+    return NULL;
+}
+
+/* A collective works at the pace of the outermost level that its ranks span. Its messages take
+ * rounds in which the number of ranks that know something doubles. */
+static double collective_ns(const ms_rates *rates, const ms_task_cost *cost)
+{
+    const ms_level_rate *level = rates->levels;
+    while (level->ranks && cost->first_rank / level->ranks != cost->last_rank / level->ranks)
+        level++;
+    uint32_t rounds = 0;
+    while (rounds < 32 && (uint64_t)1 << rounds < cost->ranks) rounds++;
+    if (cost->collective == MS_COST_ALL_REDUCE) rounds *= 2;
+    return rounds * level->latency_ns + (double)cost->wire_bytes * 1e9 / level->bytes_per_s;
+}
+
+/* Work inside a rank is bound by arithmetic or by memory, whichever takes longer. */
+double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost)
+{
+    if (cost->ranks > 1) return collective_ns(rates, cost);
+    uint32_t dtype = cost->dtype < MS_COST_DTYPES ? cost->dtype : MS_COST_F32;
+    double arithmetic = cost->flops * 1e9 / rates->flops_per_s[dtype];
+    double memory = (double)cost->bytes * 1e9 / rates->bytes_per_s;
+    return arithmetic > memory ? arithmetic : memory;
+}

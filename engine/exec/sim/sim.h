@@ -1,0 +1,10 @@
+/* sim.h: the estimate of how long things take on the simulated machine. */
+#ifndef MOONSHARD_EXEC_SIM_H
+#define MOONSHARD_EXEC_SIM_H
+
+#include "exec/engine.h"
+
+/* Nanoseconds that a call of this cost takes on an idle machine. */
+double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost);
+
+#endif
