@@ -78,12 +78,13 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous= }: settings for the engine that starts at first use. */
+ * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = { "device", "threads",    "strict",       "seed",
                                         "pin",    "cpu",        "memory_bytes", "group",
-                                        "rank",   "world_size", "rendezvous",   NULL };
+                                        "rank",   "world_size", "rendezvous",   "rates",
+                                        NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -99,6 +100,11 @@ static int configure(lua_State *L)
         L, 1, "memory_bytes", (int64_t)settings.memory_bytes, 0, INT64_MAX);
     read_text(L, "device", runtime->device_text, sizeof runtime->device_text, &settings.device);
     read_text(L, "cpu", runtime->cpu_text, sizeof runtime->cpu_text, &settings.cpu);
+    if (lua_getfield(L, 1, "rates") != LUA_TNIL) {
+        ms_lua_rates(L, -1, &runtime->rates);
+        settings.rates = &runtime->rates;
+    }
+    lua_pop(L, 1);
     configure_world(L, runtime);
     runtime->settings = settings;
     return 0;

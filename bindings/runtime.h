@@ -60,6 +60,7 @@ struct ms_runtime {
     ms_engine *engine;          /* NULL until first use */
     ms_engine_options settings; /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16];
+    ms_rates rates; /* if the settings have any */
     /* Rendezvous of this host's ranks; NULL: the environment may name one. */
     struct ms_rendezvous *rendezvous;
     uint32_t rank;         /* in it, or in a fake world */
@@ -162,6 +163,8 @@ double ms_lua_field_number(lua_State *L, int table, const char *name, double fal
 int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback,
                              int64_t low, int64_t high);
 bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback);
+/* The speeds of the simulated machine, from a table; raises and names the field that is wrong. */
+void ms_lua_rates(lua_State *L, int index, ms_rates *out);
 /* A list of integers on the stack at index (a table, or the arguments from index to the top) into
  * sizes; returns the count. */
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what);

@@ -1,6 +1,7 @@
 -- ms.config: the typed options of a recipe.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
+local table_file = require "moonshard.table_file"
 
 local config = {}
 
@@ -96,22 +97,8 @@ end
 
 -- Values of a --config file (a Lua file that returns a table, or .json), flattened.
 local function read_file(path)
-  local values, message
-  if path:match "%.json$" then
-    local text
-    text, message = core.file_read(path)
-    if text then values, message = core.json_decode(text) end
-  else
-    local chunk
-    chunk, message = loadfile(path, "t", {})
-    if chunk then
-      local ok, result = pcall(chunk)
-      values, message = ok and result or nil, ok and "the file returns no table" or result
-    end
-  end
-  if type(values) ~= "table" then
-    launch.exit(3, ("config file %s: %s"):format(path, tostring(message)))
-  end
+  local values, message = table_file.read(path)
+  if not values then launch.exit(3, ("config file %s: %s"):format(path, message)) end
   local flat = {}
   local function flatten(t, prefix)
     for key, value in pairs(t) do

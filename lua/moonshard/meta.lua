@@ -60,6 +60,17 @@
 ---@field rank? integer
 ---@field world_size? integer
 ---@field rendezvous? string
+---@field rates? ms.Rates   of the machine that sim simulates; else those of one that was measured
+
+--- Speeds from which the sim device estimates times; none of its other answers depends on them.
+--- `--rates FILE` has the same fields.
+---@class ms.Rates
+---@field flops_per_s { f32: number, f16: number, bf16: number }   of a rank
+---@field bytes_per_s number   of a rank's memory
+---@field enqueue_ns? number   0; of the host for each call that enqueues
+--- Innermost first. Ranks are linked in blocks of `ranks` consecutive ones; the last level links
+--- all, and has no `ranks`. latency_ns: of one round of messages.
+---@field links { ranks?: integer, latency_ns: number, bytes_per_s: number }[]
 
 ---@class ms
 ---@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
@@ -1003,7 +1014,7 @@
 
 --- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded
 --- and runs classic, without prefetch. Its answer is checked, must be equal on all ranks, and is
---- replayed without calling it. Times are means over all ranks; the simulator's are modelled. Of
+--- replayed without calling it. Times are means over all ranks; the sim device's are estimates. Of
 --- the pass before the last, and means over the ranks; planners are asked from the third pass with
 --- the same buckets on.
 ---@class ms.PlanView

@@ -104,6 +104,18 @@ function planner.called(of)
   return planner.line(of)
 end
 
+-- How messages call the planners that were asked, in order: what a view has are times.
+local asked = {}
+
+local function note_asked(of)
+  local text = tostring(of):sub(1, -#of.name - 1) .. planner.called(of)
+  if not asked[text] then asked[#asked + 1], asked[text] = text, true end
+end
+
+--- The plans so far that were made from times: "overlap plan early_where_hidden".
+---@return string[]
+function planner.from_times() return table.move(asked, 1, #asked, 1, {}) end
+
 --- Its answer; an error says what it did wrong, with its line. A planner gets numbers only:
 --- tensors, streams and groups are refused, since a plan that communicates could wait for ever.
 ---@param of table
@@ -111,6 +123,7 @@ end
 ---@param refuse fun(message: string) raises
 ---@return any
 function planner.ask(of, view, refuse)
+  note_asked(of)
   local ok, answer = pcall(core.plan, of.plan, view)
   if not ok then refuse(tostring(answer)) end
   return answer

@@ -201,6 +201,119 @@ describe("moonshard check", function()
     assert.matches("no memory for 4194304 bytes: live 4194304", err)
   end)
 
+  local RATES = [[return {
+    flops_per_s = { f32 = %s, f16 = 1e12, bf16 = 1e12 }, bytes_per_s = %s,
+    links = {
+      { ranks = 2, latency_ns = 1000, bytes_per_s = 1e11 },
+      { latency_ns = 1e4, bytes_per_s = %s },
+    },
+  }]]
+
+  -- A recipe whose policy steps early what is reduced before backward ends, and prints its moments.
+  local PLANNED = [[
+    local ms = require "moonshard"
+    local o = ms.config { overlap = "classic" }
+    local plan = ms.overlap { name = "tell", plan = function(view)
+      local plan, early = {}, 0
+      for i, b in ipairs(view.buckets) do
+        local hidden = b.ready_ms + b.reduce_ms < view.backward_ms
+        plan[i] = { bucket = b.index, step = hidden and "on_reduced" or "after_backward" }
+        early = early + (hidden and 1 or 0)
+      end
+      print(("early %d of %d"):format(early, #view.buckets))
+      return plan
+    end }
+    local model = ms.ddp(ms.nn.gpt2 { vocab = 64, context = 32, layers = 2, width = 32, heads = 2 },
+      { bucket_bytes = 20000 })
+    local optimizer = ms.optim.adamw(model)
+    optimizer:overlap(model, o.overlap == "tell" and plan or o.overlap)
+    for _ in ms.steps(5) do
+      model(ms.randint { 4, 32, high = 64 }):cross_entropy(ms.randint { 4, 32, high = 64 })
+        :backward()
+      optimizer:step()
+    end
+  ]]
+
+  it("estimates times from rates, on which nothing else depends", function()
+    command.write(folder .. "/p.lua", PLANNED)
+    command.write(folder .. "/slow.lua", RATES:format("1e6", "1e6", "1e3"))
+    command.write(folder .. "/fast.lua", RATES:format("1e15", "1e15", "1e12"))
+    local plain = checked(folder .. "/p.lua", "-n 4")
+    assert.same({ rates = "built in", plans = {} }, plain.estimated_times)
+    for _, name in ipairs { "slow", "fast" } do
+      local file = ("%s/%s.lua"):format(folder, name)
+      local other = checked(folder .. "/p.lua", "-n 4 --rates " .. file)
+      assert.equal(file, other.estimated_times.rates)
+      other.estimated_times = plain.estimated_times
+      assert.same(plain, other)
+    end
+  end)
+
+  it("says which plans were made from times", function()
+    command.write(folder .. "/p.lua", PLANNED)
+    -- Links that are slow beside arithmetic, and the other way round.
+    command.write(folder .. "/hidden.lua", RATES:format("1e6", "1e15", "1e12"))
+    command.write(folder .. "/late.lua", RATES:format("1e15", "1e15", "1e3"))
+    for name, pattern in pairs { hidden = "early [1-9]%d* of", late = "early 0 of" } do
+      local code, out, err = command.run(folder,
+        ("check p.lua -n 4 overlap=tell --json --rates %s.lua"):format(name))
+      assert.equal(0, code, err)
+      assert.matches(pattern, err)
+      local times = assert(core.json_decode(out)).estimated_times
+      assert.equal(name .. ".lua", times.rates)
+      assert.equal(1, #times.plans)
+      assert.matches("^overlap plan tell %(.*p%.lua:3%)$", times.plans[1])
+    end
+    local text = command.succeed(folder, "check p.lua -n 4 overlap=early_where_hidden")
+    assert.matches("estimated times %(rates: built in%), .* overlap plan early_where_hidden", text)
+    assert.is_nil(command.succeed(folder, "check p.lua -n 4 overlap=in_backward")
+      :match "estimated")
+  end)
+
+  it("refuses rates that are none", function()
+    command.write(folder .. "/r.lua", [[require "moonshard".zeros { 1 }]])
+    local good = RATES:format("1e12", "1e12", "1e9")
+    local function refused(text, pattern, name)
+      name = name or "rates.lua"
+      command.write(folder .. "/" .. name, text)
+      for _, ranks in ipairs { "", " -n 2" } do
+        local code, out, err = command.run(folder, ("check r.lua --rates %s%s"):format(name, ranks))
+        assert.equal(3, code, err)
+        assert.equal("", out)
+        assert.truthy(err:find("rates file " .. name, 1, true), err)
+        assert.matches(pattern, err)
+      end
+    end
+    refused("return 5", "returns no table")
+    refused("return {", "expected")
+    refused("error 'no'", "attempt to call a nil value")
+    refused("{ 1 ", "JSON", "rates.json")
+    refused((good:gsub("flops_per_s", "flops_per_S")), "did you mean 'flops_per_s'")
+    refused((good:gsub("bf16 = 1e12", "")), "flops_per_s.bf16 must be a number; it is missing")
+    refused((good:gsub("f32 = 1e12", "f32 = 0")), "flops_per_s must be above 0")
+    refused((good:gsub("bytes_per_s = 1e12", "bytes_per_s = 'much'")),
+      "bytes_per_s .* it is string")
+    refused((good:gsub("latency_ns = 1e4", "latency_ns = -1")), "latency_ns must be 0 or more")
+    refused((good:gsub("ranks = 2, ", "")), "each level but the last has a number of ranks")
+    refused((good:gsub("links = %b{}", "links = {}")), "links must have 1 to 8 levels")
+    refused((good:gsub("links = %b{}", "links = { 1 }")), "a list of tables, not of number")
+    local code, _, err = command.run(folder, "check r.lua --rates none.lua")
+    assert.equal(3, code)
+    assert.matches("none.lua", err)
+    command.write(folder .. "/rates.lua", good)
+    code, _, err = command.run(folder, "run r.lua --rates rates.lua")
+    assert.equal(2, code)
+    assert.matches("only the sim device", err)
+    command.succeed(folder, "run r.lua --device sim --rates rates.lua")
+    command.write(folder .. "/good.json", [[{
+      "flops_per_s": { "f32": 1e9, "f16": 1e9, "bf16": 2e9 }, "bytes_per_s": 1e10,
+      "enqueue_ns": 500, "links": [{ "latency_ns": 0, "bytes_per_s": 1e9 }] }]])
+    command.succeed(folder, "check r.lua --rates good.json")
+    local guide = command.read(command.source .. "/recipes/README.md")
+    command.write(folder .. "/guide.lua", "return " .. assert(guide:match "\n    return (%b{})"))
+    command.succeed(folder, "check r.lua --rates guide.lua")
+  end)
+
   it("refuses what it cannot do", function()
     command.write(folder .. "/r.lua", [[require "moonshard".config { steps = 1 }]])
     local code, _, err

@@ -685,9 +685,20 @@ describe("a model that nobody has any more", function()
 end)
 
 describe("without data", function()
-  it("a bucket plan sees modelled times", function()
-    local code, out = support.recipe([[
+  -- Rates with which only arithmetic and messages take time.
+  local RATES = [[
+    local function rates(flops)
+      return {
+        flops_per_s = { f32 = flops, f16 = flops, bf16 = flops }, bytes_per_s = 1e15,
+        links = { { latency_ns = 1e6, bytes_per_s = 1e9 } },
+      }
+    end
+  ]]
+
+  it("a bucket plan sees estimated times", function()
+    local code, out = support.recipe(RATES .. [[
       local ms = require "moonshard"
+      ms.init { device = "sim", group = "fake", rank = 0, world_size = 4, rates = rates(1e9) }
       local model = ms.ddp(ms.nn.MLP(64, 128),
         { buckets = ms.buckets { name = "told", plan = function(view)
           print(#view.parameters, view.latency_ms, view.bytes_per_ms, view.forward_ms,
@@ -696,18 +707,58 @@ describe("without data", function()
         end } })
       for step in ms.steps(3) do model(ms.ones { 2, 64 }):sum():backward() end
       print(#model:stats().buckets)
-    ]], "--device sim")
+    ]])
     assert.equal(0, code, out)
-    -- One bucket of 66304 bytes at first: its reduction is latency and speed in one.
     local count, latency, speed, ahead, back, name, ready =
       out:match "(%d+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)\t(%S+)"
-    assert.same({ "4", "down.weight" }, { count, name }, out)
-    near(66304e-6, tonumber(ahead), 1e-6)
-    near(2 * 66304e-6, tonumber(back), 1e-6)
-    near(2 * 32768e-6, tonumber(ready), 1e-6)
-    near(66304 / (0.01 + 66304e-6), tonumber(speed), 1)
+    assert.equal("4", count, out)
+    -- The first gradient is that of the last product: of its bias or its weight.
+    assert.matches("^down%.", name)
+    -- Two products of 2 x 64 x 128 multiply-adds ahead, and little else; twice as many back, one of
+    -- which needs no gradient of the input.
+    ahead, back, ready = tonumber(ahead), tonumber(back), tonumber(ready)
+    local product = 2 * 2 * 64 * 128 / 1e6
+    assert.truthy(ahead > 2 * product and ahead < 2.2 * product, out)
+    assert.truthy(back > 3 * product and back < 4 * product, out)
+    assert.truthy(ready > 0 and ready < back, out)
+    -- One bucket of 66304 bytes at first, among 4 ranks: its reduction is latency and speed in one.
     assert.equal(0, tonumber(latency))
+    near(66304 / (4 * 1 + 66304 * 2 * 3 / 4 / 1e6), tonumber(speed), 1)
     assert.truthy(out:find("\n2\n", 1, true), out)
+  end)
+
+  it("stats have estimated times, which follow the rates", function()
+    local function times(flops)
+      local code, out = support.recipe(RATES .. ([[
+        local ms = require "moonshard"
+        ms.init { device = "sim", group = "fake", rank = 0, world_size = 4, rates = rates(%s) }
+        local model = ms.ddp(ms.nn.MLP(64, 128))
+        local optimizer = ms.optim.sgd(model, { lr = 0.1 })
+        for step in ms.steps(4) do
+          model(ms.ones { 32, 64 }):sum():backward()
+          optimizer:step()
+        end
+        local s = model:stats()
+        print(s.forward_ms, s.backward_ms, s.reduce_ms, s.exposed_ms, s.step_ms, ms.memory().peak)
+      ]]):format(flops))
+      assert.equal(0, code, out)
+      local list = {}
+      for word in out:gmatch "%S+" do list[#list + 1] = tonumber(word) end
+      assert.equal(6, #list, out)
+      return list
+    end
+    local slow, fast = times "1e9", times "1e12"
+    for i, what in ipairs { "forward", "backward" } do
+      assert.truthy(slow[i] > 0 and fast[i] > 0, what)
+      near(1000, slow[i] / fast[i], 10)
+    end
+    -- Reductions take as long, after backward: the last gradient completes the only bucket.
+    for _, list in ipairs { slow, fast } do
+      near(4 + 66304 * 2 * 3 / 4 / 1e6, list[3], 1e-3)
+      near(list[3], list[4], 1e-3)
+    end
+    assert.truthy(slow[5] > 0)
+    assert.equal(slow[6], fast[6])
   end)
 
   it("all of it works on the sim device in a world of any size", function()

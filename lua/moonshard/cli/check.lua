@@ -5,6 +5,8 @@ local switches = require "moonshard.cli.switches"
 
 local check = {}
 
+local BUILT_IN <const> = "built in"
+
 local function yes() return true end
 
 -- The functions of the core that write say yes and do nothing; what reading a tensor for them does
@@ -45,8 +47,10 @@ local function set_print()
   io.output(io.stderr)
 end
 
--- What this rank needs: its peak over the whole run, and the collectives of the last step.
-local function result_of(core)
+-- What this rank needs: its peak over the whole run, and the collectives of the last step. Plans
+-- that were made from times are listed: the simulated machine's times are estimates, so a real run
+-- may plan otherwise, and then send and hold something else.
+local function result_of(core, rates)
   local collectives, hash = core.comm_records()
   local groups, by_name = {}, {}
   local result = {
@@ -54,6 +58,10 @@ local function result_of(core)
     peak_bytes = core.json_list { core.memory().peak },
     payload_bytes = 0,
     wire_bytes = 0,
+    estimated_times = {
+      rates = rates or BUILT_IN,
+      plans = core.json_list(require "moonshard.planner".from_times()),
+    },
   }
   for _, record in ipairs(collectives) do
     local group = by_name[record.group]
@@ -99,6 +107,11 @@ local function show(result)
   for i, record in ipairs(result.collectives) do
     lines[#lines + 1] = ("  %4d %s"):format(i, describe(record))
   end
+  local times = result.estimated_times
+  for _, plan in ipairs(times.plans) do
+    lines[#lines + 1] = ("made from estimated times (rates: %s), a real run may differ: %s")
+      :format(times.rates, plan)
+  end
   if #result.collectives > 0 then lines[#lines + 1] = "order hash " .. result.order_hash end
   return table.concat(lines, "\n")
 end
@@ -136,6 +149,9 @@ end
 -- In the groups that both know, two ranks must make the same calls in the same order; but for what
 -- concerns two ranks only, or one by itself.
 local function compare(first, second, rank)
+  local plans = first.estimated_times.plans
+  local hint = #plans > 0 and ("\nplans depend on estimated times, which each rank has of its own \z
+    here, while ranks of a job share theirs: %s"):format(table.concat(plans, ", ")) or ""
   local known, own = {}, { {}, {} }
   for _, group in ipairs(second.groups) do known[group.name] = true end
   for which, result in ipairs { first, second } do
@@ -152,8 +168,8 @@ local function compare(first, second, rank)
   for i = 1, math.max(#own[1], #own[2]) do
     if own[1][i] ~= own[2][i] then
       launch.exit(5,
-        ("ranks disagree in collective %d of the last step:\n  rank 0: %s\n  rank %d: %s")
-          :format(i, own[1][i] or "none", rank, own[2][i] or "none"))
+        ("ranks disagree in collective %d of the last step:\n  rank 0: %s\n  rank %d: %s%s")
+          :format(i, own[1][i] or "none", rank, own[2][i] or "none", hint))
     end
   end
 end
@@ -177,6 +193,7 @@ local function many(core, parsed, arguments)
   end
   result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
     core.json_list(result.groups), core.json_list(result.collectives)
+  result.estimated_times.plans = core.json_list(result.estimated_times.plans)
   return result
 end
 
@@ -221,7 +238,7 @@ function check.main(arguments)
   local code = require "moonshard.cli.run".recipe(parsed.recipe,
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
-  local result = result_of(core)
+  local result = result_of(core, parsed.rates)
   -- As many peaks as ranks, whichever was run.
   for rank = 2, result.ranks do result.peak_bytes[rank] = result.peak_bytes[1] end
   return tell(result)

@@ -39,6 +39,8 @@ function switches.parser(name, description, device)
     :argname "N":convert(switches.integer)
   parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory)")
     :argname "BYTES":convert(switches.count)
+  parser:option("--rates", "speeds of the simulated machine, from which sim estimates times (.lua \z
+    or .json; default: measured on one machine)"):argname "FILE"
   parser:flag("--strict", "a missing wait between streams is an error")
   parser:flag("--pin", "pin threads to cores")
   parser:flag("-h --help", "print this")
@@ -129,6 +131,23 @@ function switches.parse_recipe(parser, arguments)
   return parsed
 end
 
+-- The speeds of the simulated machine from a file, if one is given.
+local function apply_rates(parsed)
+  if not parsed.rates then return end
+  if parsed.device ~= "sim" then
+    launch.exit(2, "--rates: only the sim device estimates times: use `moonshard check`, or \z
+      --device sim")
+  end
+  local values, message = require "moonshard.table_file".read(parsed.rates)
+  local ok = values ~= nil
+  if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
+  -- Without the position that the error has in this file.
+  if not ok then
+    launch.exit(3, ("rates file %s: %s"):format(parsed.rates,
+      (tostring(message):gsub("^%S*switches%.lua:%d+: ", ""))))
+  end
+end
+
 --- Hands the engine's switches to the engine. What they do not say comes from the environment:
 --- MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
 ---@param parsed table
@@ -138,6 +157,7 @@ function switches.apply(parsed)
     device = parsed.device, threads = parsed.threads, seed = parsed.seed,
     memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
   }
+  apply_rates(parsed)
 end
 
 return switches

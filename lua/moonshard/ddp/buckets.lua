@@ -78,21 +78,6 @@ end
 
 ---------------------------------------------------------------------------------------------- views
 
--- The simulator has no times. These are modelled, as for overlap plans: a forward of 1 ms a MB of
--- gradients, a backward of 2, reductions at 1 GB/s after 10 microseconds.
-local BYTES_PER_MS <const>, LATENCY_MS <const> = 1e6, 0.01
-
-local function model_times(numbers, arrivals, bytes_of, layout)
-  local total, before = 0, 0
-  for _, arrival in ipairs(arrivals) do total = total + bytes_of[arrival.position] end
-  numbers[1], numbers[2] = total / BYTES_PER_MS, 2 * total / BYTES_PER_MS
-  for _, arrival in ipairs(arrivals) do
-    before = before + bytes_of[arrival.position]
-    numbers[2 + arrival.position] = 2 * before / BYTES_PER_MS
-  end
-  for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = LATENCY_MS + b.bytes / BYTES_PER_MS end
-end
-
 -- Latency and speed: the line through what reductions of different sizes took.
 local function fit(plan, layout, numbers, first)
   local n, bytes, ms, square, product = 0, 0, 0, 0, 0
@@ -119,8 +104,7 @@ local function view_of(s, plan)
     local p = s.trained[arrival.position]
     bytes_of[arrival.position] = p:numel() * (p:dtype() == "f32" and 4 or 2)
   end
-  if core.is_sim() then model_times(numbers, arrivals, bytes_of, layout)
-  elseif times.backward_ms > 0 and layout[1].reduce_ms then
+  if times.backward_ms > 0 and layout[1].reduce_ms then
     numbers[1], numbers[2] = times.forward_ms, times.backward_ms
     for _, arrival in ipairs(arrivals) do numbers[2 + arrival.position] = arrival.ms end
     for i, b in ipairs(layout) do numbers[2 + #arrivals + i] = b.reduce_ms end

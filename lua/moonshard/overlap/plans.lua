@@ -64,17 +64,6 @@ end
 
 ---------------------------------------------------------------------------------------------- views
 
--- The simulator has no times. These are modelled: a forward of 1 ms a MB of gradients, a backward
--- of 2, a reduction at 1 GB/s after 10 microseconds.
-local function model_times(numbers, buckets, bytes)
-  local before = 0
-  numbers[1], numbers[2], numbers[3] = bytes / 1e6, 2 * bytes / 1e6, bytes / 1e7
-  for i, b in ipairs(buckets) do
-    before = before + b.bytes
-    numbers[2 * i + 2], numbers[2 * i + 3] = numbers[2] * before / bytes, 0.01 + b.bytes / 1e6
-  end
-end
-
 -- What a planner sees of a pass with the present buckets, or nil where no rank has the times of
 -- one: in join, those that took part with zeros have none.
 local function view_of(entry, s, buckets)
@@ -84,8 +73,7 @@ local function view_of(entry, s, buckets)
     known = known and b.ready_ms ~= nil
     bytes = bytes + b.bytes
   end
-  if core.is_sim() then model_times(numbers, buckets, bytes)
-  elseif known then
+  if known then
     numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
     for i, b in ipairs(buckets) do
       numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms

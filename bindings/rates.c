@@ -1,0 +1,70 @@
+/* rates.c: the speeds of the simulated machine, as a Lua table. */
+#include "runtime.h"
+
+#include <string.h>
+
+/* A number that must be there. */
+static double number_at(lua_State *L, int table, const char *where, const char *name)
+{
+    if (lua_getfield(L, table, name) != LUA_TNUMBER) {
+        const char *found = lua_isnil(L, -1) ? "missing" : luaL_typename(L, -1);
+        ms_lua_error(L, "rates: %s%s must be a number; it is %s", where, name, found);
+    }
+    double value = lua_tonumber(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+static void table_at(lua_State *L, int table, const char *name, const char *const keys[])
+{
+    if (lua_getfield(L, table, name) != LUA_TTABLE) {
+        const char *found = lua_isnil(L, -1) ? "missing" : luaL_typename(L, -1);
+        ms_lua_error(L, "rates: %s must be a table; it is %s", name, found);
+    }
+    if (keys) ms_lua_known_keys(L, lua_gettop(L), keys, "field of rates");
+}
+
+static void read_level(lua_State *L, int index, ms_level_rate *level)
+{
+    static const char *const keys[] = { "ranks", "latency_ns", "bytes_per_s", NULL };
+    if (!lua_istable(L, index))
+        ms_lua_error(L, "rates: links must be a list of tables, not of %s",
+                     luaL_typename(L, index));
+    ms_lua_known_keys(L, index, keys, "field of a link's rates");
+    level->ranks = (uint32_t)ms_lua_field_integer(L, index, "ranks", 0, 1, UINT32_MAX);
+    level->latency_ns = number_at(L, index, "links: ", "latency_ns");
+    level->bytes_per_s = number_at(L, index, "links: ", "bytes_per_s");
+}
+
+void ms_lua_rates(lua_State *L, int index, ms_rates *out)
+{
+    static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "links", NULL };
+    static const char *const dtypes[MS_COST_DTYPES + 1] = {
+        [MS_COST_F32] = "f32", [MS_COST_F16] = "f16", [MS_COST_BF16] = "bf16"
+    };
+    ms_rates rates = { 0 };
+    index = lua_absindex(L, index);
+    if (!lua_istable(L, index))
+        ms_lua_error(L, "rates must be a table, not a %s", luaL_typename(L, index));
+    ms_lua_known_keys(L, index, keys, "field of rates");
+    table_at(L, index, "flops_per_s", dtypes);
+    for (int i = 0; i < MS_COST_DTYPES; i++)
+        rates.flops_per_s[i] = number_at(L, lua_gettop(L), "flops_per_s.", dtypes[i]);
+    lua_pop(L, 1);
+    rates.bytes_per_s = number_at(L, index, "", "bytes_per_s");
+    if (lua_getfield(L, index, "enqueue_ns") != LUA_TNIL)
+        rates.enqueue_ns = number_at(L, index, "", "enqueue_ns");
+    lua_pop(L, 1);
+    table_at(L, index, "links", NULL);
+    lua_Unsigned levels = lua_rawlen(L, -1);
+    rates.level_count = levels > MS_LEVELS_MAX ? MS_LEVELS_MAX + 1 : (uint32_t)levels;
+    for (uint32_t i = 0; i < rates.level_count && i < MS_LEVELS_MAX; i++) {
+        lua_rawgeti(L, -1, i + 1);
+        read_level(L, lua_gettop(L), &rates.levels[i]);
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+    const char *problem = ms_rates_problem(&rates);
+    if (problem) ms_lua_error(L, "rates: %s", problem);
+    *out = rates;
+}
