@@ -29,7 +29,7 @@ local DDP = {}
 ---@field options ms.DDPOptions as they were given
 ---@field in_force table the options in force, defaults included, as stats shows them
 ---@field options_bytes? integer[] size limits of buckets, as they were given
----@field how table the compiled chain: { chain?, links?, hook?, name?, whole?, guards? }
+---@field how table the compiled chain: { chain?, accounts?, links?, hook?, name?, whole?, guards? }
 ---@field hook_name string
 ---@field names string[] of the trained parameters
 ---@field delayed integer number of delayed parameters, the last of the trained ones
@@ -302,7 +302,7 @@ function DDP:unwrap()
     hooks._release(s.how.chain or {})
     s.reducer:free()
     s.reducer = nil
-    for _, link in ipairs(s.how.chain or {}) do watch.drop(link) end
+    hooks._unwatch(s.how.chain or {})
     if s.plan then watch.drop(s.plan.planner) end
     if s.restore then s.restore() end
     live[s] = nil
@@ -343,7 +343,7 @@ function DDP:stats()
   local s = state_of(self)
   if not s.reducer then core.raise "stats: this model was unwrapped" end
   local times = s.reducer:stats()
-  local links, chain = s.reducer:link_stats(), s.how.chain or {}
+  local links, chain = s.reducer:link_stats(), s.how.accounts or {}
   for i, link in ipairs(links) do
     link.name = chain[i] and hooks._name(chain[i]) or "reduce"
     link.group = (type(chain[i]) == "table" and chain[i].group or s.group):name()
@@ -489,7 +489,8 @@ function ddp.ddp(model, options)
     group = group, bucket_bytes = bytes, find_unused = o.find_unused, static_graph = o.static_graph,
     planned = s.plan ~= nil,
     delayed = trained.delayed, delayed_dtype = low and low.reduce,
-    links = how.links, hook = how.hook, name = how.name, hook_links = how.hook and #how.chain + 1,
+    links = how.links, hook = how.hook, name = how.name,
+    hook_links = how.hook and #how.accounts + 1,
   })
   s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out,
     trained.names, trained.delayed, bytes
@@ -503,7 +504,7 @@ function ddp.ddp(model, options)
   s.calls = count_calls()
   live[s] = s
   layouts.add(s)
-  for _, link in ipairs(how.chain or {}) do watch.use(link) end
+  hooks._watch(how.chain or {})
   if s.plan then watch.use(s.plan.planner) end
   return make_object(s)
 end

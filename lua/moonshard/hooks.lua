@@ -282,8 +282,11 @@ local set_author = future.set_author
 -- because a chain runs once for each bucket, one bucket after another.
 local function runner(chain, is_between)
   local at, called, nexts, agains = {}, {}, {}, {}
-  -- Links between two reductions are charged to the link that has them.
-  local account = is_between and function() end or core.bucket_account
+  -- Links between two reductions are numbered after the link that has them, which runs when they
+  -- begin; `at.number` is its number, or nil where nothing is counted.
+  local account = not is_between and core.bucket_account or function(position)
+    if at.number then core.bucket_account(at.number + position) end
+  end
   local function call(position, bucket)
     local link = chain[position]
     if not link then
@@ -330,7 +333,11 @@ local function runner(chain, is_between)
   end
   return function(bucket, outer)
     at.bucket, at.outer = bucket, outer
-    return call(1, bucket)
+    if not is_between then return call(1, bucket) end
+    at.number = core.bucket_account()
+    local result = call(1, bucket)
+    account(0)
+    return result
   end, at
 end
 
@@ -524,6 +531,14 @@ end
 ---@param chain ms.Link[]
 function hooks._release(chain) for link in each_link(chain) do serves[link] = nil end end
 
+--- For ddp: under --watch, the files of these links are read again when they change, from _watch
+--- until _unwatch.
+---@param chain ms.Link[]
+function hooks._watch(chain) for link in each_link(chain) do watch.use(link) end end
+
+---@param chain ms.Link[]
+function hooks._unwatch(chain) for link in each_link(chain) do watch.drop(link) end end
+
 -- The link that ends a chain without a reduction of its own.
 local function default_reduction(op)
   local reduce
@@ -571,7 +586,8 @@ function Between.__call(self, bucket)
   end)
 end
 
---- What a reducer runs: { links = ... } if all are native, else { hook = f(bucket) }. dtype: what
+--- What a reducer runs: { links = ... } if all are native, else { hook = f(bucket) }; and
+--- `accounts`, the links in the order in which a bucket's accounts number them. dtype: what
 --- gradients travel in. kind: of its buckets, all_reduce unless given.
 ---@param value? ms.LinkLike
 ---@param what string
@@ -588,12 +604,17 @@ function hooks._compile(value, what, dtype, kind)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   local whole, guards = facts_of(chain)
+  local compiled = {
+    chain = chain, accounts = {}, name = tostring(chain), whole = whole, guards = guards,
+  }
+  for link in each_link(chain) do table.insert(compiled.accounts, link) end
   if all_native then
-    return { chain = chain, links = chain, name = tostring(chain), whole = whole, guards = guards }
+    compiled.links = chain
+    return compiled
   end
   local outer = default_reduction()                   -- if the last link calls next
   local run, at = runner(chain)
-  local function hook(bucket)
+  function compiled.hook(bucket)
     local ok, result = pcall(run, bucket, outer)
     label()
     set_author(nil)
@@ -603,7 +624,7 @@ function hooks._compile(value, what, dtype, kind)
     if not ok then error(("%s: %s"):format(hooks._name(at.link), text), 0) end
     return result
   end
-  return { chain = chain, name = tostring(chain), whole = whole, guards = guards, hook = hook }
+  return compiled
 end
 
 future.name_authors(hooks._name)

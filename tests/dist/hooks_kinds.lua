@@ -98,6 +98,26 @@ close("error feedback around a twin",
   reduced("hybrid", fed(between(require "moonshard.hooks.cast" { dtype = "bf16" }))),
   reduced("hybrid", fed(between(hooks.cast { dtype = "bf16" }))), 0)
 
+-- Each of the links is charged for its own work: those between after the one that has them. What is
+-- charged to whom is seen at the engine's function.
+do
+  local charged, now, account = {}, nil, core.bucket_account
+  rawset(core, "bucket_account", function(owner)
+    if owner then now, charged[#charged + 1] = owner, owner end
+    return now
+  end)
+  local function pass(bucket, next) return next(bucket):and_then(function(mean) return mean end) end
+  local link = hooks.chain { pass, between(pass, pass) }
+  local compiled = hooks._compile(link, "hooks_kinds", nil, "hybrid")
+  assert(#compiled.accounts == 4)
+  reduced("hybrid", link)
+  rawset(core, "bucket_account", account)
+  -- In, to the reduction between, out again; then what follows the results, in the order in which
+  -- they were chained.
+  local first = table.concat(charged, " ", 1, 9)
+  if first ~= "1 2 3 4 5 4 3 2 1" then error("charged to " .. table.concat(charged, " ")) end
+end
+
 -- What a link between them sees.
 reduced("hybrid", between(function(bucket, next)
   assert(bucket:kind() == "all_reduce" and bucket:divisor() == 2)

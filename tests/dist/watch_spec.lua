@@ -272,4 +272,44 @@ describe("watched scripts", function()
     local out = command.succeed(folder, "run r.lua -n 2")
     assert.matches("rank 0: " .. ("1 "):rep(11) .. "1\n", out)
   end)
+
+  -- A model of hybrid buckets would call _watch and _unwatch as ddp does.
+  it("are links between the reductions of a hybrid bucket, until they are let go", function()
+    command.write(folder .. "/r.lua", [[
+      local ms, hooks = require "moonshard", require "moonshard.hooks"
+      local core = require "moonshard.core"
+      local world, factors = ms.world(), {}
+      local compiled = hooks._compile(hooks.reduce { between = "hook.lua" }, "r", nil, "hybrid")
+      local parameter = ms.zeros { 4 }:keep()
+      local shards, replicas = world:split { { 0 }, { 1 } }, world:split { { 0, 1 } }
+      hooks._watch(compiled.chain)
+      local function put(name)
+        if ms.rank() ~= 0 then return end
+        os.rename(name, "hook.lua")
+        local from = core.clock_ms()
+        while core.clock_ms() - from < 25 do end
+      end
+      local left
+      for step in ms.steps(200) do
+        local mean = core.reduce_bucket({
+          kind = "hybrid", group = world, shards = shards, replicas = replicas,
+          parameters = { parameter }, names = { "p" }, flat = ms.ones { 4 },
+        }, compiled)
+        factors[#factors + 1] = ("%g"):format(mean:select(1, 1):item())
+        if step == 2 then put "next-2.lua" end
+        if not left and factors[#factors] == "3" then
+          hooks._unwatch(compiled.chain)
+          put "next-5.lua"
+          left = 5
+        end
+        left = left and left - 1
+        if left == 0 then break end
+      end
+      print(("rank %d: %s"):format(ms.rank(), table.concat(factors, " ")))]])
+    command.write(folder .. "/next-2.lua", times(3))
+    command.write(folder .. "/next-5.lua", times(5))
+    local line, out = run("-n 2", 2)
+    assert.matches("^1 1[ 1]* 3 3 3 3 3$", line)
+    assert.equal(1, select(2, out:gsub("has changed", "")))
+  end)
 end)
