@@ -14,33 +14,40 @@
 
 /* ---------------------------------------------------------------- snapshots */
 
+/* One tensor of a snapshot. */
+typedef struct ms_copy {
+    char *name;
+    void *data;
+    size_t bytes;
+    uint64_t hash;
+    int64_t shape[MS_DIMS_MAX];
+} ms_copy;
+
+/* Copies of tensors in host memory. The host thread takes them; another thread writes and frees
+ * them, with a context of its own. */
 struct ms_snapshot {
     ms_context context; /* for releasing, on whichever thread */
     uint32_t count;
     ms_safetensors_spec *specs;
-    int64_t (*shapes)[MS_DIMS_MAX];
-    char **names;
-    void **data;
-    size_t *bytes;
-    uint64_t *hashes;
+    ms_copy *copies;
 };
 
+/* Copies a tensor as number i. Blocks until its values are there. */
 static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i,
                                const char *name, ms_tensor *tensor)
 {
+    ms_copy *copy = &snapshot->copies[i];
     uint32_t dims = ms_tensor_dims(tensor);
-    size_t bytes = ms_tensor_bytes(tensor);
-    ms_status status = ms_text_join(context, name, "", &snapshot->names[i]);
-    if (!status) status = ms_bytes_new(context, bytes, name, &snapshot->data[i]);
-    if (!status && bytes) status = ms_tensor_read(tensor, snapshot->data[i], bytes);
+    copy->bytes = ms_tensor_bytes(tensor);
+    ms_status status = ms_text_join(context, name, "", &copy->name);
+    if (!status) status = ms_bytes_new(context, copy->bytes, name, &copy->data);
+    if (!status && copy->bytes) status = ms_tensor_read(tensor, copy->data, copy->bytes);
     if (status) return status;
-    if (dims) memcpy(snapshot->shapes[i], ms_tensor_shape(tensor), dims * sizeof(int64_t));
-    snapshot->specs[i] = (ms_safetensors_spec){ .name = snapshot->names[i],
-                                                .dtype = ms_tensor_dtype(tensor),
-                                                .dims = dims,
-                                                .shape = snapshot->shapes[i] };
-    snapshot->bytes[i] = bytes;
-    snapshot->hashes[i] = ms_hash(snapshot->data[i], bytes, 0);
+    if (dims) memcpy(copy->shape, ms_tensor_shape(tensor), dims * sizeof(int64_t));
+    snapshot->specs[i] = (ms_safetensors_spec){
+        .name = copy->name, .dtype = ms_tensor_dtype(tensor), .dims = dims, .shape = copy->shape
+    };
+    copy->hash = ms_hash(copy->data, copy->bytes, 0);
     return MS_OK;
 }
 
@@ -55,47 +62,32 @@ ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor
     status = ms_allocate(context, count * sizeof *snapshot->specs, "a snapshot",
                          (void **)&snapshot->specs);
     if (!status)
-        status = ms_allocate(context, count * sizeof *snapshot->shapes, "a snapshot",
-                             (void **)&snapshot->shapes);
-    if (!status)
-        status = ms_allocate(context, count * sizeof *snapshot->names, "a snapshot",
-                             (void **)&snapshot->names);
-    if (!status)
-        status = ms_allocate(context, count * sizeof *snapshot->data, "a snapshot",
-                             (void **)&snapshot->data);
-    if (!status)
-        status = ms_allocate(context, count * sizeof *snapshot->bytes, "a snapshot",
-                             (void **)&snapshot->bytes);
-    if (!status)
-        status = ms_allocate(context, count * sizeof *snapshot->hashes, "a snapshot",
-                             (void **)&snapshot->hashes);
+        status = ms_allocate(context, count * sizeof *snapshot->copies, "a snapshot",
+                             (void **)&snapshot->copies);
     if (!status) snapshot->count = count;
     for (uint32_t i = 0; i < count && !status; i++)
         status = snapshot_take(context, snapshot, i, names[i], tensors[i]);
-    if (status) {
-        ms_snapshot_free(snapshot);
-        return status;
-    }
-    *out = snapshot;
-    return MS_OK;
+    if (!status) *out = snapshot;
+    else ms_snapshot_free(snapshot);
+    return status;
 }
 
 uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
 {
-    return snapshot->hashes[index];
+    return snapshot->copies[index].hash;
 }
 
 void ms_snapshot_free(ms_snapshot *snapshot)
 {
-    if (snapshot == NULL) return;
+    if (!snapshot) return;
     ms_context context = snapshot->context;
     for (uint32_t i = 0; i < snapshot->count; i++) {
-        ms_release(&context, snapshot->names[i]);
-        ms_release(&context, snapshot->data[i]);
+        ms_release(&context, snapshot->copies[i].name);
+        ms_release(&context, snapshot->copies[i].data);
     }
-    void *parts[] = { snapshot->specs, snapshot->shapes, snapshot->names, snapshot->data,
-                      snapshot->bytes, snapshot->hashes, snapshot };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ms_release(&context, parts[i]);
+    ms_release(&context, snapshot->specs);
+    ms_release(&context, snapshot->copies);
+    ms_release(&context, snapshot);
 }
 
 /* ----------------------------------------------------------- folder of them */
@@ -117,6 +109,8 @@ static bool is_folder(ms_context *context, const char *path)
     return context->os->info(context->os->user, path, &info) == 0 && info.is_directory;
 }
 
+/* What a crash left under a temporary name is removed; what was replaced comes back if the new
+ * checkpoint never got its name. */
 static ms_status sweep_one(ms_context *context, const char *folder, const char *name)
 {
     bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0,
@@ -180,7 +174,8 @@ static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot,
     ms_status status =
         ms_safetensors_create(context, path, snapshot->specs, snapshot->count, NULL, 0, &writer);
     for (uint32_t i = 0; i < snapshot->count && !status; i++)
-        status = ms_safetensors_write(writer, i, snapshot->data[i], snapshot->bytes[i]);
+        status =
+            ms_safetensors_write(writer, i, snapshot->copies[i].data, snapshot->copies[i].bytes);
     if (!status) status = ms_safetensors_commit(writer);
     ms_safetensors_free(writer);
     return status;
@@ -219,7 +214,7 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
     return status || !replacing ? status : ms_folder_remove(context, aside);
 }
 
-/* Behind a sweep. */
+/* Writes one checkpoint under its temporary name and commits it. The folder has been swept. */
 static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder,
                            const char *name, const void *manifest, size_t bytes)
 {
@@ -276,6 +271,30 @@ static void job_free(ms_context *context, ms_checkpoint_job *job)
     ms_release(context, job);
 }
 
+/* Copies what the thread needs: the caller's texts may be gone before it ends. */
+static ms_status job_fill(ms_context *context, ms_checkpoint_job *job, const char *folder,
+                          const char *name, const void *manifest, size_t bytes)
+{
+    ms_status status = ms_text_join(context, folder, "", &job->folder);
+    if (!status) status = ms_text_join(context, name, "", &job->name);
+    if (!status) status = ms_bytes_new(context, bytes, "a manifest", (void **)&job->manifest);
+    if (status) return status;
+    memcpy(job->manifest, manifest, bytes);
+    job->bytes = bytes;
+    return MS_OK;
+}
+
+/* Starts the thread. The snapshot becomes the job's only if that succeeds. */
+static ms_status job_begin(ms_context *context, ms_checkpoint_job *job, ms_snapshot *snapshot)
+{
+    job->snapshot = snapshot;
+    int error =
+        context->os->thread_start(context->os->user, "ms-checkpoint", job_run, job, &job->thread);
+    if (!error) return MS_OK;
+    job->snapshot = NULL;
+    return ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
+}
+
 ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder,
                               const char *name, const void *manifest, size_t bytes,
                               ms_checkpoint_job **out)
@@ -287,27 +306,11 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
     if (!status) status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
     if (status) return status;
     ms_context_init(&job->context, context->os);
-    job->bytes = bytes;
-    status = ms_text_join(context, folder, "", &job->folder);
-    if (!status) status = ms_text_join(context, name, "", &job->name);
-    if (!status) status = ms_bytes_new(context, bytes, "a manifest", (void **)&job->manifest);
-    if (!status) {
-        memcpy(job->manifest, manifest, bytes);
-        job->snapshot = snapshot;
-        int error = context->os->thread_start(context->os->user, "ms-checkpoint", job_run, job,
-                                              &job->thread);
-        if (error) {
-            job->snapshot = NULL;
-            status =
-                ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
-        }
-    }
-    if (status) {
-        job_free(context, job);
-        return status;
-    }
-    *out = job;
-    return MS_OK;
+    status = job_fill(context, job, folder, name, manifest, bytes);
+    if (!status) status = job_begin(context, job, snapshot);
+    if (!status) *out = job;
+    else job_free(context, job);
+    return status;
 }
 
 bool ms_checkpoint_is_done(const ms_checkpoint_job *job) { return atomic_load(&job->done); }

@@ -182,36 +182,51 @@ static uint32_t little_endian(const uint8_t *at)
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-/* Tells the formats apart. A file without one of llm.c's magic numbers is nanoGPT's: nothing but
- * u16. */
+/* Formats of token shards, by their first four bytes: llm.c's. They have SHARD_HEADER bytes before
+ * the tokens. */
+typedef struct ms_shard_format {
+    uint32_t magic, version, width;
+} ms_shard_format;
+
+static const ms_shard_format *find_format(uint32_t magic)
+{
+    static const ms_shard_format known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].magic == magic) return &known[i];
+    return NULL;
+}
+
+/* A shard with a header must have the format's version and the size that its tokens need. */
+static ms_status check_shard(ms_context *context, const char *path, uint64_t bytes,
+                             const ms_shard_format *format, const uint8_t *header, ms_shard *out)
+{
+    uint32_t version = little_endian(header + 4), tokens = little_endian(header + 8);
+    uint64_t end = SHARD_HEADER + (uint64_t)tokens * format->width;
+    if (version != format->version)
+        return ms_fail(context, MS_ERROR_CORRUPT,
+                       "'%s', byte 4: a token shard of version %u; its magic number has version %u",
+                       path, version, format->version);
+    if (bytes != end)
+        return ms_fail(context, MS_ERROR_CORRUPT,
+                       "'%s', byte 8: a token shard of %u tokens has %" PRIu64
+                       " bytes, this one has %" PRIu64,
+                       path, tokens, end, bytes);
+    *out = (ms_shard){ .begin = SHARD_HEADER, .end = end, .width = format->width };
+    return MS_OK;
+}
+
+/* Where the tokens of a shard are. A file without one of the magic numbers is nanoGPT's: nothing
+ * but tokens of two bytes. */
 static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path,
                                    uint64_t bytes, ms_shard *out)
 {
-    static const struct {
-        uint32_t magic, version, width;
-    } known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
     uint8_t header[12] = { 0 };
     if (bytes >= sizeof header) {
         ms_status status = ms_file_read(context, file, path, header, sizeof header, 0);
         if (status) return status;
     }
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (little_endian(header) != known[i].magic) continue;
-        uint32_t version = little_endian(header + 4), tokens = little_endian(header + 8);
-        if (version != known[i].version)
-            return ms_fail(
-                context, MS_ERROR_CORRUPT,
-                "'%s', byte 4: a token shard of version %u; its magic number has version %u", path,
-                version, known[i].version);
-        uint64_t end = SHARD_HEADER + (uint64_t)tokens * known[i].width;
-        if (bytes != end)
-            return ms_fail(context, MS_ERROR_CORRUPT,
-                           "'%s', byte 8: a token shard of %u tokens has %" PRIu64
-                           " bytes, this one has %" PRIu64,
-                           path, tokens, end, bytes);
-        *out = (ms_shard){ .begin = SHARD_HEADER, .end = end, .width = known[i].width };
-        return MS_OK;
-    }
+    const ms_shard_format *format = find_format(little_endian(header));
+    if (format) return check_shard(context, path, bytes, format, header, out);
     if (bytes % 2)
         return ms_fail(
             context, MS_ERROR_CORRUPT,

@@ -17,46 +17,56 @@ static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 
 static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
 
+/* Expands into *data, which grows, until the data ends or zlib reports something: *result. */
+static ms_status inflate_into(ms_context *context, const char *path, z_stream *stream,
+                              uint8_t **data, int *result)
+{
+    size_t capacity = 0;
+    for (*result = Z_OK; *result == Z_OK;) {
+        if (stream->total_out >= IDX_BYTES_MAX)
+            return ms_fail(context, MS_ERROR_CORRUPT, "'%s' expands to more than 2 GiB", path);
+        ms_status status =
+            ms_grow(context, (void **)data, &capacity, stream->total_out + (64u << 10), 1);
+        if (status) return status;
+        stream->next_out = *data + stream->total_out;
+        stream->avail_out = (unsigned)(capacity - stream->total_out);
+        *result = inflate(stream, Z_NO_FLUSH);
+    }
+    return MS_OK;
+}
+
+/* Whether the stream ended where its bytes do. */
+static ms_status check_end(ms_context *context, const char *path, const z_stream *stream,
+                           int result)
+{
+    if (result == Z_MEM_ERROR)
+        return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
+    if (result == Z_STREAM_END && !stream->avail_in) return MS_OK;
+    const char *problem =
+        result == Z_STREAM_END ? "something follows the gzip data" : "the gzip data ends too early";
+    if (stream->msg) problem = stream->msg;
+    return ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream->total_in,
+                   problem);
+}
+
 /* Expands one gzip member; what follows it is refused. */
 static ms_status inflate_all(ms_context *context, const char *path, const uint8_t *packed,
                              size_t packed_bytes, uint8_t **out, size_t *bytes)
 {
     z_stream stream = { .zalloc = zlib_allocate, .zfree = zlib_release, .opaque = context };
     uint8_t *data = NULL;
-    size_t capacity = 0;
+    int result;
     if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK)
         return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     stream.next_in = (uint8_t *)(uintptr_t)packed; /* zlib only reads it */
     stream.avail_in = (unsigned)packed_bytes;
-    ms_status status = MS_OK;
-    int result = Z_OK;
-    while (!status && result == Z_OK) {
-        if (stream.total_out >= IDX_BYTES_MAX)
-            status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' expands to more than 2 GiB", path);
-        else
-            status = ms_grow(context, (void **)&data, &capacity, stream.total_out + (64u << 10), 1);
-        if (status) break;
-        stream.next_out = data + stream.total_out;
-        stream.avail_out = (unsigned)(capacity - stream.total_out);
-        result = inflate(&stream, Z_NO_FLUSH);
-    }
-    if (!status && result == Z_MEM_ERROR)
-        status = ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
-    if (!status && (result != Z_STREAM_END || stream.avail_in)) {
-        const char *problem = result == Z_STREAM_END ? "something follows the gzip data"
-                                                     : "the gzip data ends too early";
-        if (stream.msg) problem = stream.msg;
-        status = ms_fail(context, MS_ERROR_CORRUPT, "'%s', byte %lu: %s", path, stream.total_in,
-                         problem);
-    }
+    ms_status status = inflate_into(context, path, &stream, &data, &result);
+    if (!status) status = check_end(context, path, &stream, result);
     *bytes = stream.total_out;
     inflateEnd(&stream);
-    if (status) {
-        ms_release(context, data);
-        return status;
-    }
-    *out = data;
-    return MS_OK;
+    if (!status) *out = data;
+    else ms_release(context, data);
+    return status;
 }
 
 /* The content of a file, expanded if it is gzip's. */
@@ -77,33 +87,42 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
     return MS_OK;
 }
 
-/* Reads an idx file of unsigned bytes with `dims` dimensions; the values begin at data + 4 + 4 *
- * dims. */
-static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3],
-                          uint8_t **out)
+/* The header of an idx file of unsigned bytes: its sizes, and how many values follow. */
+static ms_status check_idx(ms_context *context, const char *path, const uint8_t *data, size_t bytes,
+                           uint32_t dims, uint32_t sizes[3], size_t *values)
 {
-    uint8_t *data = NULL;
-    size_t bytes = 0, expected = 1, header = 4 + 4 * (size_t)dims;
-    ms_status status = read_expanded(context, path, &data, &bytes);
-    if (status) return status;
+    size_t expected = 1, header = 4 + 4 * (size_t)dims;
     if (bytes < header || data[0] || data[1] || data[2] != 8 || data[3] != dims)
-        status = ms_fail(context, MS_ERROR_CORRUPT,
-                         "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims,
-                         dims == 1 ? "" : "s");
+        return ms_fail(context, MS_ERROR_CORRUPT,
+                       "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims,
+                       dims == 1 ? "" : "s");
     bool fits = true;
-    for (uint32_t d = 0; d < dims && !status; d++) {
+    for (uint32_t d = 0; d < dims; d++) {
         const uint8_t *at = data + 4 + 4 * d;
         sizes[d] = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
         fits = fits && ms_multiply(expected, sizes[d], &expected);
     }
-    if (!status && (!fits || expected != bytes - header))
-        status = ms_fail(context, MS_ERROR_CORRUPT,
-                         "'%s', byte %zu: its sizes do not fit its %zu bytes", path, header, bytes);
+    if (!fits || expected != bytes - header)
+        return ms_fail(context, MS_ERROR_CORRUPT,
+                       "'%s', byte %zu: its sizes do not fit its %zu bytes", path, header, bytes);
+    *values = expected;
+    return MS_OK;
+}
+
+/* Reads the values of an idx file of unsigned bytes with `dims` dimensions. */
+static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3],
+                          uint8_t **out)
+{
+    uint8_t *data = NULL;
+    size_t bytes = 0, values = 0;
+    ms_status status = read_expanded(context, path, &data, &bytes);
+    if (status) return status;
+    status = check_idx(context, path, data, bytes, dims, sizes, &values);
     if (status) {
         ms_release(context, data);
         return status;
     }
-    memmove(data, data + header, expected);
+    memmove(data, data + bytes - values, values);
     *out = data;
     return MS_OK;
 }

@@ -193,10 +193,9 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
 
 /* ------------------------------------------------------------------- public */
 
-static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
-                               const ms_loader_options *options, uint64_t *windows)
+/* What the caller asked for, before the data set is looked at. */
+static ms_status check_options(ms_context *context, bool tokens, const ms_loader_options *options)
 {
-    bool tokens = ms_dataset_has_tokens(dataset);
     if (!tokens && options->length)
         return ms_fail(context, MS_ERROR_ARGUMENT, "loader: images have no length; leave it out");
     if (tokens && !options->length)
@@ -213,6 +212,16 @@ static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
     if (options->rank >= options->ranks)
         return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank,
                        options->ranks);
+    return MS_OK;
+}
+
+/* The samples of an epoch. */
+static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
+                               const ms_loader_options *options, uint64_t *windows)
+{
+    bool tokens = ms_dataset_has_tokens(dataset);
+    ms_status status = check_options(context, tokens, options);
+    if (status) return status;
     uint64_t count = dataset->count;
     if (tokens) {
         /* A sample needs one token more than its length, for y. */

@@ -128,33 +128,39 @@ static ms_status find_dtype(ms_context *context, const ms_safetensors *file, con
                    file->path);
 }
 
+/* The bytes of an entry's tensor; false if no file can have as many. As in ms_tensor_new, sizes of
+ * 0 are left out of the product at first: they would hide that the others are too large for
+ * strides. */
+static bool count_bytes(const ms_safetensors_entry *entry, const int64_t *sizes, uint64_t width,
+                        uint64_t *bytes)
+{
+    bool empty = false;
+    *bytes = width;
+    for (uint32_t d = 0; d < entry->dims; d++) {
+        if (sizes[d] == 0) empty = true;
+        else if (__builtin_mul_overflow(*bytes, (uint64_t)sizes[d], bytes) || *bytes > INT64_MAX)
+            return false;
+    }
+    if (empty) *bytes = 0;
+    return true;
+}
+
 /* Turns what stands in the header into an entry; data: where the header ends. */
 static ms_status check_entry(ms_context *context, const ms_safetensors *file, const ms_raw *raw,
                              uint64_t data, ms_safetensors_entry *entry)
 {
-    uint64_t bytes = 0;
+    uint64_t width = 0, bytes = 0;
     const char *missing = NULL;
     if (!raw->dtype) missing = "dtype";
     else if (raw->dims < 0) missing = "shape";
     else if (raw->begin < 0 || raw->end < 0) missing = "data_offsets";
     if (missing)
         return corrupt(context, file, "tensor '%.200s' has no %s: '%s'", entry->name, missing);
-    ms_status status = find_dtype(context, file, raw->dtype, entry, &bytes);
+    ms_status status = find_dtype(context, file, raw->dtype, entry, &width);
     if (status) return status;
     entry->dims = (uint32_t)raw->dims;
     entry->supported = entry->dtype != MS_DTYPES && entry->dims <= MS_DIMS_MAX;
-    bool overflow = false, empty = false;
-    const int64_t *sizes = file->sizes + file->size_count - entry->dims;
-    /* As ms_tensor_new: sizes of 0 are left out of the product, as they would hide that the others
-     * are too large for strides. */
-    for (uint32_t d = 0; d < entry->dims; d++) {
-        empty |= sizes[d] == 0;
-        overflow |=
-            sizes[d] > 0
-            && (__builtin_mul_overflow(bytes, (uint64_t)sizes[d], &bytes) || bytes > INT64_MAX);
-    }
-    if (empty) bytes = 0;
-    if (overflow)
+    if (!count_bytes(entry, file->sizes + file->size_count - entry->dims, width, &bytes))
         return corrupt(context, file, "tensor '%.200s' is larger than any file: '%s'", entry->name);
     if (raw->begin > raw->end || (uint64_t)(raw->end - raw->begin) != bytes)
         return corrupt(context, file,
@@ -167,6 +173,7 @@ static ms_status check_entry(ms_context *context, const ms_safetensors *file, co
     return MS_OK;
 }
 
+/* One tensor's entry in the header: its name has been read, its members follow. */
 static ms_status scan_entry(ms_context *context, ms_safetensors *file, ms_scan *scan,
                             const char *name, uint64_t data)
 {
@@ -271,8 +278,18 @@ static ms_status check_names(ms_context *context, ms_safetensors *file)
     return MS_OK;
 }
 
-/* The header's text lies in file->header; data and end: where it ends in the file, and where the
- * file does. */
+/* Gives the entries their shapes. Until all were read the list of sizes may move. */
+static void place_shapes(ms_safetensors *file)
+{
+    const int64_t *sizes = file->sizes;
+    for (uint32_t i = 0; i < file->count; i++) {
+        file->entries[i].shape = sizes;
+        sizes += file->entries[i].dims;
+    }
+}
+
+/* Scans the header's text, which lies in file->header. data and end: where it ends in the file, and
+ * where the file does. */
 static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t length,
                              uint64_t data, uint64_t end)
 {
@@ -294,43 +311,47 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
         if (status) return status;
     }
     if (scan.problem || !ms_scan_end(&scan)) return malformed(context, file, &scan);
-    /* Only now do the sizes stay where they are. */
-    const int64_t *sizes = file->sizes;
-    for (uint32_t i = 0; i < file->count; i++) {
-        file->entries[i].shape = sizes;
-        sizes += file->entries[i].dims;
-    }
+    place_shapes(file);
     ms_status status = check_ranges(context, file, data, end);
     return status ? status : check_names(context, file);
 }
 
-static ms_status read_header(ms_context *context, ms_safetensors *file)
+/* The first 8 bytes: the length of the header, which must fit the file and our limit. */
+static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t end,
+                             uint64_t *length)
 {
     uint8_t prefix[8];
-    uint64_t end, length = 0;
-    int error = context->os->size(context->os->user, file->file, &end);
-    if (error) return ms_fail_os(context, error, "cannot tell the size of", file->path);
     if (end < sizeof prefix)
         return corrupt(context, file, "%" PRIu64 " bytes are too few for a safetensors file: '%s'",
                        end);
     ms_status status = ms_file_read(context, file->file, file->path, prefix, sizeof prefix, 0);
     if (status) return status;
-    for (int i = 7; i >= 0; i--) length = length << 8 | prefix[i];
-    if (length > end - sizeof prefix)
+    *length = 0;
+    for (int i = 7; i >= 0; i--) *length = *length << 8 | prefix[i];
+    if (*length > end - sizeof prefix)
         return corrupt(context, file,
                        "the header should have %" PRIu64 " bytes, the file has %" PRIu64 ": '%s'",
-                       length, end);
-    if (length > MS_SAFETENSORS_HEADER_MAX)
+                       *length, end);
+    if (*length > MS_SAFETENSORS_HEADER_MAX)
         return corrupt(context, file,
-                       "the header has %" PRIu64 " bytes; at most 32 MiB are read: '%s'", length);
+                       "the header has %" PRIu64 " bytes; at most 32 MiB are read: '%s'", *length);
+    return MS_OK;
+}
+
+static ms_status read_header(ms_context *context, ms_safetensors *file)
+{
+    uint64_t end, length = 0, begin = 8;
+    int error = context->os->size(context->os->user, file->file, &end);
+    if (error) return ms_fail_os(context, error, "cannot tell the size of", file->path);
+    ms_status status = read_length(context, file, end, &length);
+    if (status) return status;
     status =
         ms_bytes_new(context, (size_t)length + 1, "a safetensors header", (void **)&file->header);
     if (!status)
-        status = ms_file_read(context, file->file, file->path, file->header, (size_t)length,
-                              sizeof prefix);
+        status = ms_file_read(context, file->file, file->path, file->header, (size_t)length, begin);
     if (status) return status;
     file->header[length] = 0;
-    return scan_header(context, file, (size_t)length, sizeof prefix + length, end);
+    return scan_header(context, file, (size_t)length, begin + length, end);
 }
 
 /* ------------------------------------------------------------------- public */

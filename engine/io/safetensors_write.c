@@ -195,6 +195,22 @@ static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *o
     return MS_OK;
 }
 
+/* Sorts the tensors, gives each its place, and writes the header to a new file. */
+static ms_status begin_file(ms_safetensors_writer *writer, const char *path, ms_ordered *order,
+                            const char *const *metadata, uint32_t pairs)
+{
+    ms_context *context = writer->context;
+    ms_header header = { .context = context };
+    ms_status status = sort_specs(context, path, order, writer->count);
+    put_text(&header, "{");
+    if (!status) status = put_metadata(&header, path, metadata, pairs);
+    if (!status) status = place_all(writer, order, path, &header);
+    if (!status) status = ms_writer_new(context, path, &writer->writer);
+    if (!status) status = write_header(writer, path, &header);
+    ms_release(context, header.text);
+    return status;
+}
+
 ms_status ms_safetensors_create(ms_context *context, const char *path,
                                 const ms_safetensors_spec *specs, uint32_t count,
                                 const char *const *metadata, uint32_t pairs,
@@ -202,7 +218,6 @@ ms_status ms_safetensors_create(ms_context *context, const char *path,
 {
     ms_safetensors_writer *writer = NULL;
     ms_ordered *order = NULL;
-    ms_header header = { .context = context };
     ms_status status =
         ms_allocate(context, sizeof *writer, "a safetensors writer", (void **)&writer);
     if (status) return status;
@@ -214,21 +229,12 @@ ms_status ms_safetensors_create(ms_context *context, const char *path,
         status = ms_allocate(context, count * sizeof *order, "a table of tensors", (void **)&order);
     if (status) goto done;
     for (uint32_t i = 0; i < count; i++) order[i] = (ms_ordered){ .spec = &specs[i], .index = i };
-    status = sort_specs(context, path, order, count);
-    put_text(&header, "{");
-    if (!status) status = put_metadata(&header, path, metadata, pairs);
-    if (!status) status = place_all(writer, order, path, &header);
-    if (!status) status = ms_writer_new(context, path, &writer->writer);
-    if (!status) status = write_header(writer, path, &header);
+    status = begin_file(writer, path, order, metadata, pairs);
 done:
-    ms_release(context, header.text);
     ms_release(context, order);
-    if (status) {
-        ms_safetensors_free(writer);
-        return status;
-    }
-    *out = writer;
-    return MS_OK;
+    if (!status) *out = writer;
+    else ms_safetensors_free(writer);
+    return status;
 }
 
 /* ------------------------------------------------------------------ tensors */
@@ -263,6 +269,35 @@ void ms_safetensors_free(ms_safetensors_writer *writer)
     ms_release(context, writer);
 }
 
+/* Fills the specs of tensors; the bytes of the largest. */
+static size_t describe(const char *const *names, ms_tensor *const *tensors, uint32_t count,
+                       ms_safetensors_spec *specs)
+{
+    size_t largest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_tensor *tensor = tensors[i];
+        specs[i] = (ms_safetensors_spec){ .name = names[i],
+                                          .dtype = ms_tensor_dtype(tensor),
+                                          .dims = ms_tensor_dims(tensor),
+                                          .shape = ms_tensor_shape(tensor) };
+        if (ms_tensor_bytes(tensor) > largest) largest = ms_tensor_bytes(tensor);
+    }
+    return largest;
+}
+
+/* One tensor at a time passes through `buffer`, which has room for the largest. */
+static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *tensors,
+                               uint32_t count, void *buffer)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        size_t bytes = ms_tensor_bytes(tensors[i]);
+        ms_status status = bytes ? ms_tensor_read(tensors[i], buffer, bytes) : MS_OK;
+        if (!status) status = ms_safetensors_write(writer, i, buffer, bytes);
+        if (status) return status;
+    }
+    return ms_safetensors_commit(writer);
+}
+
 ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
                               ms_tensor *const *tensors, uint32_t count,
                               const char *const *metadata, uint32_t pairs)
@@ -271,26 +306,14 @@ ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *c
     ms_safetensors_writer *writer = NULL;
     ms_safetensors_spec *specs = NULL;
     void *buffer = NULL;
-    size_t largest = 0;
     ms_status status =
         ms_allocate(context, count * sizeof *specs, "a table of tensors", (void **)&specs);
-    for (uint32_t i = 0; i < count && !status; i++) {
-        const ms_tensor *tensor = tensors[i];
-        specs[i] = (ms_safetensors_spec){ .name = names[i],
-                                          .dtype = ms_tensor_dtype(tensor),
-                                          .dims = ms_tensor_dims(tensor),
-                                          .shape = ms_tensor_shape(tensor) };
-        if (ms_tensor_bytes(tensor) > largest) largest = ms_tensor_bytes(tensor);
-    }
-    if (!status) status = ms_bytes_new(context, largest, "a buffer for tensors", &buffer);
+    if (status) return status;
+    size_t largest = describe(names, tensors, count, specs);
+    status = ms_bytes_new(context, largest, "a buffer for tensors", &buffer);
     if (!status)
         status = ms_safetensors_create(context, path, specs, count, metadata, pairs, &writer);
-    for (uint32_t i = 0; i < count && !status; i++) {
-        size_t bytes = ms_tensor_bytes(tensors[i]);
-        if (bytes) status = ms_tensor_read(tensors[i], buffer, bytes);
-        if (!status) status = ms_safetensors_write(writer, i, buffer, bytes);
-    }
-    if (!status) status = ms_safetensors_commit(writer);
+    if (!status) status = write_through(writer, tensors, count, buffer);
     ms_safetensors_free(writer);
     ms_release(context, specs);
     ms_release(context, buffer);
