@@ -35,8 +35,9 @@ static ms_status enqueue(ms_stream *stream, const char *name, uint8_t kind, ms_s
                          ms_point *out)
 {
     MS_ASSERT(offset + transfer->bytes <= storage->bytes);
-    ms_access access = { .storage = storage, .mode = mode };
-    ms_storage_cells(storage, offset, offset + transfer->bytes, &access.first_cell, &access.cells);
+    ms_access access;
+    if (ms_storage_access(storage, offset, offset + transfer->bytes, mode, &access))
+        return ms_hazard_refuse(storage, name);
     ms_launch launch = {
         .name = name, .accesses = &access, .access_count = 1, .cost = { .bytes = transfer->bytes }
     };
@@ -72,7 +73,8 @@ ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t
     MS_ASSERT(offset + bytes <= storage->bytes);
     ms_point writers[MS_STREAMS_MAX];
     uint32_t count = ms_storage_writers(storage, offset, offset + bytes, writers);
-    ms_status status = ms_engine_check(engine);
+    ms_status status = ms_storage_check(storage, offset, offset + bytes, true, "read");
+    if (!status) status = ms_engine_check(engine);
     for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
     if (!status && bytes) engine->device->read(engine, host, storage->data + offset, bytes);
     return status;

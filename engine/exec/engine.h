@@ -38,6 +38,13 @@ typedef struct ms_cell {
     uint64_t reads[MS_STREAMS_MAX]; /* last read by each of them */
 } ms_cell;
 
+/* What a part was restored from last: bytes of a storage, at a version. */
+typedef struct ms_source {
+    uint64_t storage; /* its serial number; 0: never restored */
+    size_t begin, end;
+    uint64_t version;
+} ms_source;
+
 /* A part of a storage whose writes are counted together: a parameter, or the whole storage. */
 typedef struct ms_part {
     uint64_t version;  /* number of the storage's write that was the last here */
@@ -46,24 +53,41 @@ typedef struct ms_part {
     uint32_t script;
     uint32_t reads; /* see ms_storage_expect_reads */
     bool parameter; /* see ms_storage_mark_parameter */
+    bool vacant;    /* not written since the refill */
+    ms_source source;
+    uint64_t restored; /* the version that the last restore left */
 } ms_part;
 
 typedef struct ms_block ms_block; /* a piece of an arena: pool.c */
 typedef struct ms_pool ms_pool;
 
+/* The address of a dropped storage: no machine has memory there, with any offset. */
+#define MS_DROPPED_ADDRESS ((char *)(uintptr_t)0x5ead000000000000u)
+
+/* A storage is dropped while `block` is NULL; then `data` is MS_DROPPED_ADDRESS, and the storage
+ * counts for nothing in the engine's memory. */
 struct ms_storage {
     ms_engine *engine;
     ms_storage *previous, *next; /* all live storages; next also links the free list of structs */
     ms_pool *pool;               /* where block is from */
     ms_block *block;
     char *data;
+    uint64_t serial; /* unique in the engine, from 1 */
     size_t bytes;
     uint64_t writes; /* how many there were */
     uint32_t references;
     uint32_t script; /* who made it */
     uint32_t cell_count, part_count;
-    bool used;         /* some task has declared it */
-    bool home;         /* gradients lie here */
+    bool used;                    /* some task has declared it */
+    bool home;                    /* gradients lie here */
+    bool meta;                    /* never had memory */
+    uint32_t vacant;              /* parts that are */
+    uint32_t owner;               /* ms_engine_strings: who dropped it last */
+    uint32_t dropped;             /* the script line of that */
+    ms_storage *origin, *derived; /* see ms_storage_derive: the first of those derived from this */
+    ms_storage *derived_previous, *derived_next; /* the others of the same origin */
+    void *how;
+    void (*free_how)(void *how);
     ms_cell *cells;    /* &own, or an array */
     size_t *ends;      /* NULL with one cell: where each cell ends, in bytes */
     ms_part *parts;    /* &whole, or an array */
@@ -165,6 +189,7 @@ struct ms_engine {
     ms_memory memory; /* of all pools together */
     uint64_t memory_mark;
     ms_storage *storages; /* live ones */
+    uint64_t serials;     /* how many storages there have been */
     ms_storage *unused_storages;
     void **storage_chunks;
     size_t storage_chunk_count, storage_chunk_capacity;
@@ -187,6 +212,8 @@ struct ms_engine {
  * the accesses of task `seq`. */
 ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses,
                            uint32_t count);
+/* The error of a task that touches a dropped storage, or that reads a vacant part. */
+ms_status ms_hazard_refuse(const ms_storage *storage, const char *task);
 /* Whether a failure skipped that task. */
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point);
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count);
@@ -225,6 +252,17 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 void ms_marks_close(ms_engine *engine);
 
 /* storage.c */
+/* Gives the memory of a storage back to its pool. */
+void ms_storage_vacate(ms_storage *storage);
+/* Counts a write of a part, whose number storage->writes is already; and that something has
+ * written there, whether that counts as a write or not. */
+void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_t script);
+void ms_part_settle(ms_storage *storage, ms_part *part);
+typedef struct ms_part_range {
+    ms_part *first, *end;
+} ms_part_range;
+/* The parts that bytes [begin, end) lie in. */
+ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end);
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out);
 void ms_storages_close(ms_engine *engine);
 

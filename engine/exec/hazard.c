@@ -55,6 +55,31 @@ bool ms_storage_spoiled(const ms_storage *storage)
     return false;
 }
 
+ms_status ms_hazard_refuse(const ms_storage *storage, const char *task)
+{
+    ms_engine *engine = storage->engine;
+    const char *made = ms_strings_get(engine->strings, storage->script);
+    const char *owner = ms_strings_get(engine->strings, storage->owner);
+    const char *dropped = ms_strings_get(engine->strings, storage->dropped);
+    if (storage->meta)
+        return ms_engine_fail(
+            engine, MS_ERROR_STATE,
+            "%s needs the values of a tensor on \"meta\" (made at %s), which has a "
+            "shape and no memory",
+            task, *made ? made : "the engine");
+    if (storage->block)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "%s reads memory (%zu bytes, made at %s) that %s has dropped (at %s) "
+                              "and that nothing has written since its refill: restore it first",
+                              task, storage->bytes, *made ? made : "the engine", owner,
+                              *dropped ? dropped : "the engine");
+    return ms_engine_fail(engine, MS_ERROR_STATE,
+                          "%s touches memory (%zu bytes, made at %s) that %s has dropped (at %s): "
+                          "refill it first",
+                          task, storage->bytes, *made ? made : "the engine", owner,
+                          *dropped ? dropped : "the engine");
+}
+
 /* Makes `stream` wait for number seq of `of`, unless it is already after it. */
 static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq,
                        const ms_storage *storage)
@@ -77,6 +102,8 @@ ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access 
                            uint32_t count)
 {
     ms_engine *engine = stream->engine;
+    for (uint32_t a = 0; a < count; a++)
+        if (!accesses[a].storage->block) return ms_hazard_refuse(accesses[a].storage, task);
     for (uint32_t a = 0; a < count; a++) {
         const ms_access *access = &accesses[a];
         for (uint32_t c = access->first_cell; c < (uint32_t)access->first_cell + access->cells;

@@ -276,6 +276,7 @@ typedef struct owner {
 static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
 {
     for (const ms_storage *one = engine->storages; one; one = one->next) {
+        if (!one->block) continue;
         for (uint32_t i = 0; i < OWNERS; i++) {
             owner *place = &owners[(one->script + i) % OWNERS];
             if (place->script && place->script != one->script + 1) continue;

@@ -1,4 +1,5 @@
-/* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes. */
+/* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes.
+ * Dropping that memory and taking it again is drop.c. */
 #include "exec/engine.h"
 
 #include <stddef.h>
@@ -53,6 +54,23 @@ ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
     return ms_storage_new_in(&stream->engine->pool, stream, bytes, out);
 }
 
+/* A new storage with one reference among the live ones, all but its memory. */
+static void enlist(ms_engine *engine, ms_pool *pool, size_t bytes, ms_storage *storage)
+{
+    storage->engine = engine;
+    storage->pool = pool;
+    storage->bytes = bytes;
+    storage->serial = ++engine->serials;
+    storage->references = 1;
+    storage->script = engine->script;
+    storage->cell_count = storage->part_count = 1;
+    storage->cells = &storage->own;
+    storage->parts = &storage->whole;
+    storage->next = engine->storages;
+    if (storage->next) storage->next->previous = storage;
+    engine->storages = storage;
+}
+
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_engine *engine = stream->engine;
@@ -66,21 +84,24 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
         engine->unused_storages = storage;
         return status;
     }
-    storage->engine = engine;
-    storage->pool = pool;
-    storage->bytes = bytes;
-    storage->references = 1;
-    storage->script = engine->script;
-    storage->cell_count = storage->part_count = 1;
-    storage->cells = &storage->own;
-    storage->parts = &storage->whole;
+    enlist(engine, pool, bytes, storage);
     /* What was here before counts as read, so that a first write on another stream waits for it. */
     for (uint32_t i = 0; i < engine->stream_count; i++)
         if (storage->own.reads[i]) storage->own.readers |= 1u << i;
-    storage->next = engine->storages;
-    if (storage->next) storage->next->previous = storage;
-    engine->storages = storage;
     if (engine->poison) engine->device->poison->fill(storage);
+    *out = storage;
+    return MS_OK;
+}
+
+ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out)
+{
+    MS_ASSERT(ms_on_host(engine));
+    ms_storage *storage = NULL;
+    ms_status status = struct_take(engine, &storage);
+    if (status) return status;
+    enlist(engine, &engine->pool, bytes, storage);
+    storage->data = MS_DROPPED_ADDRESS;
+    storage->meta = true;
     *out = storage;
     return MS_OK;
 }
@@ -92,16 +113,56 @@ ms_storage *ms_storage_retain(ms_storage *storage)
     return storage;
 }
 
-void ms_storage_release(ms_storage *storage)
+void ms_storage_vacate(ms_storage *storage)
 {
-    MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
-    if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
     if (engine->poison) engine->device->poison->fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, 0, (uint16_t)storage->cell_count, uses);
     ms_pool_give(storage->pool, storage->block, uses);
     engine->memory.live -= storage->bytes;
+    storage->block = NULL;
+    storage->data = MS_DROPPED_ADDRESS;
+}
+
+/* Ends the tie between a storage and its origin. */
+static void untie(ms_storage *storage)
+{
+    if (storage->derived_previous) storage->derived_previous->derived_next = storage->derived_next;
+    else storage->origin->derived = storage->derived_next;
+    if (storage->derived_next) storage->derived_next->derived_previous = storage->derived_previous;
+    if (storage->free_how) storage->free_how(storage->how);
+    storage->origin = storage->derived_next = storage->derived_previous = NULL;
+    storage->how = NULL;
+    storage->free_how = NULL;
+}
+
+void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how,
+                       void (*free_how)(void *how))
+{
+    MS_ASSERT(storage != origin && !storage->origin && storage->engine == origin->engine);
+    storage->origin = origin;
+    storage->how = how;
+    storage->free_how = free_how;
+    storage->derived_next = origin->derived;
+    if (storage->derived_next) storage->derived_next->derived_previous = storage;
+    origin->derived = storage;
+}
+
+ms_storage *ms_storage_origin(const ms_storage *storage, void **how)
+{
+    if (how) *how = storage->how;
+    return storage->origin;
+}
+
+void ms_storage_release(ms_storage *storage)
+{
+    MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
+    if (!storage || --storage->references > 0) return;
+    ms_engine *engine = storage->engine;
+    if (storage->block) ms_storage_vacate(storage);
+    if (storage->origin) untie(storage);
+    while (storage->derived) untie(storage->derived);
     if (storage->previous) storage->previous->next = storage->next;
     else engine->storages = storage->next;
     if (storage->next) storage->next->previous = storage->previous;
@@ -184,13 +245,9 @@ ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine
 
 /* -------------------------------------------------------------------- parts */
 
-typedef struct {
-    ms_part *first, *end;
-} ms_part_range;
-
 /* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing
  * is compared then. */
-static ms_part_range parts_of(const ms_storage *storage, size_t begin, size_t end)
+ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
     uint32_t low = 0, high = storage->part_count;
@@ -208,27 +265,38 @@ static ms_part_range parts_of(const ms_storage *storage, size_t begin, size_t en
 uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t version = 0;
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (const ms_part *part = range.first; part < range.end; part++)
         if (part->version > version) version = part->version;
     return version;
 }
 
+void ms_part_settle(ms_storage *storage, ms_part *part)
+{
+    if (part->vacant) storage->vacant--;
+    part->vacant = false;
+}
+
+void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_t script)
+{
+    ms_part_settle(storage, part);
+    part->version = storage->writes;
+    part->task = task;
+    part->script = script;
+}
+
 void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     storage->writes++;
-    for (ms_part *part = range.first; part < range.end; part++) {
-        part->version = storage->writes;
-        part->task = task;
-        part->script = storage->engine->script;
-    }
+    for (ms_part *part = range.first; part < range.end; part++)
+        ms_part_write(storage, part, task, storage->engine->script);
 }
 
 const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
                                   uint32_t *script)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     const ms_part *last = NULL;
     for (const ms_part *part = range.first; part < range.end; part++)
         if (!last || part->version > last->version) last = part;
@@ -239,7 +307,7 @@ const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_
 uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t recorded = 0;
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (const ms_part *part = range.first; part < range.end; part++)
         if (part->recorded > recorded) recorded = part->recorded;
     return recorded;
@@ -247,19 +315,19 @@ uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end
 
 void ms_storage_record(ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->recorded = storage->writes;
 }
 
 void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->reads += (uint32_t)change;
 }
 
 bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (const ms_part *part = range.first; part < range.end; part++)
         if (part->reads) return true;
     return false;
@@ -267,13 +335,13 @@ bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t en
 
 void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->parameter = true;
 }
 
 bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = parts_of(storage, begin, end);
+    ms_part_range range = ms_storage_parts(storage, begin, end);
     for (const ms_part *part = range.first; part < range.end; part++)
         if (part->parameter) return true;
     return false;

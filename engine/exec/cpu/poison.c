@@ -11,8 +11,10 @@
 
 #define MS_POISON 0xff
 
-static bool declares(const ms_access *accesses, uint32_t count, const ms_storage *storage)
+/* Whether the task may touch this storage, or no task can: it has no memory. */
+static bool is_spared(const ms_access *accesses, uint32_t count, const ms_storage *storage)
 {
+    if (!storage->block) return true;
     for (uint32_t i = 0; i < count; i++)
         if (accesses[i].storage == storage) return true;
     return false;
@@ -35,13 +37,13 @@ static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_
 {
     size_t bytes = 0;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next)
-        if (!declares(accesses, count, storage)) bytes += storage->bytes;
+        if (!is_spared(accesses, count, storage)) bytes += storage->bytes;
     ms_status status = ms_allocate(&engine->context, bytes + 1, "values put aside", aside);
     if (status) return status;
     await_all(engine);
     char *to = *aside;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
-        if (declares(accesses, count, storage)) continue;
+        if (is_spared(accesses, count, storage)) continue;
         memcpy(to, storage->data, storage->bytes);
         memset(storage->data, MS_POISON, storage->bytes);
         to += storage->bytes;
@@ -56,7 +58,7 @@ static ms_status put_back(ms_engine *engine, const char *task, const ms_access *
     const char *from = aside;
     const ms_storage *written = NULL;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
-        if (declares(accesses, count, storage)) continue;
+        if (is_spared(accesses, count, storage)) continue;
         for (size_t i = 0; i < storage->bytes && !written; i++)
             if ((unsigned char)storage->data[i] != MS_POISON) written = storage;
         memcpy(storage->data, from, storage->bytes);

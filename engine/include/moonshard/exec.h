@@ -8,8 +8,9 @@
  *   Sequence numbers of a stream start at 1 and grow by one per slot; 0 is "complete". A point is
  *   reached when its stream has finished that number.
  * - A task declares all storages that it reads or writes. Tasks hold plain addresses: memory is
- *   handed on in stream order, so a storage may be released while tasks that use it are still
- *   queued.
+ *   handed on in stream order, so a storage may be released or dropped while tasks that use it are
+ *   still queued. Addresses are read when a task is enqueued and kept nowhere else: a storage that
+ *   is dropped and refilled may lie elsewhere.
  * - Which block an allocation gets, which waits are inserted, what is live and what is the peak
  *   depend on the order of host calls only, never on what has already happened on a stream. The sim
  *   device makes the same decisions without data.
@@ -315,7 +316,7 @@ MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint3
 /* The cells that bytes [begin, end) lie in. */
 MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
                              uint16_t *count);
-/* For tasks; in sim an address that must not be used. */
+/* For tasks; in sim, and while the storage is dropped, an address that must not be used. */
 MS_API void *ms_storage_data(const ms_storage *storage);
 MS_API size_t ms_storage_bytes(const ms_storage *storage);
 MS_API uint32_t ms_storage_references(const ms_storage *storage);
@@ -356,6 +357,65 @@ MS_API bool ms_storage_spoiled(const ms_storage *storage);
 /* The last reads and writes of these bytes: the points to wait for before a write. */
 MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end,
                                  ms_point *out);
+
+/* Dropping and refilling. A storage that is dropped has no memory. It keeps its identity, its
+ * division into cells and parts, and its versions, so tensors and graphs that refer to it stay
+ * valid, and a saved tensor still counts as unchanged.
+ * - A task or a host call that touches a dropped storage fails when it is enqueued
+ * (MS_ERROR_STATE), and the error names the owner.
+ * - After a refill, each part is vacant until something writes there: reading a vacant part is such
+ *   an error, too.
+ * - A task that writes again what was there before counts its write with ms_storage_restore, which
+ *   keeps the version where the source is unchanged.
+ * - Memory goes back to the pool, or to the arena, that it came from, in stream order: a drop waits
+ *   for nothing, and tasks that are enqueued already may still use the old memory. */
+
+/* Gives the memory back. `owner` says in errors who has dropped it: "unit \"layers.3\""; it is
+ * copied. MS_ERROR_STATE if the storage is dropped already. Storages that are derived from it are
+ * dropped as well. */
+MS_API ms_status ms_storage_drop(ms_storage *storage, const char *owner);
+/* Takes memory again, perhaps elsewhere, usable on `stream` at once; a task on another stream waits
+ * for the former users of that memory. MS_ERROR_STATE if the storage is not dropped; after
+ * MS_ERROR_MEMORY it still is. */
+MS_API ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream);
+MS_API bool ms_storage_is_dropped(const ms_storage *storage);
+/* Whether a part that these bytes lie in was not written since the refill. */
+MS_API bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end);
+/* A storage that has no memory from the start, until it is refilled, if ever: one on "meta". */
+MS_API ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out);
+/* Whether it was made so and never had memory. */
+MS_API bool ms_storage_is_meta(const ms_storage *storage);
+/* Counts a restore of bytes [begin, end) by a task of this name, which has computed them from bytes
+ * [source_begin, source_end) of `source` alone. The version of a part stays as it is if the same
+ * bytes of the same source restored the whole part before, and neither they nor the part have been
+ * written since. Otherwise the restore counts as a write; the error of a version check then names
+ * the last write of the source. Whatever is restored from several sources, or by halves of a part,
+ * counts as written. */
+MS_API void ms_storage_restore(ms_storage *storage, size_t begin, size_t end,
+                               const ms_storage *source, size_t source_begin, size_t source_end,
+                               const char *task);
+/* Whether the host, or a task of this name, may touch bytes [begin, end): MS_ERROR_STATE if the
+ * storage is dropped, or if `read` and a part is vacant. */
+MS_API ms_status ms_storage_check(const ms_storage *storage, size_t begin, size_t end, bool read,
+                                  const char *task);
+/* For storages whose contents are computed from `origin` alone: dropping the origin drops this one
+ * as well, with the same owner, unless it is dropped already. Neither retains the other; the tie
+ * ends when one of them goes. `how` belongs to the storage from now on, for whoever computes it
+ * again; free_how gets it back at the end. A storage has one origin for good. */
+MS_API void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how,
+                              void (*free_how)(void *how));
+/* NULL if it has none, or the origin is gone. *how may be NULL. */
+MS_API ms_storage *ms_storage_origin(const ms_storage *storage, void **how);
+
+/* What a task needs to know of a tensor's memory before it is enqueued. 0: nothing special. */
+enum {
+    MS_ACCESS_DROPPED = 1, /* the storage has no memory */
+    MS_ACCESS_META = 2,    /* it never had any */
+    MS_ACCESS_VACANT = 4   /* a part is read that was not written since the refill */
+};
+/* The access to bytes [begin, end) in this mode; answers a mask of the above. */
+MS_API uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_t mode,
+                                  ms_access *out);
 
 /* A second pool over memory that the caller has brought, `bytes` of address space at base; commit
  * makes a range of it usable and answers 0 or -errno. Its storages count as any other in
