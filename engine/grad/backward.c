@@ -59,6 +59,15 @@ static ms_status check_versions(const ms_node *node)
     return MS_OK;
 }
 
+/* Casts that the node saved, and that were dropped with their weight, are computed again. */
+static ms_status recast_saved(const ms_node *node)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < node->saved_count && !status; i++)
+        status = ms_storage_recast(node->saved[i].tensor->storage);
+    return status;
+}
+
 static ms_status check_node(const ms_node *node)
 {
     if (node->used)
@@ -399,8 +408,9 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         if (sum && (is_exclusive(sum) || is_at_home(edge.node, sum))) sums[i] = sum;
         if (node->op) homes[i] = home_for(pass, node, i);
     }
+    if (any) status = recast_saved(node);
     /* Hooks of this node and of those before it may have written what it saved. */
-    if (any) status = check_versions(node);
+    if (any && !status) status = check_versions(node);
     if (status) goto done;
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
     if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);

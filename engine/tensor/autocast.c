@@ -2,6 +2,7 @@
 #include "tensor/state.h"
 
 #include "moonshard/ops.h"
+#include "tensor/values.h"
 #include "tensor/op.h"
 
 void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
@@ -22,6 +23,98 @@ void ms_engine_drop_casts(ms_engine *engine)
     while (state && state->casts) ms_tensor_drop_cast(state->casts);
 }
 
+/* ------------------------------------------------- casts of dropped weights */
+
+#define MS_ORIGIN_CHUNK 32
+
+static void origin_give(void *object)
+{
+    ms_cast_origin *origin = object;
+    origin->next = origin->state->unused_origins;
+    origin->state->unused_origins = origin;
+}
+
+static ms_status origin_take(ms_engine *engine, ms_cast_origin **out)
+{
+    ms_tensor_state *state = NULL;
+    ms_status status = ms_tensor_state_of(engine, &state);
+    if (status) return status;
+    if (!state->unused_origins) {
+        ms_context *context = ms_engine_context(engine);
+        void *chunk = NULL;
+        status = ms_grow(context, (void **)&state->chunks, &state->chunk_capacity,
+                         state->chunk_count + 1, sizeof *state->chunks);
+        if (!status)
+            status =
+                ms_allocate(context, MS_ORIGIN_CHUNK * sizeof(ms_cast_origin), "casts", &chunk);
+        if (status) return status;
+        state->chunks[state->chunk_count++] = chunk;
+        for (int i = MS_ORIGIN_CHUNK - 1; i >= 0; i--) {
+            ((ms_cast_origin *)chunk + i)->state = state;
+            origin_give((ms_cast_origin *)chunk + i);
+        }
+    }
+    *out = state->unused_origins;
+    state->unused_origins = (*out)->next;
+    return MS_OK;
+}
+
+/* The tensor without what it owns. */
+static ms_tensor description_of(const ms_tensor *tensor)
+{
+    ms_tensor copy = *tensor;
+    copy.references = 1;
+    copy.meta = NULL;
+    copy.cast = copy.next_cast = NULL;
+    return copy;
+}
+
+/* A new cast is dropped with the storage of its weight, whoever holds it then: the cache, or the
+ * tape alone. */
+static ms_status tie(const ms_tensor *weight, ms_tensor *cast)
+{
+    ms_cast_origin *origin = NULL;
+    if (ms_storage_is_meta(weight->storage)) return MS_OK;
+    ms_status status = origin_take(weight->engine, &origin);
+    if (status) return status;
+    origin->weight = description_of(weight);
+    origin->cast = description_of(cast);
+    ms_storage_derive(cast->storage, weight->storage, origin, origin_give);
+    return MS_OK;
+}
+
+/* The cast has been computed from the weight as it is. */
+static void cast_is_computed(const ms_tensor *weight, const ms_tensor *cast)
+{
+    size_t begin, end;
+    ms_tensor_span(weight, &begin, &end);
+    ms_storage_restore(cast->storage, 0, ms_storage_bytes(cast->storage), weight->storage, begin,
+                       end, ms_op_cast.name);
+}
+
+ms_status ms_storage_recast(ms_storage *storage)
+{
+    void *how = NULL;
+    ms_storage *source = ms_storage_origin(storage, &how);
+    if (!source || !how) return MS_OK;
+    ms_cast_origin *origin = how;
+    ms_engine *engine = ms_storage_engine(storage);
+    size_t begin, end, bytes = ms_storage_bytes(storage);
+    bool dropped = ms_storage_is_dropped(storage);
+    /* One that has memory is vacant where an earlier call failed half way. */
+    if (!dropped && !ms_storage_is_vacant(storage, 0, bytes)) return MS_OK;
+    ms_tensor_span(&origin->weight, &begin, &end);
+    ms_status status = ms_storage_check(source, begin, end, true, ms_op_cast.name);
+    if (!status && dropped) status = ms_storage_refill(storage, ms_engine_current(engine));
+    if (status) return status;
+    ms_tensor_restoring(engine, &origin->cast, &origin->weight);
+    status = ms_copy_into(engine, &origin->weight, &origin->cast);
+    ms_tensor_restoring(engine, NULL, NULL);
+    return status;
+}
+
+/* -------------------------------------------------------------- cached casts */
+
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
                                 ms_tensor **out)
 {
@@ -35,16 +128,29 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
             || ms_storage_spoiled(tensor->cast->storage)))
         ms_tensor_drop_cast(tensor);
     if (tensor->cast) {
-        *out = ms_tensor_retain(tensor->cast);
-        return MS_OK;
+        ms_status recast = ms_storage_recast(tensor->cast->storage);
+        if (!recast) *out = ms_tensor_retain(tensor->cast);
+        return recast;
     }
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     ms_tensor *cast = NULL;
     ms_status status = ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
-    if (status) return status;
-    if (keep) ms_tensor_keep_cast(tensor, cast);
+    if (!status) status = tie(tensor, cast);
+    if (status) {
+        ms_tensor_release(cast);
+        return status;
+    }
+    cast_is_computed(tensor, cast);
+    if (keep) ms_tensor_hold_cast(tensor, cast);
     *out = cast;
     return MS_OK;
+}
+
+void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
+{
+    if (!cast) return;
+    cast_is_computed(tensor, cast);
+    ms_tensor_hold_cast(tensor, cast);
 }
 
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out)
@@ -56,5 +162,10 @@ ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tens
     if (!status)
         status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
     ms_tensor_release(memory);
+    if (!status) status = tie(tensor, *out);
+    if (status) {
+        ms_tensor_release(*out);
+        *out = NULL;
+    }
     return status;
 }

@@ -9,6 +9,21 @@
 #include "tensor/reduce.h"
 #include "tensor/values.h"
 
+ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source)
+{
+    ms_engine *engine = ms_tensor_engine(tensor);
+    if (!ms_shape_equal(ms_tensor_dims(tensor), ms_tensor_shape(tensor), ms_tensor_dims(source),
+                        ms_tensor_shape(source))
+        || ms_tensor_storage(tensor) == ms_tensor_storage(source))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "restore: the source must have the tensor's shape, and memory of its "
+                              "own");
+    ms_tensor_restoring(engine, tensor, source);
+    ms_status status = ms_copy_into(engine, source, tensor);
+    ms_tensor_restoring(engine, NULL, NULL);
+    return status;
+}
+
 /* -------------------------------------------------- clone, contiguous, cast */
 
 static ms_status clone_forward(ms_op_call *call)

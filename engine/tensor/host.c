@@ -79,7 +79,10 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
                               "read: %zu bytes are asked, the tensor has %zu", bytes,
                               ms_tensor_bytes(tensor));
     ms_tensor *whole = NULL;
-    ms_status status = ms_op_as_contiguous(engine, tensor, &whole);
+    size_t first, last;
+    ms_tensor_span(tensor, &first, &last);
+    ms_status status = ms_storage_check(tensor->storage, first, last, true, "read");
+    if (!status) status = ms_op_as_contiguous(engine, tensor, &whole);
     if (status) return status;
     size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
     status = ms_storage_read(whole->storage, begin, host, bytes);

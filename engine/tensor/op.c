@@ -119,13 +119,46 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 
 /* The cells are looked up for each task: the storage may have been split after the window was
  * made. */
-static ms_access access_to(const ms_tensor *tensor, uint8_t mode)
+static uint32_t access_to(const ms_tensor *tensor, uint8_t mode, ms_access *out)
 {
-    ms_access access = { .storage = tensor->storage, .mode = mode };
     size_t begin, end;
     ms_tensor_span(tensor, &begin, &end);
-    ms_storage_cells(tensor->storage, begin, end, &access.first_cell, &access.cells);
-    return access;
+    return ms_storage_access(tensor->storage, begin, end, mode, out);
+}
+
+/* The first error of these tensors, if there is one. */
+static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, uint32_t count,
+                              bool read)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        size_t begin, end;
+        if (!tensors[i]) continue;
+        ms_tensor_span(tensors[i], &begin, &end);
+        status = ms_storage_check(tensors[i]->storage, begin, end, read, task->name);
+    }
+    return status;
+}
+
+void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_tensor *source)
+{
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    MS_ASSERT(state && !target == !source);
+    state->restored = target;
+    state->source = source;
+}
+
+/* Counts what a task of this name writes in the tensor. */
+static void count_write(const ms_tensor_state *state, const ms_tensor *tensor, const char *task)
+{
+    size_t begin, end, from, to;
+    ms_tensor_span(tensor, &begin, &end);
+    if (!state->restored || state->restored->storage != tensor->storage) {
+        ms_storage_touch(tensor->storage, begin, end, task);
+        return;
+    }
+    ms_tensor_span(state->source, &from, &to);
+    ms_storage_restore(tensor->storage, begin, end, state->source->storage, from, to, task);
 }
 
 _Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F16
@@ -137,26 +170,27 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
                             uint32_t write_count, ms_task_cost cost)
 {
     ms_access accesses[MS_TASK_ACCESS_MAX];
-    uint32_t count = 0;
+    uint32_t count = 0, found = 0;
     if (read_count + write_count > MS_TASK_ACCESS_MAX)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: %u tensors, at most %d", task->name,
                               read_count + write_count, MS_TASK_ACCESS_MAX);
     for (uint32_t i = 0; i < read_count; i++)
-        if (reads[i]) accesses[count++] = access_to(reads[i], MS_READ);
+        if (reads[i]) found |= access_to(reads[i], MS_READ, &accesses[count++]);
     for (uint32_t i = 0; i < write_count; i++)
-        if (writes[i]) accesses[count++] = access_to(writes[i], MS_WRITE);
+        if (writes[i]) found |= access_to(writes[i], MS_WRITE, &accesses[count++]);
     const ms_tensor *operand = read_count && reads[0] ? reads[0] : NULL;
     if (!operand && write_count) operand = writes[0];
     if (operand) cost.dtype = (uint8_t)operand->dtype;
-    ms_status status =
-        ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count, cost, NULL);
+    ms_status status = MS_OK;
+    if (found) status = check_memory(task, reads, read_count, true);
+    if (found && !status) status = check_memory(task, writes, write_count, false);
+    if (!status)
+        status = ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count,
+                                   cost, NULL);
     if (status) return status;
-    for (uint32_t i = 0; i < write_count; i++) {
-        size_t begin, end;
-        if (!writes[i]) continue;
-        ms_tensor_span(writes[i], &begin, &end);
-        ms_storage_touch(writes[i]->storage, begin, end, task->name);
-    }
+    const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    for (uint32_t i = 0; i < write_count; i++)
+        if (writes[i]) count_write(state, writes[i], task->name);
     return MS_OK;
 }
 

@@ -100,6 +100,10 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost);
 
+/* From here to the call with NULLs, what tasks write in `target` is computed from `source` alone,
+ * and counts as a restore (ms_storage_restore) instead of a write. Both are borrowed. */
+void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_tensor *source);
+
 /* ----------------------------------------------------- helpers for backward */
 
 /* Short forms of ms_op_apply for one output. The result is owned by the caller. */

@@ -37,6 +37,11 @@ static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t
     *end = *begin + (size_t)tensor->extent * item;
 }
 
+/* Computes the contents of a cast's storage again if dropping its weight's storage has dropped it:
+ * takes memory, and casts on the current stream. Nothing happens to any other storage. The version
+ * of the cast grows unless the weight is as it was. */
+ms_status ms_storage_recast(ms_storage *storage);
+
 /* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends
  * or the tensor changes). Caller releases. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
@@ -51,9 +56,13 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
  * dtype, of the same shape and order in memory, that this task is to write as well, so that a
  * product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
  * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast
- * (which takes NULL, too). */
+ * (which takes NULL, too). The cast is dropped with the tensor's storage: see ms_storage_recast. */
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
+/* The same without a word on how the cast was computed: for a window of a cast. */
+void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast);
+
+typedef struct ms_tensor_state ms_tensor_state;
 
 /* Host buffers of writes that are under way; freed when their task is done, which decides nothing
  * else. */
@@ -62,7 +71,15 @@ typedef struct ms_staged {
     void *buffer;
 } ms_staged;
 
-typedef struct ms_tensor_state {
+/* What a cast was computed from, kept with the cast's storage. Both are copies without references:
+ * the storages are those of the tie (ms_storage_derive). */
+typedef struct ms_cast_origin {
+    struct ms_cast_origin *next; /* unused ones */
+    ms_tensor_state *state;
+    ms_tensor weight, cast;
+} ms_cast_origin;
+
+struct ms_tensor_state {
     ms_tensor *unused;
     void **chunks;
     size_t chunk_count, chunk_capacity;
@@ -70,7 +87,10 @@ typedef struct ms_tensor_state {
     ms_dtype autocast;
     ms_staged *staged;
     size_t staged_count, staged_capacity, readbacks;
-} ms_tensor_state;
+    ms_cast_origin *unused_origins;
+    /* What is written in `restored` is computed from `source` now: see ms_tensor_restoring. */
+    const ms_tensor *restored, *source;
+};
 
 /* The layer's state of an engine, made at first use. */
 ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out);

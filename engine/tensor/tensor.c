@@ -169,9 +169,8 @@ void ms_tensor_drop_cast(ms_tensor *tensor)
     ms_tensor_release(cast);
 }
 
-void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
+void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 {
-    if (!cast) return;
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->cast = ms_tensor_retain(cast);
@@ -191,7 +190,7 @@ static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window
     ms_status status = ms_tensor_window(cast, window->dims, window->shape, window->strides,
                                         window->count == 0 ? 0 : offset, &part);
     if (status) return status;
-    ms_tensor_keep_cast(window, part);
+    ms_tensor_hold_cast(window, part);
     ms_tensor_release(part);
     return MS_OK;
 }

@@ -87,6 +87,11 @@ MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t byt
  * NULL. */
 MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
 
+/* Copies `source` (of the same shape, and on another storage; any dtype) into the tensor on the
+ * current stream, as a restore: the tensor's version stays if it holds what this source gave it
+ * before. See ms_storage_restore. */
+MS_API ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source);
+
 /* A copy of a tensor's first element on its way to the host: enqueued now, read later. */
 typedef struct ms_readback ms_readback;
 MS_API ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out);
