@@ -154,6 +154,26 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
     return MS_OK;
 }
 
+/* Found here, before peers hear of the call: a tensor whose storage is dropped, or that nothing has
+ * written since its refill. */
+static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, bool read)
+{
+    if (!tensor) return MS_OK;
+    size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor));
+    return ms_storage_check(ms_tensor_storage(tensor), begin, begin + ms_tensor_bytes(tensor), read,
+                            ms_collective_name(c->kind));
+}
+
+static ms_status check_restore(ms_group *group, const ms_collective *c)
+{
+    if (!c->restore) return MS_OK;
+    if (c->kind != MS_ALL_GATHER)
+        return refuse(group, c, "only all_gather restores what it writes");
+    if (ms_tensor_storage(c->in) == ms_tensor_storage(c->out))
+        return refuse(group, c, "a restore needs a source with memory of its own");
+    return MS_OK;
+}
+
 ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
                               uint64_t *count)
 {
@@ -162,5 +182,8 @@ ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collec
     if (!status) status = check_tensor(group, c, "in", c->in);
     if (!status) status = check_tensor(group, c, "out", c->out);
     if (!status) status = check_numbers(group, c);
-    return status ? status : check_lengths(group, c, count);
+    if (!status) status = check_restore(group, c);
+    if (!status) status = check_lengths(group, c, count);
+    if (!status) status = check_memory(c, c->in, c->kind != MS_RECV);
+    return status ? status : check_memory(c, c->out, false);
 }

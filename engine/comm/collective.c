@@ -218,8 +218,10 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
     const ms_task *tasks =
         args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
+    if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->in);
     status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
                                cost_of(args));
+    if (c->restore) ms_tensor_restoring(comm->engine, NULL, NULL);
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;

@@ -165,9 +165,9 @@ MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
  *
  * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of
  * calls before, and whether all_reduce has an out and rounds. They may differ in factor, label,
- * script line, stream, and in the memory of their tensors. A send and its recv agree in dtype,
- * count and group. They are numbered for each pair of ranks and direction, and run on streams of
- * their own, so that a send waits for no collective and no recv. */
+ * script line, restore, stream, and in the memory of their tensors. A send and its recv agree in
+ * dtype, count and group. They are numbered for each pair of ranks and direction, and run on
+ * streams of their own, so that a send waits for no collective and no recv. */
 typedef struct ms_collective {
     ms_collective_kind kind;
     ms_reduce_op op;
@@ -178,6 +178,9 @@ typedef struct ms_collective {
      * float, as if cast there and back, and bytes are counted in it; MS_F32 (0): no rounding. */
     ms_dtype travels;
     const int64_t *counts, *receive_counts;
+    /* all_gather: what it writes is a restore from `in` (see ms_storage_restore). in must not share
+     * memory with out. */
+    bool restore;
     ms_stream *stream;   /* NULL: the channel's */
     int32_t bucket;      /* index for messages and the ledger, or -1 */
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
