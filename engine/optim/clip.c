@@ -82,10 +82,27 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     return MS_OK;
 }
 
+/* The norm of `count` parts, the factor that brings it down to max, and the position of the first
+ * part that is not finite. */
+static ms_status combine(ms_engine *engine, ms_tensor *partial, uint32_t count, double max,
+                         double p, ms_tensor *const results[3])
+{
+    ms_combine_args args = { .p = p,
+                             .max = max,
+                             .count = count,
+                             .partial = ms_tensor_data(partial),
+                             .norm = ms_tensor_data(results[0]),
+                             .factor = ms_tensor_data(results[1]),
+                             .bad = ms_tensor_data(results[2]) };
+    return ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_COMBINE), &args, &partial, 1,
+                             results, 3, (ms_task_cost){ .bytes = 8u * count });
+}
+
 ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max,
                        double p, ms_tensor **norm, ms_tensor **bad)
 {
-    ms_tensor *partial = NULL, *made = NULL, *factor = NULL, *first_bad = NULL;
+    enum { NORM, FACTOR, BAD };
+    ms_tensor *partial = NULL, *made[3] = { NULL };
     if (!(max >= 0))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "clip_grad_norm: max = %g; a number of 0 or more is allowed", max);
@@ -96,29 +113,18 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     int64_t numbers = count;
     /* 8 bytes each: they hold doubles */
     if (!status) status = ms_tensor_new(engine, MS_I64, 1, &numbers, &partial);
-    if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made);
-    if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &factor);
-    if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &first_bad);
+    if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made[NORM]);
+    if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made[FACTOR]);
+    if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &made[BAD]);
     if (!status) status = measure(engine, gradients, count, p, partial);
-    if (!status) {
-        ms_combine_args args = { .p = p,
-                                 .max = max,
-                                 .count = count,
-                                 .partial = ms_tensor_data(partial),
-                                 .norm = ms_tensor_data(made),
-                                 .factor = ms_tensor_data(factor),
-                                 .bad = ms_tensor_data(first_bad) };
-        ms_tensor *writes[] = { made, factor, first_bad };
-        status = ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_COMBINE), &args,
-                                   &partial, 1, writes, 3, (ms_task_cost){ .bytes = 8u * count });
-    }
-    if (!status && max < INFINITY) status = scale(engine, gradients, count, factor, NULL);
+    if (!status) status = combine(engine, partial, count, max, p, made);
+    if (!status && max < INFINITY) status = scale(engine, gradients, count, made[FACTOR], NULL);
     ms_tensor_release(partial);
-    ms_tensor_release(factor);
-    if (status || !bad) ms_tensor_release(first_bad);
-    else *bad = first_bad;
-    if (status) ms_tensor_release(made);
-    else *norm = made;
+    ms_tensor_release(made[FACTOR]);
+    if (!status) *norm = made[NORM];
+    else ms_tensor_release(made[NORM]);
+    if (!status && bad) *bad = made[BAD];
+    else ms_tensor_release(made[BAD]);
     return status;
 }
 

@@ -8,6 +8,7 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
+/* What is known of a kind. Defaults are those of the peers; numbers that are left out are 0. */
 typedef struct kind_facts {
     const char *name;
     const char *states[MS_OPTIMIZER_STATES];
@@ -72,8 +73,9 @@ static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *n
                           name, value, range);
 }
 
-ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
-                             const ms_hyperparameters *hyper)
+/* Each number by itself; a kind that does not use one has its default. */
+static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
+                              const ms_hyperparameters *hyper)
 {
     const struct {
         const char *name;
@@ -99,21 +101,34 @@ ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
     }
     if (!(hyper->rho >= 0 && hyper->rho <= 1))
         return refuse(engine, kind, "rho", hyper->rho, "0 to 1");
-    if (hyper->nesterov && (hyper->momentum <= 0 || hyper->dampening != 0))
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "%s: nesterov needs a momentum above 0 and no dampening",
-                              facts[kind].name);
-    if (kind == MS_RPROP && !(hyper->eta_minus > 0 && hyper->eta_minus < 1 && hyper->eta_plus > 1))
+    return MS_OK;
+}
+
+static ms_status check_rprop(ms_engine *engine, const ms_hyperparameters *hyper)
+{
+    if (!(hyper->eta_minus > 0 && hyper->eta_minus < 1 && hyper->eta_plus > 1))
         return ms_engine_fail(
             engine, MS_ERROR_ARGUMENT,
             "rprop: etas = { %g, %g }; the first must lie between 0 and 1, the second above 1",
             hyper->eta_minus, hyper->eta_plus);
-    if (kind == MS_RPROP && !(hyper->step_min > 0 && hyper->step_min <= hyper->step_max))
+    if (!(hyper->step_min > 0 && hyper->step_min <= hyper->step_max))
         return ms_engine_fail(
             engine, MS_ERROR_ARGUMENT,
             "rprop: step_sizes = { %g, %g }; both must be above 0, in ascending order",
             hyper->step_min, hyper->step_max);
     return MS_OK;
+}
+
+ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
+                             const ms_hyperparameters *hyper)
+{
+    ms_status status = check_ranges(engine, kind, hyper);
+    if (status) return status;
+    if (hyper->nesterov && (hyper->momentum <= 0 || hyper->dampening != 0))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: nesterov needs a momentum above 0 and no dampening",
+                              facts[kind].name);
+    return kind == MS_RPROP ? check_rprop(engine, hyper) : MS_OK;
 }
 
 /* --------------------------------------------------------------------- step */
@@ -138,7 +153,7 @@ static ms_status check_state(const ms_optimizer_step *step, const char *name,
     return MS_OK;
 }
 
-static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
+static ms_status check_gradient(ms_engine *engine, const ms_optimizer_step *step)
 {
     char have[160], want[160];
     const ms_tensor *p = step->parameter, *g = step->gradient;
@@ -152,19 +167,38 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the gradient is %s, the parameter %s",
                               facts[step->kind].name, ms_tensor_describe(g, have, sizeof have),
                               ms_tensor_describe(p, want, sizeof want));
-    if (!step->count || ms_tensor_dtype(step->count) != MS_I64 || ms_tensor_count(step->count) != 1)
+    return MS_OK;
+}
+
+/* A tensor of one number of this dtype, or none. */
+static bool is_number(const ms_tensor *tensor, ms_dtype dtype)
+{
+    return !tensor || (ms_tensor_dtype(tensor) == dtype && ms_tensor_count(tensor) == 1);
+}
+
+/* The numbers that the step reads on the device. */
+static ms_status check_numbers(ms_engine *engine, const ms_optimizer_step *step)
+{
+    char have[160];
+    const char *name = facts[step->kind].name;
+    if (!step->count || !is_number(step->count, MS_I64))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: the count of steps must be one i64",
-                              facts[step->kind].name);
-    if (step->lr && (ms_tensor_dtype(step->lr) != MS_F32 || ms_tensor_count(step->lr) != 1))
-        return ms_engine_fail(
-            engine, MS_ERROR_ARGUMENT, "%s: lr is %s; a number or one f32 is expected",
-            facts[step->kind].name, ms_tensor_describe(step->lr, have, sizeof have));
-    if (step->only_if
-        && (ms_tensor_dtype(step->only_if) != MS_BOOL || ms_tensor_count(step->only_if) != 1))
+                              name);
+    if (!is_number(step->lr, MS_F32))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "%s: lr is %s; a number or one f32 is expected", name,
+                              ms_tensor_describe(step->lr, have, sizeof have));
+    if (!is_number(step->only_if, MS_BOOL))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: only_if is %s; one bool is expected",
-                              facts[step->kind].name,
-                              ms_tensor_describe(step->only_if, have, sizeof have));
-    ms_status status = step->master ? check_state(step, "master", step->master) : MS_OK;
+                              name, ms_tensor_describe(step->only_if, have, sizeof have));
+    return MS_OK;
+}
+
+static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
+{
+    ms_status status = check_gradient(engine, step);
+    if (!status) status = check_numbers(engine, step);
+    if (!status && step->master) status = check_state(step, "master", step->master);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES && !status; i++) {
         const char *name = ms_optimizer_state_name(step->kind, &step->hyper, i);
         if (name) status = check_state(step, name, step->states[i]);
@@ -172,12 +206,11 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
     return status ? status : ms_optimizer_check(engine, step->kind, &step->hyper);
 }
 
-ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step)
+static void *data_of(ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor) : NULL; }
+
+/* Enqueues the checked step; the gradient is contiguous. */
+static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, ms_tensor *gradient)
 {
-    ms_status status = check_step(engine, step);
-    ms_tensor *gradient = NULL;
-    if (!status) status = ms_op_as_contiguous(engine, step->gradient, &gradient);
-    if (status) return status;
     ms_optimizer_args args = { .kind = step->kind,
                                .dtype = ms_tensor_dtype(step->parameter),
                                .gradient_dtype = ms_tensor_dtype(gradient),
@@ -185,6 +218,9 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
                                .parameter = ms_tensor_data(step->parameter),
                                .gradient = ms_tensor_data(gradient),
                                .count = ms_tensor_data(step->count),
+                               .master = data_of(step->master),
+                               .lr = data_of(step->lr),
+                               .only_if = data_of(step->only_if),
                                .elements = ms_tensor_count(step->parameter),
                                .random = step->random };
     /* What is updated is read as well, so it stands in both lists: the first `updated` of what is
@@ -198,15 +234,20 @@ ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *st
             used[updated++] = step->states[i];
             bytes += 2 * ms_tensor_bytes(step->states[i]);
         }
-    if (step->master) args.master = ms_tensor_data(step->master);
-    if (step->lr) args.lr = ms_tensor_data(step->lr);
-    if (step->only_if) args.only_if = ms_tensor_data(step->only_if);
     used[updated] = gradient;
     used[updated + 1] = step->lr;
     used[updated + 2] = step->only_if;
-    status = ms_tensor_enqueue(
+    return ms_tensor_enqueue(
         engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 3, used, updated,
         (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
+}
+
+ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step)
+{
+    ms_tensor *gradient = NULL;
+    ms_status status = check_step(engine, step);
+    if (!status) status = ms_op_as_contiguous(engine, step->gradient, &gradient);
+    if (!status) status = enqueue_step(engine, step, gradient);
     ms_tensor_release(gradient);
     return status;
 }

@@ -22,19 +22,24 @@ typedef struct ms_optimizer_args {
     ms_random random;
 } ms_optimizer_args;
 
-/* The sum of |g|^p of each gradient (p infinite: the maximum) into partial; then what clipping
- * needs of all; then all times a factor. */
+/* One gradient of a task: contiguous, of a float dtype. */
+typedef struct ms_clip_tensor {
+    void *data;
+    int32_t dtype;
+    int64_t elements;
+} ms_clip_tensor;
+
+/* Clipping takes three tasks. The first puts the sum of |g|^p of each gradient (p infinite: the
+ * maximum) into partial. */
 typedef struct ms_measure_args {
     double p;
     uint32_t count;
     double *partial;
-    struct {
-        const void *data;
-        int32_t dtype;
-        int64_t elements;
-    } tensors[MS_CLIP_TENSORS];
+    ms_clip_tensor tensors[MS_CLIP_TENSORS];
 } ms_measure_args;
 
+/* The second makes of all parts the norm, the factor for the gradients, and the position of the
+ * first part that is not finite (-1: none). */
 typedef struct ms_combine_args {
     double p, max;
     uint32_t count;
@@ -43,15 +48,12 @@ typedef struct ms_combine_args {
     int64_t *bad;
 } ms_combine_args;
 
+/* The third multiplies by the factor. finite (may be NULL) turns false where a result is not. */
 typedef struct ms_scale_args {
     const float *factor;
     uint32_t count;
     uint8_t *finite;
-    struct {
-        void *data;
-        int32_t dtype;
-        int64_t elements;
-    } tensors[MS_CLIP_TENSORS];
+    ms_clip_tensor tensors[MS_CLIP_TENSORS];
 } ms_scale_args;
 
 typedef enum ms_optim_task {

@@ -11,6 +11,40 @@
 
 static int64_t tiles_of(int64_t elements) { return (elements + MS_TILE - 1) / MS_TILE; }
 
+/* The part of a task's gradients that one tile covers. */
+typedef struct tile_range {
+    char *data;
+    ms_dtype dtype;
+    size_t n;
+} tile_range;
+
+static int64_t count_tiles(const ms_clip_tensor *tensors, uint32_t count)
+{
+    int64_t tiles = 0;
+    for (uint32_t i = 0; i < count; i++) tiles += tiles_of(tensors[i].elements);
+    return tiles;
+}
+
+/* Tiles are counted through the gradients, each of which begins a new one: where they are cut does
+ * not depend on how many threads there are. */
+static tile_range range_of(const ms_clip_tensor *tensors, uint32_t tile)
+{
+    int64_t at = tile;
+    while (at >= tiles_of(tensors->elements)) at -= tiles_of((tensors++)->elements);
+    int64_t first = at * MS_TILE, rest = tensors->elements - first;
+    ms_dtype dtype = (ms_dtype)tensors->dtype;
+    return (tile_range){ .data = (char *)tensors->data + (size_t)first * ms_dtype_bytes(dtype),
+                         .dtype = dtype,
+                         .n = (size_t)(rest < MS_TILE ? rest : MS_TILE) };
+}
+
+/* One more part of a p-norm: a sum of powers or, for infinity, the largest, which NaN passes. */
+static double add_part(double sum, double part, double p)
+{
+    if (!isinf(p)) return sum + part;
+    return part > sum || isnan(part) ? part : sum;
+}
+
 /* ---------------------------------------------------------------- measuring */
 
 typedef struct measure_job {
@@ -29,9 +63,7 @@ static double measure_range(const measure_job *j, const char *data, ms_dtype dty
     for (size_t at = 0; at < n; at += MS_CHUNK) {
         size_t part = n - at < MS_CHUNK ? n - at : MS_CHUNK;
         j->convert->to_f32[dtype](chunk, data + at * 2, part);
-        double value = j->kernels->sum_of_powers(chunk, part, j->args->p);
-        if (!isinf(j->args->p)) sum += value;
-        else if (value > sum || isnan(value)) sum = value;
+        sum = add_part(sum, j->kernels->sum_of_powers(chunk, part, j->args->p), j->args->p);
     }
     return sum;
 }
@@ -40,27 +72,14 @@ static void measure_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
     const measure_job *j = context;
-    int64_t at = tile;
-    for (uint32_t i = 0; i < j->args->count; i++) {
-        int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
-        if (at < tiles) {
-            int64_t first = at * MS_TILE,
-                    n = elements - first < MS_TILE ? elements - first : MS_TILE;
-            ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
-            j->sums[tile] = measure_range(
-                j, (const char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype),
-                dtype, (size_t)n);
-            return;
-        }
-        at -= tiles;
-    }
+    tile_range range = range_of(j->args->tensors, tile);
+    j->sums[tile] = measure_range(j, range.data, range.dtype, range.n);
 }
 
 static ms_task_result measure_run(ms_run *run, void *arguments)
 {
     const ms_measure_args *args = arguments;
-    int64_t tiles = 0;
-    for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
+    int64_t tiles = count_tiles(args->tensors, args->count);
     measure_job j = { .args = args,
                       .kernels = ms_optimizer_kernels_for(ms_run_isa(run)),
                       .convert = ms_convert_kernels_for(ms_run_isa(run)) };
@@ -73,10 +92,8 @@ static ms_task_result measure_run(ms_run *run, void *arguments)
     int64_t at = 0;
     for (uint32_t i = 0; i < args->count; i++) {
         double sum = 0;
-        for (int64_t t = 0; t < tiles_of(args->tensors[i].elements); t++, at++) {
-            if (!isinf(args->p)) sum += j.sums[at];
-            else if (j.sums[at] > sum || isnan(j.sums[at])) sum = j.sums[at];
-        }
+        for (int64_t t = 0; t < tiles_of(args->tensors[i].elements); t++)
+            sum = add_part(sum, j.sums[at++], args->p);
         args->partial[i] = sum;
     }
     return MS_TASK_DONE;
@@ -95,8 +112,7 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
     *args->bad = -1;
     for (uint32_t i = 0; i < args->count; i++) {
         if (!isfinite(args->partial[i]) && *args->bad < 0) *args->bad = i;
-        if (!isinf(args->p)) sum += args->partial[i];
-        else if (args->partial[i] > sum || isnan(args->partial[i])) sum = args->partial[i];
+        sum = add_part(sum, args->partial[i], args->p);
     }
     double norm = sum;
     if (!isinf(args->p) && args->p != 1) norm = args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
@@ -139,33 +155,18 @@ static void scale_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
     scale_job *j = context;
-    int64_t at = tile;
-    for (uint32_t i = 0; i < j->args->count; i++) {
-        int64_t elements = j->args->tensors[i].elements, tiles = tiles_of(elements);
-        if (at < tiles) {
-            int64_t first = at * MS_TILE,
-                    n = elements - first < MS_TILE ? elements - first : MS_TILE;
-            ms_dtype dtype = (ms_dtype)j->args->tensors[i].dtype;
-            if (!scale_range(
-                    j, (char *)j->args->tensors[i].data + (size_t)first * ms_dtype_bytes(dtype),
-                    dtype, (size_t)n))
-                j->bad = 1;
-            return;
-        }
-        at -= tiles;
-    }
+    tile_range range = range_of(j->args->tensors, tile);
+    if (!scale_range(j, range.data, range.dtype, range.n)) j->bad = 1;
 }
 
 static ms_task_result scale_run(ms_run *run, void *arguments)
 {
     const ms_scale_args *args = arguments;
     if (*args->factor == 1 && !args->finite) return MS_TASK_DONE;
-    int64_t tiles = 0;
-    for (uint32_t i = 0; i < args->count; i++) tiles += tiles_of(args->tensors[i].elements);
     scale_job j = { .args = args,
                     .kernels = ms_optimizer_kernels_for(ms_run_isa(run)),
                     .convert = ms_convert_kernels_for(ms_run_isa(run)) };
-    ms_run_tiles(run, (uint32_t)tiles, scale_tile, &j);
+    ms_run_tiles(run, (uint32_t)count_tiles(args->tensors, args->count), scale_tile, &j);
     if (args->finite && j.bad) *args->finite = 0;
     return MS_TASK_DONE;
 }

@@ -16,6 +16,7 @@ typedef struct job {
     const ms_convert_kernels *convert;
 } job;
 
+/* The numbers of step t, computed in f64 and rounded once. */
 static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 {
     const ms_hyperparameters *h = &args->hyper;
@@ -50,27 +51,34 @@ static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 
 /* Rounds to one of the two neighbours with probability by distance, so that small changes of a
  * 16-bit parameter are not lost on average. */
-static void store_stochastic(const ms_optimizer_args *args, float *values, int64_t first, size_t n)
+static uint16_t bf16_stochastic(float value, uint32_t draw)
+{
+    uint32_t bits = ms_bits_from_float(value);
+    bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    return finite ? (uint16_t)((bits + (draw & 0xffffu)) >> 16) : ms_bf16_from_float(value);
+}
+
+/* f16 keeps 10 of 23 bits: adds a draw below the last kept one, then cuts. Subnormal numbers of f16
+ * and those that would leave its range are rounded to the nearest. */
+static uint16_t f16_stochastic(float value, uint32_t draw)
+{
+    uint32_t moved = ms_bits_from_float(value) + (draw & 0x1fffu);
+    bool cut = fabsf(value) >= 6.2e-5f && fabsf(ms_float_from_bits(moved)) < 65504.0f;
+    return ms_f16_from_float(cut ? ms_float_from_bits(moved & ~0x1fffu) : value);
+}
+
+static void store_stochastic(const ms_optimizer_args *args, const float *values, int64_t first,
+                             size_t n)
 {
     uint16_t *out = (uint16_t *)args->parameter + first;
     for (size_t i = 0; i < n; i++) {
-        uint32_t draws[4], bits = ms_bits_from_float(values[i]);
+        uint32_t draws[4];
         uint64_t position = (uint64_t)first + i;
         ms_philox(args->random.seed, args->random.step << 32 | args->random.draw, position / 4,
                   draws);
         uint32_t draw = draws[position % 4];
-        if (args->dtype == MS_BF16) {
-            bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-            out[i] = finite ? (uint16_t)((bits + (draw & 0xffffu)) >> 16)
-                            : ms_bf16_from_float(values[i]);
-        } else {
-            /* f16 keeps 10 of 23 bits: add a draw below the last kept one, then cut. */
-            float moved = ms_float_from_bits(bits + (draw & 0x1fffu));
-            bool small = fabsf(values[i]) < 6.2e-5f || !(fabsf(moved) < 65504.0f);
-            out[i] =
-                small ? ms_f16_from_float(values[i])
-                      : ms_f16_from_float(ms_float_from_bits((bits + (draw & 0x1fffu)) & ~0x1fffu));
-        }
+        out[i] = args->dtype == MS_BF16 ? bf16_stochastic(values[i], draw)
+                                        : f16_stochastic(values[i], draw);
     }
 }
 
