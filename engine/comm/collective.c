@@ -350,6 +350,23 @@ static ms_status check_transport(const ms_group *group, const ms_comm_args *args
     return MS_OK;
 }
 
+/* All that the transport may refuse, or needs to do, before the call gets a number. */
+static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
+{
+    if (args->by_hosts) return MS_OK;
+    ms_status status = check_transport(group, args);
+    if (status || group->prepared || !group->transport->prepare) return status;
+    if (ms_kind_is_pair(args->kind))
+        return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
+                              "%s: the transport \"%s\" begins in a group with a call of all its "
+                              "members, and %s has made none: make a barrier first",
+                              ms_collective_name((ms_collective_kind)args->kind),
+                              group->transport->name, group->name);
+    status = group->transport->prepare(group);
+    group->prepared = status == MS_OK;
+    return status;
+}
+
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c,
                          ms_point *ready)
 {
@@ -359,12 +376,13 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     describe(group, c, args);
     ms_channel *channel = &group->channels[args->channel];
     bool pair = ms_kind_is_pair(args->kind);
+    ms_status status = ms_comm_verify(comm);
+    if (!status) status = prepare_transport(group, args);
+    if (status) return status;
     args->number = pair ? group->control->number(comm, args) : channel->number + 1;
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
-    ms_status status = ms_comm_verify(comm);
-    if (!status && !args->by_hosts) status = check_transport(group, args);
-    if (!status) status = group->control->prepare(comm, args);
+    status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = add_record(comm, args, c);
     if (!status) status = hold_counts(comm, c, args, &held);

@@ -42,6 +42,8 @@ struct ms_group {
     uint32_t splits;          /* made from this one, for names */
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
+    bool prepared;         /* the transport's prepare was called */
+    void *transport_state; /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
 };

@@ -29,6 +29,11 @@ struct ms_transport {
     const ms_task *tasks; /* one for each kind */
     /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
     ms_status (*open)(ms_comm *comm);
+    /* On the host, before this rank's first call in a group that the transport carries: makes
+     * group->transport_state. All members come to it at the same call, so it may share with them
+     * (ms_group_share), and then waits for them. That call is no send or recv, which two members
+     * make alone: one that comes first is an error. NULL: groups need nothing. */
+    ms_status (*prepare)(ms_group *group);
     /* Memory that peers reach without a copy; NULL: ordinary memory is as good. */
     ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
     /* Registers a storage with the network before its first use; NULL: there is nothing to
