@@ -197,25 +197,35 @@ static ms_task_cost cost_of(const ms_comm_args *args)
     return cost;
 }
 
+/* Whether the call writes the tensor `in` on this rank. */
+static bool writes_in(const ms_comm_args *args)
+{
+    if (args->kind == MS_RECV) return true;
+    bool may = args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST;
+    return may && args->in && args->in == args->out && ms_flow_sink(args);
+}
+
+/* What a trace calls the task. */
+static uint32_t trace_label(const ms_comm *comm, const ms_comm_args *args)
+{
+    const char *comma = *args->label ? ", " : "";
+    if (args->bucket >= 0)
+        return ms_trace_label(comm->engine, "bucket %d%s%s", args->bucket, comma, args->label);
+    return ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
+}
+
 static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                                const ms_collective *c)
 {
-    bool in_place =
-        args->in && args->in == args->out && ms_flow_sink(args)
-        && (args->kind == MS_ALL_REDUCE || args->kind == MS_REDUCE || args->kind == MS_BROADCAST);
-    bool writes_in = in_place || args->kind == MS_RECV;
-    ms_tensor *reads[] = { writes_in ? NULL : c->in };
-    ms_tensor *writes[] = { writes_in ? c->in : c->out };
+    bool in_place = writes_in(args);
+    ms_tensor *reads[] = { in_place ? NULL : c->in };
+    ms_tensor *writes[] = { in_place ? c->in : c->out };
     ms_status status = ms_stream_wait(stream, *place_of(args->group, args));
-    if (!status) status = wait_for_uses(stream, c->in, writes_in);
+    if (!status) status = wait_for_uses(stream, c->in, in_place);
     if (!status) status = wait_for_uses(stream, c->out, true);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
-    const char *comma = *args->label ? ", " : "";
-    uint32_t label;
-    if (c->bucket < 0)
-        label = ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
-    else label = ms_trace_label(comm->engine, "bucket %d%s%s", c->bucket, comma, args->label);
+    uint32_t label = trace_label(comm, args);
     const ms_task *tasks =
         args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
     if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->in);
@@ -278,6 +288,21 @@ static void describe_tensors(const ms_collective *c, ms_comm_args *args)
         args->payload_bytes = (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype);
 }
 
+/* What ranks must agree on beside the fields of the call: how it is cut, and where results go.
+ * all_to_all by counts: the counts differ, and each rank tells the others its longest part. */
+static void describe_counts(const ms_group *group, const ms_collective *c, ms_comm_args *args)
+{
+    args->by_counts = c->counts != NULL;
+    args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
+    if (c->counts && c->kind != MS_ALL_TO_ALL)
+        args->counts_hash = ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
+    else if (c->counts) args->counts_hash = 1;
+    else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
+    else if (args->dtype != args->memory) args->counts_hash = 3;
+    for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
+        if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
+}
+
 /* Fills the arguments that do not depend on lengths. */
 static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args)
 {
@@ -291,16 +316,7 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->bucket = c->bucket;
     args->timeout_ns = c->timeout_ns;
     args->factor = c->factor;
-    args->by_counts = c->counts != NULL;
-    args->everywhere_in_place = c->kind == MS_ALL_REDUCE && !c->out;
-    if (c->counts)
-        args->counts_hash = c->kind == MS_ALL_TO_ALL
-                                ? 1
-                                : ms_hash(c->counts, group->size * sizeof *c->counts, 0) | 1;
-    else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
-    else if (args->dtype != args->memory) args->counts_hash = 3;
-    for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
-        if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
+    describe_counts(group, c, args);
     snprintf(args->label, sizeof args->label, "%s", c->label ? c->label : "");
     ms_copy_tail(args->script, sizeof args->script,
                  ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
@@ -367,6 +383,27 @@ static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
     return status;
 }
 
+/* The call's number, and its place among the calls of all groups around this one. */
+static void number_call(ms_group *group, ms_comm_args *args)
+{
+    args->number = ms_kind_is_pair(args->kind) ? group->control->number(group->comm, args)
+                                               : group->channels[args->channel].number + 1;
+    args->order = calls_around(group);
+    args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
+}
+
+/* After the launch: nothing can fail any more. held: copies of counts, or NULL. */
+static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_point point)
+{
+    ms_comm *comm = group->comm;
+    if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
+    if (!ms_kind_is_pair(args->kind)) group->channels[args->channel].number++;
+    if (comm->recording) comm->record_count++;
+    *place_of(group, args) = point;
+    group->control->launched(comm, args);
+    account(group, args);
+}
+
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c,
                          ms_point *ready)
 {
@@ -374,14 +411,10 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     ms_stream *stream = NULL;
     void *held = NULL;
     describe(group, c, args);
-    ms_channel *channel = &group->channels[args->channel];
-    bool pair = ms_kind_is_pair(args->kind);
     ms_status status = ms_comm_verify(comm);
     if (!status) status = prepare_transport(group, args);
     if (status) return status;
-    args->number = pair ? group->control->number(comm, args) : channel->number + 1;
-    args->order = calls_around(group);
-    args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
+    number_call(group, args);
     status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = add_record(comm, args, c);
@@ -392,12 +425,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
         return status;
     }
     ms_point point = ms_stream_last(stream);
-    if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
-    if (!pair) channel->number++;
-    if (comm->recording) comm->record_count++;
-    *place_of(group, args) = point;
-    group->control->launched(comm, args);
-    account(group, args);
+    note_call(group, args, held, point);
     if (ready) *ready = point;
     return MS_OK;
 }

@@ -58,6 +58,18 @@ static bool contains(const ms_group *outer, const ms_group *inner)
     return true;
 }
 
+/* members: NULL for 0 .. size-1. */
+static void fill_members(ms_group *group, const uint32_t *members)
+{
+    group->lowest = UINT32_MAX;
+    for (uint32_t m = 0; m < group->size; m++) {
+        uint32_t rank = group->members[m] = members ? members[m] : m;
+        group->set[rank / 64] |= (uint64_t)1 << rank % 64;
+        if (rank < group->lowest) group->lowest = rank;
+        if (rank > group->highest) group->highest = rank;
+    }
+}
+
 /* A group's memory, with its name and members. */
 static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
                                 const uint32_t *members, ms_group **out)
@@ -80,13 +92,7 @@ static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
         return status;
     }
     strcpy(group->name, name);
-    group->lowest = UINT32_MAX;
-    for (uint32_t m = 0; m < size; m++) {
-        uint32_t rank = group->members[m] = members ? members[m] : m;
-        group->set[rank / 64] |= (uint64_t)1 << rank % 64;
-        if (rank < group->lowest) group->lowest = rank;
-        if (rank > group->highest) group->highest = rank;
-    }
+    fill_members(group, members);
     *out = group;
     return MS_OK;
 }

@@ -95,34 +95,31 @@ static ms_status create_files(ms_context *context, ms_host_files *made)
                       "cannot make the memory files that ranks share (memfd_create)", NULL);
 }
 
-ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
-                            ms_rendezvous **out)
+/* The bytes of each rank's heap, with its staging areas. */
+static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine *machine)
 {
-    if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
-                       options->ranks, MS_LOCAL_RANKS_MAX);
-    ms_machine machine;
-    int error = context->os->machine(context->os->user, &machine);
-    if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
-    uint64_t most = machine.memory_bytes < MS_HEAP_MOST ? machine.memory_bytes : MS_HEAP_MOST;
+    uint64_t most = machine->memory_bytes < MS_HEAP_MOST ? machine->memory_bytes : MS_HEAP_MOST;
     uint64_t heap = options->heap_bytes && options->heap_bytes < most ? options->heap_bytes : most;
-    ms_host_files *made = NULL;
-    ms_status status = new_record(context, options->ranks, &made);
-    if (status) return status;
-    made->heap_bytes = MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
-    status = create_files(context, made);
+    return MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
+}
+
+/* The files, mapped, with pages for what every rank touches. */
+static ms_status make_files(ms_context *context, ms_host_files *made)
+{
+    ms_status status = create_files(context, made);
     if (!status) status = map_all(context, made, true);
-    if (!status) {
-        error = ms_host_files_populate_control(
-            made, made->control, sizeof(ms_control_file) + options->ranks * sizeof(ms_rank_line));
-        if (error)
-            status = ms_fail_os(context, error, "no memory for the control file of a job", NULL);
-    }
-    if (status) {
-        ms_host_files_close(&made->base);
-        return status;
-    }
-    uint32_t threads = options->threads ? options->threads : machine.cores / options->ranks;
+    if (status) return status;
+    int error = ms_host_files_populate_control(
+        made, made->control, sizeof(ms_control_file) + made->base.ranks * sizeof(ms_rank_line));
+    if (!error) return MS_OK;
+    return ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+}
+
+/* What all ranks read there and none writes. magic comes last: from then on it is a job's file. */
+static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
+                         const ms_machine *machine)
+{
+    uint32_t threads = options->threads ? options->threads : machine->cores / options->ranks;
     ms_control_file *control = made->control;
     control->control_bytes = made->control_bytes;
     control->heap_bytes = made->heap_bytes;
@@ -131,9 +128,30 @@ ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *op
     control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
     control->ranks = options->ranks;
     control->threads = threads ? threads : 1;
-    control->crowded = options->ranks * control->threads > machine.cores;
+    control->crowded = options->ranks * control->threads > machine->cores;
     atomic_store(&control->groups, 1);
     control->magic = MS_CONTROL_MAGIC;
+}
+
+ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
+                            ms_rendezvous **out)
+{
+    ms_machine machine;
+    ms_host_files *made = NULL;
+    if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
+                       options->ranks, MS_LOCAL_RANKS_MAX);
+    int error = context->os->machine(context->os->user, &machine);
+    if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
+    ms_status status = new_record(context, options->ranks, &made);
+    if (status) return status;
+    made->heap_bytes = heap_size(options, &machine);
+    status = make_files(context, made);
+    if (status) {
+        ms_host_files_close(&made->base);
+        return status;
+    }
+    fill_control(made, options, &machine);
     *out = &made->base;
     return MS_OK;
 }

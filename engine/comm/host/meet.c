@@ -165,35 +165,43 @@ static ms_status find_rank_0(ms_context *context, const char *path, uint64_t lim
     }
 }
 
+/* What rank 0's answer of `bytes` bytes (or -errno), with `count` files, says to this rank. */
+static ms_status check_answer(ms_context *context, const char *path, const ms_hello *answer,
+                              int64_t bytes, uint32_t count, uint32_t expected)
+{
+    if (bytes < 0) return ms_fail_os(context, (int)bytes, "no answer at the rendezvous", path);
+    if (bytes != (int64_t)sizeof *answer || answer->magic != MS_MEET_MAGIC)
+        return ms_fail(context, MS_ERROR_CORRUPT,
+                       "rendezvous '%s': the process that listens there is no rank of Moonshard",
+                       path);
+    if (*answer->refusal)
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "rendezvous '%s': rank 0 sends this process away: %s", path,
+                       answer->refusal);
+    if (count == expected) return MS_OK;
+    return ms_fail(context, MS_ERROR_CORRUPT,
+                   "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count,
+                   expected);
+}
+
+/* A rank other than 0: says who it is, and gets the files. */
 static ms_status go(ms_context *context, const ms_rendezvous_options *options, const char *path,
                     uint32_t rank, ms_rendezvous **out)
 {
     const ms_os *os = context->os;
     uint64_t limit = os->monotonic_ns(os->user) + MS_MEET_NS;
     ms_file *socket = NULL, *files[MS_LOCAL_RANKS_MAX + 1];
-    uint32_t count = 0;
+    uint32_t count = 0, expected = options->ranks + 1;
     ms_status status = find_rank_0(context, path, limit, &socket);
     if (status) return status;
     ms_hello hello = hello_of(options->ranks, rank), answer = { .magic = 0 };
-    int error = os->socket_send(os->user, socket, &hello, sizeof hello, NULL, 0);
-    int64_t bytes =
-        error ? error
-              : os->socket_receive(os->user, socket, &answer, sizeof answer, left_until(os, limit),
-                                   files, options->ranks + 1, &count);
+    int64_t bytes = os->socket_send(os->user, socket, &hello, sizeof hello, NULL, 0);
+    if (!bytes)
+        bytes = os->socket_receive(os->user, socket, &answer, sizeof answer, left_until(os, limit),
+                                   files, expected, &count);
     os->close(os->user, socket);
     answer.refusal[sizeof answer.refusal - 1] = '\0';
-    if (bytes < 0) status = ms_fail_os(context, (int)bytes, "no answer at the rendezvous", path);
-    else if (bytes != (int64_t)sizeof answer || answer.magic != MS_MEET_MAGIC)
-        status = ms_fail(context, MS_ERROR_CORRUPT,
-                         "rendezvous '%s': who listens there is no rank of Moonshard", path);
-    else if (*answer.refusal)
-        status =
-            ms_fail(context, MS_ERROR_ARGUMENT,
-                    "rendezvous '%s': rank 0 sends this process away: %s", path, answer.refusal);
-    else if (count != options->ranks + 1)
-        status = ms_fail(context, MS_ERROR_CORRUPT,
-                         "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count,
-                         options->ranks + 1);
+    status = check_answer(context, path, &answer, bytes, count, expected);
     if (!status) return ms_host_files_take(context, options->ranks, files, out);
     close_files(os, files, count);
     return status;

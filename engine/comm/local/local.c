@@ -91,6 +91,8 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
 typedef struct staging {
     uint32_t area;
     uint64_t width, longest, item;
+    bool by_counts; /* all_to_all: the ranks compare their counts first, in a phase of its own */
+    bool by_slices; /* see reduce_by_slices */
 } staging;
 
 static void lay_down(const ms_local *local, const ms_comm_args *args, const staging *pass,
@@ -192,46 +194,64 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
     return true;
 }
 
-/* Double buffering: while some ranks read one half, others fill the other. *phases: how many phases
- * the channel has advanced. */
-static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_args *args,
-                                  uint64_t *phases)
+/* How all ranks of the group cut this collective into steps: it follows from what they agree on. */
+static staging plan_steps(const ms_local *local, const ms_comm_args *args)
 {
-    ms_channel *channel = &args->group->channels[args->channel];
-    staging pass = { .area = args->group->id * MS_CHANNELS + args->channel,
+    const ms_group *group = args->group;
+    staging pass = { .area = group->id * MS_CHANNELS + args->channel,
                      .longest = ms_flow_longest(args),
-                     .item = ms_dtype_bytes(args->memory) };
-    if (!channel->populated) {
-        int error = ms_host_files_populate_heap(
-            local->host->files, local->host->rank,
-            ms_stage(local->host->files, local->host->rank, pass.area, 0), 2 * MS_STAGE_BYTES);
-        if (error)
-            return ms_host_raise(run, local->host, args,
-                                 error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO,
-                                 "no memory for staging a collective");
-        channel->populated = true;
-    }
-    bool by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts;
-    for (uint32_t m = 0; by_counts && m < args->group->size; m++) {
+                     .item = ms_dtype_bytes(args->memory),
+                     .by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts };
+    for (uint32_t m = 0; pass.by_counts && m < group->size; m++) {
         uint64_t theirs = ms_ledger_slot_of(local->host, args, m)->value;
         if (theirs > pass.longest) pass.longest = theirs;
     }
     pass.width = (MS_STAGE_BYTES / ms_flow_slots(args) / pass.item) & ~(uint64_t)15;
-    uint64_t half = by_counts ? 1 : 0;
-    bool slices = args->kind == MS_ALL_REDUCE && args->group->size >= MS_SLICES_RANKS
-                  && args->count * pass.item >= MS_SLICES_BYTES;
-    *phases = half;
-    if (by_counts && !agree_on_counts(local, args, pass.area))
-        return ms_host_fail(run, local->host, args);
-    for (uint64_t step = 0; step * pass.width < pass.longest; step++, half++) {
-        lay_down(local, args, &pass, step, half);
-        if (!ms_ledger_phase(local->host, args, ++*phases))
-            return ms_host_fail(run, local->host, args);
-        if (!slices) pick_up(run, local, args, &pass, step, half);
-        else if (!reduce_by_slices(run, local, args, &pass, step, half, phases))
-            return ms_host_fail(run, local->host, args);
+    pass.by_slices = args->kind == MS_ALL_REDUCE && group->size >= MS_SLICES_RANKS
+                     && args->count * pass.item >= MS_SLICES_BYTES;
+    return pass;
+}
+
+/* Pages for this rank's staging area of the channel, before its first use; 0 or -errno. */
+static int populate_stage(const ms_local *local, ms_channel *channel, uint32_t area)
+{
+    ms_host *host = local->host;
+    int error = channel->populated
+                    ? 0
+                    : ms_host_files_populate_heap(host->files, host->rank,
+                                                  ms_stage(host->files, host->rank, area, 0),
+                                                  2 * MS_STAGE_BYTES);
+    channel->populated = error == 0;
+    return error;
+}
+
+/* Double buffering: while some ranks read one half, others fill the other. *phases: how many phases
+ * the channel has advanced. False: the job has ended. */
+static bool go_by_steps(ms_run *run, ms_local *local, const ms_comm_args *args, const staging *pass,
+                        uint64_t *phases)
+{
+    uint64_t half = *phases = pass->by_counts ? 1 : 0;
+    if (pass->by_counts && !agree_on_counts(local, args, pass->area)) return false;
+    for (uint64_t step = 0; step * pass->width < pass->longest; step++, half++) {
+        lay_down(local, args, pass, step, half);
+        if (!ms_ledger_phase(local->host, args, ++*phases)) return false;
+        if (!pass->by_slices) pick_up(run, local, args, pass, step, half);
+        else if (!reduce_by_slices(run, local, args, pass, step, half, phases)) return false;
     }
-    return MS_TASK_DONE;
+    return true;
+}
+
+static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_args *args,
+                                  uint64_t *phases)
+{
+    staging pass = plan_steps(local, args);
+    int error = populate_stage(local, &args->group->channels[args->channel], pass.area);
+    if (error)
+        return ms_host_raise(run, local->host, args,
+                             error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO,
+                             "no memory for staging a collective");
+    return go_by_steps(run, local, args, &pass, phases) ? MS_TASK_DONE
+                                                        : ms_host_fail(run, local->host, args);
 }
 
 /* ----------------------------------------------------------------- the task */

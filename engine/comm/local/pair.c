@@ -143,32 +143,44 @@ static ms_task_result receive(ms_run *run, ms_local *local, const ms_comm_args *
     return MS_TASK_DONE;
 }
 
-ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args)
+/* A tensor in the sender's heap is one chunk, which the receiver reads in place. */
+static ms_task_result receive_in_place(ms_run *run, ms_local *local, const ms_comm_args *args,
+                                       uint64_t heap_offset)
 {
     ms_pair_line *line = line_of(local->host, args);
+    uint64_t chunk = atomic_load(&line->read) + 1;
+    if (!await(local, args, &for_writing, chunk)) return ms_host_fail(run, local->host, args);
+    ms_flow_copy(run, args->in, local->host->files->heaps[other_of(args)].memory + heap_offset - 1,
+                 args->count * ms_dtype_bytes(args->dtype));
+    say(local, args, &line->read, chunk);
+    return MS_TASK_DONE;
+}
+
+/* Ends when the receiver has read all. */
+static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args *args,
+                               const ms_ledger_slot *mine)
+{
+    ms_pair_line *line = line_of(local->host, args);
+    uint64_t chunks = 0;
+    if (!ms_local_pace(local, args->wire_bytes)) return ms_host_fail(run, local->host, args);
+    if (mine->heap_offset) {
+        chunks = atomic_load(&line->written) + 1;
+        say(local, args, &line->written, chunks);
+    } else if (send(run, local, args, &chunks) != MS_TASK_DONE) return MS_TASK_FAILED;
+    return await(local, args, &for_reading, chunks) ? MS_TASK_DONE
+                                                    : ms_host_fail(run, local->host, args);
+}
+
+ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args)
+{
     ms_ledger_slot *mine;
     const ms_ledger_slot *theirs;
-    bool sender = args->kind == MS_SEND;
+    bool sends = args->kind == MS_SEND;
+    ms_task_result result;
     if (!enter(local, args, &mine, &theirs)) return ms_host_fail(run, local->host, args);
-    if (sender && !ms_local_pace(local, args->wire_bytes))
-        return ms_host_fail(run, local->host, args);
-    const ms_ledger_slot *sent = sender ? mine : theirs;
-    uint64_t chunks = 0;
-    ms_task_result result = MS_TASK_DONE;
-    if (sent->heap_offset) { /* one chunk, read where it lies */
-        if (sender) say(local, args, &line->written, chunks = atomic_load(&line->written) + 1);
-        else {
-            uint64_t chunk = atomic_load(&line->read) + 1;
-            if (!await(local, args, &for_writing, chunk))
-                return ms_host_fail(run, local->host, args);
-            ms_flow_copy(run, args->in,
-                         local->host->files->heaps[other_of(args)].memory + sent->heap_offset - 1,
-                         args->count * ms_dtype_bytes(args->dtype));
-            say(local, args, &line->read, chunk);
-        }
-    } else result = sender ? send(run, local, args, &chunks) : receive(run, local, args);
-    if (result == MS_TASK_DONE && sender && !await(local, args, &for_reading, chunks))
-        return ms_host_fail(run, local->host, args);
-    if (result == MS_TASK_DONE) ms_ledger_landed(local->host, local->flights[!sender]);
+    if (sends) result = run_send(run, local, args, mine);
+    else if (theirs->heap_offset) result = receive_in_place(run, local, args, theirs->heap_offset);
+    else result = receive(run, local, args);
+    if (result == MS_TASK_DONE) ms_ledger_landed(local->host, local->flights[!sends]);
     return result;
 }
