@@ -325,6 +325,32 @@ static int refused(lua_State *L, const ms_job *job)
     return 2;
 }
 
+static ms_rendezvous_options read_options(lua_State *L)
+{
+    return (ms_rendezvous_options){ .ranks = (uint32_t)field(L, "ranks"),
+                                    .threads = (uint32_t)field(L, "threads"),
+                                    .heap_bytes = (uint64_t)field(L, "memory_bytes"),
+                                    .link_bytes_per_second =
+                                        (uint64_t)field(L, "link_bytes_per_second"),
+                                    .link_latency_ns = (uint64_t)field(L, "link_latency_ns"),
+                                    .timeout_ns = (uint64_t)field(L, "timeout_ns") };
+}
+
+/* The job's rendezvous, of which this process is the supervisor. */
+static ms_status make_job(lua_State *L, ms_job *job)
+{
+    ms_rendezvous_options options = read_options(L);
+    job->grace_ns = (uint64_t)field(L, "grace_ns");
+    job->timeout_ns = options.timeout_ns;
+    job->warn = warn;
+    job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
+    job->arguments = lua_touserdata(L, lua_upvalueindex(2));
+    ms_status status = ms_rendezvous_new(&job->context, &options, &job->rendezvous);
+    if (!status) status = make_room(job, options.ranks);
+    if (!status) ms_rendezvous_judge(job->rendezvous);
+    return status;
+}
+
 /* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
  * link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message where ranks
  * could not be started. The program's own arguments are upvalues: count, values. on_start(flights,
@@ -337,22 +363,7 @@ int ms_launch(lua_State *L)
     ms_job *job = new_job(L);
     lua_getfield(L, 1, "thread_ranks");
     bool threads = lua_toboolean(L, -1);
-    ms_rendezvous_options options = { .ranks = (uint32_t)field(L, "ranks"),
-                                      .threads = (uint32_t)field(L, "threads"),
-                                      .heap_bytes = (uint64_t)field(L, "memory_bytes"),
-                                      .link_bytes_per_second =
-                                          (uint64_t)field(L, "link_bytes_per_second"),
-                                      .link_latency_ns = (uint64_t)field(L, "link_latency_ns"),
-                                      .timeout_ns = (uint64_t)field(L, "timeout_ns") };
-    job->grace_ns = (uint64_t)field(L, "grace_ns");
-    job->timeout_ns = options.timeout_ns;
-    job->warn = warn;
-    job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
-    job->arguments = lua_touserdata(L, lua_upvalueindex(2));
-    if (ms_rendezvous_new(&job->context, &options, &job->rendezvous)
-        || make_room(job, options.ranks))
-        return refused(L, job);
-    ms_rendezvous_judge(job->rendezvous);
+    if (make_job(L, job)) return refused(L, job);
     lua_pushvalue(L, 2);
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, flights, 1);

@@ -41,6 +41,32 @@ static void locate(ms_job *job, uint32_t rank)
     pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD);
 }
 
+static ms_status start_one(ms_job *job, rank_thread *thread, uint32_t rank)
+{
+    *thread = (rank_thread){ .job = job, .rank = rank, .ended = eventfd(0, EFD_CLOEXEC) };
+    int error = thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
+    if (error) {
+        if (thread->ended >= 0) close(thread->ended);
+        return ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
+    }
+    job->ended[rank] = thread->ended;
+    job->outcomes[rank].process = getpid();
+    job->running++;
+    return MS_OK;
+}
+
+/* Ends the job because not all ranks could be started, and waits for those that were. */
+static void stop_all(ms_job *job)
+{
+    ms_rendezvous_abort(job->rendezvous, MS_ABORT_STOPPED, -1, job->context.error.message);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        if (job->ended[r] < 0) continue;
+        reap(job, r);
+        close(job->ended[r]);
+        job->ended[r] = -1;
+    }
+}
+
 /* The records live until all threads have ended. */
 ms_status ms_start_threads(ms_job *job)
 {
@@ -52,28 +78,8 @@ ms_status ms_start_threads(ms_job *job)
                                    "threads of the ranks", &memory);
     if (status) return status;
     job->ranks_data = memory;
-    for (uint32_t r = 0; r < job->ranks && !status; r++) {
-        rank_thread *thread = (rank_thread *)memory + r;
-        *thread = (rank_thread){ .job = job, .rank = r, .ended = eventfd(0, EFD_CLOEXEC) };
-        int error =
-            thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
-        if (error) {
-            if (thread->ended >= 0) close(thread->ended);
-            status =
-                ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
-            break;
-        }
-        job->ended[r] = thread->ended;
-        job->outcomes[r].process = getpid();
-        job->running++;
-    }
-    if (!status) return MS_OK;
-    ms_rendezvous_abort(job->rendezvous, MS_ABORT_STOPPED, -1, job->context.error.message);
-    for (uint32_t r = 0; r < job->ranks; r++) {
-        if (job->ended[r] < 0) continue;
-        reap(job, r);
-        close(job->ended[r]);
-        job->ended[r] = -1;
-    }
+    for (uint32_t r = 0; r < job->ranks && !status; r++)
+        status = start_one(job, (rank_thread *)memory + r, r);
+    if (status) stop_all(job);
     return status;
 }

@@ -34,28 +34,35 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
     return status;
 }
 
+/* The group of part `number`, whose members are these `size` ranks of the group; `at` is this
+ * rank's place among them. */
+static ms_status make_group(ms_group *group, uint32_t id, uint32_t number, uint32_t size,
+                            const uint32_t *ranks, uint32_t at, ms_group **out)
+{
+    ms_comm *comm = group->comm;
+    ms_context *context = ms_engine_context(comm->engine);
+    void *members = NULL, *name = NULL;
+    size_t bytes = strlen(group->name) + sizeof "/4294967295.4294967295";
+    ms_status status = ms_allocate(context, size * sizeof(uint32_t), "group", &members);
+    if (!status) status = ms_allocate(context, bytes, "group", &name);
+    if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, number);
+    for (uint32_t m = 0; m < size && !status; m++)
+        ((uint32_t *)members)[m] = group->members[ranks[m]];
+    if (!status) status = comm->control->join(comm, id);
+    if (!status) status = ms_group_new(comm, id, name, at, size, members, out);
+    ms_release(context, members);
+    ms_release(context, name);
+    return status;
+}
+
 /* The group of the part that this rank is in; none if it is in no part. */
 static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
                            const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
 {
-    ms_comm *comm = group->comm;
-    ms_context *context = ms_engine_context(comm->engine);
     for (uint32_t p = 0; p < parts; ranks += sizes[p++]) {
         uint32_t at = 0;
         while (at < sizes[p] && ranks[at] != group->rank) at++;
-        if (at == sizes[p]) continue;
-        void *members = NULL, *name = NULL;
-        size_t bytes = strlen(group->name) + sizeof "/4294967295.4294967295";
-        ms_status status = ms_allocate(context, sizes[p] * sizeof(uint32_t), "group", &members);
-        if (!status) status = ms_allocate(context, bytes, "group", &name);
-        if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, p);
-        for (uint32_t m = 0; m < sizes[p] && !status; m++)
-            ((uint32_t *)members)[m] = group->members[ranks[m]];
-        if (!status) status = comm->control->join(comm, first_id + p);
-        if (!status) status = ms_group_new(comm, first_id + p, name, at, sizes[p], members, out);
-        ms_release(context, members);
-        ms_release(context, name);
-        return status;
+        if (at < sizes[p]) return make_group(group, first_id + p, p, sizes[p], ranks, at, out);
     }
     *out = NULL;
     return MS_OK;

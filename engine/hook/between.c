@@ -33,6 +33,18 @@ static ms_status take_pieces(ms_between *between, int64_t first)
     return MS_OK;
 }
 
+/* The lists are of at most as many pieces as the whole bucket has gradients; they follow the record
+ * in one allocation. */
+static void place_lists(ms_between *between, char *at, size_t pointers)
+{
+    ms_bucket *inner = &between->bucket;
+    inner->gradients = memset(at, 0, pointers);
+    inner->parameters = (ms_tensor **)(at + pointers);
+    inner->names = between->names = (const char **)(at + 2 * pointers);
+    inner->positions = between->positions = (uint32_t *)(at + 3 * pointers);
+}
+
+/* An all_reduce bucket of the replicas, which has no numbers yet. */
 static ms_status new_between(ms_bucket *of, ms_between **out)
 {
     size_t head = up(sizeof(ms_between)), pointers = up(of->count * sizeof(void *));
@@ -42,7 +54,6 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
                                    "a shard's bucket", &memory);
     if (status) return status;
     ms_between *between = memory;
-    char *at = (char *)memory + head;
     *between = (ms_between){ .bucket = *of, .of = of };
     ms_bucket *inner = &between->bucket;
     inner->kind = MS_BUCKET_ALL_REDUCE;
@@ -53,11 +64,7 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     inner->flat = inner->buffer = inner->sent = NULL;
     inner->links_before = of->links_before + of->link;
     inner->travels = MS_F32;
-    inner->gradients = memset(at, 0, pointers);
-    inner->parameters = (ms_tensor **)(at + pointers);
-    /* The lists, of at most as many pieces as the whole bucket has gradients. */
-    inner->names = between->names = (const char **)(at + 2 * pointers);
-    inner->positions = between->positions = (uint32_t *)(at + 3 * pointers);
+    place_lists(between, (char *)memory + head, pointers);
     *out = between;
     return MS_OK;
 }

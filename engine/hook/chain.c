@@ -185,30 +185,56 @@ static bool rounds_on_the_way(const ms_link *cast, const ms_link *reduction,
            && !bucket->wants_sent && ms_group_rounds(ms_link_group(reduction, bucket));
 }
 
+/* Links on their way into the reduction. */
+typedef struct run_state {
+    const ms_link *links, *at;         /* at: the one that works, for errors */
+    uint32_t reducer;                  /* its index */
+    uint32_t wraps;                    /* how many links before it decode its result */
+    ms_tensor *before[MS_CHAIN_LINKS]; /* the buffer that each of them got, retained */
+} run_state;
+
+static ms_status encode_all(run_state *run, ms_bucket *bucket)
+{
+    const ms_link *links = run->links;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < run->reducer && !status; i++) {
+        run->at = &links[i];
+        if (i + 1 == run->reducer && rounds_on_the_way(run->at, &links[i + 1], bucket)) {
+            bucket->travels = run->at->options.dtype;
+            break;
+        }
+        run->before[i] = ms_tensor_retain(bucket->buffer);
+        run->wraps = i + 1;
+        status = enter(run->at, i + 1, bucket);
+        if (!status) status = ms_link_run_encode(run->at, bucket);
+    }
+    return status;
+}
+
+static ms_status decode_all(run_state *run, ms_bucket *bucket, ms_tensor **reduced)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = run->wraps; i-- > 0 && !status;) {
+        run->at = &run->links[i];
+        status = decode(run->at, i + 1, bucket, run->before[i], reduced);
+    }
+    return status;
+}
+
 ms_status ms_chain_run_links(const ms_link *links, uint32_t count, ms_bucket *bucket,
                              ms_tensor **result)
 {
-    uint32_t reducer = around(links, count) - 1, wraps = reducer;
-    const ms_link *at = &links[reducer];
-    ms_tensor *before[MS_CHAIN_LINKS] = { NULL }, *reduced = NULL;
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < wraps && !status; i++) {
-        at = &links[i];
-        if (i + 1 == reducer && rounds_on_the_way(at, &links[reducer], bucket)) {
-            bucket->travels = at->options.dtype;
-            wraps--;
-            break;
-        }
-        before[i] = ms_tensor_retain(bucket->buffer);
-        status = enter(at, i + 1, bucket);
-        if (!status) status = ms_link_run_encode(at, bucket);
+    run_state run = { .links = links, .reducer = around(links, count) - 1 };
+    ms_tensor *reduced = NULL;
+    ms_status status = encode_all(&run, bucket);
+    if (!status) {
+        run.at = &links[run.reducer];
+        status = enter(run.at, run.reducer + 1, bucket);
     }
-    if (!status) status = enter(at = &links[reducer], reducer + 1, bucket);
-    if (!status) status = ms_link_run_reduce(at, bucket, &reduced);
-    for (uint32_t i = wraps; i-- > 0 && !status;)
-        status = decode(at = &links[i], i + 1, bucket, before[i], &reduced);
-    if (status) status = name_link(at, bucket, status);
-    for (uint32_t i = 0; i < wraps; i++) ms_tensor_release(before[i]);
+    if (!status) status = ms_link_run_reduce(run.at, bucket, &reduced);
+    if (!status) status = decode_all(&run, bucket, &reduced);
+    if (status) status = name_link(run.at, bucket, status);
+    for (uint32_t i = 0; i < run.wraps; i++) ms_tensor_release(run.before[i]);
     if (status) ms_tensor_release(reduced);
     else *result = reduced;
     return status;

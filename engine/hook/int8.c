@@ -114,27 +114,37 @@ static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
     ms_work_report_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
 }
 
-/* The mean [rows, n], coded row by row. */
-static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
+/* Form all_gather: every rank adds up the codes of all ranks. */
+static ms_tensor *gather_rows(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks,
+                              int64_t rows, int64_t n)
 {
-    ms_tensor *scales, *codes = quantize(w, x, &scales);
-    bool reports = ms_link_reports(w->bucket);
-    if (reports) report(w, numbers(w, codes, scales));
-    ms_tensor *all, *all_scales;
-    if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
-        all = ms_work_all_gather(w, codes);
-        all_scales = ms_work_all_gather(w, scales);
-        return mean(w, all, all_scales, ranks, rows, n);
-    }
+    ms_tensor *all = ms_work_all_gather(w, codes), *all_scales = ms_work_all_gather(w, scales);
+    return mean(w, all, all_scales, ranks, rows, n);
+}
+
+/* Form all_to_all: this rank adds up its part, and all gather the codes of the parts. */
+static ms_tensor *exchange_rows(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks,
+                                int64_t rows, int64_t n, bool reports)
+{
     ms_tensor *parts = ms_work_new(w, MS_U8, rows, n), *their = ms_work_new(w, MS_F32, rows, 2);
     ms_work_collective(w, MS_ALL_TO_ALL, codes, parts);
     ms_work_collective(w, MS_ALL_TO_ALL, scales, their);
     ms_tensor *sum = mean(w, parts, their, ranks, rows / ranks, n);
     codes = quantize(w, sum, &scales);
     if (reports) report_part(w, sum, numbers(w, codes, scales));
-    all = ms_work_all_gather(w, codes);
-    all_scales = ms_work_all_gather(w, scales);
+    ms_tensor *all = ms_work_all_gather(w, codes), *all_scales = ms_work_all_gather(w, scales);
     return numbers(w, ms_work_view(w, all, 0, rows, n), ms_work_view(w, all_scales, 0, rows, 2));
+}
+
+/* The mean [rows, n], coded row by row. */
+static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t rows, int64_t n)
+{
+    ms_tensor *scales, *codes = quantize(w, x, &scales);
+    bool reports = ms_link_reports(w->bucket);
+    if (reports) report(w, numbers(w, codes, scales));
+    return w->link->options.int8.form == MS_INT8_ALL_GATHER
+               ? gather_rows(w, codes, scales, ranks, rows, n)
+               : exchange_rows(w, codes, scales, ranks, rows, n, reports);
 }
 
 static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor *payload,
@@ -144,26 +154,33 @@ static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor
                             &payload, 1, NULL);
 }
 
+static ms_tensor *encode(ms_work *w, ms_codec blocks, ms_tensor *x)
+{
+    return ms_work_operator(w, &ms_op_codec_encode, (ms_attributes){ .codec = { .codec = blocks } },
+                            false, &x, 1, NULL);
+}
+
+/* The mean of what the rows of the payload decode to. */
+static ms_tensor *decode_mean(ms_work *w, ms_codec blocks, ms_tensor *payload, int64_t n)
+{
+    ms_tensor *sum = decode(w, &ms_op_codec_decode_sum, blocks, payload, n);
+    ms_work_change(w, &ms_op_mul_scalar, ms_link_share(w->link, w->bucket), sum, NULL);
+    return sum;
+}
+
 /* The mean, coded by the int8 codec. x [ranks, n] (all_to_all), or [1, n]. */
 static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t n)
 {
     const ms_codec blocks = { .kind = MS_CODEC_INT8, .block = w->link->options.int8.block };
-    const ms_attributes how = { .codec = { .codec = blocks } };
-    ms_tensor *payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &x, 1, NULL);
-    double share = ms_link_share(w->link, w->bucket);
+    ms_tensor *payload = encode(w, blocks, x);
     bool reports = ms_link_reports(w->bucket);
     if (reports) report(w, decode(w, &ms_op_codec_decode, blocks, payload, n));
-    ms_tensor *sum;
-    if (w->link->options.int8.form == MS_INT8_ALL_GATHER) {
-        sum = decode(w, &ms_op_codec_decode_sum, blocks, ms_work_all_gather(w, payload), n);
-        ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
-        return sum;
-    }
+    if (w->link->options.int8.form == MS_INT8_ALL_GATHER)
+        return decode_mean(w, blocks, ms_work_all_gather(w, payload), n);
     ms_tensor *parts = ms_work_new(w, MS_U8, rows, ms_codec_bytes(&blocks, n));
     ms_work_collective(w, MS_ALL_TO_ALL, payload, parts);
-    sum = decode(w, &ms_op_codec_decode_sum, blocks, parts, n);
-    ms_work_change(w, &ms_op_mul_scalar, share, sum, NULL);
-    payload = ms_work_operator(w, &ms_op_codec_encode, how, false, &sum, 1, NULL);
+    ms_tensor *sum = decode_mean(w, blocks, parts, n);
+    payload = encode(w, blocks, sum);
     if (reports) report_part(w, sum, decode(w, &ms_op_codec_decode, blocks, payload, n));
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
