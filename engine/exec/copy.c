@@ -1,32 +1,38 @@
-/* copy.c: the ways of values between host memory and storages, and the check of a flag on a
- * stream. */
+/* copy.c: what is enqueued beside tasks: copies between host memory and storages, the check of a
+ * flag, and functions of the host; and the host memory that copies are best made from. */
 #include "exec/engine.h"
 
 /* A copy, or the check of a flag, on its way to the device. */
 typedef struct ms_transfer {
-    char *memory;     /* the device's */
+    const ms_storage *storage; /* bytes [offset, offset + bytes) of it */
+    size_t offset, bytes;
     void *to;         /* host memory that is written */
     const void *from; /* host memory that is read */
-    size_t bytes;
     const char *message;
 } ms_transfer;
+
+/* The device's memory: known once the enqueue is allowed, since a dropped storage has none. */
+static char *memory_of(const ms_transfer *transfer)
+{
+    return transfer->storage->data + transfer->offset;
+}
 
 static void hand_copy_in(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *copy = what;
-    stream->engine->device->copy_in(stream, launch, copy->memory, copy->from, copy->bytes);
+    stream->engine->device->copy_in(stream, launch, memory_of(copy), copy->from, copy->bytes);
 }
 
 static void hand_copy_out(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *copy = what;
-    stream->engine->device->copy_out(stream, launch, copy->to, copy->memory, copy->bytes);
+    stream->engine->device->copy_out(stream, launch, copy->to, memory_of(copy), copy->bytes);
 }
 
 static void hand_fail_if(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *check = what;
-    stream->engine->device->fail_if(stream, launch, (const float *)(const void *)check->memory,
+    stream->engine->device->fail_if(stream, launch, (const float *)(const void *)memory_of(check),
                                     check->message);
 }
 
@@ -41,7 +47,8 @@ static ms_status enqueue(ms_stream *stream, const char *name, uint8_t kind, ms_s
     ms_launch launch = {
         .name = name, .accesses = &access, .access_count = 1, .cost = { .bytes = transfer->bytes }
     };
-    transfer->memory = storage->data + offset;
+    transfer->storage = storage;
+    transfer->offset = offset;
     return ms_stream_hand_over(stream, &launch, kind, hand, transfer, out);
 }
 
@@ -67,6 +74,23 @@ ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *fla
                    NULL);
 }
 
+static void hand_call(ms_stream *stream, const ms_launch *launch, const void *what)
+{
+    stream->engine->device->call(stream, launch, what);
+}
+
+ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call, const ms_access *accesses,
+                         uint32_t count, ms_task_cost cost, ms_point *out)
+{
+    if (count > MS_TASK_ACCESS_MAX)
+        return ms_engine_fail(stream->engine, MS_ERROR_ARGUMENT, "%s: %u storages; at most %d fit",
+                              call->name, count, MS_TASK_ACCESS_MAX);
+    ms_launch launch = {
+        .name = call->name, .accesses = accesses, .access_count = count, .cost = cost
+    };
+    return ms_stream_hand_over(stream, &launch, call->kind, hand_call, call, out);
+}
+
 ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes)
 {
     ms_engine *engine = storage->engine;
@@ -78,4 +102,26 @@ ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t
     for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
     if (!status && bytes) engine->device->read(engine, host, storage->data + offset, bytes);
     return status;
+}
+
+/* -------------------------------------------------------------- host memory */
+
+ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, void **out)
+{
+    const ms_device *device = engine->device;
+    if (!device->host_allocate) return ms_allocate(&engine->context, bytes, what, out);
+    void *memory = device->host_allocate(engine, bytes);
+    if (!memory)
+        return ms_engine_fail(engine, MS_ERROR_MEMORY,
+                              "device \"%s\" has no host memory for %zu bytes: %s", device->name,
+                              bytes, what);
+    *out = memory;
+    return MS_OK;
+}
+
+void ms_host_memory_free(ms_engine *engine, void *memory)
+{
+    if (!memory) return;
+    if (engine->device->host_release) engine->device->host_release(engine, memory);
+    else ms_release(&engine->context, memory);
 }

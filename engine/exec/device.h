@@ -62,6 +62,8 @@ struct ms_device {
     /* Whose kernels it runs: each layer has a table of tasks for every family. */
     const char *kernels;
     bool values; /* tasks run, memory exists, and tensors have values */
+    /* How many of the kind this machine has; engine->device_index is below it. NULL: one. */
+    uint32_t (*count)(const ms_engine *engine);
 
     /* The device's state in an engine: engine->device_state. `open` comes before the first stream,
      * `close` after the last. */
@@ -70,6 +72,10 @@ struct ms_device {
     /* The device's state in a stream: stream->device_state. `stream_close` waits for its work. */
     ms_status (*stream_open)(ms_stream *stream, void **state);
     void (*stream_close)(ms_stream *stream, void *state);
+
+    /* NULL where the device has none: see ms_stream_set_priority and ms_stream_native. */
+    ms_status (*set_priority)(ms_stream *stream, int32_t priority);
+    void *(*native)(ms_stream *stream);
 
     void (*run)(ms_stream *stream, const ms_launch *launch);
     void (*wait)(ms_stream *stream, const ms_wait *wait);
@@ -101,6 +107,10 @@ struct ms_device {
     void (*fail_if)(ms_stream *stream, const ms_launch *launch, const float *flag,
                     const char *message);
 
+    /* In stream order, unless the stream has failed: see ms_stream_call. The device copies *call.
+     */
+    void (*call)(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
     /* The pool's memory: a range of addresses, of which parts become usable later. `reserve`
@@ -108,6 +118,14 @@ struct ms_device {
     void *(*reserve)(ms_engine *engine, uint64_t bytes);
     int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
     void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
+    /* Host memory for copies, aligned to 64 bytes; NULL where the machine has no room. Both NULL:
+     * plain memory is as good. */
+    void *(*host_allocate)(ms_engine *engine, size_t bytes);
+    void (*host_release)(ms_engine *engine, void *memory);
+    /* A range of host memory that tasks may use from `adopt` to `disown` (ms_arena), as far as its
+     * owner has committed it. Both NULL: the device cannot use memory of the host. */
+    ms_status (*adopt)(ms_engine *engine, void *base, uint64_t bytes);
+    void (*disown)(ms_engine *engine, void *base, uint64_t bytes);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
 };

@@ -166,6 +166,7 @@ struct ms_engine {
     ms_context context;
     const ms_device *device;
     void *device_state;
+    uint32_t device_index;
     bool is_open;                        /* the device has opened */
     const ms_kernels *kernels[MS_SLOTS]; /* see ms_engine_kernels */
     ms_strings *strings;

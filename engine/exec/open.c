@@ -42,8 +42,15 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
     engine->device = options->own_device;
     for (size_t i = 0; i < sizeof devices / sizeof *devices && !engine->device; i++)
         if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
-    if (engine->device) return MS_OK;
-    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim", name);
+    if (!engine->device)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim",
+                              name);
+    uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
+    engine->device_index = options->device_index;
+    if (options->device_index < count) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                          "device_index = %u: of device \"%s\" this machine has %u, counted from 0",
+                          options->device_index, engine->device->name, count);
 }
 
 static ms_status configure(ms_engine *engine, const ms_engine_options *options)

@@ -84,8 +84,15 @@ ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_
                        void *user, ms_arena **out)
 {
     void *memory = NULL;
+    if (!engine->device->adopt)
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "device \"%s\" cannot use memory of the host", engine->device->name);
     ms_status status = ms_allocate(&engine->context, sizeof(ms_arena), "memory pool", &memory);
-    if (status) return status;
+    if (!status) status = engine->device->adopt(engine, base, bytes);
+    if (status) {
+        ms_release(&engine->context, memory);
+        return status;
+    }
     ms_arena *arena = memory;
     arena->pool = (ms_pool){ .engine = engine,
                              .base = base,
@@ -103,6 +110,7 @@ void ms_arena_free(ms_arena *arena)
     if (!arena) return;
     ms_engine *engine = arena->pool.engine;
     engine->memory.reserved -= arena->pool.top;
+    engine->device->disown(engine, arena->pool.base, arena->pool.reserved);
     pool_close(&arena->pool);
     ms_release(&engine->context, arena);
 }

@@ -67,6 +67,31 @@ ms_point ms_stream_last(const ms_stream *stream)
     return (ms_point){ .stream = stream->index, .seq = stream->enqueued };
 }
 
+ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority)
+{
+    ms_engine *engine = stream->engine;
+    if (!engine->device->set_priority)
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "stream \"%s\": device \"%s\" has no priorities of streams",
+                              stream->name, engine->device->name);
+    if (stream->enqueued)
+        return ms_engine_fail(engine, MS_ERROR_STATE,
+                              "stream \"%s\" has work already: set its priority before",
+                              stream->name);
+    return engine->device->set_priority(stream, priority);
+}
+
+ms_status ms_stream_native(ms_stream *stream, void **out)
+{
+    ms_engine *engine = stream->engine;
+    if (!engine->device->native)
+        return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                              "stream \"%s\": device \"%s\" has no object of its own for it",
+                              stream->name, engine->device->name);
+    *out = engine->device->native(stream);
+    return MS_OK;
+}
+
 bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     return engine->device->is_still && engine->device->is_still(engine, waiting, moves);

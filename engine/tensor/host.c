@@ -14,7 +14,7 @@ static void release_staged(ms_engine *engine, ms_tensor_state *state)
     size_t kept = 0;
     for (size_t i = 0; i < state->staged_count; i++)
         if (ms_point_reached(engine, state->staged[i].point))
-            ms_release(ms_engine_context(engine), state->staged[i].buffer);
+            ms_host_memory_free(engine, state->staged[i].buffer);
         else state->staged[kept++] = state->staged[i];
     state->staged_count = kept;
 }
@@ -34,14 +34,14 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
         ms_status status =
             ms_grow(context, (void **)&state->staged, &state->staged_capacity,
                     state->staged_count + state->readbacks + 1, sizeof *state->staged);
-        if (!status) status = ms_allocate(context, bytes, "a tensor's values", &buffer);
+        if (!status) status = ms_host_memory_new(engine, bytes, "a tensor's values", &buffer);
         if (status) return status;
         host = memcpy(buffer, host, bytes);
     }
     ms_status status =
         ms_stream_copy_in(ms_engine_current(engine), tensor->storage, begin, host, bytes, &ready);
     if (status) {
-        ms_release(context, buffer);
+        ms_host_memory_free(engine, buffer);
         return status;
     }
     if (buffer)
@@ -112,8 +112,7 @@ ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
         ms_grow(ms_engine_context(engine), (void **)&state->staged, &state->staged_capacity,
                 state->staged_count + state->readbacks + 1, sizeof *state->staged);
     if (!status)
-        status =
-            ms_allocate(ms_engine_context(engine), sizeof(ms_readback), "a value's copy", &memory);
+        status = ms_host_memory_new(engine, sizeof(ms_readback), "a value's copy", &memory);
     if (status) return status;
     ms_readback *readback = memory;
     *readback = (ms_readback){ .engine = engine, .dtype = tensor->dtype };
@@ -122,7 +121,7 @@ ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
         ms_stream_copy_out(ms_engine_current(engine), tensor->storage,
                            (size_t)tensor->offset * item, readback->value, item, &readback->ready);
     if (status) {
-        ms_release(ms_engine_context(engine), memory);
+        ms_host_memory_free(engine, memory);
         return status;
     }
     state->readbacks++;
@@ -153,7 +152,7 @@ void ms_readback_free(ms_readback *readback)
     ms_engine *engine = readback->engine;
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     state->readbacks--;
-    if (ms_point_reached(engine, readback->ready)) ms_release(ms_engine_context(engine), readback);
+    if (ms_point_reached(engine, readback->ready)) ms_host_memory_free(engine, readback);
     else
         state->staged[state->staged_count++] =
             (ms_staged){ .point = readback->ready, .buffer = readback };

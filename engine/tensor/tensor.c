@@ -15,7 +15,8 @@ static void state_free(ms_engine *engine, void *object)
     ms_tensor_state *state = object;
     ms_context *context = ms_engine_context(engine);
     while (state->casts) ms_tensor_drop_cast(state->casts);
-    for (size_t i = 0; i < state->staged_count; i++) ms_release(context, state->staged[i].buffer);
+    for (size_t i = 0; i < state->staged_count; i++)
+        ms_host_memory_free(engine, state->staged[i].buffer);
     for (size_t i = 0; i < state->chunk_count; i++) ms_release(context, state->chunks[i]);
     ms_release(context, state->staged);
     ms_release(context, state->chunks);

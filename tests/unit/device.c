@@ -4,10 +4,12 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
+#include "exec/engine.h"
 #include "late_device.h"
 #include "moonshard/comm.h"
 #include "moonshard/cpu_task.h"
@@ -240,6 +242,238 @@ static void a_stream_fails_if_its_flag_is_set(void **state)
     ms_engine_free(engine);
 }
 
+/* ----------------------------------------------------------- host functions */
+
+typedef struct log_entry {
+    char *text;
+    char letter;
+} log_entry;
+
+static ms_status append(void *user, char *message, size_t bytes)
+{
+    const log_entry *entry = user;
+    (void)message;
+    (void)bytes;
+    strncat(entry->text, &entry->letter, 1);
+    return MS_OK;
+}
+
+static ms_status refuse(void *user, char *message, size_t bytes)
+{
+    snprintf(message, bytes, "%s", (const char *)user);
+    return MS_ERROR_TIMEOUT;
+}
+
+static ms_status call(ms_stream *stream, ms_host_function function, void *user)
+{
+    ms_host_call what = { .name = "stage", .function = function, .user = user };
+    return ms_stream_call(stream, &what, NULL, 0, (ms_task_cost){ .bytes = 1000 }, NULL);
+}
+
+static void host_functions_run_in_stream_order(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    char text[64] = "";
+    log_entry entries[4] = { { text, 'a' }, { text, 'b' }, { text, 'c' }, { text, 'd' } };
+    _Atomic int open = 0;
+    stand_at(a, &open);
+    assert_int_equal(call(a, append, &entries[0]), MS_OK);
+    assert_int_equal(ms_stream_wait(b, ms_stream_last(a)), MS_OK);
+    assert_int_equal(call(b, append, &entries[1]), MS_OK);
+    assert_int_equal(ms_stream_wait(a, ms_stream_last(b)), MS_OK);
+    assert_int_equal(call(a, append, &entries[2]), MS_OK);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_string_equal(text, "abc");
+    /* One that fails: what comes after it is not called. */
+    open = 0;
+    stand_at(a, &open);
+    assert_int_equal(call(a, refuse, "the peer has gone"), MS_OK);
+    assert_int_equal(call(a, append, &entries[3]), MS_OK);
+    atomic_store(&open, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TIMEOUT);
+    assert_string_equal(ms_engine_error(engine)->message, "the peer has gone");
+    assert_string_equal(ms_engine_error(engine)->operation, "stage");
+    assert_string_equal(text, "abc");
+    ms_engine_free(engine);
+}
+
+/* Hazards order it by what it declares, as any task. */
+static void host_functions_declare_what_they_touch(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *storage = storage_of(a, 8);
+    int64_t value = 7;
+    char text[8] = "";
+    log_entry entry = { text, 'x' };
+    ms_host_call what = { .name = "stage", .function = append, .user = &entry };
+    ms_access access = { .storage = storage, .cells = 1, .mode = MS_READ };
+    assert_int_equal(ms_stream_copy_in(a, storage, 0, &value, 8, NULL), MS_OK);
+    assert_int_equal(ms_stream_call(b, &what, &access, 1, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_last(b).seq, 2); /* a wait, and the call */
+    assert_int_equal(
+        ms_stream_call(b, &what, &access, MS_TASK_ACCESS_MAX + 1, (ms_task_cost){ 0 }, NULL),
+        MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_string_equal(text, "x");
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------ what a device may not have */
+
+static void priorities_are_the_devices(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    if (!late_device("cpu")) {
+        assert_int_equal(ms_stream_set_priority(b, 1), MS_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(ms_engine_error(engine)->message,
+                               "stream \"side\": device \"cpu\" has no priorities"));
+        ms_engine_free(engine);
+        return;
+    }
+    /* The late device runs nothing before the host waits: then the first stream's work is last. */
+    char text[64] = "";
+    log_entry entries[2] = { { text, 'a' }, { text, 'b' } };
+    assert_int_equal(ms_stream_set_priority(b, 1), MS_OK);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(call(a, append, &entries[0]), MS_OK);
+        assert_int_equal(call(b, append, &entries[1]), MS_OK);
+    }
+    assert_int_equal(ms_stream_set_priority(b, 0), MS_ERROR_STATE);
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    assert_string_equal(text, "bbbbbbbbbbbbbbbbbbbbaaaaaaaaaaaaaaaaaaaa");
+    ms_engine_free(engine);
+}
+
+static void what_a_device_does_not_have_is_an_error_that_names_it(void **state)
+{
+    (void)state;
+    ms_device bare = ms_device_sim;
+    bare.name = "bare";
+    bare.adopt = NULL;
+    bare.disown = NULL;
+    ms_engine_options options = { .own_device = &bare };
+    ms_engine *engine = NULL;
+    ms_arena *arena = NULL;
+    void *native = NULL;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    ms_stream *a = ms_engine_current(engine);
+    assert_int_equal(ms_stream_native(a, &native), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "device \"bare\" has no object"));
+    assert_int_equal(ms_stream_set_priority(a, 1), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "device \"bare\" has no priorities"));
+    assert_int_equal(ms_arena_new(engine, &bare, 4096, NULL, NULL, &arena), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "device \"bare\" cannot use memory"));
+    assert_true(native == NULL && arena == NULL);
+    ms_engine_free(engine);
+}
+
+static uint32_t three(const ms_engine *engine)
+{
+    (void)engine;
+    return 3;
+}
+
+static uint32_t opened_index;
+
+static ms_status open_indexed(ms_engine *engine, void **state)
+{
+    opened_index = engine->device_index;
+    return ms_device_sim.open(engine, state);
+}
+
+static void an_engine_runs_on_one_of_several_devices(void **state)
+{
+    (void)state;
+    ms_device many = ms_device_sim;
+    many.count = three;
+    many.open = open_indexed;
+    ms_engine_options options = { .own_device = &many, .device_index = 2 };
+    ms_engine *engine = NULL;
+    ms_error error;
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    assert_int_equal(opened_index, 2);
+    ms_engine_free(engine);
+    engine = NULL;
+    options.device_index = 3;
+    assert_int_equal(ms_engine_new(&options, &error, &engine), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(error.message, "this machine has 3"));
+    options = (ms_engine_options){ .device = "cpu", .device_index = 1 };
+    assert_int_equal(ms_engine_new(&options, &error, &engine), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(error.message, "device \"cpu\" this machine has 1"));
+    assert_null(engine);
+}
+
+/* ------------------------------------------------------------ memory of hosts */
+
+static uint64_t adopted, disowned;
+
+static ms_status adopt(ms_engine *engine, void *base, uint64_t bytes)
+{
+    (void)base;
+    if (bytes > 4096) return ms_engine_fail(engine, MS_ERROR_MEMORY, "too much");
+    adopted += bytes;
+    return MS_OK;
+}
+
+static void disown(ms_engine *engine, void *base, uint64_t bytes)
+{
+    (void)engine;
+    (void)base;
+    disowned += bytes;
+}
+
+static void memory_of_the_host_is_made_known_to_the_device(void **state)
+{
+    (void)state;
+    ms_device device = ms_device_sim;
+    device.adopt = adopt;
+    device.disown = disown;
+    ms_engine_options options = { .own_device = &device };
+    ms_engine *engine = NULL;
+    ms_arena *arena = NULL;
+    static char memory[8192];
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    assert_int_equal(ms_arena_new(engine, memory, 8192, NULL, NULL, &arena), MS_ERROR_MEMORY);
+    assert_null(arena);
+    assert_int_equal(ms_arena_new(engine, memory, 4096, NULL, NULL, &arena), MS_OK);
+    assert_true(adopted == 4096 && disowned == 0);
+    ms_arena_free(arena);
+    assert_int_equal(disowned, 4096);
+    ms_engine_free(engine);
+}
+
+static void host_memory_serves_copies(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, LARGE);
+    void *in = NULL, *out = NULL;
+    ms_point done;
+    assert_int_equal(ms_host_memory_new(engine, LARGE, "values", &in), MS_OK);
+    assert_int_equal(ms_host_memory_new(engine, LARGE, "values", &out), MS_OK);
+    assert_true((uintptr_t)in % 64 == 0 && (uintptr_t)out % 64 == 0);
+    memset(in, 0x5a, LARGE);
+    memset(out, 0, LARGE);
+    assert_int_equal(ms_stream_copy_in(a, storage, 0, in, LARGE, NULL), MS_OK);
+    assert_int_equal(ms_stream_copy_out(a, storage, 0, out, LARGE, &done), MS_OK);
+    assert_int_equal(ms_point_sync(engine, done), MS_OK);
+    assert_memory_equal(in, out, LARGE);
+    ms_host_memory_free(engine, in);
+    ms_host_memory_free(engine, out);
+    ms_host_memory_free(engine, NULL);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+}
+
 /* ----------------------------------------------------------- without values */
 
 static void without_values_only_order_counts(void **state)
@@ -260,6 +494,8 @@ static void without_values_only_order_counts(void **state)
     assert_int_equal(ms_storage_read(storage, 0, NULL, LARGE), MS_OK);
     assert_int_equal(ms_engine_memory(engine).waits, waits);
     assert_string_equal(ms_engine_device(engine), "sim");
+    assert_int_equal(call(a, refuse, NULL), MS_OK); /* not called */
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
     ms_storage_release(storage);
     ms_engine_free(engine);
 }
@@ -525,6 +761,9 @@ static ms_status program(const ms_os *os, ms_engine **engine)
     if (!status) status = ms_marks_new(*engine, 2, &two);
     if (!status) status = ms_marks_set(two, 0, a);
     ms_marks_free(one);
+    void *memory = NULL;
+    if (!status) status = ms_host_memory_new(*engine, 100, "values", &memory);
+    ms_host_memory_free(*engine, memory);
     if (!status) status = ms_engine_sync(*engine);
     ms_marks_free(two);
     return status;
@@ -560,6 +799,13 @@ int main(void)
         cmocka_unit_test(copies_keep_the_order_of_their_stream),
         cmocka_unit_test(reading_waits_for_writers_only),
         cmocka_unit_test(a_stream_fails_if_its_flag_is_set),
+        cmocka_unit_test(host_functions_run_in_stream_order),
+        cmocka_unit_test(host_functions_declare_what_they_touch),
+        cmocka_unit_test(priorities_are_the_devices),
+        cmocka_unit_test(what_a_device_does_not_have_is_an_error_that_names_it),
+        cmocka_unit_test(an_engine_runs_on_one_of_several_devices),
+        cmocka_unit_test(memory_of_the_host_is_made_known_to_the_device),
+        cmocka_unit_test(host_memory_serves_copies),
         cmocka_unit_test(without_values_only_order_counts),
         cmocka_unit_test(an_engine_names_its_device),
         cmocka_unit_test(estimates_follow_from_cost_and_rates),

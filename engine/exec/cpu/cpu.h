@@ -131,6 +131,8 @@ void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, con
 void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                     const char *message);
 
+void ms_cpu_call_host(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+
 /* poison.c */
 extern const ms_poison ms_cpu_poison;
 

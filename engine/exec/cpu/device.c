@@ -217,6 +217,22 @@ static void cpu_unreserve(ms_engine *engine, void *address, uint64_t bytes)
     engine->context.os->unreserve(engine->context.os->user, address, bytes);
 }
 
+/* All memory of the process is the device's. */
+static ms_status cpu_adopt(ms_engine *engine, void *base, uint64_t bytes)
+{
+    (void)engine;
+    (void)base;
+    (void)bytes;
+    return MS_OK;
+}
+
+static void cpu_disown(ms_engine *engine, void *base, uint64_t bytes)
+{
+    (void)engine;
+    (void)base;
+    (void)bytes;
+}
+
 static uint64_t cpu_capacity(const ms_engine *engine)
 {
     ms_machine machine = { 0 };
@@ -243,9 +259,12 @@ const ms_device ms_device_cpu = {
     .copy_out = ms_cpu_copy_out,
     .read = cpu_read,
     .fail_if = ms_cpu_fail_if,
+    .call = ms_cpu_call_host,
     .poison = &ms_cpu_poison,
     .reserve = cpu_reserve,
     .commit = cpu_commit,
     .unreserve = cpu_unreserve,
+    .adopt = cpu_adopt,
+    .disown = cpu_disown,
     .capacity = cpu_capacity,
 };

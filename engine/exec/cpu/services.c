@@ -1,5 +1,5 @@
 /* services.c: what the CPU device does beside running kernels: copies between host and device
- * memory, and the check of a flag. */
+ * memory, the check of a flag, and functions of the host. */
 #include "exec/cpu/cpu.h"
 
 #include <stdio.h>
@@ -88,4 +88,27 @@ void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *fla
                                   .kind = MS_KIND_COMPUTE };
     ms_flag_args args = { .flag = flag, .name = launch->name, .message = message };
     run(stream, launch, &task, &args);
+}
+
+/* ----------------------------------------------------------- host functions */
+
+static ms_task_result run_call(ms_run *task, void *arguments)
+{
+    const ms_host_call *call = arguments;
+    char message[MS_ERROR_MESSAGE_BYTES] = "";
+    ms_status status = call->function(call->user, message, sizeof message);
+    if (!status) return MS_TASK_DONE;
+    ms_run_fail(task, status, "%s", *message ? message : "the host function failed");
+    ms_error *error = ms_run_error(task);
+    snprintf(error->operation, sizeof error->operation, "%s", call->name);
+    return MS_TASK_FAILED;
+}
+
+void ms_cpu_call_host(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
+{
+    static const ms_task task = { .name = "call",
+                                  .function = run_call,
+                                  .args_bytes = sizeof(ms_host_call),
+                                  .kind = MS_KIND_COPY };
+    run(stream, launch, &task, call);
 }

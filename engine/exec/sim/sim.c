@@ -137,6 +137,13 @@ static void sim_fail_if(ms_stream *stream, const ms_launch *launch, const float 
     sim_run(stream, launch);
 }
 
+/* The function is not called: it works on values. */
+static void sim_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
+{
+    (void)call;
+    sim_run(stream, launch);
+}
+
 /* ------------------------------------------------------------------- memory */
 
 static void *sim_reserve(ms_engine *engine, uint64_t bytes)
@@ -158,6 +165,14 @@ static void sim_unreserve(ms_engine *engine, void *address, uint64_t bytes)
     (void)engine;
     (void)address;
     (void)bytes;
+}
+
+static ms_status sim_adopt(ms_engine *engine, void *base, uint64_t bytes)
+{
+    (void)engine;
+    (void)base;
+    (void)bytes;
+    return MS_OK;
 }
 
 static uint64_t sim_capacity(const ms_engine *engine)
@@ -184,8 +199,11 @@ const ms_device ms_device_sim = {
     .copy_out = sim_copy_out,
     .read = sim_read,
     .fail_if = sim_fail_if,
+    .call = sim_call,
     .reserve = sim_reserve,
     .commit = sim_commit,
     .unreserve = sim_unreserve,
+    .adopt = sim_adopt,
+    .disown = sim_unreserve,
     .capacity = sim_capacity,
 };

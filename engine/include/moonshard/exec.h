@@ -77,6 +77,7 @@ typedef struct ms_engine_options {
     const char *device; /* "cpu" (NULL: this) or "sim": no data, same decisions */
     /* A device that the host brings; NULL: the one named above. */
     const ms_device *own_device;
+    uint32_t device_index; /* which one, where a machine has several of a kind; from 0 */
     /* Threads of intra-op work, the stream's own included; 0: the cores this process may use. */
     uint32_t threads;
     bool strict; /* a missing wait between streams is an error, not inserted */
@@ -176,6 +177,13 @@ MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
 MS_API ms_point ms_stream_last(const ms_stream *stream); /* what was enqueued last */
 /* The stream waits; error if not enqueued yet. */
 MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);
+/* Work of streams of a higher priority goes first, where a device can choose. 0 at first; before
+ * the stream's first work. MS_ERROR_UNSUPPORTED where the device has no priorities. */
+MS_API ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority);
+/* The device's own object for the stream, for libraries of that device (a cudaStream_t); borrowed.
+ * What is put on it there is after what the engine has enqueued, but the engine does not know of
+ * it. MS_ERROR_UNSUPPORTED where the device has none. */
+MS_API ms_status ms_stream_native(ms_stream *stream, void **out);
 MS_API ms_status ms_stream_sync(ms_stream *stream); /* blocks; reports the stream's first error */
 MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point); /* blocks */
 /* An acquire load. Never decides when memory is reused. */
@@ -276,6 +284,28 @@ MS_API ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host,
  * engine. */
 MS_API ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *flag,
                                    size_t offset, const char *message);
+
+/* Host memory that the device copies to and from without a detour (pinned), aligned to 64 bytes;
+ * plain memory where that is as good. what: for the error. Free it once no copy needs it; NULL is
+ * allowed. */
+MS_API ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, void **out);
+MS_API void ms_host_memory_free(ms_engine *engine, void *memory);
+
+/* A function of the host that runs in stream order, for libraries that work on host memory. It runs
+ * on a thread of the device, may block, and calls nothing of the engine. It answers MS_OK, or the
+ * error with which the stream fails and leaves its message. It is not called on a stream that has
+ * failed, nor on a device without values. */
+typedef ms_status (*ms_host_function)(void *user, char *message, size_t bytes);
+typedef struct ms_host_call {
+    const char *name; /* for errors and the trace; must outlive the engine */
+    ms_host_function function;
+    void *user;
+    uint8_t kind; /* ms_task_kind */
+} ms_host_call;
+/* accesses: what the function touches, as of a task. */
+MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
+                                const ms_access *accesses, uint32_t count, ms_task_cost cost,
+                                ms_point *out);
 
 /* -------------------------------------------------------------------- marks */
 
@@ -419,7 +449,8 @@ MS_API uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end,
 
 /* A second pool over memory that the caller has brought, `bytes` of address space at base; commit
  * makes a range of it usable and answers 0 or -errno. Its storages count as any other in
- * ms_engine_memory. Free it after them, before its memory. */
+ * ms_engine_memory. Free it after them, before its memory. MS_ERROR_UNSUPPORTED where the device
+ * cannot use memory of the host. */
 typedef struct ms_arena ms_arena;
 typedef int (*ms_commit_function)(void *user, void *address, uint64_t bytes);
 MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes,

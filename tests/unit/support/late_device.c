@@ -27,6 +27,7 @@ typedef struct piece {
 typedef struct late_stream {
     piece *first, **last;
     uint64_t done;
+    int32_t priority;
 } late_stream;
 
 typedef struct late {
@@ -145,11 +146,44 @@ static bool step(late *self, ms_stream *stream)
     return true;
 }
 
+static ms_status late_set_priority(ms_stream *stream, int32_t priority)
+{
+    ((late_stream *)stream->device_state)->priority = priority;
+    return MS_OK;
+}
+
+/* Work of a stream with a priority, if any can go on. */
+static bool step_first(late *self, const ms_engine *engine)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        if (((late_stream *)engine->streams[i]->device_state)->priority > 0
+            && step(self, engine->streams[i]))
+            return true;
+    return false;
+}
+
+/* Host memory that only its own release may free: the bytes before it say where it is from. */
+static void *late_host_allocate(ms_engine *engine, size_t bytes)
+{
+    void *memory = NULL;
+    if (ms_allocate(&engine->context, bytes + 64, "host memory", &memory)) return NULL;
+    *(const ms_engine **)memory = engine;
+    return (char *)memory + 64;
+}
+
+static void late_host_release(ms_engine *engine, void *memory)
+{
+    char *whole = (char *)memory - 64;
+    if (*(const ms_engine **)(void *)whole != engine) abort();
+    ms_release(&engine->context, whole);
+}
+
 static void late_await(ms_stream *stream, uint64_t seq)
 {
     ms_engine *engine = stream->engine;
     late *self = engine->device_state;
     while (!late_reached(stream, seq)) {
+        if (step_first(self, engine)) continue;
         self->random = self->random * 6364136223846793005u + 1442695040888963407u;
         step(self, engine->streams[(self->random >> 33) % engine->stream_count]);
     }
@@ -179,6 +213,9 @@ const ms_device *late_device(const char *device)
     table.reached = late_reached;
     table.await = late_await;
     table.is_still = NULL;
+    table.set_priority = late_set_priority;
+    table.host_allocate = late_host_allocate;
+    table.host_release = late_host_release;
     table.mark_open = late_mark_open;
     table.mark_close = late_mark_close;
     table.mark = late_mark;
