@@ -156,8 +156,8 @@ static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor
 
 static ms_tensor *encode(ms_work *w, ms_codec blocks, ms_tensor *x)
 {
-    return ms_work_operator(w, &ms_op_codec_encode, (ms_attributes){ .codec = { .codec = blocks } },
-                            false, &x, 1, NULL);
+    ms_attributes attributes = { .codec = { .codec = blocks } };
+    return ms_work_operator(w, &ms_op_codec_encode, attributes, false, &x, 1, NULL);
 }
 
 /* The mean of what the rows of the payload decode to. */
