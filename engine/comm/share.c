@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Frees those that nobody reads any more. */
+/* Frees the results that were read, or that no host will read, once control has written them. */
 static void sweep(ms_comm *comm)
 {
     for (ms_shared **at = &comm->shared; *at;) {

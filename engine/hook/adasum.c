@@ -100,7 +100,7 @@ static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mi
     ms_work_change(w, &ms_op_add, 0, mine, theirs);
 }
 
-/* f for the part of each parameter that lies in kept; theirs begins where kept does. */
+/* f for the part of each parameter that is in `kept`; `theirs` begins at the same number. */
 static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *theirs,
                            const table *t, part_function f)
 {

@@ -12,7 +12,7 @@
 
 static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-/* The pieces of gradients that lie in the shard, whose first number is `first` of the buffer. */
+/* The parts of gradients that are in the shard, which begins at number `first` of the buffer. */
 static ms_status take_pieces(ms_between *between, int64_t first)
 {
     ms_bucket *inner = &between->bucket;

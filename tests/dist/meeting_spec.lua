@@ -88,7 +88,7 @@ describe("ms.init", function()
     while not io.popen(("stat -c %%A '%s' 2>/dev/null"):format(socket)):read "l" do end
     local answers = io.popen(("perl '%s/stranger.pl' '%s'"):format(folder, socket)):read "a"
     assert.equal(4, select(2, answers:gsub("%d+\n", "")), answers)
-    assert.matches("refused: .*it was told another world_size", start(1, 2)())
+    assert.matches("refused: .*its world_size is another one", start(1, 2)())
     -- Of two with one rank the later is refused. The last rank comes when that is seen: behind it
     -- the door is closed, and who is late waits for another job.
     local said = { folder .. "/said-1", folder .. "/said-2" }

@@ -1,4 +1,5 @@
-/* none.c: the control of a rank that has no others: nothing to agree on, nobody to wait for. */
+/* none.c: the control of a rank that has no others: it has nothing to agree on, and waits for no
+ * rank. */
 #include "comm/control.h"
 
 static ms_status check(ms_comm *comm)

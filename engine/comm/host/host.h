@@ -6,7 +6,7 @@
  * - Every word that two ranks touch is atomic, or is written before a release store and read after
  *   the acquire load that sees it.
  * - A ledger slot of number n is written before its seq becomes n, and written again for n + 2,
- *   when all ranks have left n + 1: nobody reads it then.
+ *   when all ranks have left n + 1: no rank reads it then.
  * - A phase counter only grows. All ranks of a channel advance it by the same amount in each
  *   collective; reaching a phase together is a barrier.
  * - A thread that waits sleeps on the bell of its own rank. A rank that makes progress rings the

@@ -49,10 +49,10 @@ static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ran
 {
     ms_hello mine = hello_of(ranks, 0);
     if (bytes != (int64_t)sizeof *hello || hello->magic != mine.magic)
-        return "it does not speak as a rank does";
+        return "it is no rank of Moonshard";
     if (memcmp(hello->version, mine.version, sizeof mine.version) != 0)
         return "it is of another version of Moonshard";
-    if (hello->ranks != ranks) return "it was told another world_size";
+    if (hello->ranks != ranks) return "its world_size is another one";
     if (hello->rank == 0 || hello->rank >= ranks) return "its rank is not one of this job";
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
@@ -69,7 +69,7 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
                                        files, 0, &brought);
     const char *refusal = refusal_of(&hello, bytes, rendezvous->ranks, here);
     if (refusal) {
-        ms_log(context, MS_LOG_WARN, "somebody at the rendezvous is sent away: %s", refusal);
+        ms_log(context, MS_LOG_WARN, "a process at the rendezvous is refused: %s", refusal);
         snprintf(answer.refusal, sizeof answer.refusal, "%s", refusal);
         (void)os->socket_send(os->user, visitor, &answer, sizeof answer, NULL, 0);
         return;
@@ -108,10 +108,9 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
         int error = rest ? os->socket_accept(os->user, listener, rest, &visitor) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) return fail_missing(context, rendezvous->ranks, here);
         if (error == -EACCES)
-            ms_log(context, MS_LOG_WARN,
-                   "a process of another user is not let in at the rendezvous");
+            ms_log(context, MS_LOG_WARN, "a process of another user is refused at the rendezvous");
         else if (error && error != -EAGAIN)
-            return ms_fail_os(context, error, "the rendezvous cannot take in other ranks", NULL);
+            return ms_fail_os(context, error, "the rendezvous cannot admit other ranks", NULL);
         if (error) continue;
         receive_one(context, rendezvous, visitor, here, &arrived);
         os->close(os->user, visitor);
@@ -176,8 +175,7 @@ static ms_status check_answer(ms_context *context, const char *path, const ms_he
                        path);
     if (*answer->refusal)
         return ms_fail(context, MS_ERROR_ARGUMENT,
-                       "rendezvous '%s': rank 0 sends this process away: %s", path,
-                       answer->refusal);
+                       "rendezvous '%s': rank 0 refuses this process: %s", path, answer->refusal);
     if (count == expected) return MS_OK;
     return ms_fail(context, MS_ERROR_CORRUPT,
                    "rendezvous '%s': rank 0 brought %u memory files, not %u", path, count,

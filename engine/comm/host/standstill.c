@@ -1,21 +1,22 @@
-/* standstill.c: how ranks find out that all of them wait for each other, so that nothing will ever
- * go on, whatever calls they wait in.
+/* standstill.c: deadlock detection: how ranks find out that all of them wait for each other,
+ * whatever calls they wait in.
  *
- * A rank is still while its host blocks, and each of its streams is empty, stands at another one or
- * runs a task that waits for a peer in vain. Its tasks that wait look around in rounds, in each of
- * which all of them look once. Whether it is still is read piece by piece, but two rounds with the
- * same moves (nothing enqueued, done or waited for anew) show that it did nothing in between. A
- * task whose wait is over says that the rank moves before it does anything.
+ * A rank is still while its host blocks and none of its streams can go on by itself: the stream is
+ * empty, waits for another stream, or runs a task that waits for a peer. The tasks that wait look
+ * for their peers in rounds; in a round each of them looks once. The state of a rank is read piece
+ * by piece, so it may change while it is read. Two rounds with the same count of moves (tasks
+ * enqueued, finished, or beginning to wait) show that the rank did nothing in between. A task whose
+ * wait ends declares a move before it does anything else.
  *
- * A rank that is still watches the others: it finds all of them still, and then (seen) notes how
- * many rounds each of them has had. Let T lie between the two. If each of them goes on being still,
- * without a move, for MS_STILL_ROUNDS rounds, then nobody did anything at T, and nobody could: what
- * each waits for was not there at T, for it was looked for later, and never goes away once it is
- * there. Three rounds: the looks of the first may lie before T; those of the second not, but a task
- * looks for what it waits for a little before it counts as having looked.
+ * A rank that is still watches the others. It finds all of them still, and then notes in `seen` how
+ * many rounds each of them has had. Call T a moment between the two. If every rank then goes
+ * through MS_STILL_ROUNDS rounds without a move, no rank did anything at T, and none could: what it
+ * waits for was not there at T, because a look after T did not find it, and what is there once
+ * stays there. Two rounds would not do: the looks of the first may be before T, and a task looks a
+ * little before its look is counted.
  *
- * A rank whose host is busy with something else, whose link paces it, who is stopped or has not
- * joined has no rounds, and is waited for as ever. */
+ * A rank has no rounds, and so no deadlock is found, while its host is busy, its link delays it,
+ * its process is stopped, or it has not joined. */
 #include "comm/host/host.h"
 
 #include <stdio.h>
@@ -71,7 +72,7 @@ static void end_job(const ms_host *host)
     char text[MS_ERROR_MESSAGE_BYTES];
     size_t used = (size_t)snprintf(text, sizeof text,
                                    "the ranks wait for each other, and none can go on; a call that "
-                                   "others wait for is missing, or comes behind a wait:");
+                                   "others wait for is missing, or comes after a wait:");
     for (uint32_t r = 0; r < host->control->ranks && used < sizeof text; r++)
         used += describe(host, r, text + used, sizeof text - used);
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, -1, text);

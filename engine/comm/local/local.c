@@ -1,4 +1,4 @@
-/* local.c: collectives between the ranks of a host: in place where the data lie in heaps that all
+/* local.c: collectives between the ranks of a host: in place where the data are in heaps, which all
  * ranks map, otherwise through staging areas. */
 #include "comm/local/local.h"
 
@@ -10,8 +10,8 @@
 
 /* ----------------------------------------------------------------- in place */
 
-/* Whether everything that other ranks read lies in heaps. The ledger says so, so all ranks come to
- * the same answer. */
+/* Whether all data that other ranks read are in heaps. Every rank reads the same slots of the
+ * ledger, so all of them choose the same way. */
 static bool in_reach(const ms_local *local, const ms_comm_args *args)
 {
     /* Only the sender knows where a part begins. */

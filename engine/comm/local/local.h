@@ -1,5 +1,5 @@
 /* local.h: the transport between the ranks of a host: memory of the heaps that all of them map, and
- * staging areas in them for data that lies elsewhere. For comm/local/ only. */
+ * staging areas in them for data outside of heaps. For comm/local/ only. */
 #ifndef MOONSHARD_COMM_LOCAL_LOCAL_H
 #define MOONSHARD_COMM_LOCAL_LOCAL_H
 

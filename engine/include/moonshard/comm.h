@@ -205,7 +205,7 @@ MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 /* ------------------------------------------- numbers that hosts share */
 
 /* A few numbers or bytes of text that each rank's host brings and that hosts wait for, such as
- * plans, or the id by which a network knows its members. They lie in host memory whatever the
+ * plans, or the id by which a network knows its members. They are in host memory whatever the
  * engine's device, go through control and never through the network that moves tensors, and travel
  * on a channel that waits for nothing that is being computed. kind: all_gather (the result has
  * every rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks agree in
@@ -220,8 +220,8 @@ typedef struct ms_sharing {
     const char *label; /* for messages; copied */
 } ms_sharing;
 
-/* Enqueues, and copies the numbers first: the host does not wait. ticket (NULL: nobody reads the
- * result) is for ms_group_share_end, which blocks until the result is there and is called once. */
+/* Enqueues, and copies the numbers first: the host does not wait. ticket (NULL: the result is not
+ * read) is for ms_group_share_end, which blocks until the result is there and is called once. */
 MS_API ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
                                       uint64_t *ticket);
 /* all: `count` numbers; of all_gather, as many for each rank. */

@@ -1,9 +1,10 @@
-/* moonshard/control.h: what a launcher or supervisor needs of a job whose ranks run on one host:
- * where they meet, how each of them is, why the job has ended, and requests to all of them.
+/* moonshard/control.h: what a launcher or supervisor needs of a job: where its ranks meet, how each
+ * of them is, why the job has ended, and requests to all of them. There is one way to meet: over
+ * memory files of one host.
  *
  * Invariants
  * - A rank is a process, or a thread of one process. Both run the same code over the same memory
- *   files. Ranks share what lies in these files and nothing else: no pointers, no locks.
+ *   files. Ranks share these files and nothing else: no pointers, no locks.
  * - The first cause of a job's end is written once, into its abort record. Every wait of every rank
  *   ends with it.
  * - A supervisor needs no engine and no tensors. Everything here may be called from any thread.
@@ -17,7 +18,7 @@
 extern "C" {
 #endif
 
-#define MS_LOCAL_RANKS_MAX 128 /* ranks of one host */
+#define MS_LOCAL_RANKS_MAX 128 /* ranks that meet on one host, and that move bytes there */
 
 typedef struct ms_rendezvous ms_rendezvous;
 

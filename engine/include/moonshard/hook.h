@@ -51,7 +51,7 @@ typedef struct ms_bucket {
     /* Gradient buffer: 1-D, contiguous, in the group's memory. The result is written here. */
     ms_tensor *flat;
     /* Views of flat in the parameters' shapes; between the reductions of a hybrid bucket, 1-D: the
-     * part of each gradient that lies in this rank's shard. */
+     * part of each gradient that is in this rank's shard. */
     ms_tensor **gradients;
     ms_tensor **parameters;
     /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
