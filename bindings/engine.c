@@ -236,10 +236,11 @@ static int info(lua_State *L)
     return 1;
 }
 
-/* core.device() -> the name of the engine's device */
+/* core.device() -> the name of the engine's device, or "meta" where new tensors are made there */
 static int device(lua_State *L)
 {
-    lua_pushstring(L, ms_engine_device(ms_lua_enter_inside(L)));
+    ms_engine *engine = ms_lua_enter_inside(L);
+    lua_pushstring(L, ms_engine_makes_meta(engine) ? "meta" : ms_engine_device(engine));
     return 1;
 }
 

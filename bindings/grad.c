@@ -349,6 +349,23 @@ static int autocast(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
+/* core.on_device(name, f): the engine's own device, or "meta", inside f. */
+static int on_device(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    const char *name = luaL_checkstring(L, 1), *own = ms_engine_device(engine);
+    bool meta = strcmp(name, "meta") == 0;
+    if (!meta && strcmp(name, own) != 0 && strcmp(name, "cpu") != 0)
+        return ms_lua_error(L, "device '%.40s': this engine runs on '%s'", name, own);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    bool before = ms_engine_set_meta(engine, meta);
+    ms_status status = call_scope(L, 2);
+    ms_engine_set_meta(engine, before);
+    ms_lua_ok(L, status);
+    return lua_gettop(L) - 2;
+}
+
 static int is_recording(lua_State *L)
 {
     lua_pushboolean(L, ms_engine_is_recording(ms_lua_enter(L)));
@@ -526,6 +543,7 @@ void ms_open_grad(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "no_grad", no_grad },
                                           { "autocast", autocast },
+                                          { "on_device", on_device },
                                           { "is_recording", is_recording },
                                           { "recompute", recompute },
                                           { "consume_grad", consume_grad },

@@ -9,7 +9,7 @@ typedef struct shape_options {
     uint32_t dims;
     int64_t sizes[MS_DIMS_MAX];
     ms_dtype dtype;
-    bool requires_grad;
+    bool requires_grad, meta;
     ms_group *group;
 } shape_options;
 
@@ -17,17 +17,21 @@ static const char *const shape_keys[] = { "dtype", "device", "group", "requires_
 static const char *const random_keys[] = { "dtype",    "device", "group", "requires_grad", "seed",
                                            "per_rank", "std",    "low",   "high",          NULL };
 
-/* An engine has one device. Recipes may name it, and "cpu", which they are written for, is accepted
- * everywhere, so that `check` can simulate them. */
-static void check_device(lua_State *L, int index)
+/* Whether the tensor is to be on "meta". Beside that an engine has one device. Recipes may name it,
+ * and "cpu", which they are written for, is accepted everywhere, so that `check` can simulate
+ * them. */
+static bool read_device(lua_State *L, int index)
 {
+    bool meta = ms_engine_makes_meta(ms_lua_runtime(L)->engine);
     if (lua_getfield(L, index, "device") != LUA_TNIL) {
         const char *device = luaL_checkstring(L, -1);
         const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
-        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
+        meta = strcmp(device, "meta") == 0;
+        if (!meta && strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
             ms_lua_error(L, "device '%.40s': this engine runs on '%s'", device, own);
     }
     lua_pop(L, 1);
+    return meta;
 }
 
 /* Reads { sizes..., dtype =, device =, group =, requires_grad = } and raises for any other key. */
@@ -44,7 +48,7 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
                          (long long)out->sizes[d], d + 1);
     if (lua_getfield(L, index, "dtype") != LUA_TNIL) out->dtype = ms_lua_dtype(L, -1);
     lua_pop(L, 1);
-    check_device(L, index);
+    out->meta = read_device(L, index);
     if (lua_getfield(L, index, "group") != LUA_TNIL) out->group = ms_lua_group(L, -1);
     lua_pop(L, 1);
     out->requires_grad = ms_lua_field_boolean(L, index, "requires_grad", false);
@@ -54,7 +58,12 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
  * without a copy. */
 static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_tensor **out)
 {
-    if (!shape->group) return ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, out);
+    if (!shape->group || shape->meta) {
+        bool before = ms_engine_set_meta(engine, shape->meta);
+        ms_status made = ms_tensor_new(engine, shape->dtype, shape->dims, shape->sizes, out);
+        ms_engine_set_meta(engine, before);
+        return made;
+    }
     ms_storage *storage = NULL;
     size_t bytes = ms_dtype_bytes(shape->dtype);
     for (uint32_t d = 0; d < shape->dims; d++)

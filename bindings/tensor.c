@@ -48,8 +48,8 @@ static int is_contiguous(lua_State *L)
 
 static int device(lua_State *L)
 {
-    ms_lua_tensor(L, 1);
-    lua_pushstring(L, ms_engine_device(ms_lua_runtime(L)->engine));
+    bool meta = ms_tensor_is_meta(ms_lua_tensor(L, 1));
+    lua_pushstring(L, meta ? "meta" : ms_engine_device(ms_lua_runtime(L)->engine));
     return 1;
 }
 

@@ -46,19 +46,38 @@ static int zero_(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_fill, &(ms_attributes){ 0 }, true);
 }
 
+/* A tensor on "meta" of the shape and dtype of t. */
+static int to_meta(lua_State *L, ms_tensor *t)
+{
+    ms_engine *engine = ms_lua_runtime(L)->engine;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_tensor *made = NULL;
+    bool before = ms_engine_set_meta(engine, true);
+    ms_status status =
+        ms_tensor_new(engine, ms_tensor_dtype(t), ms_tensor_dims(t), ms_tensor_shape(t), &made);
+    ms_engine_set_meta(engine, before);
+    ms_lua_ok(L, status);
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
 /* t:to(dtype) or t:to(device): itself if it is that already. */
 static int to(lua_State *L)
 {
     ms_lua_enter(L);
-    const ms_tensor *t = ms_lua_tensor(L, 1);
+    ms_tensor *t = ms_lua_tensor(L, 1);
     ms_dtype dtype;
     const char *what = luaL_checkstring(L, 2);
     if (!ms_dtype_find(what, &dtype)) {
         const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
-        static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
-                                             "u16", "u8",  "bool", "cpu", NULL };
-        if (strcmp(what, own) != 0 && strcmp(what, "cpu") != 0)
+        static const char *const names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
+                                             "u8",  "bool", "cpu",  "meta", NULL };
+        bool meta = strcmp(what, "meta") == 0;
+        if (meta && !ms_tensor_is_meta(t)) return to_meta(L, t);
+        if (!meta && strcmp(what, own) != 0 && strcmp(what, "cpu") != 0)
             ms_lua_choice(L, 2, names, "dtype or device");
+        if (!meta && ms_tensor_is_meta(t))
+            return ms_lua_error(L, "to: this tensor is on \"meta\" and has no values to copy");
         lua_settop(L, 1);
         return 1;
     }

@@ -67,6 +67,12 @@ ms_status ms_hazard_refuse(const ms_storage *storage, const char *task)
             "%s needs the values of a tensor on \"meta\" (made at %s), which has a "
             "shape and no memory",
             task, *made ? made : "the engine");
+    if (storage->block && !storage->owner)
+        return ms_engine_fail(
+            engine, MS_ERROR_STATE,
+            "%s reads memory (%zu bytes, made at %s on \"meta\") that nothing has "
+            "written since its first refill: write it first",
+            task, storage->bytes, *made ? made : "the engine");
     if (storage->block)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "%s reads memory (%zu bytes, made at %s) that %s has dropped (at %s) "

@@ -371,6 +371,14 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
     return status;
 }
 
+/* Gradients are on "meta" together. */
+static bool on_meta(const ms_node *node)
+{
+    for (uint32_t i = 0; i < node->output_count; i++)
+        if (node->gradients[i]) return ms_tensor_is_meta(node->gradients[i]);
+    return false;
+}
+
 static ms_status run_node(ms_pass *pass, ms_node *node)
 {
     ms_engine *engine = pass->engine;
@@ -413,7 +421,9 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (any && !status) status = check_versions(node);
     if (status) goto done;
     /* A node that no gradient reached still lets its inputs know that nothing will come. */
+    bool meta = ms_engine_set_meta(engine, any && on_meta(node));
     if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);
+    ms_engine_set_meta(engine, meta);
     for (uint32_t i = 0; i < node->output_count; i++) {
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;
@@ -452,7 +462,10 @@ static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **ou
                                   "backward: the tensor is %s; pass { gradient = t } of that "
                                   "shape, or reduce it to one element",
                                   ms_tensor_describe(root, have, sizeof have));
-        return ms_op_full(root->engine, root->dtype, root->dims, root->shape, 1.0, out);
+        bool meta = ms_engine_set_meta(root->engine, ms_tensor_is_meta(root));
+        status = ms_op_full(root->engine, root->dtype, root->dims, root->shape, 1.0, out);
+        ms_engine_set_meta(root->engine, meta);
+        return status;
     }
     if (given->dtype != root->dtype
         || !ms_shape_equal(given->dims, given->shape, root->dims, root->shape))

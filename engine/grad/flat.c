@@ -102,7 +102,9 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     ms_status status = check(engine, leaves, count, &total);
     if (status) return status;
     if (are_in_place(leaves, count)) return ms_tensor_window(leaves[0], 1, &total, &one, 0, flat);
+    bool meta = ms_engine_set_meta(engine, ms_tensor_is_meta(leaves[0]));
     status = ms_tensor_new(engine, leaves[0]->dtype, 1, &total, &made);
+    ms_engine_set_meta(engine, meta);
     if (!status && total) status = split_into_leaves(made, leaves, count);
     if (!status) status = move(engine, leaves, count, made);
     if (status) ms_tensor_release(made);

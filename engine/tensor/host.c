@@ -57,6 +57,12 @@ ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
                               "write: %zu bytes are given, the tensor has %zu", bytes,
                               ms_tensor_bytes(tensor));
     if (bytes == 0) return MS_OK;
+    if (ms_tensor_is_meta(tensor)) {
+        size_t begin, end;
+        ms_tensor_span(tensor, &begin, &end);
+        ms_storage_touch(tensor->storage, begin, end, "write");
+        return MS_OK;
+    }
     if (tensor->contiguous) return write_contiguous(tensor, host, bytes);
     ms_tensor *whole = NULL, *result = NULL;
     ms_status status =

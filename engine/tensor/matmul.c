@@ -108,7 +108,7 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     describe_batches(&args, a, b, out);
     double flops = 2.0 * (double)out->count * (double)shape->k;
     cut(&args, flops);
-    if (ms_engine_device_of(engine)->values) {
+    if (ms_engine_device_of(engine)->values && !ms_tensor_is_meta(out)) {
         ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
     }

@@ -46,11 +46,32 @@ static ms_status check_inputs(ms_op_call *call)
     return MS_OK;
 }
 
+/* Forward, with all that it makes where its inputs are: on "meta", or with memory. */
+static ms_status forward_there(ms_op_call *call)
+{
+    const ms_tensor *meta = NULL, *real = NULL;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        const ms_tensor *input = call->inputs[i];
+        if (!input) continue;
+        if (ms_tensor_is_meta(input)) meta = input;
+        else if (input->dims > 0 || !real) real = input;
+    }
+    if (meta && real && (real->dims > 0 || (call->in_place && real == call->inputs[0])))
+        return ms_op_refuse(call, "some are on \"meta\" and have no values, others have memory");
+    if (!meta && !real) return call->op->forward(call);
+    bool before = ms_engine_set_meta(call->engine, meta != NULL);
+    ms_status status = call->op->forward(call);
+    ms_engine_set_meta(call->engine, before);
+    return status;
+}
+
 ms_status ms_op_run(ms_op_call *call)
 {
+    const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
     for (uint32_t i = 0; i < call->output_count; i++) call->outputs[i] = NULL;
     ms_status status = check_inputs(call);
-    if (!status) status = call->op->forward(call);
+    if (!status && state && (state->metas || state->meta)) status = forward_there(call);
+    else if (!status) status = call->op->forward(call);
     if (!status) return MS_OK;
     for (uint32_t i = 0; i < call->output_count; i++) {
         ms_tensor_release(call->outputs[i]);
@@ -140,6 +161,18 @@ static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, ui
     return status;
 }
 
+/* Whether a task writes on "meta" only. Such a task has nothing to do. */
+static bool writes_meta(ms_tensor *const *writes, uint32_t count)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!writes[i]) continue;
+        if (!ms_tensor_is_meta(writes[i])) return false;
+        found++;
+    }
+    return found > 0;
+}
+
 void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_tensor *source)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -182,9 +215,10 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
     if (!operand && write_count) operand = writes[0];
     if (operand) cost.dtype = (uint8_t)operand->dtype;
     ms_status status = MS_OK;
-    if (found) status = check_memory(task, reads, read_count, true);
-    if (found && !status) status = check_memory(task, writes, write_count, false);
-    if (!status)
+    bool idle = (found & MS_ACCESS_META) && writes_meta(writes, write_count);
+    if (found && !idle) status = check_memory(task, reads, read_count, true);
+    if (found && !idle && !status) status = check_memory(task, writes, write_count, false);
+    if (!status && !idle)
         status = ms_stream_enqueue(ms_engine_current(engine), task, arguments, accesses, count,
                                    cost, NULL);
     if (status) return status;

@@ -88,6 +88,8 @@ struct ms_tensor_state {
     ms_staged *staged;
     size_t staged_count, staged_capacity, readbacks;
     ms_cast_origin *unused_origins;
+    bool meta;  /* new tensors are on "meta" */
+    bool metas; /* some tensor has been */
     /* What is written in `restored` is computed from `source` now: see ms_tensor_restoring. */
     const ms_tensor *restored, *source;
 };

@@ -136,6 +136,23 @@ ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const
     return ms_tensor_window(&whole, dims, shape, strides, 0, out);
 }
 
+bool ms_engine_set_meta(ms_engine *engine, bool on)
+{
+    ms_tensor_state *state = NULL;
+    if (ms_tensor_state_of(engine, &state)) return false;
+    bool before = state->meta;
+    state->meta = on;
+    return before;
+}
+
+bool ms_engine_makes_meta(const ms_engine *engine)
+{
+    const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    return state && state->meta;
+}
+
+bool ms_tensor_is_meta(const ms_tensor *tensor) { return ms_storage_is_meta(tensor->storage); }
+
 ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                         ms_tensor **out)
 {
@@ -145,7 +162,10 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     ms_tensor *tensor = NULL;
     status = struct_take(engine, &tensor);
     if (status) return status;
-    status = ms_storage_new(ms_engine_current(engine), bytes, &tensor->storage);
+    ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    status = state->meta ? ms_storage_new_meta(engine, bytes, &tensor->storage)
+                         : ms_storage_new(ms_engine_current(engine), bytes, &tensor->storage);
+    state->metas |= state->meta;
     if (status) {
         struct_give(tensor);
         return status;

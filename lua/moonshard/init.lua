@@ -37,11 +37,12 @@ function ms.rank() return core.world():rank() end
 function ms.world_size() return core.world():size() end
 
 --- Makes `name` the current device inside f; without f, returns the current one. An engine has one
---- device.
+--- device, and "meta", where tensors have a shape and no memory.
 ---@param name? string
 ---@param f? function
 function ms.device(name, f)
   if f ~= nil then options.argument("device", "f", f, "function") end
+  if f and name ~= nil then return core.on_device(name, f) end
   local own = core.device()
   if name ~= nil and name ~= own and name ~= "cpu" then
     core.raise(("device '%s': this engine runs on '%s'"):format(tostring(name), own))

@@ -190,7 +190,9 @@
 
 ---@class ms
 --- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the
---- current one.
+--- current one. On "meta" tensors and modules have shapes and dtypes, and take no memory: operators
+--- check shapes and give results on "meta", and so does backward. Only scalars mix with them.
+--- Reading their values, moving them to another device and collectives raise.
 ---@field device fun(name?: string, f?: function): any
 ---@field no_grad fun(f: function)   f: no graph is recorded inside
 --- Matrix products, convolution-like operators and attention inside f compute in dtype and

@@ -309,6 +309,45 @@ static void what_was_refilled_cannot_be_read_before_it_is_written(void **state)
     release_all(engine, all, 3);
 }
 
+/* What is made on "meta" gets its memory later, and views that exist then get it with it. */
+static void a_storage_on_meta_takes_memory_when_it_is_refilled(void **state)
+{
+    (void)state;
+    static const char *const devices[] = { "cpu", "sim" };
+    for (int d = 0; d < 2; d++) {
+        ms_engine *engine = make(devices[d], true, 0);
+        ms_tensor *a = NULL, *view = NULL, *source = NULL, *sum = NULL, *twice = NULL;
+        float values[2] = { 0 };
+        int64_t two = 2, step = 1;
+        OK(vector(engine, 5, 6, false, &source));
+        assert_false(ms_engine_set_meta(engine, true));
+        OK(vector(engine, 1, 2, false, &a));
+        assert_true(ms_engine_set_meta(engine, false));
+        OK(ms_tensor_window(a, 1, &two, &step, 0, &view));
+        uint64_t live = ms_engine_memory(engine).live,
+                 last = ms_stream_last(ms_engine_current(engine)).seq;
+        assert_true(ms_tensor_is_meta(view));
+        OK(apply(engine, &ms_op_add, a, view, &sum));
+        assert_true(ms_tensor_is_meta(sum));
+        assert_int_equal(ms_engine_memory(engine).live, live);
+        assert_int_equal(ms_stream_last(ms_engine_current(engine)).seq, last);
+        assert_int_equal(ms_storage_drop(ms_tensor_storage(a), "unit 1"), MS_ERROR_STATE);
+        assert_true(says(engine, "unit 1 drops a storage of 8 bytes on \"meta\""));
+        assert_int_equal(ms_tensor_read(a, values, sizeof values), MS_ERROR_STATE);
+        assert_true(says(engine, "read needs the values of a tensor on \"meta\""));
+        OK(ms_storage_refill(ms_tensor_storage(a), ms_engine_current(engine)));
+        assert_false(ms_tensor_is_meta(view));
+        assert_int_equal(ms_engine_memory(engine).live, live + 8);
+        assert_int_equal(ms_tensor_read(a, values, sizeof values), MS_ERROR_STATE);
+        assert_true(says(engine, "on \"meta\") that nothing has written since its first refill"));
+        OK(ms_tensor_restore(a, source));
+        OK(apply(engine, &ms_op_add, view, view, &twice));
+        if (d == 0) assert_values(twice, 10, 12);
+        ms_tensor *all[] = { a, view, source, sum, twice };
+        release_all(engine, all, 5);
+    }
+}
+
 /* ------------------------------------------------------------------ versions */
 
 static void refill(ms_tensor *tensor)
@@ -697,6 +736,7 @@ int main(void)
         cmocka_unit_test(a_checked_engine_passes_over_what_is_dropped),
         cmocka_unit_test(what_touches_a_dropped_storage_names_its_owner),
         cmocka_unit_test(what_was_refilled_cannot_be_read_before_it_is_written),
+        cmocka_unit_test(a_storage_on_meta_takes_memory_when_it_is_refilled),
         cmocka_unit_test(a_restore_keeps_the_version_while_its_source_is_unchanged),
         cmocka_unit_test(each_leaf_of_a_flat_storage_is_restored_for_itself),
         cmocka_unit_test(backward_reads_what_was_restored),

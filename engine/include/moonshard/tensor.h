@@ -47,6 +47,14 @@ static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; 
  * dimensions, negative sizes or overflow. */
 MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims,
                                const int64_t *shape, ms_tensor **out);
+/* While this is on, new tensors are on "meta": they have a shape and a dtype, and no memory. What
+ * operators, backward and ms_flatten make is on "meta" exactly if what they get is, whatever this
+ * says. An operator takes tensors on "meta" together with others only if the others are scalars.
+ * Work that writes tensors on "meta" is not enqueued; what needs their values is an error
+ * (MS_ERROR_STATE). Returns what it was. */
+MS_API bool ms_engine_set_meta(ms_engine *engine, bool on);
+MS_API bool ms_engine_makes_meta(const ms_engine *engine);
+MS_API bool ms_tensor_is_meta(const ms_tensor *tensor);
 /* A contiguous tensor at the beginning of a storage, which it retains; MS_ERROR_ARGUMENT if it does
  * not fit. */
 MS_API ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims,
