@@ -149,9 +149,11 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     if (!normal && !(low < high))
         return ms_lua_error(
             L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
-    ms_attributes attributes = {
-        .random = { .a = normal ? 0 : low, .b = normal ? std : high, .random = read_random(L, 1) }
-    };
+    ms_attributes attributes = { .random = { .a = low, .b = high, .random = read_random(L, 1) } };
+    if (normal) {
+        attributes.random.a = 0;
+        attributes.random.b = std;
+    }
     return make(L, &shape, op, &attributes);
 }
 

@@ -395,7 +395,10 @@ static void results(rank *self)
     OK(make_parameters(self, parameters));
     for (int kind = MS_BUCKET_ALL_REDUCE; kind <= MS_BUCKET_HYBRID; kind++) {
         OK(open_bucket(self, &g, parameters, 80, (ms_bucket_kind)kind, 0, &own));
-        int64_t length = kind == MS_BUCKET_ALL_REDUCE ? 80 : kind == MS_BUCKET_HYBRID ? 40 : 20;
+        static const int64_t lengths[] = {
+            [MS_BUCKET_ALL_REDUCE] = 80, [MS_BUCKET_REDUCE_SCATTER] = 20, [MS_BUCKET_HYBRID] = 40
+        };
+        int64_t length = lengths[kind];
         CHECK(ms_bucket_numbers(&own.bucket) == 76);
         OK(ms_bucket_shard(&own.bucket, own.bucket.flat, &t));
         CHECK(ms_tensor_count(t) == length && (kind > 0 || t == own.bucket.flat));
