@@ -277,8 +277,8 @@ end)
 
 describe("recorded times show that", function()
   -- What one more step did, by stream, once plans are in force.
-  local function one_step(policy)
-    local model = make_model(512)
+  local function one_step(policy, factor)
+    local model = make_model(512 * factor)
     local net, opt = with_policy(policy)(model, optim.adamw, { lr = 0.01 })
     local next_forward
     local list = recorded(function()
@@ -297,8 +297,8 @@ describe("recorded times show that", function()
   end
 
   it("in_backward steps before the last task of backward", function()
-    eventually(function()
-      local list, first, last = one_step "in_backward", nil, nil
+    eventually(function(factor)
+      local list, first, last = one_step("in_backward", factor), nil, nil
       for _, record in ipairs(list) do
         if record.stream == "optimizer" then first = record.start_ns end  -- of the last step
         if record.stream == "compute" and record.script:match "overlap_spec.lua:%d+"
@@ -314,8 +314,8 @@ describe("recorded times show that", function()
   end)
 
   it("deferred steps after the next forward has begun", function()
-    eventually(function()
-      local list, line = one_step "deferred"
+    eventually(function(factor)
+      local list, line = one_step("deferred", factor)
       local begun
       for _, record in ipairs(list) do
         if record.stream == "compute" and record.script:match ":(%d+)$" == tostring(line)
@@ -331,7 +331,7 @@ describe("recorded times show that", function()
   end)
 
   it("classic has no steps beside the model's stream", function()
-    for _, record in ipairs((one_step "classic")) do
+    for _, record in ipairs((one_step("classic", 1))) do
       assert.are_not.equal("optimizer", record.stream)
     end
   end)

@@ -97,10 +97,14 @@ function support.recorded(f)
 end
 
 --- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs
---- streams one after the other, could never show is shown if it is seen once.
+--- streams one after the other, could never show is shown if it is seen once. The work may grow by
+--- the factor that `seen` gets: a busy machine holds the host up for longer than small work takes.
+---@param seen fun(factor: integer): boolean?
 function support.eventually(seen)
-  for _ = 1, 50 do if seen() then return end end
-  error("not seen in 50 tries", 2)
+  for try = 1, 100 do
+    if seen(try <= 15 and 1 or try <= 30 and 2 or 4) then return end
+  end
+  error("not seen in 100 tries", 2)
 end
 
 return support
