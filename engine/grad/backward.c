@@ -1,11 +1,30 @@
-/* backward.c: from roots to leaves, latest node first, without recursion. */
+/* backward.c: from roots to leaves, latest node first, without recursion.
+ *
+ * A pass has three steps. discover() walks from the roots over all edges, checks every node that
+ * takes part before anything runs, and counts in `pending` how many edges lead into each. The
+ * gradients of the roots are put into their nodes. Then the ready node of the highest order runs:
+ * its results are added to the gradients of the nodes before it, and a node becomes ready when all
+ * edges into it have delivered.
+ *
+ * A node's gradient is therefore complete when the node runs, each node runs once, and gradients
+ * are added in an order that only the graph decides, so results repeat bit for bit. An edge
+ * delivers even when it has no gradient to bring: otherwise a node with one such edge would never
+ * become ready. Nothing recurses, since a graph of a recurrent model may be deeper than the C
+ * stack.
+ *
+ * A backward may run inside another: a hook that goes through a graph of its own, or a recomputed
+ * function (`inside`), whose inner graph leads to nodes of the outer pass. `outer` links the
+ * passes. */
 #include "grad/tape.h"
 
 #include <string.h>
 
 #include "tensor/values.h"
 
-struct ms_pass { /* one backward */
+/* One backward, on the C stack of backward(). `seen` holds a reference to each node that takes
+ * part, so that hooks may drop tensors and graphs while it runs; pass_close gives all of them back,
+ * whatever happened. */
+struct ms_pass {
     ms_engine *engine;
     const ms_pass *outer; /* the one that this runs inside of, or NULL */
     bool inside;          /* what it shares with an outer one is left to that */
@@ -20,6 +39,7 @@ struct ms_pass { /* one backward */
     size_t seen_count, seen_capacity;
 };
 
+/* What a node and its script line are called in messages. */
 static const char *name_of(const ms_node *node)
 {
     if (node->op) return node->op->name;
@@ -34,7 +54,9 @@ static const char *line_of(const ms_node *node, uint32_t script)
 
 /* ----------------------------------------------------------------- checking */
 
-/* A tensor that the node reads and that was written after it was saved. */
+/* The error for a saved tensor that was written after it was saved. It names the operator that
+ * saved it and the task that wrote it, both with their script lines: without them the user has to
+ * search the whole script. */
 static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
 {
     char shape[160];
@@ -50,6 +72,9 @@ static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
                           line_of(node, script));
 }
 
+/* Whether all that the node reads is as it was when forward saved it. It is called twice for each
+ * node: at discovery, so that nothing has changed if it fails, and right before the node runs,
+ * since hooks run in between. */
 static ms_status check_versions(const ms_node *node)
 {
     ms_saved saved;
@@ -59,7 +84,9 @@ static ms_status check_versions(const ms_node *node)
     return MS_OK;
 }
 
-/* Casts that the node saved, and that were dropped with their weight, are computed again. */
+/* Computes casts again that the node saved and that were dropped together with their weight's
+ * storage. Once the weight has been refilled with the same values, the cast has the same bits as
+ * before. */
 static ms_status recast_saved(const ms_node *node)
 {
     ms_status status = MS_OK;
@@ -68,6 +95,8 @@ static ms_status recast_saved(const ms_node *node)
     return status;
 }
 
+/* A node whose saved tensors were freed cannot run again; it keeps the line of the backward that
+ * freed them for this message. */
 static ms_status check_node(const ms_node *node)
 {
     if (node->used)
@@ -79,6 +108,7 @@ static ms_status check_node(const ms_node *node)
     return check_versions(node);
 }
 
+/* Appends a node to one of the pass's lists. */
 static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity,
                       ms_node *node)
 {
@@ -88,7 +118,7 @@ static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *ca
     return status;
 }
 
-/* Whether a backward that this one runs inside of goes through the node as well. */
+/* Whether one of the backwards that this one runs inside of goes through the node as well. */
 static bool is_shared(const ms_pass *pass, const ms_node *node)
 {
     for (const ms_pass *outer = pass->outer; outer; outer = outer->outer)
@@ -96,7 +126,9 @@ static bool is_shared(const ms_pass *pass, const ms_node *node)
     return false;
 }
 
-/* Marks a node as part of this pass at its first sight. */
+/* Makes a node part of this pass when it is met first. A node that an outer pass goes through is
+ * left to it if this pass runs for a recomputed function; for a hook it is an error, since the
+ * node's list of gradients can serve one pass only. */
 static ms_status see(ms_pass *pass, ms_node *node)
 {
     if (node->visit == pass->visit) return MS_OK;
@@ -111,7 +143,7 @@ static ms_status see(ms_pass *pass, ms_node *node)
     pass->reads_homes |= node->function != NULL;
     for (uint32_t i = 0; i < node->saved_count; i++)
         pass->reads_homes |= ms_storage_is_home(node->saved[i].tensor->storage);
-    /* Nodes in `seen` are released at the end, so nothing may fail between that and the reference.
+    /* pass_close releases each node in `seen`: nothing may fail between the push and the reference.
      */
     if (!status) status = push(pass, &pass->stack, &pass->stack_count, &pass->stack_capacity, node);
     if (!status) status = push(pass, &pass->seen, &pass->seen_count, &pass->seen_capacity, node);
@@ -123,7 +155,9 @@ static ms_status see(ms_pass *pass, ms_node *node)
     return MS_OK;
 }
 
-/* Finds all nodes below the roots and counts the edges into each. */
+/* Finds all nodes below the roots and counts the edges into each. Edges into nodes of an outer pass
+ * are not counted: that pass counts its own, and the recomputed node has an edge to each of them
+ * that it used in its first run, so they have not run yet. */
 static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -144,7 +178,10 @@ static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
 
 /* --------------------------------------------------------------------- heap */
 
-/* Latest first; accumulators share the greatest order and go in order of arrival at the top. */
+/* The ready nodes as a binary heap, the highest order at the top. Running the latest first frees
+ * saved tensors in the reverse order of forward. Accumulators share the greatest order: each runs
+ * as soon as its gradient is complete, which lets a reducer launch its bucket while backward still
+ * computes. */
 static ms_status heap_push(ms_pass *pass, ms_node *node)
 {
     ms_status status = push(pass, &pass->ready, &pass->ready_count, &pass->ready_capacity, node);
@@ -159,6 +196,7 @@ static ms_status heap_push(ms_pass *pass, ms_node *node)
     return MS_OK;
 }
 
+/* Takes the ready node of the highest order; there must be one. */
 static ms_node *heap_pop(ms_pass *pass)
 {
     ms_node *top = pass->ready[0];
@@ -179,7 +217,8 @@ static ms_node *heap_pop(ms_pass *pass)
 
 /* --------------------------------------------------------- adding gradients */
 
-/* Whether nobody else can see this tensor's memory, so that it may be written or kept. */
+/* Whether this reference is the only way to the tensor's memory, and the tensor covers all of it.
+ * Then it may be added to in place, or kept as a leaf's gradient without a copy. */
 static bool is_exclusive(const ms_tensor *tensor)
 {
     return tensor->references == 1 && ms_storage_references(tensor->storage) == 1
@@ -187,14 +226,17 @@ static bool is_exclusive(const ms_tensor *tensor)
            && ms_storage_bytes(tensor->storage) == ms_tensor_bytes(tensor);
 }
 
-/* Whether it lies in the home of this node's leaf already, where an operator was let write it. */
+/* Whether the tensor is the home of this node's leaf, to which an operator was allowed to write its
+ * gradient. The home is then added to in place, although the reducer holds it as well. */
 static bool is_at_home(const ms_node *node, const ms_tensor *tensor)
 {
     const ms_meta *meta = node->leaf ? node->leaf->meta : NULL;
     return meta && !meta->grad && meta->home == tensor;
 }
 
-/* What has arrived at an edge += gradient; takes over the gradient, also when it fails. */
+/* Adds a gradient to what has arrived at an edge; takes over the gradient, also when it fails. The
+ * first one is kept as it is, without a copy. The next one is added in place where the memory of
+ * one of the two is exclusive, so that a chain of additions allocates at most one tensor. */
 static ms_status add_to(ms_edge edge, ms_tensor *gradient)
 {
     ms_tensor **slot = &edge.node->gradients[edge.output];
@@ -204,7 +246,7 @@ static ms_status add_to(ms_edge edge, ms_tensor *gradient)
     }
     ms_tensor *inputs[] = { *slot, gradient }, *sum = NULL;
     bool fixed = is_at_home(edge.node, *slot);
-    /* a + b and b + a have the same bits. */
+    /* a + b and b + a have the same bits, so the choice of the target does not show in results. */
     bool swap = !fixed && !is_exclusive(*slot) && is_exclusive(gradient);
     if (swap) {
         inputs[0] = gradient;
@@ -221,15 +263,17 @@ static ms_status add_to(ms_edge edge, ms_tensor *gradient)
     return status;
 }
 
-/* The first hook behind the one with this id: hooks may remove themselves and each other, so none
- * is held over a call. */
+/* The first hook after the one with this id. Hooks may remove themselves and each other while they
+ * run, so the walk remembers an id, not a pointer. */
 static const ms_hook *hook_after(const ms_hook *hooks, uint64_t id)
 {
     while (hooks && hooks->id <= id) hooks = hooks->next;
     return hooks;
 }
 
-/* hooks: where the list begins. */
+/* Calls the gradient hooks of one output, in order of registration. A hook sees what the hooks
+ * before it made of the gradient. *gradient is owned and may be replaced. hooks points to the head
+ * of the list, since a hook may remove the first one. */
 static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t output,
                             ms_tensor **gradient)
 {
@@ -261,8 +305,10 @@ static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t o
     return MS_OK;
 }
 
-/* The first gradient of a leaf, into *slot, which takes over (also when it fails): copied to its
- * home unless it lies there, else kept if nobody else sees it. */
+/* Puts the first gradient of a leaf into *slot; takes it over, also when it fails. It is copied to
+ * the home unless it was written there. Without a home it is kept if it is exclusive, else cloned:
+ * a gradient that was passed on unchanged may also be that of another leaf, and adding to one must
+ * not change the other. */
 static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *gradient,
                                 ms_tensor **slot)
 {
@@ -278,6 +324,9 @@ static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *g
     return status;
 }
 
+/* The end of a path: the hooks of the leaf see the whole gradient of this backward, it is added to
+ * the leaf's grad, then the hooks for accumulated gradients run (a reducer's among them). The node
+ * gives its gradient away first, so that a failing hook cannot leave it to be used twice. */
 static ms_status run_accumulator(ms_node *node)
 {
     ms_engine *engine = node->engine;
@@ -308,10 +357,14 @@ static ms_status run_accumulator(ms_node *node)
 
 /* ------------------------------------------------------------------ running */
 
-/* Where the operator of this node may write its gradient for input i: the home of a leaf that has
- * none yet. Not where hooks are to see it before, and not where that memory is read: by the
- * operator itself, or, while other gradients of the leaf are to come, by what runs until then. What
- * an outer backward still reads is not known here. */
+/* The home that the operator of this node may write its gradient for input i to, or NULL. It exists
+ * for a leaf with a home that has no gradient yet and to which nothing has arrived. The result is
+ * NULL in three cases. The same leaf is an earlier input of the node: its gradient would be
+ * overwritten. The leaf has gradient hooks: they may replace the gradient, and must see it first.
+ * The memory is still read: by this operator (it saved a tensor there, or its incoming gradient is
+ * there), or, while other gradients of the leaf are to come, by something else that runs until then
+ * (reads_homes). What an outer backward reads is unknown here, so a leaf of an outer pass has no
+ * home in this one. */
 static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
 {
     const ms_node *to = node->edges[i].node;
@@ -330,6 +383,8 @@ static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
     return meta->home;
 }
 
+/* Calls the backward of an operator or a function. results has input_count entries, all NULL
+ * before; sums and homes are what an operator may add to or write (see op.h). */
 static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs,
                               ms_tensor *const *sums, ms_tensor *const *homes, bool last)
 {
@@ -355,8 +410,10 @@ static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *ne
     return node->op->backward(&gradient);
 }
 
-/* Hands the results on; takes them over. One that is the sum it was shown has been added there; the
- * same tensor without that is a gradient that goes on unchanged by a second way, as in x + x. */
+/* Hands the results on to the nodes before, and takes them over, also when status is an error. A
+ * result that is the same tensor as the sum that was offered has been added there already. If no
+ * sum was offered, two inputs may have the same tensor as their result, as in x + x: each counts.
+ * Each edge counts down `pending`, also one without a result. */
 static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_tensor *const *sums)
 {
     ms_status status = MS_OK;
@@ -371,7 +428,8 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
     return status;
 }
 
-/* Gradients are on "meta" together. */
+/* Whether the node's gradients have no memory. Of one node they either all have memory or are all
+ * on "meta", as its outputs are. */
 static bool on_meta(const ms_node *node)
 {
     for (uint32_t i = 0; i < node->output_count; i++)
@@ -379,6 +437,10 @@ static bool on_meta(const ms_node *node)
     return false;
 }
 
+/* Runs one ready node: hooks of its outputs, checks, the operator's backward, delivery. While it
+ * runs, tasks carry the script line of the forward call, so that an error of a backward task names
+ * the line that the user wrote. Unless the graph is retained, what the node saved is freed here,
+ * not at the end of the pass: memory falls while backward goes on. */
 static ms_status run_node(ms_pass *pass, ms_node *node)
 {
     ms_engine *engine = pass->engine;
@@ -417,10 +479,10 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         if (node->op) homes[i] = home_for(pass, node, i);
     }
     if (any) status = recast_saved(node);
-    /* Hooks of this node and of those before it may have written what it saved. */
+    /* Hooks of this node, and of nodes that have run, may have written what it saved. */
     if (any && !status) status = check_versions(node);
     if (status) goto done;
-    /* A node that no gradient reached still lets its inputs know that nothing will come. */
+    /* A node that no gradient reached is not run, but still delivers: its inputs count on it. */
     bool meta = ms_engine_set_meta(engine, any && on_meta(node));
     if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);
     ms_engine_set_meta(engine, meta);
@@ -445,7 +507,8 @@ done:
     return status;
 }
 
-/* The gradient that enters at a root, owned. */
+/* The gradient that enters at a root, owned: an alias of the given one, which must have the root's
+ * dtype and shape, or 1 for a root of one element. */
 static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **out)
 {
     char have[160], want[160];
@@ -476,6 +539,8 @@ static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **ou
     return ms_tensor_alias(given, out);
 }
 
+/* Gives back all that the pass holds. After an error nodes still have gradients that arrived and
+ * reads that are counted; both would spoil the next backward through a retained graph. */
 static void pass_close(ms_pass *pass)
 {
     ms_context *context = ms_engine_context(pass->engine);
@@ -493,8 +558,9 @@ static void pass_close(ms_pass *pass)
     ms_release(context, pass->seen);
 }
 
-/* Each node has run once all edges into it had delivered; only a recomputed function that did
- * something else than at first comes later. */
+/* A gradient that is left in a node arrived after the node had run. Only a recomputed function can
+ * do that, by using in its second run a tensor that it had not used in its first: no edge made the
+ * node wait. */
 static ms_status check_delivered(const ms_node *node)
 {
     for (uint32_t o = 0; o < node->output_count; o++)
@@ -507,6 +573,8 @@ static ms_status check_delivered(const ms_node *node)
     return MS_OK;
 }
 
+/* The three steps of a pass. Writes that waited for reads of a node are called right after that
+ * node: see unread.c. */
 static ms_status run_pass(ms_tape *tape, ms_pass *pass, ms_tensor *const *roots,
                           ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
 {
@@ -530,7 +598,9 @@ static ms_status run_pass(ms_tape *tape, ms_pass *pass, ms_tensor *const *roots,
     return status;
 }
 
-/* Behind the outermost backward. What one registers is called, too. */
+/* Calls what hooks registered for the end, after the outermost backward. The loop reads the count
+ * each time, since a call may register another one; it is called as well. After an error the list
+ * is only emptied. */
 static ms_status run_ends(ms_tape *tape, ms_status status)
 {
     for (size_t i = 0; i < tape->end_count && !status; i++) {
@@ -541,6 +611,9 @@ static ms_status run_ends(ms_tape *tape, ms_status status)
     return status;
 }
 
+/* One backward. Nothing is recorded while it runs: gradients of gradients are not supported. The
+ * tape's state (recording, the innermost pass) is put back whatever happened, since a script may
+ * catch the error and go on. */
 static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients,
                           uint32_t count, bool retain_graph, bool inside)
 {

@@ -1,8 +1,15 @@
-/* flat.c: leaves moved into one storage. */
+/* flat.c: leaves moved into one storage.
+ *
+ * Flattening makes one long tensor of a model's parameters, so that an optimizer or a collective
+ * handles them with one task, and gives each parameter its part of that storage: the handles that
+ * scripts hold stay valid. Packing copies instead, is recorded on the tape, and leaves the tensors
+ * where they are. */
 #include "grad/tape.h"
 
 #include "tensor/values.h"
 
+/* All leaves must be distinct, of one float dtype, and without a home: a wrapped model has laid out
+ * its buckets already. *total: elements of all of them. */
 static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, int64_t *total)
 {
     if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: the list is empty");
@@ -35,6 +42,8 @@ static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t cou
     return MS_OK;
 }
 
+/* Whether the leaves already follow each other in one storage without gaps: then flattening again
+ * must not copy, or tensors that refer to the flat storage would lose their parameters. */
 static bool are_in_place(ms_tensor *const *leaves, uint32_t count)
 {
     int64_t at = leaves[0]->offset;
@@ -47,8 +56,9 @@ static bool are_in_place(ms_tensor *const *leaves, uint32_t count)
     return true;
 }
 
-/* A part for each leaf that has elements: tasks on different leaves need not wait for each other,
- * and each leaf has a version of its own. */
+/* Splits the new storage into one part for each leaf that has elements. Tasks on different leaves
+ * then do not wait for each other, and each leaf has a version of its own: a write of one parameter
+ * does not invalidate what backward saved of another. */
 static ms_status split_into_leaves(ms_tensor *flat, ms_tensor *const *leaves, uint32_t count)
 {
     ms_context *context = ms_engine_context(flat->engine);
@@ -67,7 +77,9 @@ static ms_status split_into_leaves(ms_tensor *flat, ms_tensor *const *leaves, ui
     return status;
 }
 
-/* Values first: a leaf moves only once nothing can fail any more. */
+/* Copies the values of the leaves into flat, then makes each leaf a window on it. The loops are
+ * separate: every call that can fail comes before the first leaf moves, so an error leaves all
+ * leaves as they were. */
 static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, ms_tensor *flat)
 {
     int64_t at = 0;
@@ -95,6 +107,7 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
     return MS_OK;
 }
 
+/* The new storage is on "meta" if the first leaf is. */
 ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, ms_tensor **flat)
 {
     int64_t total = 0, one = 1;
@@ -114,6 +127,8 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
 
 /* ------------------------------------------------------------------ packing */
 
+/* Unlike for flattening, tensors may repeat and have any history; only the dtype must be the same.
+ */
 static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                             int64_t *total)
 {
@@ -133,13 +148,15 @@ static ms_status check_pack(ms_engine *engine, ms_tensor *const *tensors, uint32
     return MS_OK;
 }
 
-/* The tensor in one dimension. */
+/* The tensor in one dimension, recorded: a view, or a copy where strides allow none. */
 static ms_status in_line(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     ms_attributes line = { .shape = { .dims = 1, .sizes = { tensor->count } } };
     return ms_apply(engine, &ms_op_reshape, &line, false, &tensor, 1, out, 1);
 }
 
+/* The tensors one after the other in a new 1-D tensor. Made of recorded operators, so that the
+ * gradient of the whole flows back to each tensor. */
 static ms_status join(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                       ms_tensor **whole)
 {
@@ -170,6 +187,7 @@ static ms_status part_of(ms_engine *engine, ms_tensor *whole, int64_t at, const 
     return status;
 }
 
+/* After an error no output is set: parts that were made are released, as is the whole. */
 ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count, ms_tensor **whole,
                   ms_tensor **parts)
 {

@@ -1,10 +1,17 @@
-/* node.c: nodes, metas and hooks of the tape: making, holding, freeing. */
+/* node.c: nodes, metas and hooks of the tape: making, holding, freeing.
+ *
+ * Nodes and metas come from chunks of MS_TAPE_CHUNK and go back to free lists: a step records about
+ * as many as the step before, so after the first one the tape hardly allocates. The functions that
+ * make things take all memory first and change the graph afterwards; when one fails, the graph is
+ * as it was. */
 #include "grad/tape.h"
 
 #include <string.h>
 
 #define MS_TAPE_CHUNK 64
 
+/* Called when the engine goes. Nodes and metas lie in the chunks, and the lists of waiting calls
+ * are empty outside of a backward, so only memory is left to free. */
 static void tape_free(ms_engine *engine, void *object)
 {
     ms_tape *tape = object;
@@ -30,6 +37,8 @@ ms_status ms_tape_of(ms_engine *engine, ms_tape **out)
     return MS_OK;
 }
 
+/* Memory for many nodes or metas, noted in the tape. Room in the list is made first: a chunk that
+ * is not in the list would never be freed. */
 static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, void **out)
 {
     ms_status status = ms_grow(context, (void **)&tape->chunks, &tape->chunk_capacity,
@@ -41,6 +50,9 @@ static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, voi
 
 /* -------------------------------------------------------------------- nodes */
 
+/* A node from the free list, with one reference and the next order; its fields up to the own arrays
+ * are zero. The arrays are a large part of a node and are filled later, as far as they are used.
+ */
 static ms_status node_take(ms_engine *engine, ms_node **out)
 {
     ms_tape *tape = NULL;
@@ -59,7 +71,7 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
     }
     ms_node *node = tape->unused_nodes;
     tape->unused_nodes = node->next;
-    /* The arrays at the end are filled by whoever uses them. */
+    /* The arrays at the end are not cleared here: ms_node_new clears what it uses of them. */
     memset(node, 0, offsetof(ms_node, own_edges));
     node->engine = engine;
     node->order = ++tape->orders;
@@ -68,6 +80,7 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
     return MS_OK;
 }
 
+/* The node goes back to the free list; it owns nothing any more. */
 static void node_give(ms_node *node)
 {
     ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
@@ -75,6 +88,9 @@ static void node_give(ms_node *node)
     tape->unused_nodes = node;
 }
 
+/* All arrays of a large node (cat of a hundred tensors) are one allocation, `many`. Edges and
+ * gradients begin as NULL, so that a node can be released at any moment of its making; infos are
+ * filled by the caller. */
 ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out)
 {
     ms_node *node = NULL;
@@ -110,6 +126,7 @@ ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_n
     return MS_OK;
 }
 
+/* A function's user goes with its free function; afterwards the function has nothing to read. */
 void ms_node_drop_saved(ms_node *node)
 {
     for (uint32_t i = 0; i < node->saved_count; i++) ms_tensor_release(node->saved[i].tensor);
@@ -120,6 +137,7 @@ void ms_node_drop_saved(ms_node *node)
     }
 }
 
+/* An operator reads what it saved; a function says itself what it reads, if it can say it. */
 bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
 {
     if (node->function)
@@ -130,6 +148,8 @@ bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
     return true;
 }
 
+/* Adds change to the counts of expected reads in the storages that the node reads. The reads must
+ * be the same at both calls, so ms_node_unexpect comes before ms_node_drop_saved. */
 static void change_expected(const ms_node *node, int change)
 {
     ms_saved saved;
@@ -162,7 +182,9 @@ void ms_hooks_free(ms_context *context, ms_hook *hooks)
     }
 }
 
-/* Frees one node; the nodes of its edges that nobody holds any more go onto the list. */
+/* Frees one node. The nodes of its edges that lose their last reference go onto the list instead of
+ * being freed here: freeing them by recursion would use stack in proportion to the depth of the
+ * graph. Saved tensors are aliases without history, so releasing them frees no node. */
 static void node_free(ms_node *node, ms_node **list)
 {
     for (uint32_t i = 0; i < node->input_count; i++) {
@@ -199,6 +221,7 @@ void ms_node_release(ms_node *node)
 
 /* -------------------------------------------------------------------- metas */
 
+/* Called by the tensor layer when the tensor goes. */
 static void meta_free(void *object)
 {
     ms_meta *meta = object;
@@ -241,6 +264,9 @@ ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
     return MS_OK;
 }
 
+/* The accumulator is not retained by the meta, only by edges: it goes with the last graph that uses
+ * the leaf, and it retains the leaf, so that a graph keeps its parameters. Its order is the
+ * greatest, see heap_push in backward.c. */
 ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
 {
     ms_meta *meta = tensor ? tensor->meta : NULL;
@@ -270,6 +296,7 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
 
 /* ------------------------------------------------------- what users may ask */
 
+/* A tape that cannot be made for want of memory counts as one that records. */
 bool ms_engine_set_recording(ms_engine *engine, bool on)
 {
     ms_tape *tape = NULL;
@@ -285,6 +312,8 @@ bool ms_engine_is_recording(const ms_engine *engine)
     return !tape || !tape->paused;
 }
 
+/* A result requires a gradient if it has a node, since only calls with such an input are recorded;
+ * a leaf requires one if it was told to. */
 bool ms_tensor_requires_grad(const ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;
@@ -296,6 +325,9 @@ bool ms_tensor_is_leaf(const ms_tensor *tensor)
     return !tensor->meta || !((const ms_meta *)tensor->meta)->node;
 }
 
+/* Only leaves can be told: the history of a result decides. The leaf's memory is marked as a
+ * parameter's, so that recomputed functions that read it check its version. Turning the flag off
+ * leaves graphs that were recorded before as they are. */
 ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
 {
     if (!ms_tensor_is_leaf(tensor))
@@ -329,6 +361,8 @@ ms_tensor *ms_tensor_grad(const ms_tensor *tensor)
     return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL;
 }
 
+/* The old gradient is released last: it may be the same tensor. The mark of a scaled gradient goes
+ * with the gradient. */
 ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
 {
     char have[160], want[160];
@@ -350,6 +384,9 @@ ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
     return MS_OK;
 }
 
+/* A home has the leaf's dtype and shape, and is contiguous, since operators write it with kernels
+ * that take contiguous results. The storage is marked, so that backward knows which reads may be
+ * reads of a home. */
 ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
 {
     char have[160], want[160];
@@ -377,6 +414,9 @@ ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home)
 
 /* -------------------------------------------------------------------- hooks */
 
+/* Appends a hook to the list of the tensor's node, or of the leaf. A result's hook therefore
+ * belongs to the graph and goes with it, whether or not the tensor is still held; a leaf's stays
+ * until it is removed. */
 static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
 {
     ms_engine *engine = tensor->engine;
@@ -414,6 +454,7 @@ ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, v
     return hook_add(leaf, (ms_hook){ .accumulated = f, .user = user, .free_user = free_user }, id);
 }
 
+/* The hook may be the one that is running: backward holds no pointer to it over a call. */
 void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id)
 {
     ms_meta *meta = tensor->meta;

@@ -1,13 +1,19 @@
-/* reach.c: which leaves a graph goes back to, and marks on their gradients. */
+/* reach.c: which leaves a graph goes back to, and marks on their gradients.
+ *
+ * Both walks visit each node once and without recursion, by a list that grows while it is read.
+ * They mark nodes with a visit number of the tape, as backward does, and put back the old numbers
+ * at the end, since a walk may run inside a hook of a backward that still needs its marks. */
 #include "grad/tape.h"
 
-/* A node that was met, and the backward that had seen it before: put back at the end, as a backward
- * may be running. */
+/* A node that the walk has met, and the visit number that it had before. Not retained: nothing is
+ * freed during a walk. */
 typedef struct met {
     ms_node *node;
     uint64_t visit;
 } met;
 
+/* The nodes in the order in which they were met; those after the one being read are still to be
+ * followed. */
 typedef struct walk {
     ms_context *context;
     met *nodes;
@@ -15,6 +21,7 @@ typedef struct walk {
     uint64_t visit;
 } walk;
 
+/* Adds a node to the walk at its first sight; NULL and nodes that were met are passed over. */
 static ms_status meet(walk *w, ms_node *node)
 {
     if (!node || node->visit == w->visit) return MS_OK;
@@ -26,7 +33,7 @@ static ms_status meet(walk *w, ms_node *node)
     return MS_OK;
 }
 
-/* Meets all that backward may come to from the nodes that were met. */
+/* Meets all nodes that a backward can come to from the nodes that were met. */
 static ms_status go_on(walk *w)
 {
     ms_status status = MS_OK;
@@ -38,12 +45,15 @@ static ms_status go_on(walk *w)
     return status;
 }
 
+/* Puts the visit numbers back, also after an error. */
 static void end(walk *w)
 {
     for (size_t i = 0; i < w->count; i++) w->nodes[i].node->visit = w->nodes[i].visit;
     ms_release(w->context, w->nodes);
 }
 
+/* A leaf that no graph uses has no accumulator, so it is not reached. A root may be a leaf itself:
+ * then the walk begins at its accumulator. */
 ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t count,
                            ms_tensor *const *leaves, uint32_t leaf_count, bool *reached)
 {
@@ -66,7 +76,9 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
 
 /* --------------------------------------------------------- marked gradients */
 
-/* A gradient hook; user: the node of the tensor that marks. Backward has not come further yet. */
+/* A gradient hook of the scaled loss; user is the loss's node. It runs before backward goes on to
+ * the nodes before, so all marks are set before the gradients that come through the loss arrive at
+ * leaves. Leaves are marked even if no gradient reaches them in the end. */
 static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     (void)gradient, (void)replacement;
@@ -85,6 +97,7 @@ static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replac
     return status;
 }
 
+/* The hook is never removed: it goes with the graph. */
 ms_status ms_tensor_mark_gradients(ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;

@@ -1,8 +1,23 @@
-/* recompute.c: a part of the graph that keeps its inputs only and is run again in backward. */
+/* recompute.c: a part of the graph that keeps its inputs only and is run again in backward.
+ *
+ * Activation checkpointing (Chen et al. 2016). The
+ * first run of the function records nothing, so the memory of its intermediate results is free as
+ * soon as they are used. One node stands for the whole function. When backward comes to it, the
+ * function runs again with the tape on, and a backward inside of the running one goes through what
+ * that run recorded.
+ *
+ * The second run must compute the same values as the first. So the node keeps the state of the
+ * random numbers and the autocast dtype, and the versions of all that the function read: its
+ * inputs, and the tensors that it holds beside them (captures). What it holds is found by watching
+ * which tensors its operators take that require a gradient or are parameters. Those that require
+ * one become edges of the node, so that backward does not run their nodes before this one has
+ * delivered. */
 #include "grad/tape.h"
 
 #include <string.h>
 
+/* One call of ms_recompute; the user of its node. One allocation holds the struct, the inputs and
+ * the versions. */
 typedef struct ms_recomputed {
     ms_engine *engine;
     ms_recompute_function f;
@@ -12,11 +27,13 @@ typedef struct ms_recomputed {
     ms_random random; /* as it was when f ran first */
     ms_dtype autocast;
     uint32_t script, input_count, output_count;
-    uint64_t *versions;   /* of the inputs' storages before f ran first; behind the inputs */
+    uint64_t *versions;   /* of the inputs before f ran first; stored after the inputs */
     ms_captures captures; /* what else it used then */
     ms_tensor *inputs[];  /* aliases without history */
 } ms_recomputed;
 
+/* Also called for a call that failed half way: free_user is NULL until the node owns user. Nodes of
+ * captures were handed over to edges if the node was made, and are NULL then. */
 static void recomputed_free(void *object)
 {
     ms_recomputed *kept = object;
@@ -31,7 +48,9 @@ static void recomputed_free(void *object)
     ms_release(context, kept);
 }
 
-/* f with the tape on, with the random numbers and precision of the first time. */
+/* Runs f with the tape on, with the random numbers and the precision of the first run, and puts
+ * back the state that the engine has now. A different number of outputs is an error: gradients
+ * could not be matched with outputs. */
 static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *count)
 {
     ms_engine *engine = kept->engine;
@@ -53,7 +72,8 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     return status;
 }
 
-/* Not ms_tensor_set_requires_grad: the memory of an input is not a parameter's for that. */
+/* Makes the alias of an input a leaf, whose gradient the inner backward collects.
+ * ms_tensor_set_requires_grad would also mark the memory as a parameter's, which it need not be. */
 static ms_status require_gradient(ms_tensor *input)
 {
     ms_meta *meta = NULL;
@@ -62,6 +82,10 @@ static ms_status require_gradient(ms_tensor *input)
     return status;
 }
 
+/* The node's backward. The inputs that need a gradient become leaves, f runs again, and the outputs
+ * that received gradients are the roots of a backward inside the running one. The leaves' gradients
+ * are the results; they are removed from the leaves, so that a retained graph can do this again.
+ * Gradients of captured tensors go straight to their nodes in the outer pass. */
 static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, ms_tensor **results,
                                      const bool *needs)
 {
@@ -84,12 +108,13 @@ static ms_status recomputed_backward(void *object, ms_tensor *const *gradients, 
     for (uint32_t i = 0; i < kept->input_count; i++) {
         ms_tensor *gradient = ms_tensor_grad(kept->inputs[i]);
         if (!status && needs[i] && gradient) results[i] = ms_tensor_retain(gradient);
-        /* A retained graph can then run backward again. */
         if (gradient) ms_tensor_set_grad(kept->inputs[i], NULL);
     }
     return status;
 }
 
+/* Inputs first, then captures: the tape checks the versions of both before it runs the node, and
+ * optimizers' early steps wait for it. */
 static bool recomputed_reads(void *object, uint32_t index, ms_tensor **tensor, uint64_t *version)
 {
     const ms_recomputed *kept = object;
@@ -106,8 +131,8 @@ static const ms_function recompute_function = { .name = "recompute",
                                                 .free = recomputed_free,
                                                 .reads = recomputed_reads };
 
-/* What f returned may be what it got, or a parameter: the history that is to come belongs to a
- * tensor of its own. */
+/* Replaces an output by an alias of it. f may return one of its inputs, or a parameter; the history
+ * that the call gets must not be attached to that tensor. */
 static ms_status own_window(ms_tensor **tensor)
 {
     ms_tensor *given = *tensor;
@@ -117,6 +142,8 @@ static ms_status own_window(ms_tensor **tensor)
     return status;
 }
 
+/* Versions are taken before f runs: f may write its inputs in place, and such a function cannot be
+ * run again on them. Its backward then refuses. */
 static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32_t count,
                              ms_recomputed **out)
 {
@@ -141,7 +168,10 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
     return status;
 }
 
-/* f without a tape, noting what it uses that requires a gradient; *count is 0 after a failure. */
+/* Runs f without recording, and notes what it uses that requires a gradient. The outputs count as
+ * used, since f may return a tensor that it holds. Where recording was off before, nothing is noted
+ * for this call: it gets no node. If it is itself part of the first run of another recomputed
+ * function, its uses are noted for that one. *count is 0 after a failure. */
 static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *), ms_tensor **made,
                            uint32_t *count)
 {
@@ -162,6 +192,7 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     return status;
 }
 
+/* On failure the caller still owns user, and no output is set. */
 ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
                        void (*done)(void *user), void (*free_user)(void *),
                        ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,

@@ -1,8 +1,20 @@
-/* record.c: running an operator and writing its node. */
+/* record.c: running an operator and writing its node.
+ *
+ * Two things decide what happens to a call: whether recording is on, and whether an input requires
+ * a gradient. If both hold, a node is written. If recording is off because a recomputed function
+ * runs for the first time, the inputs are noted for that function instead (ms_capture).
+ *
+ * A write in place changes memory that other tensors may share. The tape gives the written tensor
+ * the new history, and cannot give it to the others. The storage therefore remembers the version
+ * after the last recorded write in place, and each tensor the version at which it, or its history,
+ * was made; a tensor that is older than the last such write is refused wherever its history would
+ * be used. */
 #include "grad/tape.h"
 
 #include <string.h>
 
+/* What backward has to know of a tensor that it may not have any more: dtype and shape. NULL: all
+ * zero. */
 static void describe(ms_tensor_info *info, const ms_tensor *tensor)
 {
     *info = (ms_tensor_info){ 0 };
@@ -12,7 +24,8 @@ static void describe(ms_tensor_info *info, const ms_tensor *tensor)
     memcpy(info->shape, tensor->shape, sizeof info->shape);
 }
 
-/* An output's history from now on; a tensor written in place had another before. */
+/* Gives an output its history. A tensor that was written in place had another node before; the new
+ * node has an edge to it. */
 static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
 {
     ms_meta *meta = tensor->meta;
@@ -23,6 +36,8 @@ static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
     ms_node_release(before);
 }
 
+/* Older than the last recorded write in place of its memory: its node knows nothing of that write.
+ */
 ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor)
 {
     char shape[160];
@@ -47,6 +62,9 @@ static ms_status check_histories(ms_engine *engine, const char *what, ms_tensor 
     return status;
 }
 
+/* Which tensors cannot be written in place while that is recorded. A leaf that requires a gradient
+ * would become a result, and its gradient would never be accumulated. A view has a history of its
+ * own, and the base, whose memory changes, would keep a history without the write. */
 static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_tensor *target)
 {
     const ms_meta *meta = target->meta;
@@ -64,7 +82,8 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
     return MS_OK;
 }
 
-/* The node with its edges, before anything runs, so that running out of memory changes nothing. */
+/* The node with its edges. It is made before the operator runs: if memory runs out, no task has
+ * been enqueued and nothing has changed. */
 static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count,
                          ms_captures *captures, uint32_t output_count, ms_node **out)
 {
@@ -92,6 +111,9 @@ static bool any_requires_grad(ms_tensor *const *inputs, uint32_t count)
     return false;
 }
 
+/* Attaches the node to all outputs of float dtypes. Metas are made for all of them before the first
+ * is attached, since only that can fail. Integer outputs (the indices of topk) have no gradient,
+ * and no history. */
 static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t count)
 {
     ms_meta *meta = NULL;
@@ -107,13 +129,17 @@ static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t c
     return MS_OK;
 }
 
+/* Checks come first, then the node with its edges, then the operator, then what was saved and the
+ * outputs. With the versions taken after the operator ran, an operator that saves its own result,
+ * as exp does, saves it as it is after the write. */
 ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                    bool in_place, ms_tensor *const *inputs, uint32_t input_count,
                    ms_tensor **outputs, uint32_t output_count)
 {
     bool needed = any_requires_grad(inputs, input_count),
          recording = ms_engine_is_recording(engine);
-    /* A target that is written without a record need not have a true history: it is not used. */
+    /* The history of a target that is written without a record is not used, so it is not checked.
+     */
     uint32_t used = in_place && !needed && input_count > 0 ? 1 : 0;
     ms_status status = MS_OK;
     if (recording && needed && (op->flags & MS_OP_LOSES_GRAD))
@@ -172,13 +198,17 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     return status;
 }
 
-/* Where the gradient of a tensor that requires one goes; NULL: a leaf that nobody has used yet. */
+/* The node to which the gradient of a tensor goes; NULL for a leaf that no graph has used yet,
+ * whose accumulator is made by ms_edge_of. */
 static const ms_node *node_of(const ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;
     return meta->node ? meta->node : meta->accumulator;
 }
 
+/* Whether the list has this tensor already. Tensors with a node are the same if node and storage
+ * are; those without one (parameters that need no gradient here) if they are the same range of a
+ * storage. */
 static bool is_captured(const ms_captures *captures, const ms_tensor *tensor, const ms_node *node)
 {
     for (size_t i = 0; i < captures->count; i++) {
@@ -190,6 +220,9 @@ static bool is_captured(const ms_captures *captures, const ms_tensor *tensor, co
     return false;
 }
 
+/* Notes one tensor: with its node if a gradient can reach it, without one if only the values of a
+ * parameter were read, which the next step of an optimizer would change. Other tensors without a
+ * gradient are not noted: a function may write its own buffers. */
 static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *tensor,
                          bool differentiable)
 {
@@ -221,6 +254,7 @@ ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t coun
     return status;
 }
 
+/* Whether a captured tensor needs a gradient. */
 static bool any_node(const ms_captures *captures)
 {
     for (size_t i = 0; captures && i < captures->count; i++)
@@ -228,6 +262,9 @@ static bool any_node(const ms_captures *captures)
     return false;
 }
 
+/* If nothing requires a gradient, user is freed at once: on success the tape has taken it over in
+ * any case. The node gets function and user last; a node that is released before has neither and
+ * does not free them. */
 ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user,
                              ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count)

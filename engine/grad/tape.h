@@ -2,7 +2,16 @@
  *
  * Who holds whom: a tensor's meta holds the node that made it; a node holds the nodes of its inputs
  * through edges; a leaf's accumulator node holds the leaf, and the leaf's meta knows its
- * accumulator without holding it. So nothing forms a cycle. */
+ * accumulator without holding it. So nothing forms a cycle.
+ *
+ * Numbers that order things: `orders` counts nodes as they are made, so the operators that made a
+ * node's inputs have lower orders than the node, and running the highest order first is a
+ * topological order. Accumulators, which have no inputs, have the greatest order instead. `visits`
+ * gives each walk of the graph (a backward, or a search in reach.c) a number of its own: a node is
+ * marked by writing that number into it, and no walk has to clear the marks of the one before.
+ * `hook_ids` grows with each hook.
+ *
+ * Everything here belongs to the host thread. Tasks on streams never see a node or a meta. */
 #ifndef MOONSHARD_GRAD_TAPE_H
 #define MOONSHARD_GRAD_TAPE_H
 
@@ -12,7 +21,10 @@
 
 typedef struct ms_node ms_node;
 
-typedef struct ms_hook { /* on one output of a node, or on a leaf */
+/* A function that backward calls: on one output of a node (the list is the node's), or on a leaf
+ * (the list is its meta's). Exactly one of `gradient` and `accumulated` is set. Lists are in order
+ * of registration, so the ids in a list ascend; hook_after in backward.c relies on that. */
+typedef struct ms_hook {
     struct ms_hook *next;
     uint64_t id;
     uint32_t output;
@@ -22,20 +34,31 @@ typedef struct ms_hook { /* on one output of a node, or on a leaf */
     void (*free_user)(void *);
 } ms_hook;
 
-/* node NULL: no gradient is needed there */
+/* Where the gradient of one input goes: the node that made the input, and which of its outputs the
+ * input is. An edge holds a reference to its node. node NULL: no gradient is needed there. */
 typedef struct ms_edge {
     ms_node *node;
     uint32_t output;
 } ms_edge;
 
+/* A tensor that backward reads (an alias without history, owned), and the version of its memory
+ * when it was saved. If the memory has another version when backward comes, backward stops with an
+ * error instead of computing with values that forward has not seen. */
 typedef struct ms_saved {
     ms_tensor *tensor;
     uint64_t version;
 } ms_saved;
 
+/* What fits into a node without memory of its own: enough for every operator but cat, stack and
+ * split. A training step can record thousands of nodes, so the usual one costs no allocation. */
 #define MS_NODE_INPUTS 4
 #define MS_NODE_OUTPUTS 3
 
+/* One recorded call. It is an operator's (op), a function's (function and user), or the accumulator
+ * of a leaf (leaf), which adds what arrives to the leaf's gradient. It is referenced by the metas
+ * of its outputs, by edges, and by a backward that runs. Saved tensors and user go as soon as a
+ * backward without retain_graph has run the node; the node itself stays while tensors or edges
+ * refer to it, so that a second backward can name both lines. */
 struct ms_node {
     ms_engine *engine;
     const ms_op *op;             /* operator, or NULL */
@@ -43,6 +66,7 @@ struct ms_node {
     void *user;
     ms_tensor *leaf; /* or this: an accumulator (retained) */
     uint64_t order;
+    /* script: the line that recorded it; freed_script: that of the backward that freed it. */
     uint32_t references, script, freed_script, saved_count;
     uint32_t input_count, output_count;
     bool used;      /* backward has freed what it needs */
@@ -62,6 +86,9 @@ struct ms_node {
     ms_tensor *own_gradients[MS_NODE_OUTPUTS];
 };
 
+/* What the tape knows of a tensor; made when first needed, freed with the tensor. Either `node` is
+ * set (a result) or the tensor is a leaf. The accumulator pointer of a leaf is cleared when that
+ * node is freed. */
 typedef struct ms_meta {
     bool requires_grad;   /* of a leaf */
     bool marked;          /* its gradient: see ms_tensor_mark_gradients */
@@ -69,7 +96,7 @@ typedef struct ms_meta {
     ms_node *node;        /* retained; NULL for leaves */
     ms_node *accumulator; /* not retained */
     ms_tensor *grad;
-    ms_tensor *home; /* where the gradient is to lie, or NULL */
+    ms_tensor *home; /* destination buffer of the gradient (retained), or NULL: allocate one */
     ms_hook *hooks;  /* of a leaf */
     ms_engine *engine;
     struct ms_meta *next; /* unused ones */
@@ -83,6 +110,7 @@ typedef struct ms_capture_item {
     ms_node *node;
 } ms_capture_item;
 
+/* The list of what a recomputed function used; owned by that function (recompute.c). */
 typedef struct ms_captures {
     ms_capture_item *items;
     size_t count, capacity;
@@ -100,11 +128,15 @@ typedef struct ms_unread {
     ms_tensor **tensors;
 } ms_unread;
 
+/* A call that a hook has asked for at the end of the outermost backward. */
 typedef struct ms_at_end {
     ms_status (*f)(void *user);
     void *user;
 } ms_at_end;
 
+/* The tape of an engine (MS_SLOT_GRAD), made at first use. Nodes and metas are taken from chunks
+ * and given back to the lists unused_nodes and unused_metas; the chunks are freed with the engine
+ * only. */
 typedef struct ms_tape {
     bool paused;           /* recording is off */
     ms_captures *captures; /* of the recomputed function whose first run is on, or NULL */
@@ -120,46 +152,56 @@ typedef struct ms_tape {
     size_t chunk_count, chunk_capacity;
 } ms_tape;
 
+/* The engine's tape, made if there is none. Fails only for want of memory. */
 ms_status ms_tape_of(ms_engine *engine, ms_tape **out);
 
 /* A node with room for its arrays and one reference. */
 ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out);
-void ms_node_release(ms_node *node); /* frees what follows from it without recursion */
+/* Drops one reference. Frees the node with the last one, and the nodes before it that nothing else
+ * holds, without recursion: a graph may be deeper than the C stack. NULL is allowed. */
+void ms_node_release(ms_node *node);
+
+/* Releases what only backward needs: the saved tensors, and user of a function. */
 void ms_node_drop_saved(ms_node *node);
 /* The index-th tensor that the node's backward reads (borrowed), as it was when it was saved; false
  * past the last. */
 bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out);
-/* Counts the node's reads in their storages until it has run (or never will); both may be
- * repeated. */
+/* Counts the node's reads in their storages until the node has run, or never will. Both may be
+ * repeated: `expected` remembers whether they are counted. */
 void ms_node_expect(ms_node *node);
 void ms_node_unexpect(ms_node *node);
-/* unread.c: calls those whose tensors nothing reads any more; drops all of them, uncalled. */
+/* unread.c: calls the waiting writes whose tensors no node has to read any more, in order of
+ * registration; the first error ends it. */
 ms_status ms_unread_run(ms_tape *tape);
+
+/* Frees all waiting writes without calling them: at the end of the outermost backward. */
 void ms_unread_drop(ms_tape *tape, ms_engine *engine);
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
 /* The meta of a tensor, made if there is none. */
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out);
-/* MS_ERROR_STATE if a recorded write has changed this tensor's memory (NULL: fine) behind its
- * history. */
+/* MS_ERROR_STATE if a recorded write in place has changed this tensor's memory (NULL: fine) after
+ * its history was recorded: a gradient through that history would ignore the write. */
 ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor);
 /* Where the gradient of this tensor goes: fills edge with a retained node, or NULL if it needs
- * none. */
+ * none. For a leaf this is its accumulator, which is made if it has none. */
 ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge);
 /* If the first run of a recomputed function is on, notes those of the tensors (NULL: none) that
  * require a gradient or are a parameter's values. differentiable: whether what uses them can give
  * them a gradient. */
 ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                      bool differentiable);
-/* As ms_record, with edges to what was captured (handed over) behind those to the inputs; f has no
+/* As ms_record, with edges to the captured nodes (handed over) after those to the inputs; f has no
  * results for them. */
 ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user,
                              ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count);
-/* A backward inside of the one that is running: what both go through gets its gradient here, and is
- * run there. Frees what it has used. */
+/* A backward inside of the one that is running. Gradients of nodes that both go through are added
+ * up here, and the outer backward runs those nodes. Frees what it has used. */
 ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots,
                              ms_tensor *const *gradients, uint32_t count);
+
+/* Frees a list of hooks, and the user of each. */
 void ms_hooks_free(ms_context *context, ms_hook *hooks);
 
 #endif

@@ -16,6 +16,7 @@ bool ms_tensor_is_awaited(const ms_tensor *tensor)
     return ms_storage_expects_reads(tensor->storage, begin, end);
 }
 
+/* A write waits for all of its tensors together. */
 static bool any_awaited(ms_tensor *const *tensors, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -23,6 +24,7 @@ static bool any_awaited(ms_tensor *const *tensors, uint32_t count)
     return false;
 }
 
+/* Releases the tensors and user of an item that has left the list. */
 static void unread_free(ms_context *context, ms_unread *item)
 {
     for (uint32_t i = 0; i < item->count; i++) ms_tensor_release(item->tensors[i]);
@@ -30,6 +32,8 @@ static void unread_free(ms_context *context, ms_unread *item)
     if (item->free_user) item->free_user(item->user);
 }
 
+/* Appends an item to the list, which takes over its user; on failure the caller keeps it. The
+ * tensors are retained: their storages are looked at after each node. */
 static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item,
                             ms_tensor *const *tensors)
 {
@@ -46,6 +50,7 @@ static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item,
     return MS_OK;
 }
 
+/* user is freed in all cases but one: when the call waits, the list has taken it over. */
 ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                                   ms_status (*f)(void *user), void *user,
                                   void (*free_user)(void *user))
@@ -82,6 +87,8 @@ ms_status ms_unread_run(ms_tape *tape)
     return status;
 }
 
+/* After a backward without errors the list is empty: all nodes have run, so nothing was left to
+ * wait for. */
 void ms_unread_drop(ms_tape *tape, ms_engine *engine)
 {
     while (tape->unread_count > 0) {
