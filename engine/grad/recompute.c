@@ -1,10 +1,9 @@
 /* recompute.c: a part of the graph that keeps its inputs only and is run again in backward.
  *
- * Activation checkpointing (Chen et al. 2016). The
- * first run of the function records nothing, so the memory of its intermediate results is free as
- * soon as they are used. One node stands for the whole function. When backward comes to it, the
- * function runs again with the tape on, and a backward inside of the running one goes through what
- * that run recorded.
+ * Activation checkpointing (Chen et al. 2016). The first run of the function records nothing, so
+ * the memory of its intermediate results is free as soon as they are used. One node stands for the
+ * whole function. When backward comes to it, the function runs again with the tape on, and a
+ * backward inside of the running one goes through what that run recorded.
  *
  * The second run must compute the same values as the first. So the node keeps the state of the
  * random numbers and the autocast dtype, and the versions of all that the function read: its

@@ -1,5 +1,10 @@
 /* clip.c: clipping by the common norm of many gradients, and unscaling with a found-inf flag: few
- * tasks, fixed order of sums. */
+ * tasks, fixed order of sums.
+ *
+ * The norm is that of all gradients as one vector, as if they were flattened. It never comes to the
+ * host unless the caller reads it: the factor is computed on the device, and the scaling task reads
+ * it there. Sums of one gradient are added in tiles of fixed size and the parts in order, so the
+ * norm has the same bits on any number of threads. */
 #include "optim/tasks.h"
 
 #include <math.h>
@@ -8,6 +13,7 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
+/* Gradients must be contiguous: scaling writes them in place, which a copy cannot serve. */
 static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients,
                                  uint32_t count)
 {
@@ -24,12 +30,14 @@ static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor 
     return MS_OK;
 }
 
+/* How many gradients the task that begins with number `first` takes. */
 static uint32_t group_size(uint32_t count, uint32_t first)
 {
     return count - first < MS_CLIP_TENSORS ? count - first : MS_CLIP_TENSORS;
 }
 
-/* Each gradient's part of the norm into partial[i]. */
+/* Enqueues the measuring of each gradient's part of the norm into partial[i], one task for each
+ * group. */
 static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double p,
                          ms_tensor *partial)
 {
@@ -53,7 +61,9 @@ static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_
     return MS_OK;
 }
 
-/* Multiplies all gradients by factor; finite (may be NULL) turns false where a result is not. */
+/* Multiplies all gradients by factor, one task for each group; finite (may be NULL) turns false
+ * where a result is not finite. Gradients and `finite` are read and written, so they are in both
+ * lists: they come first in `used`, of which the writes are a prefix. */
 static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count,
                        ms_tensor *factor, ms_tensor *finite)
 {
@@ -61,7 +71,6 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
         ms_scale_args args = { .factor = ms_tensor_data(factor),
                                .count = group_size(count, first),
                                .finite = finite ? ms_tensor_data(finite) : NULL };
-        /* Gradients and `finite` are updated: read and written. */
         ms_tensor *used[MS_CLIP_TENSORS + 2];
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
@@ -82,8 +91,8 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     return MS_OK;
 }
 
-/* The norm of `count` parts, the factor that brings it down to max, and the position of the first
- * part that is not finite. */
+/* Enqueues the norm of `count` parts, the factor that brings it down to max, and the position of
+ * the first part that is not finite. results: norm, factor, position. */
 static ms_status combine(ms_engine *engine, ms_tensor *partial, uint32_t count, double max,
                          double p, ms_tensor *const results[3])
 {
@@ -98,6 +107,8 @@ static ms_status combine(ms_engine *engine, ms_tensor *partial, uint32_t count, 
                              results, 3, (ms_task_cost){ .bytes = 8u * count });
 }
 
+/* An infinite max measures without scaling: no gradient is written. With a finite max, a norm that
+ * is not finite gives a factor of 0 or NaN; the caller learns of it from *bad. */
 ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max,
                        double p, ms_tensor **norm, ms_tensor **bad)
 {
@@ -111,7 +122,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
                               "clip_grad_norm: p = %g; above 0 or math.huge is allowed", p);
     ms_status status = check_gradients(engine, "clip_grad_norm", gradients, count);
     int64_t numbers = count;
-    /* 8 bytes each: they hold doubles */
+    /* There is no dtype f64: elements of 8 bytes hold the parts. */
     if (!status) status = ms_tensor_new(engine, MS_I64, 1, &numbers, &partial);
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made[NORM]);
     if (!status) status = ms_tensor_new(engine, MS_F32, 0, NULL, &made[FACTOR]);
@@ -128,6 +139,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     return status;
 }
 
+/* `finite` begins as true; each task may only turn it false. */
 ms_status ms_unscale(ms_engine *engine, ms_tensor *const *gradients, uint32_t count,
                      ms_tensor *factor, ms_tensor **finite)
 {

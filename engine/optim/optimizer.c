@@ -1,5 +1,10 @@
 /* optimizer.c: what each kind of optimizer is called, keeps and allows, and its step as one
- * task. */
+ * task.
+ *
+ * An optimizer has no object here. Its state is tensors that the caller owns, and a step is a
+ * function of them: one task reads and writes parameter, states and count in a single pass over
+ * memory, which is what an optimizer's time consists of. The formulas are in moonshard/optim.h, the
+ * loops in optim/cpu/isa/optimizer.c. */
 #include "optim/tasks.h"
 
 #include <math.h>
@@ -8,7 +13,9 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
-/* What is known of a kind. Defaults are those of the peers; numbers that are left out are 0. */
+/* What is known of a kind: its name, its states in the order in which kernels take them, and its
+ * hyper-parameters unless the user gives others. Names and defaults are those of the peers, numbers
+ * that are left out are 0. */
 typedef struct kind_facts {
     const char *name;
     const char *states[MS_OPTIMIZER_STATES];
@@ -49,6 +56,8 @@ static const kind_facts facts[MS_OPTIMIZER_KINDS] = {
 const char *ms_optimizer_name(ms_optimizer_kind kind) { return facts[kind].name; }
 ms_hyperparameters ms_optimizer_defaults(ms_optimizer_kind kind) { return facts[kind].defaults; }
 
+/* Some states exist only with an option: the maximum of amsgrad, the momentum buffers, the mean of
+ * centered rmsprop. A state that is not needed takes no memory and has no name in checkpoints. */
 const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
                                     uint32_t index)
 {
@@ -60,12 +69,14 @@ const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparame
     return facts[kind].states[index];
 }
 
+/* All states begin as zeros but the sum of adagrad, whose start is a hyper-parameter. */
 double ms_optimizer_state_start(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
                                 uint32_t index)
 {
     return kind == MS_ADAGRAD && index == 0 ? hyper->initial_accumulator_value : 0;
 }
 
+/* The error for a hyper-parameter: kind, name, value, and what is allowed. */
 static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *name, double value,
                         const char *range)
 {
@@ -73,7 +84,8 @@ static ms_status refuse(ms_engine *engine, ms_optimizer_kind kind, const char *n
                           name, value, range);
 }
 
-/* Each number by itself; a kind that does not use one has its default. */
+/* Each number by itself. A number that the kind does not use has its default, so it passes. The
+ * conditions are written so that NaN is refused. */
 static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
                               const ms_hyperparameters *hyper)
 {
@@ -104,6 +116,7 @@ static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
     return MS_OK;
 }
 
+/* A first eta of 1 or more would never shrink a step that has passed a minimum. */
 static ms_status check_rprop(ms_engine *engine, const ms_hyperparameters *hyper)
 {
     if (!(hyper->eta_minus > 0 && hyper->eta_minus < 1 && hyper->eta_plus > 1))
@@ -119,6 +132,7 @@ static ms_status check_rprop(ms_engine *engine, const ms_hyperparameters *hyper)
     return MS_OK;
 }
 
+/* The restrictions on nesterov are the peers'. */
 ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
                              const ms_hyperparameters *hyper)
 {
@@ -133,6 +147,8 @@ ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
 
 /* --------------------------------------------------------------------- step */
 
+/* States and master are f32 whatever the parameter's dtype: 16 bits lose the small terms of running
+ * means. */
 static ms_status check_state(const ms_optimizer_step *step, const char *name,
                              const ms_tensor *state)
 {
@@ -153,6 +169,8 @@ static ms_status check_state(const ms_optimizer_step *step, const char *name,
     return MS_OK;
 }
 
+/* The parameter must be contiguous, since it is written in place; a gradient with other strides is
+ * copied before the step. */
 static ms_status check_gradient(ms_engine *engine, const ms_optimizer_step *step)
 {
     char have[160], want[160];
@@ -170,13 +188,14 @@ static ms_status check_gradient(ms_engine *engine, const ms_optimizer_step *step
     return MS_OK;
 }
 
-/* A tensor of one number of this dtype, or none. */
+/* Whether a tensor is one number of this dtype. NULL passes: what must be given is checked apart.
+ */
 static bool is_number(const ms_tensor *tensor, ms_dtype dtype)
 {
     return !tensor || (ms_tensor_dtype(tensor) == dtype && ms_tensor_count(tensor) == 1);
 }
 
-/* The numbers that the step reads on the device. */
+/* The numbers that the step reads on the device: count must be given, lr and only_if may be. */
 static ms_status check_numbers(ms_engine *engine, const ms_optimizer_step *step)
 {
     char have[160];
@@ -194,6 +213,8 @@ static ms_status check_numbers(ms_engine *engine, const ms_optimizer_step *step)
     return MS_OK;
 }
 
+/* All checks of a step come before anything is enqueued, so a step that is refused changes nothing.
+ */
 static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
 {
     ms_status status = check_gradient(engine, step);
@@ -208,7 +229,8 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
 
 static void *data_of(ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor) : NULL; }
 
-/* Enqueues the checked step; the gradient is contiguous. */
+/* Enqueues the checked step; the gradient is contiguous. The cost is estimated as 12
+ * FLOPs an element for every kind: a step is bound by the bytes it moves. */
 static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, ms_tensor *gradient)
 {
     ms_optimizer_args args = { .kind = step->kind,
@@ -223,8 +245,8 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
                                .only_if = data_of(step->only_if),
                                .elements = ms_tensor_count(step->parameter),
                                .random = step->random };
-    /* What is updated is read as well, so it stands in both lists: the first `updated` of what is
-     * used. */
+    /* What is updated is read as well. It comes first in `used`, so that the writes are the first
+     * `updated` of the reads. */
     ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
     uint64_t bytes = 2 * ms_tensor_bytes(step->parameter) + ms_tensor_bytes(gradient);

@@ -1,13 +1,22 @@
-/* tasks.h: the tasks of optim/ and their arguments. */
+/* tasks.h: the tasks of optim/ and their arguments.
+ *
+ * The arguments are plain data: addresses and numbers, copied into the stream's ring. Whoever
+ * enqueues a task has checked all of it, and declares every storage to which an address belongs
+ * (ms_tensor_enqueue). */
 #ifndef MOONSHARD_OPTIM_TASKS_H
 #define MOONSHARD_OPTIM_TASKS_H
 
 #include "exec/device.h"
 #include "moonshard/optim.h"
 
-#define MS_CLIP_TENSORS 12 /* gradients of one task */
+/* Gradients of one task. Models have hundreds of parameters, and a task for each would cost more
+ * than the work on the small ones; how many one task takes is limited by MS_TASK_ARGS_MAX. */
+#define MS_CLIP_TENSORS 12
 
-/* One step of one parameter. */
+/* One step of one parameter: all arrays have `elements` elements and are contiguous. States,
+ * master, lr and only_if are NULL where there are none. Numbers that change from step to step
+ * without the host's knowledge are addresses: count, because a step with only_if false does not
+ * count, and lr and only_if, because other tasks compute them. */
 typedef struct ms_optimizer_args {
     ms_optimizer_kind kind;
     ms_dtype dtype, gradient_dtype;
@@ -29,8 +38,9 @@ typedef struct ms_clip_tensor {
     int64_t elements;
 } ms_clip_tensor;
 
-/* Clipping takes three tasks. The first puts the sum of |g|^p of each gradient (p infinite: the
- * maximum) into partial. */
+/* Clipping takes three tasks, and the host waits for none of them. The first puts the sum of |g|^p
+ * of each gradient (p infinite: the maximum of |g|) into partial, in f64: a sum of millions of
+ * squares in f32 would lose the small ones. */
 typedef struct ms_measure_args {
     double p;
     uint32_t count;
@@ -39,7 +49,8 @@ typedef struct ms_measure_args {
 } ms_measure_args;
 
 /* The second makes of all parts the norm, the factor for the gradients, and the position of the
- * first part that is not finite (-1: none). */
+ * first part that is not finite (-1: none). One task reads all parts, so that their sum has one
+ * order. */
 typedef struct ms_combine_args {
     double p, max;
     uint32_t count;
@@ -48,7 +59,8 @@ typedef struct ms_combine_args {
     int64_t *bad;
 } ms_combine_args;
 
-/* The third multiplies by the factor. finite (may be NULL) turns false where a result is not. */
+/* The third multiplies all gradients by the factor, in place. finite (may be NULL) turns false
+ * where a result is not finite; it never turns true again, so several tasks share it. */
 typedef struct ms_scale_args {
     const float *factor;
     uint32_t count;
@@ -56,6 +68,7 @@ typedef struct ms_scale_args {
     ms_clip_tensor tensors[MS_CLIP_TENSORS];
 } ms_scale_args;
 
+/* The positions in a device's table of tasks (ms_kernels). */
 typedef enum ms_optim_task {
     MS_OPTIM_STEP,
     MS_OPTIM_MEASURE,

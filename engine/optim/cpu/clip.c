@@ -1,14 +1,22 @@
 /* clip.c: norms and scaling of many gradients on the CPU. Tiles run over all gradients of a task,
- * cut at fixed places. */
+ * cut at fixed places.
+ *
+ * A tile is MS_TILE elements of one gradient, and its sum is kept apart until all tiles are done;
+ * then the sums are added in order. Which thread ran which tile therefore does not show in the
+ * norm. 16-bit gradients are converted in chunks that fit into a core's first cache, in f32, where
+ * all arithmetic on elements is done. */
 #include "optim/cpu/kernels.h"
 
 #include <math.h>
 
 #include "tensor/cpu/convert.h"
 
+/* Elements of a tile, and elements that are converted at once. Both decide where sums are cut:
+ * another value changes the last bits of norms. */
 #define MS_TILE 65536
 #define MS_CHUNK 2048
 
+/* An empty gradient has no tiles. */
 static int64_t tiles_of(int64_t elements) { return (elements + MS_TILE - 1) / MS_TILE; }
 
 /* The part of a task's gradients that one tile covers. */
@@ -25,8 +33,9 @@ static int64_t count_tiles(const ms_clip_tensor *tensors, uint32_t count)
     return tiles;
 }
 
-/* Tiles are counted through the gradients, each of which begins a new one: where they are cut does
- * not depend on how many threads there are. */
+/* Finds what the tile with this number covers. Tiles are numbered through the gradients of the
+ * task, each of which begins a new one, so where they are cut depends on shapes only. tile is below
+ * count_tiles(). */
 static tile_range range_of(const ms_clip_tensor *tensors, uint32_t tile)
 {
     int64_t at = tile;
@@ -38,7 +47,9 @@ static tile_range range_of(const ms_clip_tensor *tensors, uint32_t tile)
                          .n = (size_t)(rest < MS_TILE ? rest : MS_TILE) };
 }
 
-/* One more part of a p-norm: a sum of powers or, for infinity, the largest, which NaN passes. */
+/* Adds one more part of a p-norm: a sum of powers or, for infinity, the largest. A NaN must not be
+ * lost, since the caller finds bad gradients by it: it fails both comparisons, so it is asked for
+ * by name. */
 static double add_part(double sum, double part, double p)
 {
     if (!isinf(p)) return sum + part;
@@ -47,6 +58,7 @@ static double add_part(double sum, double part, double p)
 
 /* ---------------------------------------------------------------- measuring */
 
+/* What the tiles of one measuring task share; sums has one entry for each tile. */
 typedef struct measure_job {
     const ms_measure_args *args;
     const ms_optimizer_kernels *kernels;
@@ -54,6 +66,8 @@ typedef struct measure_job {
     double *sums;
 } measure_job;
 
+/* The sum of |g|^p over n elements, or their maximum; f32 is read where it is, 16 bits through a
+ * chunk. */
 static double measure_range(const measure_job *j, const char *data, ms_dtype dtype, size_t n)
 {
     if (dtype == MS_F32)
@@ -76,6 +90,8 @@ static void measure_tile(void *context, uint32_t tile, ms_thread *thread)
     j->sums[tile] = measure_range(j, range.data, range.dtype, range.n);
 }
 
+/* Runs the tiles on the device's threads, then adds the sums of each gradient in the order of its
+ * tiles. The scratch is the thread's own and is kept for the next task. */
 static ms_task_result measure_run(ms_run *run, void *arguments)
 {
     const ms_measure_args *args = arguments;
@@ -104,6 +120,9 @@ const ms_task ms_cpu_measure = { .name = "gradient_norm",
                                  .args_bytes = sizeof(ms_measure_args),
                                  .kind = MS_KIND_OPTIMIZER };
 
+/* norm = (sum of parts)^(1/p), factor = min(1, max / (norm + 1e-6)). The 1e-6 keeps a norm of 0
+ * from dividing by 0, and is the peers'. A NaN norm must give a NaN factor, which a plain minimum
+ * would turn into 1: then all gradients become NaN, and the fault is seen. */
 static ms_task_result combine_run(ms_run *run, void *arguments)
 {
     (void)run;
@@ -129,6 +148,7 @@ const ms_task ms_cpu_combine = { .name = "clip_factor",
 
 /* ------------------------------------------------------------------ scaling */
 
+/* What the tiles of one scaling task share. Any tile may set bad; none clears it. */
 typedef struct scale_job {
     const ms_scale_args *args;
     const ms_optimizer_kernels *kernels;
@@ -136,6 +156,8 @@ typedef struct scale_job {
     _Atomic uint8_t bad;
 } scale_job;
 
+/* Multiplies n elements by the factor in place. Whether results are finite is asked of the f32
+ * values, before they are rounded to 16 bits. */
 static bool scale_range(const scale_job *j, char *data, ms_dtype dtype, size_t n)
 {
     float chunk[MS_CHUNK], factor = *j->args->factor;
@@ -159,6 +181,8 @@ static void scale_tile(void *context, uint32_t tile, ms_thread *thread)
     if (!scale_range(j, range.data, range.dtype, range.n)) j->bad = 1;
 }
 
+/* A factor of exactly 1 is the usual case of clipping: nothing is read or written then, unless the
+ * caller wants to know whether all is finite. */
 static ms_task_result scale_run(ms_run *run, void *arguments)
 {
     const ms_scale_args *args = arguments;

@@ -1,11 +1,16 @@
-/* kernels.h: the inner loops of the optimizers on the CPU. */
+/* kernels.h: the inner loops of the optimizers on the CPU.
+ *
+ * Each loop is compiled once for every instruction set (MS_ISA_TABLE) and is chosen when a task
+ * runs. */
 #ifndef MOONSHARD_OPTIM_CPU_KERNELS_H
 #define MOONSHARD_OPTIM_CPU_KERNELS_H
 
 #include "optim/tasks.h"
 #include "tensor/cpu/isa.h"
 
-/* Numbers of one step, the same for all elements. Which of them a kind reads: see the kernels. */
+/* Numbers of one step, the same for all elements. They are computed in f64 once a step and rounded
+ * once, so that a loop has no division or power that does not depend on the element. Which of them
+ * a kind reads: see the kernels. beta1 is also rho of adadelta and alpha of rmsprop. */
 typedef struct ms_optimizer_scalars {
     float lr, weight_decay, sign; /* sign: -1 for maximize */
     float beta1, beta2, eps;
@@ -17,12 +22,13 @@ typedef struct ms_optimizer_scalars {
     bool nesterov, has_max, centered, has_momentum, first;
 } ms_optimizer_scalars;
 
-/* One pass over n elements, all f32, no overlap; p is written, g is not. a, b, c are the states in
- * order. */
+/* One pass over n elements, all f32, no overlap. p and the states a, b, c (in the order of
+ * ms_optimizer_state_name; NULL where there is none) are updated, g is only read. */
 typedef void (*ms_optimizer_kernel)(const ms_optimizer_scalars *s, float *restrict p,
                                     const float *restrict g, float *restrict a, float *restrict b,
                                     float *restrict c, size_t n);
 
+/* The loops of one instruction set. */
 typedef struct ms_optimizer_kernels {
     ms_optimizer_kernel step[MS_OPTIMIZER_KINDS];
     /* The sum of |g|^p; p infinite: the maximum. NaN stays. */

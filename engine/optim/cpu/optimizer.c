@@ -1,5 +1,11 @@
 /* optimizer.c: the step of one parameter on the CPU: tiles of elements, 16-bit parameters and
- * gradients through f32 chunks. */
+ * gradients through f32 chunks.
+ *
+ * Elements do not depend on each other, so any number of threads gives the same bits. Arithmetic is
+ * in f32. A 16-bit parameter either has an f32 master, which is stepped and then rounded to the
+ * nearest, or it is stepped itself and rounded stochastically: rounding to the nearest would lose
+ * every change that is smaller than half of its last digit, and with small learning rates that is
+ * most of them. */
 #include "optim/cpu/kernels.h"
 
 #include <math.h>
@@ -9,6 +15,7 @@
 #define MS_TILE 65536 /* elements of a tile: fixed, so that results do not depend on threads */
 #define MS_CHUNK 2048 /* elements that are converted at once */
 
+/* What the tiles of one step share. */
 typedef struct job {
     const ms_optimizer_args *args;
     ms_optimizer_scalars scalars;
@@ -16,7 +23,9 @@ typedef struct job {
     const ms_convert_kernels *convert;
 } job;
 
-/* The numbers of step t, computed in f64 and rounded once. */
+/* The numbers of step t (from 1), computed in f64 and rounded once. step_size holds the bias
+ * correction of adam and adamax, or the decayed rate of adagrad; a kind that uses neither ignores
+ * it. damped is 1 at the first step, since sgd's buffer then becomes the gradient itself. */
 static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 {
     const ms_hyperparameters *h = &args->hyper;
@@ -49,8 +58,10 @@ static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
     return s;
 }
 
-/* Rounds to one of the two neighbours with probability by distance, so that small changes of a
- * 16-bit parameter are not lost on average. */
+/* Rounds to one of the two neighbours, to the nearer one with the greater probability, so that the
+ * expected result is the value: bf16 is the upper half of f32, and adding a random number below the
+ * last kept bit carries with just that probability. Infinity and NaN are converted as they are,
+ * since a carry would change them. */
 static uint16_t bf16_stochastic(float value, uint32_t draw)
 {
     uint32_t bits = ms_bits_from_float(value);
@@ -67,6 +78,8 @@ static uint16_t f16_stochastic(float value, uint32_t draw)
     return ms_f16_from_float(cut ? ms_float_from_bits(moved & ~0x1fffu) : value);
 }
 
+/* Element i takes lane i % 4 of the Philox block i / 4: a draw depends on the element's position
+ * and the step only, not on tiles or threads. */
 static void store_stochastic(const ms_optimizer_args *args, const float *values, int64_t first,
                              size_t n)
 {
@@ -82,6 +95,9 @@ static void store_stochastic(const ms_optimizer_args *args, const float *values,
     }
 }
 
+/* Steps n elements from `first` on. f32 parameters and gradients and all masters are used where
+ * they are; other 16-bit values go through chunks on the stack. A master is stepped and the
+ * parameter rounded from it, so the parameter's own digits are never read. */
 static void step_chunk(const job *j, int64_t first, size_t n)
 {
     const ms_optimizer_args *args = j->args;
@@ -105,6 +121,7 @@ static void step_chunk(const job *j, int64_t first, size_t n)
     else store_stochastic(args, p, first, n);
 }
 
+/* Tiles of f32 go through the loop at once; where something is converted, chunk by chunk. */
 static void step_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -118,6 +135,9 @@ static void step_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* only_if and count are read when the task runs, in stream order after the tasks that wrote them. A
+ * step that is skipped leaves the count, so that bias corrections are those of the steps that
+ * happened. */
 static ms_task_result optimizer_run(ms_run *run, void *arguments)
 {
     const ms_optimizer_args *args = arguments;

@@ -1,5 +1,8 @@
-/* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into
- * vectors. */
+/* optimizer.c: the inner loops of the optimizers: plain loops that the compiler turns into vectors.
+ *
+ * Each kernel is one step of one kind; moonshard/optim.h has the formulas in symbols. sign turns
+ * the gradient round for maximize. `restrict` and the fixed parameters of the kernels are what lets
+ * the compiler make vectors of the loops. */
 #include "optim/cpu/kernels.h"
 
 #include <math.h>
@@ -10,6 +13,8 @@
     static void name(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, \
                      float *restrict a, float *restrict b, float *restrict c, size_t n)
 
+/* b = mu b + (1 - dampening) g; p -= lr b, or lr (g + mu b) for nesterov. Without momentum there is
+ * no buffer. */
 MS_STEP(sgd)
 {
     (void)b, (void)c;
@@ -17,7 +22,7 @@ MS_STEP(sgd)
         for (size_t i = 0; i < n; i++) p[i] -= s->lr * (s->sign * g[i] + s->weight_decay * p[i]);
         return;
     }
-    /* At the first step the buffer is the gradient itself: momentum of zeros, undamped. */
+    /* At the first step the buffer is zero and damped is 1: the buffer becomes the gradient. */
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i];
         a[i] = s->momentum * a[i] + s->damped * grad;
@@ -25,7 +30,12 @@ MS_STEP(sgd)
     }
 }
 
-/* decay: 1 - lr wd for adamw, 1 for adam; coupled: weight decay that is added to the gradient. */
+/* Adam (Kingma and Ba 2015): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, and p moves by lr m' /
+ * (sqrt(v') + eps), where m' and v' are divided by 1 - b1^t and 1 - b2^t, since running means that
+ * begin at 0 are too small at first. Both corrections are in step_size and root_correction. amsgrad
+ * (Reddi et al. 2018) takes the greatest v so far. decay: 1 - lr wd for adamw, 1 for adam; coupled:
+ * weight decay that is added to the gradient. Inlined into its callers, so that the constants among
+ * its parameters disappear from the loop. */
 static inline __attribute__((always_inline)) void adam_step(
     const ms_optimizer_scalars *s, float decay, float coupled, bool amsgrad, float *restrict p,
     const float *restrict g, float *restrict m, float *restrict v, float *restrict most, size_t n)
@@ -44,12 +54,14 @@ static inline __attribute__((always_inline)) void adam_step(
     }
 }
 
+/* Weight decay is part of the gradient, and so of both means. */
 MS_STEP(adam)
 {
     if (s->has_max) adam_step(s, 1, s->weight_decay, true, p, g, a, b, c, n);
     else adam_step(s, 1, s->weight_decay, false, p, g, a, b, c, n);
 }
 
+/* Weight decay is applied to the parameter, apart from the means (Loshchilov and Hutter 2019). */
 MS_STEP(adamw)
 {
     float decay = 1 - s->lr * s->weight_decay;
@@ -57,6 +69,7 @@ MS_STEP(adamw)
     else adam_step(s, decay, 0, false, p, g, a, b, c, n);
 }
 
+/* s += g^2, never decayed, so the rate of an element only falls (Duchi et al. 2011). */
 MS_STEP(adagrad)
 {
     (void)b, (void)c;
@@ -67,6 +80,8 @@ MS_STEP(adagrad)
     }
 }
 
+/* The step is scaled by the running size of earlier steps over that of gradients, so that it has
+ * the unit of the parameter (Zeiler 2012). beta1 is rho. */
 MS_STEP(adadelta)
 {
     (void)c;
@@ -79,6 +94,8 @@ MS_STEP(adadelta)
     }
 }
 
+/* a: running mean of g^2; centered: c is that of g, and the square becomes a variance. eps is added
+ * after the root. beta1 is alpha. */
 MS_STEP(rmsprop)
 {
     for (size_t i = 0; i < n; i++) {
@@ -98,6 +115,10 @@ MS_STEP(rmsprop)
     }
 }
 
+/* Only the sign of the gradient counts (Riedmiller and Braun 1993); each element has a step of its
+ * own, which grows while the sign stays and shrinks when it changes. After a change the gradient
+ * counts as 0: the element rests for this step, and the next sign neither grows nor shrinks its
+ * step. Selections instead of branches, since the compiler makes vectors of them. */
 MS_STEP(rprop)
 {
     (void)c;
@@ -117,6 +138,8 @@ MS_STEP(rprop)
     }
 }
 
+/* Adam with the infinity norm in place of the root of v: u = max(b2 u, |g| + eps). u needs no bias
+ * correction. */
 MS_STEP(adamax)
 {
     (void)c;
@@ -131,7 +154,8 @@ MS_STEP(adamax)
 
 /* ----------------------------------------------------------------- clipping */
 
-/* 16 lanes, in f64 halves so that long sums keep their digits. */
+/* 16 lanes, in f64 halves so that long sums keep their digits. The order of additions is written
+ * out, and is the same for every instruction set. */
 static double sum_of_squares(const float *g, size_t n)
 {
     typedef double v8d __attribute__((vector_size(64)));
@@ -148,6 +172,8 @@ static double sum_of_squares(const float *g, size_t n)
     return sum;
 }
 
+/* The norm of 2 has a loop of its own, as nearly all clipping uses it. A NaN ends the search for a
+ * maximum. */
 static double sum_of_powers(const float *g, size_t n, double p)
 {
     double sum = 0;
@@ -169,6 +195,7 @@ static void scale(float *g, size_t n, float factor)
     for (size_t i = 0; i < n; i++) g[i] *= factor;
 }
 
+/* An exponent of all ones is infinity or NaN; testing bits without a branch makes vectors. */
 static bool all_finite(const float *g, size_t n)
 {
     uint32_t bad = 0;
