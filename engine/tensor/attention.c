@@ -1,5 +1,14 @@
 /* attention.c: attention with grouped queries, whose scores are never stored, and rotary position
- * embedding. */
+ * embedding.
+ *
+ * o = softmax(scale q k^T + mask) v for each batch and head. Scores are queries times keys and
+ * would be the largest tensors of a model, so kernels compute them block by block and keep only the
+ * logarithm of the sum of exponentials of each row (Dao et al. 2022). Backward computes the
+ * probabilities again from it: P = exp(scale q k^T - log_sum).
+ *
+ * With D = sum of do * o over the width: dv = P^T do, dP = do v^T, dS = P * (dP - D), dq = scale dS
+ * k, dk = scale dS^T q. Several query heads may share a head of keys and values (grouped queries,
+ * Ainslie et al. 2023): dk and dv are then summed over them. */
 #include "tensor/attention.h"
 
 #include <math.h>
@@ -12,6 +21,7 @@
 
 /* -------------------------------------------------------------------- heads */
 
+/* A [batch, heads, time, width] tensor as the kernels walk it; the stride of the width is 1. */
 static ms_heads heads_of(const ms_tensor *t)
 {
     return (ms_heads){ .data = ms_tensor_data(t),
@@ -20,7 +30,8 @@ static ms_heads heads_of(const ms_tensor *t)
                        .time = t->strides[2] };
 }
 
-/* [b, h, t, d] in memory as [b, t, h, d]. */
+/* A new [b, h, t, d] tensor that is stored as [b, t, h, d]: joining the heads again, as the next
+ * linear layer takes them, is then a view. */
 static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *shape,
                             ms_tensor **out)
 {
@@ -33,12 +44,13 @@ static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *sh
     return status;
 }
 
-/* The tensor itself if a row of it is contiguous, else a copy. */
+/* The tensor itself (retained) if each of its rows is contiguous and rows do not overlap, else a
+ * copy. */
 static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     if (tensor->strides[3] != 1 && tensor->shape[3] > 1)
         return ms_op_as_contiguous(engine, tensor, out);
-    /* Expanded in time: rows that coincide are no matrix that a library reads. */
+    /* Expanded in time: a library reads no matrix whose rows overlap. */
     if (tensor->strides[2] < tensor->shape[3] && tensor->shape[2] > 1)
         return ms_op_as_contiguous(engine, tensor, out);
     *out = ms_tensor_retain(tensor);
@@ -47,6 +59,7 @@ static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out
 
 /* ---------------------------------------------------------------- attention */
 
+/* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. */
 static ms_status attention_check(const ms_op_call *call)
 {
     const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
@@ -71,6 +84,7 @@ static ms_status attention_check(const ms_op_call *call)
     return MS_OK;
 }
 
+/* What forward and backward have in common. A scale of 0 means 1 / sqrt(width). */
 static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k,
                       const ms_tensor *v, ms_attention_args *args)
 {
@@ -90,7 +104,8 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     args->causal = attributes->attention.causal;
 }
 
-/* Multiply-adds of what is not masked, for `products` products of that size. */
+/* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
+ * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
@@ -99,6 +114,8 @@ static double flops_of(const ms_attention_args *args, double products)
            * (double)args->width;
 }
 
+/* saved: q, k, v, o, and log_sum, which is made only if the call is recorded. Under autocast the
+ * kernel rounds the products' operands itself; q, k and v are not cast in memory. */
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -138,8 +155,8 @@ static ms_status attention_forward(ms_op_call *call)
     return status;
 }
 
-/* Whether queries, keys and values lie side by side in each row of one matrix, as one linear layer
- * makes them. */
+/* Whether queries, keys and values are parts of each row of one matrix, as one linear layer for all
+ * three makes them. */
 static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor *v)
 {
     int64_t width = q->shape[3];
@@ -150,8 +167,8 @@ static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor
            && memcmp(k->strides, v->strides, sizeof q->strides) == 0;
 }
 
-/* Gradients of what lies side by side do so too: they are the gradient of that matrix as they are,
- * without a copy. */
+/* The tensors for dq, dk and dv. If q, k and v are side by side in one matrix, so are their
+ * gradients: split's backward then finds the matrix's gradient complete and copies nothing. */
 static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
 {
     ms_engine *engine = gradient->engine;
@@ -175,6 +192,8 @@ static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
     return status;
 }
 
+/* One task computes all three gradients, as they share the probabilities; those that are not needed
+ * are released. */
 static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
@@ -212,6 +231,8 @@ const ms_op ms_op_attention = { .name = "attention",
 
 /* ------------------------------------------------------------------- rotary */
 
+/* Turns pairs of numbers by angles that grow with the position (rotary embedding, Su et al. 2021);
+ * back turns by the negative angles. */
 static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back,
                       ms_tensor **out)
 {
@@ -254,6 +275,7 @@ static const char *scaling_fault(const ms_rotary_scaling *scaling)
     return NULL;
 }
 
+/* x [b, h, t, d] with even d. Nothing is saved: the angles follow from the attributes. */
 static ms_status rotary_forward(ms_op_call *call)
 {
     const char *fault = scaling_fault(&call->attributes.rotary.scaling);
@@ -268,6 +290,7 @@ static ms_status rotary_forward(ms_op_call *call)
     return turn(call->engine, &call->attributes, call->inputs[0], false, &call->outputs[0]);
 }
 
+/* A rotation's transpose is its inverse: dx is dy turned back. */
 static ms_status rotary_backward(ms_op_gradient *gradient)
 {
     return turn(gradient->engine, &gradient->attributes, gradient->gradients[0], true,

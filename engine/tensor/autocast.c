@@ -1,4 +1,12 @@
-/* autocast.c: the dtype of products, and casts that are kept for the step. */
+/* autocast.c: the dtype of products, and casts that are kept for the step.
+ *
+ * Under autocast f32 stays the dtype of tensors, and products cast their operands to 16 bits. A
+ * weight is cast once a step: the cast is kept with the weight and serves until the weight's
+ * version changes. An activation's cast is written by the task that computes the activation, in the
+ * same pass (ms_tensor_new_cast).
+ *
+ * A cast's storage is tied to that of its source: when the source is dropped, the cast is dropped
+ * with it, also where only the tape holds the cast. It is computed again when it is used next. */
 #include "tensor/state.h"
 
 #include "moonshard/ops.h"
@@ -27,6 +35,7 @@ void ms_engine_drop_casts(ms_engine *engine)
 
 #define MS_ORIGIN_CHUNK 32
 
+/* Called when the storage of the cast goes. */
 static void origin_give(void *object)
 {
     ms_cast_origin *origin = object;
@@ -34,6 +43,7 @@ static void origin_give(void *object)
     origin->state->unused_origins = origin;
 }
 
+/* An origin from the free list; a chunk of them is allocated when the list is empty. */
 static ms_status origin_take(ms_engine *engine, ms_cast_origin **out)
 {
     ms_tensor_state *state = NULL;
@@ -59,7 +69,8 @@ static ms_status origin_take(ms_engine *engine, ms_cast_origin **out)
     return MS_OK;
 }
 
-/* The tensor without what it owns. */
+/* A copy of the tensor's window that owns nothing: no meta, no cast, no reference to the storage.
+ * It serves as a tensor for a copy on the stream, and is never released. */
 static ms_tensor description_of(const ms_tensor *tensor)
 {
     ms_tensor copy = *tensor;
@@ -69,8 +80,8 @@ static ms_tensor description_of(const ms_tensor *tensor)
     return copy;
 }
 
-/* A new cast is dropped with the storage of its weight, whoever holds it then: the cache, or the
- * tape alone. */
+/* Ties a new cast to its weight's storage, so that both are dropped together, whether the cache or
+ * the tape holds the cast by then. A weight on "meta" has no memory to drop. */
 static ms_status tie(const ms_tensor *weight, ms_tensor *cast)
 {
     ms_cast_origin *origin = NULL;
@@ -83,7 +94,8 @@ static ms_status tie(const ms_tensor *weight, ms_tensor *cast)
     return MS_OK;
 }
 
-/* The cast has been computed from the weight as it is. */
+/* Counts the cast's values as computed from the weight as it is now: the same cast of an unchanged
+ * weight keeps its version, and what the tape saved stays valid. */
 static void cast_is_computed(const ms_tensor *weight, const ms_tensor *cast)
 {
     size_t begin, end;
@@ -101,7 +113,7 @@ ms_status ms_storage_recast(ms_storage *storage)
     ms_engine *engine = ms_storage_engine(storage);
     size_t begin, end, bytes = ms_storage_bytes(storage);
     bool dropped = ms_storage_is_dropped(storage);
-    /* One that has memory is vacant where an earlier call failed half way. */
+    /* If an earlier call failed after the refill, the cast has memory and no values. */
     if (!dropped && !ms_storage_is_vacant(storage, 0, bytes)) return MS_OK;
     ms_tensor_span(&origin->weight, &begin, &end);
     ms_status status = ms_storage_check(source, begin, end, true, ms_op_cast.name);
@@ -115,6 +127,9 @@ ms_status ms_storage_recast(ms_storage *storage)
 
 /* -------------------------------------------------------------- cached casts */
 
+/* A kept cast is dropped if it has another dtype, if the tensor was written since, or if the task
+ * that wrote the cast failed. If its storage was dropped, its values are computed again into the
+ * same storage. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
                                 ms_tensor **out)
 {
@@ -146,6 +161,7 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     return MS_OK;
 }
 
+/* Called after the task that writes both tensors has been enqueued. */
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
 {
     if (!cast) return;
@@ -153,6 +169,8 @@ void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
     ms_tensor_hold_cast(tensor, cast);
 }
 
+/* The cast has as many elements in memory as the tensor and its strides, so the tensor must fill
+ * its memory without gaps, in whatever order of dimensions. */
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out)
 {
     ms_dtype dtype = ms_engine_autocast(engine);

@@ -71,12 +71,15 @@
     K(embedding) K(embedding_backward)
 /* clang-format on */
 
+/* The enumerators index the device's table, so the list above is the order of every table. */
 #define MS_KERNEL_ENUM(name) MS_KERNEL_##name,
 typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;
 #define MS_ELEMENTWISE_COUNT MS_KERNEL_copy
 
 struct ms_matmul_args;
 
+/* What a device has for this layer. A kernel family's table begins with ms_kernels, so that exec/
+ * can hand it out without knowing this struct. */
 typedef struct ms_backend {
     ms_kernels kernels; /* MS_KERNEL_COUNT tasks */
     /* Fills in what the kernel `matmul` needs beside shapes and addresses: libraries and plans,

@@ -1,8 +1,10 @@
 /* backends.c: the table of kernels that belongs to the engine's device. */
 #include "tensor/backend.h"
 
+/* One table for each kernel family, ended by NULL; a device says which family it runs. */
 static const ms_kernels *const backends[] = { &ms_cpu_backend.kernels, NULL };
 
+/* The cast is right because `kernels` is the first member. */
 const ms_backend *ms_engine_backend(ms_engine *engine)
 {
     return (const ms_backend *)ms_engine_kernels(engine, MS_SLOT_TENSOR, backends);

@@ -1,4 +1,8 @@
-/* codec.c: rows of floats to bytes and back. */
+/* codec.c: rows of floats to bytes and back.
+ *
+ * Codecs make gradients smaller before they are sent. A row of n numbers becomes the scales of its
+ * blocks, unless it is bare, and then its codes; moonshard/tensor.h has the format. Rows are coded
+ * apart: no block reaches over two rows. */
 #include "tensor/codec.h"
 
 #include <string.h>
@@ -7,12 +11,16 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
+/* Codes of a row are packed without gaps and rounded up to whole bytes; each block has one f32
+ * scale. */
 int64_t ms_codec_bytes(const ms_codec *codec, int64_t n)
 {
     int64_t codes = (n * ms_codec_bits(codec->kind) + 7) / 8;
     return codec->bare ? codes : ms_codec_blocks(codec, n) * (int64_t)sizeof(float) + codes;
 }
 
+/* Blocks are multiples of 8, so that every block's codes begin with a byte, even at one bit each.
+ */
 static ms_status check_codec(const ms_op_call *call)
 {
     const ms_codec *codec = &call->attributes.codec.codec;
@@ -28,6 +36,8 @@ static ms_status check_codec(const ms_op_call *call)
     return MS_OK;
 }
 
+/* x [..., n] to u8 [..., bytes]. A second output, if asked for, is x minus what the payload decodes
+ * to: the residual of error feedback, in the same pass. */
 static ms_status encode_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *from = NULL, *out[2] = { NULL, NULL };
@@ -65,6 +75,8 @@ static ms_status encode_forward(ms_op_call *call)
     return status;
 }
 
+/* u8 [..., bytes] to f32 [..., n]; n is an attribute, as bytes alone do not tell it. sum: payloads
+ * [rows, bytes] are decoded and added in order of rows to [n], without storing them apart. */
 static ms_status decode(ms_op_call *call, bool sum)
 {
     ms_tensor *payload = call->inputs[0], *from = NULL, *out = NULL;

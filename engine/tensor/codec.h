@@ -15,6 +15,7 @@ typedef struct ms_codec_args {
     bool sum;
 } ms_codec_args;
 
+/* Blocks of a row of n numbers, the last one perhaps short; and bits of one code. */
 static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n)
 {
     return (n + codec->block - 1) / codec->block;

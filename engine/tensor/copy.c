@@ -1,4 +1,7 @@
-/* copy.c: operators that copy: clone, contiguous, cast, copy, fill, cat, stack. */
+/* copy.c: operators that copy: clone, contiguous, cast, copy, fill, cat, stack.
+ *
+ * None of these operators saves a tensor: their gradients are the incoming gradient itself, moved
+ * or cast. */
 #include "tensor/copy.h"
 
 #include <math.h>
@@ -9,6 +12,8 @@
 #include "tensor/reduce.h"
 #include "tensor/values.h"
 
+/* Copies source into tensor as a restore: the version stays if the source has not been written
+ * since the drop. */
 ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source)
 {
     ms_engine *engine = ms_tensor_engine(tensor);
@@ -34,6 +39,7 @@ static ms_status clone_forward(ms_op_call *call)
     return status ? status : ms_copy_into(call->engine, in, out);
 }
 
+/* y = x, dx = dy: the gradient goes on as it is, without a copy. */
 static ms_status pass_backward(ms_op_gradient *gradient)
 {
     if (gradient->needs[0] && gradient->gradients[0])
@@ -41,6 +47,7 @@ static ms_status pass_backward(ms_op_gradient *gradient)
     return MS_OK;
 }
 
+/* The result is a view only if nothing had to be copied. */
 static ms_status contiguous_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0];
@@ -58,6 +65,7 @@ static ms_status cast_forward(ms_op_call *call)
     return status ? status : ms_copy_into(call->engine, in, out);
 }
 
+/* dx = dy, in the dtype of x. */
 static ms_status cast_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -67,6 +75,7 @@ static ms_status cast_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------------ copy and fill */
 
+/* to = from, broadcast and cast to the shape and dtype of `to`. */
 static ms_status copy_forward(ms_op_call *call)
 {
     ms_tensor *to = call->inputs[0], *from = call->inputs[1], *out = NULL;
@@ -82,8 +91,8 @@ static ms_status copy_forward(ms_op_call *call)
     return status ? status : ms_copy_into(call->engine, from, out);
 }
 
-/* The old values are gone: no gradient flows to them. What was copied gets the gradient, summed
- * where it was repeated. */
+/* For copy and fill: the old values are gone, so their gradient is 0. What was copied gets the
+ * gradient, summed over the dimensions along which it was repeated, in its own dtype. */
 static ms_status overwrite_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
@@ -106,6 +115,8 @@ static ms_status overwrite_backward(ms_op_gradient *gradient)
     return MS_OK;
 }
 
+/* The value is a number of the attributes, or a tensor of one element, which is read on the device.
+ * An integer target takes whole numbers only: rounding in silence would hide a mistake. */
 static ms_status fill_forward(ms_op_call *call)
 {
     ms_tensor *to = call->inputs[0], *from = call->input_count > 1 ? call->inputs[1] : NULL,
@@ -129,8 +140,8 @@ static ms_status fill_forward(ms_op_call *call)
 
 /* ------------------------------------------------------------ cat and stack */
 
-/* Copies the inputs one behind the other along dim; with `stack` each is one position of a new
- * dimension. */
+/* Copies the inputs one after the other along dim of the result; with `stack` each is one position
+ * of a new dimension. One copy task for each input that has elements. */
 static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
                       const int64_t *shape)
 {
@@ -150,6 +161,7 @@ static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
     return status;
 }
 
+/* Inputs [.., n_i, ..] give [.., sum of n_i, ..]; all other sizes and the dtype agree. */
 static ms_status cat_forward(ms_op_call *call)
 {
     const ms_tensor *first = call->inputs[0];
@@ -174,6 +186,7 @@ static ms_status cat_forward(ms_op_call *call)
     return join(call, dim, false, dims, shape);
 }
 
+/* k inputs of one shape and dtype; the result has a dimension of size k more. */
 static ms_status stack_forward(ms_op_call *call)
 {
     const ms_tensor *first = call->inputs[0];
@@ -196,7 +209,8 @@ static ms_status stack_forward(ms_op_call *call)
     return join(call, dim, true, dims + 1, shape);
 }
 
-/* Each input's gradient is a window of the gradient: nothing is copied. */
+/* dx_i is the window of dy at which x_i was put: nothing is copied. After an error the windows that
+ * were made are released here. */
 static ms_status join_backward(ms_op_gradient *gradient, bool stack)
 {
     ms_tensor *g = gradient->gradients[0];

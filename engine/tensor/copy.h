@@ -13,6 +13,7 @@ typedef struct ms_copy_args {
     uint8_t size;
 } ms_copy_args;
 
+/* One bit pattern for all elements: the low `size` bytes of bits. */
 typedef struct ms_fill_args {
     ms_loop loop;
     void *to;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+/* Names as scripts, checkpoints and messages write them; bytes of an element. */
 static const struct {
     const char *name;
     uint8_t bytes;

@@ -1,5 +1,14 @@
 /* elementwise.c: the elementwise operators: a table of what each computes, saves and passes back,
- * and the two functions that read it. */
+ * and the two functions that read it.
+ *
+ * An operator is one rule: which kernel computes it from which operands, what forward saves, and
+ * for each input which kernel computes its gradient from the incoming gradient and what was saved.
+ * The rules are data, so that a new operator is one line, and broadcasting, dtypes, in-place forms
+ * and the sums over repeated dimensions are handled once for all.
+ *
+ * Saved is what the derivative needs and costs the least to keep. Where the derivative can be
+ * written in terms of the result (exp, sqrt, relu, tanh, sigmoid), the result is saved: it exists
+ * anyway, and the input's memory can be freed or overwritten in place. */
 #include "tensor/elementwise.h"
 
 #include <math.h>
@@ -32,6 +41,7 @@ enum {
     ZERO
 };
 
+/* What forward saves, in this order: inputs 0 to 2, then the result. */
 enum { SAVE0 = 1, SAVE1 = 2, SAVE2 = 4, SAVE_RESULT = 8 };
 
 enum {
@@ -45,16 +55,20 @@ enum {
     MASK1 = 128       /* the same for input 1 */
 };
 
+/* How the gradient of one input is computed: a kernel and its operands. */
 typedef struct gradient_part {
     uint8_t kernel, operands[3];
 } gradient_part;
 
+/* All that is known of an operator. operands end with NONE, which is 0, so short lists need no
+ * filling up. */
 typedef struct elementwise_rule {
     uint8_t kernel, operands[3], flags, save;
     /* Of each input; MS_KERNEL_cast of G passes the gradient on as it is. */
     gradient_part backward[3];
 } elementwise_rule;
 
+/* Two forms of a gradient_part: the gradient as it is, and a kernel with operands. */
 #define PASS                  \
     {                         \
         MS_KERNEL_cast, { G } \
@@ -67,6 +81,8 @@ typedef struct elementwise_rule {
 static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule);
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule);
 
+/* Defines an operator: its rule, a forward function that hands the rule to run_forward, and the
+ * ms_op. Functions are needed since an ms_op has no place for data of its own. */
 #define OP(name, least, most, op_flags, backward_function, ...)                                   \
     static const elementwise_rule rule_##name = { __VA_ARGS__ };                                  \
     static ms_status forward_##name(ms_op_call *call) { return run_forward(call, &rule_##name); } \
@@ -86,6 +102,9 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
     OP(name##_scalar, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, N },                    \
        WHOLE | TO_BOOL | USES_NUMBER | (more), 0, { { 0 } })
 
+/* One input x, result y, incoming gradient g. exp: dx = g y. log: dx = g / x. sqrt: dx = g / (2 y).
+ * rsqrt: dx = -g y^3 / 2. relu: dx = g where y > 0. tanh: dx = g (1 - y^2). sigmoid: dx = g y (1 -
+ * y). sign: dx = 0. */
 SMOOTH(neg, 1, 1, MS_KERNEL_neg, { IN0 }, WHOLE, 0, { BACK(neg, G) })
 SMOOTH(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
 SMOOTH(log, 1, 1, MS_KERNEL_log, { IN0 }, 0, SAVE0, { BACK(div, G, S0) })
@@ -105,6 +124,8 @@ SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0,
 OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0,
    { { 0 } })
 
+/* A tensor x and a number v: x + v, v x, x / v, v - x, v / x. The gradient of v / x is -g v / x^2.
+ */
 SMOOTH(add_scalar, 1, 1, MS_KERNEL_add, { IN0, N }, WHOLE | USES_NUMBER, 0, { PASS })
 SMOOTH(mul_scalar, 1, 1, MS_KERNEL_mul, { IN0, N }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, N) })
 SMOOTH(div_scalar, 1, 1, MS_KERNEL_div, { IN0, N }, USES_NUMBER, 0, { BACK(div, G, N) })
@@ -116,6 +137,9 @@ SMOOTH(maximum_scalar, 1, 1, MS_KERNEL_maximum, { IN0, N }, WHOLE | USES_NUMBER,
 SMOOTH(minimum_scalar, 1, 1, MS_KERNEL_minimum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0,
        { BACK(minimum_backward, S0, N, G) })
 
+/* Two inputs a and b. add and sub take b times a factor, and so does b's gradient. mul: da = g b,
+ * db = g a. div: da = g / b, db = -g a / b^2. swiglu is a silu(b), so da = g silu(b), which is
+ * swiglu of g and b. */
 SMOOTH(add, 2, 2, MS_KERNEL_add, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(add, ZERO, G) })
 SMOOTH(sub, 2, 2, MS_KERNEL_sub, { IN0, IN1 }, WHOLE | FACTOR, 0, { PASS, BACK(sub, ZERO, G) })
 SMOOTH(mul, 2, 2, MS_KERNEL_mul, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
@@ -135,13 +159,17 @@ COMPARE(le, 0)
 COMPARE(gt, 0)
 COMPARE(ge, 0)
 
+/* a + c (b - a): da = g (1 - c), db = g c, dc = g (b - a). addcmul, a + v b c: da = g, db = v g c,
+ * dc = v g b. addcdiv, a + v b / c: da = g, db = v g / c, dc = -v g b / c^2. */
 SMOOTH(lerp, 2, 3, MS_KERNEL_lerp, { IN0, IN1, IN2 }, USES_NUMBER, SAVE0 | SAVE1 | SAVE2,
        { BACK(lerp_backward, G, S2), BACK(mul, G, S2), BACK(difference_mul, S0, S1, G) })
 SMOOTH(addcmul, 3, 3, MS_KERNEL_addcmul, { IN0, IN1, IN2 }, WHOLE | FACTOR, SAVE1 | SAVE2,
        { PASS, BACK(scaled_mul, G, S1), BACK(scaled_mul, G, S0) })
 SMOOTH(addcdiv, 3, 3, MS_KERNEL_addcdiv, { IN0, IN1, IN2 }, FACTOR, SAVE1 | SAVE2,
        { PASS, BACK(scaled_div, G, S1), BACK(div_backward, G, S0, S1) })
-/* The in-place form of where would write into the mask, so there is none. */
+/* The in-place form of where would write into the mask, so there is none. The gradient goes to b
+ * where the mask was true and to c where it was false; the other one gets 0 there. The mask's own
+ * entry is never used, as bool needs no gradient. */
 static ms_status backward_where(ms_op_gradient *gradient);
 OP(where, 3, 3, 0, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 }, WHOLE | TRUTH | MASK0, SAVE0,
    { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
@@ -149,6 +177,8 @@ static ms_status backward_where(ms_op_gradient *gradient)
 {
     return run_backward(gradient, &rule_where);
 }
+
+/* The value where the mask is true; the gradient is 0 there. */
 SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK1 | USES_NUMBER,
        SAVE1, { BACK(where, S0, ZERO, G) })
 
@@ -165,6 +195,8 @@ static const elementwise_rule rule_power_one = {
 static const elementwise_rule rule_power_zero = {
     MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) }
 };
+
+/* Forward and backward choose by the same exponent, so they use the same rule. */
 static const elementwise_rule *power_rule(double exponent)
 {
     if (exponent == 2) return &rule_power_two;
@@ -183,8 +215,8 @@ const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE
 
 /* ------------------------------------------------------------------ forward */
 
-/* The dtype that the operands share. A tensor of one element may be of another float dtype: it
- * stands for a number. */
+/* The dtype that the operands share; masks are left out. A tensor of one element may be of another
+ * float dtype: it stands for a number and does not change the dtype of the result. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {
     const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
@@ -209,6 +241,8 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
     return MS_OK;
 }
 
+/* What integers and bool refuse. A number for an integer tensor must be whole: computing in float
+ * and cutting would give other results than the script says. */
 static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *rule, ms_dtype dtype)
 {
     if (dtype == MS_BOOL && !(rule->flags & TRUTH))
@@ -230,6 +264,7 @@ static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *r
     return MS_OK;
 }
 
+/* The shape to which all inputs broadcast, the mask included. */
 static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *shape)
 {
     *dims = 0;
@@ -244,7 +279,8 @@ static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *s
     return MS_OK;
 }
 
-/* Saves input i. What the result will overwrite is copied, and *copy is the caller's to release. */
+/* Saves input i. If the call writes in place and input i shares that memory, a copy is saved
+ * instead, as backward needs the values before the write; *copy is the caller's to release. */
 static ms_status save_input(ms_op_call *call, uint32_t i, ms_tensor **copy)
 {
     ms_tensor *input = call->inputs[i];
@@ -269,6 +305,8 @@ static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
     return MS_OK;
 }
 
+/* Writes defaults into the attributes, which the tape keeps: backward then reads the same numbers.
+ * A missing bound is infinite, so the kernel compares always. */
 static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
 {
     if ((rule->flags & FACTOR) && attributes->scalar.value == 0 && !attributes->scalar.has_low)
@@ -277,6 +315,8 @@ static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
     if ((rule->flags & BOUNDS) && !attributes->scalar.has_high) attributes->scalar.high = INFINITY;
 }
 
+/* Forward of every elementwise operator. Inputs are saved before the task is enqueued: in place,
+ * they must be copied before they are overwritten. */
 static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
 {
     ms_dtype dtype = MS_F32;
@@ -311,7 +351,10 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
 
 /* ----------------------------------------------------------------- backward */
 
-/* The gradient of one input, in the shape and dtype of the result. */
+/* The gradient of one input in the shape and dtype of the result, before what was broadcast is
+ * summed. A factor, bounds and an exponent are parameters of the gradient's kernel as well; a
+ * number that was an operand is one here too (N). Where the gradient is the incoming one, that
+ * tensor is returned, without a task. */
 static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule,
                                const gradient_part *part, ms_tensor **out)
 {
@@ -337,6 +380,9 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
                               gradient->outputs[0].dims, gradient->outputs[0].shape, out);
 }
 
+/* Backward of every elementwise operator. Each needed gradient is computed in the result's shape,
+ * summed over the dimensions along which the input was broadcast, and cast to the input's dtype.
+ * After an error no result is left. */
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule)
 {
     if (!gradient->gradients[0]) return MS_OK;

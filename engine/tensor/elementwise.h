@@ -6,9 +6,8 @@
 #include "tensor/backend.h"
 #include "tensor/loop.h"
 
-#define MS_NUMBER                                                                  \
-    MS_DTYPES /* in place of an operand's dtype: it is the number of the arguments \
-               */
+/* In place of an operand's dtype: the operand is the number of the arguments. */
+#define MS_NUMBER MS_DTYPES
 
 /* Task arguments. Operand 0 of the loop is the result. */
 typedef struct ms_elementwise_args {
@@ -21,7 +20,8 @@ typedef struct ms_elementwise_args {
     bool integers; /* compute in i64, not f32 */
 } ms_elementwise_args;
 
-/* tensor NULL: the number; one number a call */
+/* An operand of a call: a tensor, or, with tensor NULL, the number. A call has at most one number.
+ */
 typedef struct ms_operand {
     ms_tensor *tensor;
     double number;

@@ -8,6 +8,7 @@
 #include "tensor/values.h"
 #include "tensor/state.h"
 
+/* The values of ids are checked by the task: they are on the device. */
 static ms_status check(const ms_op_call *call)
 {
     const ms_tensor *ids = call->inputs[0], *weight = call->inputs[1];
@@ -20,6 +21,8 @@ static ms_status check(const ms_op_call *call)
     return MS_OK;
 }
 
+/* One task for both ways: forward gathers rows of the table, backward adds rows of values to it. A
+ * gradient that begins from nothing also pays for clearing the table. */
 static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms_tensor *table,
                          ms_tensor *values, bool accumulate)
 {
@@ -40,6 +43,8 @@ static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms
                              forward ? &values : &table, 1, cost);
 }
 
+/* y[..., :] = weight[ids[...], :]. Only the ids are saved: the gradient does not depend on the
+ * weight. */
 static ms_status embedding_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -61,13 +66,15 @@ static ms_status embedding_forward(ms_op_call *call)
     return status;
 }
 
+/* dweight[r, :] = sum of g over all positions whose id is r, in order of position; ids have no
+ * gradient. */
 static ms_status embedding_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[1]) return MS_OK;
     const ms_tensor_info *weight = &gradient->inputs[1];
     ms_tensor *g = NULL, *table = NULL;
-    /* A table that is the head as well has a whole gradient by now: a few rows are added to it, and
-     * no second table is made. */
+    /* If the table also is the weight of the last layer (tied embeddings), its gradient has arrived
+     * from there: a few rows are added to it in place, and no second table is made. */
     ms_tensor *sum =
         gradient->sums && gradient->sums[1] && weight->dtype == MS_F32 ? gradient->sums[1] : NULL;
     ms_status status = ms_op_as_contiguous(gradient->engine, gradient->gradients[0], &g);

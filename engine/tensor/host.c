@@ -1,4 +1,9 @@
-/* host.c: the ways between host memory and tensor memory. */
+/* host.c: the ways between host memory and tensor memory.
+ *
+ * The caller may reuse its memory as soon as a write returns, and the copy happens later, in stream
+ * order. So a write of more than MS_COPY_INLINE bytes is staged in a host buffer of the device,
+ * which is freed once the copy is done. Buffers are looked at when the next one is needed; there is
+ * no other moment at which the host would ask. */
 #include "moonshard/ops.h"
 
 #include <string.h>
@@ -9,6 +14,7 @@
 
 /* ----------------------------------------------------- from and to the host */
 
+/* Frees the buffers whose copies are done. */
 static void release_staged(ms_engine *engine, ms_tensor_state *state)
 {
     size_t kept = 0;
@@ -19,6 +25,8 @@ static void release_staged(ms_engine *engine, ms_tensor_state *state)
     state->staged_count = kept;
 }
 
+/* Writes `bytes` bytes from the host into a contiguous tensor with memory. Room in the list comes
+ * before the buffer, and that before the copy: after the copy is enqueued nothing can fail. */
 static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t bytes)
 {
     ms_engine *engine = tensor->engine;
@@ -28,7 +36,7 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
     size_t begin, end;
     ms_point ready;
     ms_tensor_span(tensor, &begin, &end);
-    /* Without values there is nothing to keep, and the caller may have none. */
+    /* A device without values copies nothing, and its callers may pass no memory. */
     if (bytes > MS_COPY_INLINE && !ms_engine_is_sim(engine)) {
         release_staged(engine, state);
         ms_status status =
@@ -50,6 +58,8 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
     return MS_OK;
 }
 
+/* On "meta" only the version changes. A tensor with gaps is written by way of a contiguous one, by
+ * the operator copy without the tape. */
 ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
 {
     if (bytes != ms_tensor_bytes(tensor))
@@ -77,6 +87,8 @@ ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
     return status;
 }
 
+/* Blocks until the values are there. The memory is checked before a copy is made of it, so that the
+ * error names the read and not the copy. */
 ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
 {
     ms_engine *engine = tensor->engine;
@@ -98,7 +110,9 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
 
 /* ----------------------------------------------------------------- readback */
 
-/* Freed when both the host has let go and the copy is done: the staged list keeps it until then. */
+/* One element on its way to the host; the copy writes into the struct. It is freed when both are
+ * true: the host has let it go, and the copy is done. If the host is first, the list of staged
+ * buffers keeps it. */
 struct ms_readback {
     ms_engine *engine;
     ms_point ready;
@@ -106,6 +120,7 @@ struct ms_readback {
     _Alignas(8) unsigned char value[8];
 };
 
+/* The first element is copied; the host does not wait here. */
 ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
 {
     ms_engine *engine = tensor->engine;
@@ -135,6 +150,7 @@ ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
     return MS_OK;
 }
 
+/* Waits for the copy. i64 beyond 2^53 is rounded. */
 ms_status ms_readback_number(ms_readback *readback, double *out)
 {
     ms_status status = ms_point_sync(readback->engine, readback->ready);

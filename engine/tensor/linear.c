@@ -1,4 +1,12 @@
-/* linear.c: linear layers: the product with a weight, bias and activation, and their gradients. */
+/* linear.c: linear layers: the product with a weight, bias and activation, and their gradients.
+ *
+ * y = act(x w^T + bias) for weights [out, in], y = act(x w + bias) for linear_t's [in, out]. All
+ * leading dimensions of x are rows. The weight is never transposed in memory: the product reads it
+ * through a view with swapped strides.
+ *
+ * With h = dy * act'(before), where before = x w^T + bias: dx = h w, dw = h^T x, dbias = the sums
+ * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
+ * two products make dx and dw. */
 #include "tensor/linear.h"
 
 #include <string.h>
@@ -9,11 +17,13 @@
 #include "tensor/values.h"
 #include "tensor/state.h"
 
+/* The bias, or NULL: it may be absent or given as NULL. */
 static ms_tensor *bias_of(const ms_op_call *call)
 {
     return call->input_count > 2 ? call->inputs[2] : NULL;
 }
 
+/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. */
 static ms_status linear_check(const ms_op_call *call, int64_t *width)
 {
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
@@ -51,16 +61,17 @@ static bool is_activated(const ms_attributes *attributes)
     return attributes->linear.activation == MS_ACTIVATION_GELU;
 }
 
-/* What goes into the activation is kept for the gradient. Under autocast to bf16 it is as exact as
- * the product's operands, at half the bytes. */
+/* The dtype of what goes into the activation, which is kept for the gradient. Under autocast to
+ * bf16 it is kept in bf16: that is as exact as the product's operands, at half the bytes. */
 static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
 {
     ms_dtype dtype = call->inputs[0]->dtype;
     return is_activated(&call->attributes) && compute == MS_BF16 ? compute : dtype;
 }
 
-/* The gradient needs what went into the activation; without a gradient the activation works in
- * place where it can. */
+/* Applies the activation to `before` and makes the output. The gradient needs `before`, so it is
+ * saved; without a gradient, and in the output's dtype, the activation overwrites it. Under
+ * autocast the same task writes the result's cast, which the next linear layer takes. */
 static ms_status activate(ms_op_call *call, ms_tensor *before)
 {
     ms_engine *engine = call->engine;
@@ -95,6 +106,8 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
     return status;
 }
 
+/* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
+ * as the product took them (casts, under autocast), then `before` if there is an activation. */
 static ms_status linear_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -128,6 +141,8 @@ static ms_status linear_forward(ms_op_call *call)
 
 /* ----------------------------------------------------------------- backward */
 
+/* dw, written into the weight's home if it has one. rows and g are matrices [rows, in] and [rows,
+ * out] of the products' dtype; the sum over rows is the inner dimension of the product. */
 static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
 {
     ms_tensor *turned = NULL, *made = NULL;
@@ -141,6 +156,7 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
     return status;
 }
 
+/* dx = h w in the dtype of x, as a new tensor of x's shape. */
 static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
 {
     ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
@@ -159,7 +175,8 @@ static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weigh
     return status;
 }
 
-/* The incoming gradient as rows that the kernel can read: inner stride 1. */
+/* The incoming gradient as [rows, out] with an inner stride of 1, which the kernel needs. An
+ * expanded gradient (that of a sum) is copied. */
 static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
 {
     ms_tensor *flat = NULL;
@@ -174,8 +191,9 @@ static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
     return status;
 }
 
-/* Where the gradient of the product's result goes: over what went into the activation, if nobody
- * can look at that again (one reference is left: that of the saved alias), as both are as large. */
+/* Where h goes: over `before`, if the graph is freed after this call and no other reference to that
+ * storage is left but the saved alias's; h is as large, so no memory is taken. Otherwise a new
+ * tensor. */
 static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows, ms_dtype dtype,
                               ms_tensor **out)
 {
@@ -186,8 +204,10 @@ static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *r
     return ms_tensor_new(gradient->engine, dtype, 2, rows->shape, out);
 }
 
-/* One pass over the gradient does what there is to do: through the activation, to the dtype of the
- * products, sums for the bias. *out is what the products take, [rows, width]. */
+/* One pass over the incoming gradient: through the activation, to the dtype of the products, and
+ * sums for the bias. *out is h, [rows, out], owned: a new tensor, or rows itself where nothing
+ * changes it. The bias's gradient becomes results[2]; without rows it is zeros, and no task runs.
+ */
 static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
@@ -239,6 +259,8 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
     return MS_OK;
 }
 
+/* Gradients as stated at the top of this file. saved: x, weight, and `before` with an activation.
+ */
 static ms_status linear_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;

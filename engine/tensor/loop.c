@@ -1,4 +1,8 @@
-/* loop.c: collapsing nests of strided loops. */
+/* loop.c: collapsing nests of strided loops.
+ *
+ * Most operands of most calls are contiguous. Collapsing finds that out once, on the host, and
+ * leaves a kernel one long inner loop; without it each kernel would handle up to MS_DIMS_MAX short
+ * ones. */
 #include "tensor/loop.h"
 
 #include <string.h>
@@ -13,6 +17,7 @@ void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int
     }
 }
 
+/* Aligned at the last dimension. A size of 1 repeats, whatever its stride says. */
 void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape,
                  const int64_t *strides)
 {
@@ -20,6 +25,7 @@ void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *sh
         loop->strides[index][loop->dims - dims + d] = shape[d] == 1 ? 0 : strides[d];
 }
 
+/* Exchanges two dimensions for all operands. */
 static void loop_swap(ms_loop *loop, uint32_t a, uint32_t b)
 {
     int64_t size = loop->shape[a];
@@ -39,7 +45,8 @@ static void loop_move(ms_loop *loop, uint32_t to, uint32_t from)
     for (uint32_t k = 0; k < MS_LOOP_OPERANDS; k++) loop->strides[k][to] = loop->strides[k][from];
 }
 
-/* Whether all operands step over dimension d exactly as if it and the next one, d + 1, were one. */
+/* Whether all operands step over dimensions d and next (the one inside of it) as over a single one
+ * of shape[d] * shape[next] positions. */
 static bool loop_joins(const ms_loop *loop, uint32_t operands, uint32_t d, uint32_t next)
 {
     for (uint32_t k = 0; k < operands; k++)
@@ -47,6 +54,8 @@ static bool loop_joins(const ms_loop *loop, uint32_t operands, uint32_t d, uint3
     return true;
 }
 
+/* Three passes: drop sizes of 1, sort by the result's stride, join neighbours. The result decides
+ * the order, since writes that jump cost more than reads that do. */
 void ms_loop_collapse(ms_loop *loop, uint32_t operands)
 {
     uint32_t dims = 0;

@@ -7,8 +7,8 @@
 
 #define MS_LOOP_OPERANDS 4
 
-/* Plain data, part of task arguments. Strides in elements of each operand; [0] is the one that is
- * written. At least one dimension. */
+/* Plain data, part of task arguments. Strides are in elements of each operand; operand 0 is the one
+ * that is written. There is at least one dimension, so kernels need no case for numbers. */
 typedef struct ms_loop {
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
@@ -25,6 +25,8 @@ void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *sh
  * innermost, and joins neighbours that all operands walk as one. The set of positions stays the
  * same; their order does not matter to whoever calls this. */
 void ms_loop_collapse(ms_loop *loop, uint32_t operands);
+
+/* The number of positions. */
 int64_t ms_loop_count(const ms_loop *loop);
 
 #endif

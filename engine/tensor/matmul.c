@@ -1,5 +1,10 @@
 /* matmul.c: products of matrices: matmul with its gradients, and what linear layers share with it.
- * The products themselves are gemm.h's. */
+ * The products themselves are gemm.h's.
+ *
+ * A product is one task for all batches, cut into parts that run on the device's threads. Where it
+ * is cut depends on shapes only, and never along k: a sum that is cut would depend on how its parts
+ * are added. Transposed operands are read as they are: a library takes either order of strides.
+ * Other strides are copied first. */
 #include "tensor/matmul.h"
 
 #include <string.h>
@@ -23,7 +28,9 @@ static uint32_t tiles_for(double flops)
     return tiles;
 }
 
-/* A matrix that a library can read: inner stride 1 either way round. */
+/* Whether a library can read the matrix: one of its two strides is 1, and rows do not overlap.
+ * *transposed: it is the row stride that is 1. *row: elements from one stored row to the next. A
+ * single row or column has a stride that does not count. */
 static bool layout_of(const ms_tensor *t, bool *transposed, int64_t *row)
 {
     int64_t rows = t->shape[t->dims - 2], columns = t->shape[t->dims - 1];
@@ -38,6 +45,8 @@ static bool layout_of(const ms_tensor *t, bool *transposed, int64_t *row)
     return (down == 1 || rows == 1) && (across >= rows || columns == 1);
 }
 
+/* The tensor itself (retained) if a library can read it, else a contiguous copy. Caller releases.
+ */
 static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     bool transposed;
@@ -47,8 +56,9 @@ static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
     return MS_OK;
 }
 
-/* The leading dimensions, those of size 1 dropped and neighbours joined where all three operands
- * walk them as one. */
+/* Describes the leading dimensions for the kernel: those of size 1 are dropped, and neighbours are
+ * joined where all three operands walk them as one. A stride of 0 repeats an operand that was
+ * broadcast. */
 static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_tensor *b,
                              const ms_tensor *c)
 {
@@ -72,7 +82,8 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
 }
 
 /* Cuts the work by its shape alone: whole batches first, then the longer one of rows and columns,
- * because each part reads all of the other operand. Never k. */
+ * because each part reads all of the other operand. Parts are multiples of 16, the last one takes
+ * what is left. Afterwards args->shape is that of one part. */
 static void cut(ms_matmul_args *args, double flops)
 {
     int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
@@ -88,6 +99,9 @@ static void cut(ms_matmul_args *args, double flops)
     else args->shape.m = part;
 }
 
+/* Enqueues the product of readable operands. Plans of a library are made here, on the host: making
+ * one can fail and takes time, which a task should not. Nothing is planned where nothing will run.
+ */
 static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out)
 {
@@ -119,6 +133,7 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
                              &out, 1, cost);
 }
 
+/* A bias is added in f32, so it is cast if it has 16 bits. */
 ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out)
 {
@@ -149,6 +164,8 @@ ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
     return ms_tensor_window(tensor, tensor->dims, shape, strides, 0, out);
 }
 
+/* The leading dimensions are regular if each steps over all of those inside of it. An expanded one
+ * (stride 0) is not, although it could be described: its rows would be one row. */
 ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     uint32_t last = tensor->dims - 1;
@@ -175,8 +192,8 @@ ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **
     return status;
 }
 
-/* A vector as a matrix of one row (or one column), and leading dimensions of size 1 up to
- * `dims`. */
+/* The operand as a matrix with leading dimensions of size 1 up to `dims` in all. A vector on the
+ * left is one row, on the right (column) one column: the product's rule for 1-D operands. */
 static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -211,14 +228,16 @@ static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape
 
 /* ------------------------------------------------------------------- matmul */
 
-/* What a product of these shapes is: all as matrices with `dims` dimensions, and the shape of the
- * result. */
+/* What a product of two shapes is: the shape with all operands as matrices of `dims` dimensions,
+ * and the shape of the result, from which a vector's dimension of size 1 is dropped. */
 typedef struct product {
     uint32_t dims, out_dims;
     int64_t full[MS_DIMS_MAX]; /* [batch ..., m, n] */
     int64_t out[MS_DIMS_MAX];  /* the same without what a vector has not */
 } product;
 
+/* False if the shapes do not fit: the inner sizes differ, or the leading dimensions do not
+ * broadcast. */
 static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
 {
     int64_t am[2] = { a->dims > 1 ? a->shape[a->dims - 2] : 1, a->shape[a->dims - 1] };
@@ -239,6 +258,7 @@ static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product
     return true;
 }
 
+/* The tensor's dtype and shape, in the form in which backward gets them. */
 static ms_tensor_info info_of(const ms_tensor *tensor)
 {
     ms_tensor_info info = { .dtype = tensor->dtype, .dims = tensor->dims };
@@ -249,7 +269,7 @@ static ms_tensor_info info_of(const ms_tensor *tensor)
 /* a b into the contiguous out of shape [batch ..., m, n], all of them with as many dimensions. */
 static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out)
 {
-    /* One matrix on the right for all batches: the batches are only more rows. */
+    /* One matrix on the right for all batches: the batches are more rows of one large product. */
     bool shared = ms_shape_count(b->dims - 2, b->shape) == 1;
     if (!shared || out->dims == 2) return ms_matmul_into(engine, a, b, NULL, out);
     ms_tensor *rows = NULL, *right = NULL, *flat = NULL;
@@ -272,6 +292,7 @@ ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype)
     return dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
 }
 
+/* Two float operands of one dtype; fills in *p. */
 static ms_status matmul_check(const ms_op_call *call, product *p)
 {
     const ms_tensor *a = call->inputs[0], *b = call->inputs[1];
@@ -290,6 +311,9 @@ static ms_status matmul_check(const ms_op_call *call, product *p)
     return ms_op_refuse(call, "the dimensions before the last two do not broadcast");
 }
 
+/* y = a b. Under autocast both operands are cast; neither cast is kept for the step, as either may
+ * be an activation. The casts are saved, not the operands: backward multiplies in the same dtype.
+ */
 static ms_status matmul_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -314,7 +338,8 @@ static ms_status matmul_forward(ms_op_call *call)
     return status;
 }
 
-/* Sums what broadcasting repeated, and takes the shape of the input. Releases `whole`. */
+/* Sums what broadcasting repeated, and gives the gradient the shape of the input, which may be a
+ * vector. Releases `whole`. */
 static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_tensor_info *input,
                                  const ms_tensor *matrix, ms_tensor **out)
 {
@@ -328,7 +353,7 @@ static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_t
     return status;
 }
 
-/* Gradient of the left operand: g b^T. */
+/* da = g b^T, summed over the batches along which a was broadcast. */
 static ms_status left_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
                                ms_tensor *a, ms_tensor *b)
 {
@@ -348,8 +373,9 @@ static ms_status left_gradient(const ms_op_gradient *gradient, const product *p,
     return status;
 }
 
-/* Gradient of the right operand: a^T g; if one matrix served all batches, their rows are one long
- * sum. */
+/* db = a^T g. If one matrix served all batches, the rows of all batches are one long sum: a single
+ * product instead of one for each batch and a sum of the results. A 2-D operand is then written to
+ * its home, if it has one. */
 static ms_status right_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
                                 ms_tensor *a, ms_tensor *b)
 {
@@ -388,7 +414,7 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     return status;
 }
 
-/* The incoming gradient, contiguous, in the dtype of the saved operands. */
+/* The incoming gradient, contiguous, in the dtype in which forward multiplied. Caller releases. */
 static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_tensor **out)
 {
     ms_tensor *cast = NULL;
@@ -400,6 +426,7 @@ static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_ten
     return status;
 }
 
+/* saved: a and b as they were multiplied. Shapes are worked out again from what the inputs were. */
 static ms_status matmul_backward(ms_op_gradient *gradient)
 {
     ms_tensor *g = NULL, *full = NULL, *a = NULL, *b = NULL;

@@ -4,6 +4,7 @@
 
 #include "tensor/backend.h"
 
+/* Leading dimensions of the largest tensor; collapsing leaves fewer in most calls. */
 #define MS_MATMUL_BATCH_DIMS (MS_DIMS_MAX - 2)
 
 /* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. */

@@ -1,5 +1,14 @@
 /* norm.c: layer_norm, rms_norm, and both fused with the residual sum before them (add_layer_norm,
- * add_rms_norm). */
+ * add_rms_norm).
+ *
+ * With s = x or x + residual, and n the row normalized, n = (s - mean) * scale: y = n * weight +
+ * bias. Layer norm (Ba et al. 2016) subtracts the mean and divides by the standard deviation; RMS
+ * norm (Zhang and Sennrich 2019) divides by the root of the mean square and has no mean and no
+ * bias.
+ *
+ * Backward, with h = dy * weight and averages over a row: ds = scale * (h - mean(h) - n * mean(h *
+ * n)), without mean(h) for RMS norm; dweight = sum of dy * n over rows, dbias = sum of dy. mean and
+ * scale are saved, one number a row each, so backward need not compute them again. */
 #include "tensor/norm.h"
 
 #include <string.h>
@@ -9,6 +18,7 @@
 #include "tensor/values.h"
 #include "tensor/state.h"
 
+/* Which of the four operators it is: layer norm or RMS norm, fused with a sum or not. */
 static bool is_centered(const ms_op *op)
 {
     return op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
@@ -24,6 +34,8 @@ static ms_tensor *input(const ms_op_call *call, uint32_t index)
     return index < call->input_count ? call->inputs[index] : NULL;
 }
 
+/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
+ * dtype. */
 static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
                        ms_tensor *bias)
 {
@@ -45,6 +57,8 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
     return MS_OK;
 }
 
+/* What a forward reads and writes. sum and y are the call's outputs (borrowed), all others are
+ * owned; those that are not wanted are NULL. */
 typedef struct parts {
     ms_tensor *x, *residual, *weight, *bias; /* contiguous */
     ms_tensor *sum, *y, *cast, *mean, *scale;
@@ -66,6 +80,7 @@ static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **ou
     return tensor ? ms_op_as_contiguous(engine, tensor, out) : MS_OK;
 }
 
+/* One task: the sum, the statistics, the result and its cast in one pass over the rows. */
 static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
 {
     ms_norm_args args = { .x = ms_tensor_data(p->x),
@@ -93,6 +108,8 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
                              &args, reads, 4, writes, 5, cost);
 }
 
+/* Outputs: y, or s and then y for the fused forms, whose s is the residual of the next block.
+ * Statistics are made only if the call is recorded. */
 static ms_status norm_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -128,6 +145,7 @@ static ms_status norm_forward(ms_op_call *call)
     return status;
 }
 
+/* What a backward reads (owned, contiguous) and writes; results that are not needed are NULL. */
 typedef struct backward_parts {
     ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias;
 } backward_parts;
@@ -142,6 +160,8 @@ static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, 
                   : MS_OK;
 }
 
+/* Which of the saved tensors is the mean follows from their number: it is the last one, of layer
+ * norm only. */
 static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, backward_parts *p)
 {
     ms_tensor *s = gradient->saved[0], *scale = gradient->saved[1];
@@ -170,6 +190,9 @@ static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, b
                              reads, 6, writes, 3, cost);
 }
 
+/* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
+ * added to ds in the same task. The task also runs for a tensor without rows: weight and bias still
+ * need gradients. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;

@@ -1,4 +1,9 @@
-/* op.c: running operators, and what their forwards and backwards have in common. */
+/* op.c: running operators, and what their forwards and backwards have in common.
+ *
+ * Two rules make errors harmless: forward checks before it makes anything, and whatever a failed
+ * call made is released by ms_op_run. ms_tensor_enqueue is the only way from operators to streams:
+ * there, addresses get their list of storages, so hazards are found, and written storages get a new
+ * version, so backward notices. */
 #include "tensor/op.h"
 
 #include <stdio.h>
@@ -10,6 +15,7 @@
 
 /* ------------------------------------------------------------------ running */
 
+/* Four inputs at most are described: a cat may have hundreds. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
 {
     char text[MS_ERROR_MESSAGE_BYTES], shape[160];
@@ -26,6 +32,8 @@ ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
     return ms_engine_fail(call->engine, MS_ERROR_ARGUMENT, "%s", text);
 }
 
+/* What holds for every operator, so that forward need not ask: how many inputs there are, and one
+ * engine for all. */
 static ms_status check_inputs(ms_op_call *call)
 {
     const ms_op *op = call->op;
@@ -46,7 +54,9 @@ static ms_status check_inputs(ms_op_call *call)
     return MS_OK;
 }
 
-/* Forward, with all that it makes where its inputs are: on "meta", or with memory. */
+/* Runs forward with new tensors made where the inputs are: on "meta", or with memory. Inputs of
+ * both sorts are an error, but for a number (no dimensions) with memory, which may meet tensors on
+ * "meta" unless it is what is written: scripts make numbers without asking where the model is. */
 static ms_status forward_there(ms_op_call *call)
 {
     const ms_tensor *meta = NULL, *real = NULL;
@@ -65,6 +75,8 @@ static ms_status forward_there(ms_op_call *call)
     return status;
 }
 
+/* As long as an engine has made no tensor on "meta", inputs are not looked at for it. After a
+ * failure all outputs are NULL, those of an in-place call too, whose target was only retained. */
 ms_status ms_op_run(ms_op_call *call)
 {
     const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
@@ -128,6 +140,7 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
     return MS_OK;
 }
 
+/* The alias is made now: the caller may release the tensor as soon as forward returns. */
 ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 {
     if (!call->record) return MS_OK;
@@ -138,7 +151,8 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
     return status;
 }
 
-/* The cells are looked up for each task: the storage may have been split after the window was
+/* Adds the tensor's part of its storage to a task's accesses; the flags say what is special about
+ * it. The cells are looked up for each task: the storage may have been split since the window was
  * made. */
 static uint32_t access_to(const ms_tensor *tensor, uint8_t mode, ms_access *out)
 {
@@ -147,7 +161,8 @@ static uint32_t access_to(const ms_tensor *tensor, uint8_t mode, ms_access *out)
     return ms_storage_access(tensor->storage, begin, end, mode, out);
 }
 
-/* The first error of these tensors, if there is one. */
+/* The first error of these tensors, if there is one: memory that was dropped, and, to be read,
+ * memory that nothing has written since it was refilled. */
 static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, uint32_t count,
                               bool read)
 {
@@ -161,7 +176,8 @@ static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, ui
     return status;
 }
 
-/* Whether a task writes on "meta" only. Such a task has nothing to do. */
+/* Whether all that a task writes is on "meta". Such a task would compute nothing, so it is not
+ * enqueued. */
 static bool writes_meta(ms_tensor *const *writes, uint32_t count)
 {
     uint32_t found = 0;
@@ -173,6 +189,8 @@ static bool writes_meta(ms_tensor *const *writes, uint32_t count)
     return found > 0;
 }
 
+/* The pair is kept in the state, not passed along: the copy or cast in between is several calls
+ * deep. */
 void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_tensor *source)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -181,7 +199,8 @@ void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_te
     state->source = source;
 }
 
-/* Counts what a task of this name writes in the tensor. */
+/* Counts what a task of this name writes in the tensor: as a new version of the written parts, or,
+ * between calls of ms_tensor_restoring, as a restore from the source. */
 static void count_write(const ms_tensor_state *state, const ms_tensor *tensor, const char *task)
 {
     size_t begin, end, from, to;
@@ -198,6 +217,9 @@ _Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F1
                    && (int)MS_COST_BF16 == (int)MS_BF16,
                "devices know the cost's dtype by its number");
 
+/* Storages are checked only if an access was flagged, which is rare. The versions change after the
+ * enqueue: a task that could not be enqueued has written nothing. NULLs among the tensors are
+ * passed over, so that operators with optional tensors need not pack their lists. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost)

@@ -8,21 +8,29 @@
  *   where needs[i]; each result has the shape and dtype of input i, and may be a view (also one
  *   that repeats elements). What it makes on the way it releases. It uses ms_op_apply, never the
  *   tape.
- * - What backward needs is saved by forward with ms_op_save, and only if call->record is true. */
+ * - What backward needs is saved by forward with ms_op_save, and only if call->record is true.
+ *
+ * An operator is a const struct without state: all that differs between two calls is in ms_op_call
+ * or ms_op_gradient. The tape keeps of a call what the second needs: attributes, saved tensors, and
+ * what inputs and outputs were. */
 #ifndef MOONSHARD_TENSOR_OP_H
 #define MOONSHARD_TENSOR_OP_H
 
 #include "moonshard/tensor.h"
 #include "tensor/shape.h"
 
+/* Room in a node for saved tensors. Attention saves the most, five. */
 #define MS_OP_SAVED_MAX 8
 
+/* What backward knows of a tensor that may be gone by then. */
 typedef struct ms_tensor_info {
     ms_dtype dtype;
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
 } ms_tensor_info;
 
+/* One call of forward. The caller owns inputs; forward fills outputs with tensors that the caller
+ * then owns. saved belongs to the call until the tape takes it over. */
 typedef struct ms_op_call {
     ms_engine *engine;
     const ms_op *op;
@@ -36,6 +44,9 @@ typedef struct ms_op_call {
     bool in_place, record;
 } ms_op_call;
 
+/* One call of backward. gradients[o] is the sum of all gradients of output o, in that output's
+ * shape and dtype, with any strides, 0 included. All tensors are borrowed but results, which the
+ * caller takes over. After an error results may hold tensors: the caller releases them. */
 typedef struct ms_op_gradient {
     ms_engine *engine;
     const ms_op *op;
@@ -70,6 +81,8 @@ enum {
     MS_OP_LOSES_GRAD = 16
 };
 
+/* The facts of an operator. outputs are as many as the call asks for; operators with a variable
+ * number check it. */
 struct ms_op {
     const char *name;
     ms_status (*forward)(ms_op_call *call);
@@ -81,15 +94,21 @@ struct ms_op {
 /* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the
  * tape. */
 ms_status ms_op_run(ms_op_call *call);
+
+/* Releases what forward saved. */
 void ms_op_drop_saved(ms_op_call *call);
 
 /* ------------------------------------------------------ helpers for forward */
 
-/* Output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call (which must
- * have this dtype and shape). */
+/* Makes output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call. In place
+ * the target must have this dtype and shape, and no element of it may stand for several. *borrowed
+ * is the call's. */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
                        const int64_t *shape, ms_tensor **borrowed);
-ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor); /* does nothing unless call->record */
+/* Keeps an alias of the tensor for backward, in order; does nothing unless call->record. An alias
+ * has no history, so a node that saves its own result does not keep itself alive. */
+ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor);
+
 /* "matmul: [2, 3] f32 and [4, 5] f32: <format>" as MS_ERROR_ARGUMENT: the operator, all inputs,
  * then what is wrong and what would fit. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...) MS_PRINTF(2, 3);
@@ -111,8 +130,9 @@ ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *a
                       ms_tensor *a, ms_tensor **out);
 ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                        ms_tensor *a, ms_tensor *b, ms_tensor **out);
-/* A tensor like input `index` for its gradient to be written to, whatever it holds: its home, or a
- * new one. The caller releases it, or has it as its result. */
+/* Where backward writes its gradient of input `index`: the input's home if it was offered one, else
+ * a new tensor. It has the input's shape and dtype, is contiguous, and may hold anything. The
+ * caller releases it, or returns it as its result. */
 ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out);
 
 #endif

@@ -1,10 +1,16 @@
-/* orthonormalize.c: the columns of matrices, made orthonormal in place. */
+/* orthonormalize.c: the columns of matrices, made orthonormal in place.
+ *
+ * Gram-Schmidt, from the first column to the last: each column is made orthogonal to those before
+ * it and then scaled to length 1. PowerSGD needs it for its low-rank factors. There is no gradient:
+ * a backward that comes here is an error. */
 #include "tensor/orthonormalize.h"
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
 #include "tensor/values.h"
 
+/* [..., n, r] with r <= n, in place. A tensor with gaps is worked on in a contiguous copy, which is
+ * copied back. */
 static ms_status orthonormalize_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *out = NULL, *apart = NULL;

@@ -1,4 +1,8 @@
-/* random.c: operators that draw numbers: uniform, normal, randint, dropout. */
+/* random.c: operators that draw numbers: uniform, normal, randint, dropout.
+ *
+ * Numbers come from a counter, not from a state that advances: element i of a draw is a function of
+ * the seed, the step, the draw's number and i. So any thread computes any part, backward draws a
+ * mask again instead of saving it, and a recomputed function sees the numbers of its first run. */
 #include "tensor/random.h"
 
 #include <math.h>
@@ -8,8 +12,8 @@
 #include "tensor/values.h"
 #include "tensor/op.h"
 
-/* Fills inputs[0] in place. Positions count in row-major order, so what is not contiguous is drawn
- * apart and copied in. */
+/* Fills inputs[0] in place. Positions count in row-major order, so a tensor with other strides is
+ * drawn into a contiguous one and copied: the same numbers whatever the strides. */
 static ms_status fill_random(ms_op_call *call, ms_random_args *args)
 {
     ms_tensor *target = call->inputs[0], *out = NULL, *drawn = NULL;
@@ -35,7 +39,7 @@ static ms_status fill_random(ms_op_call *call, ms_random_args *args)
     return status;
 }
 
-/* What a float dtype makes of a number. */
+/* The number as the float dtype holds it. */
 static double rounded(ms_dtype dtype, double value)
 {
     if (dtype == MS_F16) return ms_float_from_f16(ms_f16_from_float((float)value));
@@ -43,7 +47,9 @@ static double rounded(ms_dtype dtype, double value)
     return (float)value;
 }
 
-/* The neighbour of a number that the dtype holds, towards +infinity if up. */
+/* The next number that the dtype holds, towards +infinity if up. The bits of 16-bit floats of one
+ * sign ascend with their size, so the neighbour is one more or one less; from zero it is the
+ * smallest number of the sign asked for. */
 static double neighbour(ms_dtype dtype, double value, bool up)
 {
     double direction = up ? INFINITY : -INFINITY;
@@ -63,7 +69,8 @@ static ms_status uniform_forward(ms_op_call *call)
         return ms_op_refuse(call, "it fills f32, f16 or bf16: use randint for integers");
     if (!(low < high) || !isfinite((float)(high - low)))
         return ms_op_refuse(call, "low %g must be below high %g, and both finite", low, high);
-    /* low <= x < high holds for the numbers that the dtype has, not only before rounding. */
+    /* low <= x < high must hold after rounding to the dtype, too, so draws are kept between the
+     * least and the greatest number of the dtype that satisfy it. */
     double least = rounded(dtype, low), greatest = rounded(dtype, high);
     if (least < low) least = neighbour(dtype, least, true);
     if (greatest >= high) greatest = neighbour(dtype, greatest, false);
@@ -78,6 +85,7 @@ static ms_status uniform_forward(ms_op_call *call)
     return fill_random(call, &args);
 }
 
+/* mean + deviation * z. A deviation of 0 is allowed: it gives the mean. */
 static ms_status normal_forward(ms_op_call *call)
 {
     double mean = call->attributes.random.a, deviation = call->attributes.random.b;
@@ -91,6 +99,8 @@ static ms_status normal_forward(ms_op_call *call)
     return fill_random(call, &args);
 }
 
+/* low <= x < high. Limits arrive as doubles: for i64 the upper one is the greatest double below
+ * 2^63, so that the conversion cannot overflow. */
 static ms_status randint_forward(ms_op_call *call)
 {
     static const double least[MS_DTYPES] = {
@@ -114,7 +124,7 @@ static ms_status randint_forward(ms_op_call *call)
     return fill_random(call, &args);
 }
 
-/* The old values are gone: their gradient is 0. */
+/* The old values do not enter the result: dx = 0. */
 static ms_status overwrite_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -125,7 +135,9 @@ static ms_status overwrite_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------------------ dropout */
 
-/* in times the mask of the attributes, into out of the same shape. */
+/* out = in * mask / (1 - p), with the mask of the attributes. An element is dropped if the upper 24
+ * bits of its draw are below p * 2^24, so p = 0 drops nothing and p = 1 everything; the scale is 0
+ * then, which avoids 1 / 0. */
 static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_tensor *in,
                       ms_tensor *out)
 {
@@ -156,6 +168,7 @@ static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_ten
     return status;
 }
 
+/* y = x * mask / (1 - p) (Srivastava et al. 2014). */
 static ms_status dropout_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -168,7 +181,7 @@ static ms_status dropout_forward(ms_op_call *call)
     return status ? status : drop(call->engine, &call->attributes, in, out);
 }
 
-/* The mask is drawn again, so nothing is saved. */
+/* dx = g * mask / (1 - p). The mask is drawn again from the attributes, so nothing is saved. */
 static ms_status dropout_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];

@@ -1,5 +1,9 @@
 /* reduce.c: operators that make fewer numbers of many: sums, means, extremes, norms, positions,
- * counts. */
+ * counts.
+ *
+ * A reduction walks rows: the input as [outer, n, inner], reduced along n (rows.h). Reducing
+ * everything is a single row. Sums are made in an order that the shape decides, so they repeat bit
+ * for bit. */
 #include "tensor/reduce.h"
 
 #include <math.h>
@@ -14,14 +18,15 @@
 
 /* ------------------------------------------------------------------- shapes */
 
-/* What is reduced: which dimension of the input (all of them if `all`), and the shape that is
- * left. */
+/* What is reduced: which dimension of the input (all of them if `all`), and the shape that is left,
+ * in which a reduced dimension is absent, or has size 1 with keep. */
 typedef struct reduction {
     bool all;
     uint32_t dim, dims;
     int64_t shape[MS_DIMS_MAX];
 } reduction;
 
+/* Fills in a reduction of a tensor of this shape. */
 static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint32_t dim, bool keep,
                             reduction *out)
 {
@@ -33,6 +38,7 @@ static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint3
     }
 }
 
+/* The reduction that the call's attributes ask for. */
 static ms_status reduction_of(const ms_op_call *call, reduction *out)
 {
     const ms_tensor *in = call->inputs[0];
@@ -46,8 +52,9 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
     return MS_OK;
 }
 
-/* The input (retained, or a contiguous copy where strides do not allow it) and its rows. Positions
- * found in it count in row-major order, which ms_rows_take guarantees. */
+/* The input's rows, and the tensor in which they are: the input itself (retained), or a contiguous
+ * copy where its strides allow no rows. Positions along n count in row-major order of what is
+ * reduced, which ms_rows_take guarantees. */
 static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in,
                          ms_rows *rows)
 {
@@ -56,8 +63,8 @@ static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tenso
     return ms_rows_take(call->engine, tensor, what->dim, what->dim + 1, in, rows);
 }
 
-/* A small tensor of the reduced shape as a window of the input's shape: the reduced dimensions
- * repeat. */
+/* A tensor of the reduced shape as a window of the input's shape: strides of 0 repeat it along the
+ * reduced dimensions. This is the gradient of a sum, without a copy. */
 static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -75,6 +82,7 @@ static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_ten
 
 /* ------------------------------------------------------------ the reduction */
 
+/* How rows are reduced, apart from what they are: see ms_reduce_args. mean: divide by n. */
 typedef struct reduce_call {
     ms_reduce_kind kind;
     double power, root;
@@ -101,6 +109,7 @@ static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const
                              &out, 1, cost);
 }
 
+/* Reduces the call's input into `out`, which has the reduced shape. */
 static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how,
                              ms_tensor *out)
 {
@@ -114,6 +123,7 @@ static ms_status reduce_into(ms_op_call *call, const reduction *what, const redu
     return status;
 }
 
+/* Makes the call's output and reduces into it; *out is borrowed. */
 static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **out)
 {
     reduction what;
@@ -122,6 +132,7 @@ static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **ou
     return status ? status : reduce_into(call, &what, how, *out);
 }
 
+/* Integers and bool are summed in i64: their own size would overflow soon. */
 static ms_status sum_forward(ms_op_call *call)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
@@ -144,12 +155,15 @@ static ms_status mean_forward(ms_op_call *call)
                   &out);
 }
 
+/* dx = g, repeated along what was summed. */
 static ms_status sum_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
     return spread(gradient->gradients[0], gradient, &gradient->results[0]);
 }
 
+/* dx = g / n. The division comes before g is spread: it is done once for each result, not for each
+ * element. */
 static ms_status mean_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0], *result = &gradient->outputs[0];
@@ -167,7 +181,7 @@ static ms_status mean_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------- undoing a broadcast: sum_to */
 
-/* Dimensions first .. last-1 of a tensor summed: they have size 1 in *out. */
+/* Sums dimensions first .. last-1 of a tensor; they have size 1 in *out, which is owned. */
 static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
                              ms_tensor **out)
 {
@@ -195,6 +209,9 @@ static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint3
     return d < lead || (to->shape[d - lead] == 1 && ms_tensor_shape(result)[d] != 1);
 }
 
+/* The transpose of a broadcast: an element that was used several times gets the sum of the
+ * gradients of its uses. Leading dimensions that the operand has not are summed and dropped at the
+ * end, when the contiguous sums are seen in the operand's shape. */
 ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
                        ms_tensor **out)
 {
@@ -231,6 +248,8 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
 
 /* -------------------------------------------------------------- any and every */
 
+/* Any is the greatest of 0 and 1, every the least. They reduce everything, whatever the attributes
+ * say. */
 static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
 {
     ms_tensor *out = NULL;
@@ -265,6 +284,7 @@ static ms_status positions(ms_op_call *call, const reduction *what, bool least, 
     return status;
 }
 
+/* The extreme of no elements does not exist; a sum of none is 0. */
 static ms_status refuse_nothing(const ms_op_call *call, const reduction *what)
 {
     int64_t n =
@@ -273,6 +293,8 @@ static ms_status refuse_nothing(const ms_op_call *call, const reduction *what)
                   : MS_OK;
 }
 
+/* Max and min. The position of the extreme is found by a second task, and only if the call is
+ * recorded: backward needs it, and sends the gradient to the first of equal elements. */
 static ms_status extreme_forward(ms_op_call *call, bool least)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
@@ -299,8 +321,8 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
 static ms_status max_forward(ms_op_call *call) { return extreme_forward(call, false); }
 static ms_status min_forward(ms_op_call *call) { return extreme_forward(call, true); }
 
-/* Zeros, and each gradient at the position that was found: the input as [outer, n, inner], the rest
- * as [outer, 1, inner]. */
+/* dx is zeros with g at the position that was found. The input is seen as [outer, n, inner],
+ * positions and g as [outer, 1, inner], and g is scattered along n. */
 static ms_status extreme_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -336,6 +358,7 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     return status;
 }
 
+/* The lowest position of equal ones. */
 static ms_status argmax_forward(ms_op_call *call)
 {
     reduction what;
@@ -348,6 +371,8 @@ static ms_status argmax_forward(ms_op_call *call)
 
 /* --------------------------------------------------------------------- norm */
 
+/* (sum of |x|^p)^(1/p) in f32; for infinity the greatest |x|. p of 1, 2 and infinity have kernels
+ * without powers. */
 static ms_status norm_forward(ms_op_call *call)
 {
     double p = call->attributes.reduce.p;
@@ -367,8 +392,9 @@ static ms_status norm_forward(ms_op_call *call)
     return status;
 }
 
-/* Infinity: the gradient is shared by all elements that reach the norm, with their signs. Chain:
- * equal = (|x| == y), as numbers; result = equal * sign(x) * g / (how many are equal). */
+/* The gradient of a maximum norm: shared equally by all elements that reach it, with their signs.
+ * In steps: equal = (|x| == y), as numbers; dx = equal * sign(x) * g / (how many are equal). y and
+ * g are spread to the shape of x. */
 static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_tensor *y,
                                    ms_tensor *g)
 {
@@ -415,6 +441,8 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
     return status;
 }
 
+/* dx = g * sign(x) * |x|^(p-1) / y^(p-1), 0 where y is 0; for p = 1, g * sign(x). y is saved, so
+ * the sum is not made again. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -444,6 +472,8 @@ static ms_status norm_backward(ms_op_gradient *gradient)
 
 /* -------------------------------------------------------------- cumsum, dot */
 
+/* y[i] = x[0] + ... + x[i] along dim; reverse: x[i] + ... + x[n-1]. out is contiguous and has the
+ * shape. */
 static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim, bool reverse,
                              ms_tensor *out)
 {
@@ -476,7 +506,7 @@ static ms_status cumsum_forward(ms_op_call *call)
     return status ? status : cumsum_into(call->engine, in, dim, false, out);
 }
 
-/* Each element is in all sums from its position on: the gradient is summed from the end. */
+/* dx[i] = g[i] + ... + g[n-1]: element i is part of all sums from its position on. */
 static ms_status cumsum_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -491,6 +521,7 @@ static ms_status cumsum_backward(ms_op_gradient *gradient)
     return status;
 }
 
+/* y = sum of a[i] b[i]: a reduction of products, one row, any strides. */
 static ms_status dot_forward(ms_op_call *call)
 {
     ms_tensor *a = call->inputs[0], *b = call->inputs[1], *out = NULL;
@@ -523,6 +554,7 @@ static ms_status dot_forward(ms_op_call *call)
     return status;
 }
 
+/* da = g b, db = g a. After an error no result is left. */
 static ms_status dot_backward(ms_op_gradient *gradient)
 {
     ms_status status = MS_OK;
@@ -549,6 +581,7 @@ static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int
     return status;
 }
 
+/* i64 [bins] over [low, high], over all elements. */
 static ms_status histogram_forward(ms_op_call *call)
 {
     double low = call->attributes.histogram.low, high = call->attributes.histogram.high;
@@ -578,6 +611,7 @@ static ms_status histogram_forward(ms_op_call *call)
     return status;
 }
 
+/* One number over all elements, interpolated between the two nearest in order. */
 static ms_status quantile_forward(ms_op_call *call)
 {
     ms_tensor *in = NULL, *out = NULL;

@@ -5,6 +5,7 @@
 #include "tensor/op.h"
 #include "tensor/rows.h"
 
+/* What a row becomes: a sum of x, |x|, x^2, |x|^power or products, or the greatest or least. */
 typedef enum ms_reduce_kind {
     MS_REDUCE_ADD,
     MS_REDUCE_ADD_ABS,
@@ -27,6 +28,7 @@ typedef struct ms_reduce_args {
     uint8_t kind, dtype, out_dtype;
 } ms_reduce_args;
 
+/* The lowest position in each row of the greatest (or least) element. */
 typedef struct ms_reduce_arg_args {
     ms_rows rows;
     int64_t *out;
@@ -35,6 +37,7 @@ typedef struct ms_reduce_arg_args {
     bool least;
 } ms_reduce_arg_args;
 
+/* Running sums along the rows; reverse: from the end. */
 typedef struct ms_cumsum_args {
     ms_rows rows;
     void *out;
@@ -43,6 +46,7 @@ typedef struct ms_cumsum_args {
     bool reverse;
 } ms_cumsum_args;
 
+/* Counts of `count` elements with one stride, over [low, high]. */
 typedef struct ms_histogram_args {
     int64_t *out;
     const void *in;
@@ -51,7 +55,9 @@ typedef struct ms_histogram_args {
     uint8_t dtype;
 } ms_histogram_args;
 
-/* gradient summed over the dimensions along which `to` was broadcast; itself (retained) if none. */
+/* The gradient summed over the dimensions along which an operand like `to` was broadcast, in that
+ * operand's shape; the gradient itself (retained) if there are none. Keeps the gradient's dtype.
+ * Caller releases. */
 ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
                        ms_tensor **out);
 

@@ -6,6 +6,7 @@
 #include "tensor/op.h"
 
 #define MS_OP_ADDRESS(name) &ms_op_##name,
+/* Every operator that ops.h lists, for callers that find operators by name. Ends with NULL. */
 static const ms_op *const all[] = { MS_OPS(MS_OP_ADDRESS) NULL };
 
 const ms_op *ms_op_at(uint32_t index)

@@ -3,8 +3,9 @@
 
 #include "tensor/values.h"
 
-/* Dimensions first .. last-1 as one with a single stride, if they are walked like that. Without
- * elements there is no walk: any strides will do. */
+/* Joins dimensions first .. last-1 to one with a single stride, if walking them in order has one.
+ * It goes from the innermost outwards: each further dimension must step exactly over all that is
+ * inside of it. Without elements there is no walk, and any strides will do. */
 static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count,
                       int64_t *stride)
 {
@@ -32,6 +33,8 @@ bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out)
     return ms_rows_between(tensor, dim, dim + 1, out);
 }
 
+/* The copy is contiguous, and a contiguous tensor always has rows, so the second call cannot fail.
+ */
 ms_status ms_rows_take(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
                        ms_tensor **out, ms_rows *rows)
 {

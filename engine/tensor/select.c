@@ -1,4 +1,9 @@
-/* select.c: operators that pick or place elements by index or by size. */
+/* select.c: operators that pick or place elements by index or by size.
+ *
+ * `whole` is the large side, [outer, n, inner]; `small` the picked or placed side, [outer, k,
+ * inner], as is the index. Gather reads whole and writes small; scatter does the reverse, and each
+ * is the other's gradient. An index is on the device, so only a task can check its values: one
+ * outside of 0 .. n-1 is an error of the stream. */
 #include "tensor/select.h"
 
 #include <string.h>
@@ -8,11 +13,13 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
+/* The dtypes of an index. */
 static bool is_index(ms_dtype dtype)
 {
     return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16;
 }
 
+/* ms_rows_take along a single dimension. */
 static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out,
                            ms_rows *rows)
 {
@@ -28,7 +35,8 @@ static void set_strides(int64_t *strides, const ms_rows *rows)
 
 /* ----------------------------------------------------- gather, index_select */
 
-/* From whole to small, which is new and contiguous. A 1-D index (index_select) serves all rows. */
+/* small[o, j, i] = whole[o, index[o, j, i], i]; small is new and contiguous. With one_index the
+ * index is 1-D and serves all rows, by strides of 0. */
 static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *whole, uint32_t dim,
                              ms_tensor *index, bool one_index, ms_tensor *small)
 {
@@ -78,7 +86,7 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
         set_strides(args.index_strides, &index_rows);
         args.small = ms_tensor_data(from);
         args.index = ms_tensor_data(at);
-        /* The target keeps what is not written, and what it is added to. */
+        /* The target is read, too: elements that are not written stay, or are added to. */
         ms_tensor *reads[] = { from, at, target };
         ms_task_cost cost = { .flops = add ? (double)ms_tensor_count(values) : 0,
                               .bytes = 2 * ms_tensor_bytes(values) + ms_tensor_bytes(at) };
@@ -91,7 +99,7 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
     return status;
 }
 
-/* Checks dim and an index of the input's shape but for that dimension. */
+/* Checks the dimension, and that the index has the input's sizes in all other dimensions. */
 static ms_status check_index(const ms_op_call *call, uint32_t *dim)
 {
     const ms_tensor *in = call->inputs[0], *index = call->inputs[1];
@@ -110,6 +118,7 @@ static ms_status check_index(const ms_op_call *call, uint32_t *dim)
                     ms_dim_named(*dim));
 }
 
+/* y has the shape of the index. Only the index is saved. */
 static ms_status gather_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
@@ -122,6 +131,7 @@ static ms_status gather_forward(ms_op_call *call)
     return status ? status : ms_op_save(call, index);
 }
 
+/* Whole slices along dim, chosen by a 1-D index; y has the index's length there. */
 static ms_status index_select_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
@@ -154,6 +164,7 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
     return status;
 }
 
+/* dx is zeros, and g added at index: an element that was picked twice gets both gradients. */
 static ms_status gather_backward(ms_op_gradient *gradient)
 {
     uint32_t dim = 0;
@@ -162,6 +173,8 @@ static ms_status gather_backward(ms_op_gradient *gradient)
     return add_back(gradient, dim, gradient->saved[0]);
 }
 
+/* As gather's, with the 1-D index as a window of the result's shape: strides of 0 in the other
+ * dimensions. */
 static ms_status index_select_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *result = &gradient->outputs[0];
@@ -180,7 +193,8 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
 
 /* ----------------------------------------------------- scatter, scatter_add */
 
-/* Values as a window of the index's shape: one element may stand for all. */
+/* The values as a window of the index's shape, owned: one element may stand for all, by strides of
+ * 0. The dtype must be that of the tensor they are placed in. */
 static ms_status values_for(const ms_op_call *call, ms_tensor **out)
 {
     const ms_tensor *index = call->inputs[1];
@@ -198,7 +212,8 @@ static ms_status values_for(const ms_op_call *call, ms_tensor **out)
     return ms_tensor_window(values, ms_tensor_dims(index), ms_tensor_shape(index), zeros, 0, out);
 }
 
-/* The sum of 16-bit floats is made in f32 and rounded once. */
+/* Adds to a 16-bit tensor in f32 and rounds once at the end: rounding each addition would lose
+ * small terms. */
 static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, ms_tensor *out)
 {
     ms_engine *engine = call->engine;
@@ -213,8 +228,9 @@ static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, m
     return status;
 }
 
-/* inputs[0] with values placed, into out: the same tensor (in place) or a new one. What is read
- * must not be written on the way. */
+/* inputs[0] with values placed goes into out: the same tensor (in place) or a new one. Values or an
+ * index in the memory that is being written would change on the way, so then the work is done in a
+ * copy; likewise where out has no rows. */
 static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor *index,
                             ms_tensor *values, ms_tensor *out)
 {
@@ -238,6 +254,7 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
     return status;
 }
 
+/* scatter and scatter_add, in place or not. The index is saved for the gradient. */
 static ms_status place(ms_op_call *call, bool add)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL, *values = NULL;
@@ -256,7 +273,7 @@ static ms_status place(ms_op_call *call, bool add)
 static ms_status scatter_forward(ms_op_call *call) { return place(call, false); }
 static ms_status scatter_add_forward(ms_op_call *call) { return place(call, true); }
 
-/* To the values: the gradient where they went, summed if one element had stood for all. */
+/* dvalues = g gathered at index; the sum of that if one element stood for all values. */
 static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
 {
     const ms_tensor_info *info = &gradient->inputs[2];
@@ -283,6 +300,8 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
     return status;
 }
 
+/* dx = g for scatter_add. For scatter dx is g with zeros at the positions that were overwritten;
+ * the zeros are one element, repeated by strides of 0. */
 static ms_status place_backward(ms_op_gradient *gradient, bool add)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -324,6 +343,7 @@ static ms_status scatter_add_backward(ms_op_gradient *gradient)
 
 /* -------------------------------------------------------------- topk, above */
 
+/* The k greatest (or least) along dim in order, and their positions; the positions are saved. */
 static ms_status topk_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *from = NULL, *values = NULL, *indices = NULL;
@@ -362,6 +382,8 @@ static ms_status topk_forward(ms_op_call *call)
     return status ? status : ms_op_save(call, indices);
 }
 
+/* dx is zeros with g at the saved positions, which are distinct in a row. The indices have no
+ * gradient. */
 static ms_status topk_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -379,6 +401,8 @@ static ms_status topk_backward(ms_op_gradient *gradient)
     return status;
 }
 
+/* Values and positions that pass a threshold on the device, and how many were kept. A shape cannot
+ * depend on values, so the outputs have `capacity` elements. */
 static ms_status above_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *threshold = call->inputs[1], *out[3] = { NULL, NULL, NULL };

@@ -26,6 +26,7 @@ typedef struct ms_topk_args {
     bool largest;
 } ms_topk_args;
 
+/* What passes the threshold, in order of position, at most `capacity`; found: how many. */
 typedef struct ms_above_args {
     const void *in, *threshold;
     void *values;
@@ -34,6 +35,7 @@ typedef struct ms_above_args {
     uint8_t dtype, threshold_dtype;
 } ms_above_args;
 
+/* The quantile q of `count` elements with one stride, interpolated. */
 typedef struct ms_quantile_args {
     const void *in;
     void *out;

@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+/* Shapes are aligned at the last dimension, missing sizes count as 1, and a size of 1 takes the
+ * other's: NumPy's rule. A size of 0 broadcasts like any other: with 1 to 0, with itself to 0. The
+ * result is built apart, since shape may be one of the operands. */
 bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b,
                         uint32_t *dims, int64_t *shape)
 {
@@ -19,6 +22,7 @@ bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, cons
     return true;
 }
 
+/* A tensor without dimensions has no dimension that could be named. */
 bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out)
 {
     if (dim < -(int32_t)dims || dim >= (int32_t)dims) return false;

@@ -10,6 +10,7 @@
 
 /* ------------------------------------------------------------------ softmax */
 
+/* The tensor as [outer, n, inner], with n the dimension of the softmax. */
 static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *args)
 {
     args->outer = ms_shape_count(dim, tensor->shape);
@@ -17,6 +18,8 @@ static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *
     args->inner = ms_shape_count(tensor->dims - dim - 1, tensor->shape + dim + 1);
 }
 
+/* y = exp(x - max) / sum of exp(x - max) along dim, or its logarithm. y is saved: the gradient
+ * needs y alone. */
 static ms_status softmax_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *whole = NULL, *y = NULL;
@@ -42,6 +45,8 @@ static ms_status softmax_forward(ms_op_call *call)
     return status;
 }
 
+/* softmax: dx = y * (g - sum of g y along dim). log_softmax: dx = g - exp(y) * (sum of g along
+ * dim). */
 static ms_status softmax_backward(ms_op_gradient *gradient)
 {
     ms_tensor *y = gradient->saved[0], *g = NULL, *dx = NULL;
@@ -81,6 +86,7 @@ const ms_op ms_op_log_softmax = { .name = "log_softmax",
 
 /* ------------------------------------------------------------ cross entropy */
 
+/* Logits [..., classes], targets [...]; whether a target is a class is checked by the task. */
 static ms_status cross_entropy_check(const ms_op_call *call)
 {
     const ms_tensor *logits = call->inputs[0], *target = call->inputs[1];
@@ -95,6 +101,7 @@ static ms_status cross_entropy_check(const ms_op_call *call)
     return MS_OK;
 }
 
+/* What forward and backward have in common. */
 static void fill_args(const ms_attributes *attributes, const ms_tensor *logits,
                       const ms_tensor *target, ms_cross_entropy_args *args)
 {
@@ -108,6 +115,9 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *logits,
     args->target_dtype = (uint8_t)target->dtype;
 }
 
+/* The loss of a row is log(sum of exp(logits)) - logits[target]. Of each row only the logarithm of
+ * the sum is saved, from which backward makes the probabilities again, and `share`, by which the
+ * reduction has scaled the rows. */
 static ms_status cross_entropy_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -142,9 +152,9 @@ static ms_status cross_entropy_forward(ms_op_call *call)
     return status;
 }
 
-/* Logits are often the largest tensor of a step. When nobody can look at them again, the gradient
- * is written over them: memory then peaks at the logits once. One reference is left: that of the
- * saved alias. */
+/* Where the logits' gradient goes. Logits are often the largest tensor of a step. If the graph is
+ * freed after this call and no other reference to their storage is left but the saved alias's, the
+ * gradient overwrites them, and the peak of memory holds them once instead of twice. */
 static ms_status gradient_place(const ms_op_gradient *gradient, ms_tensor *logits, ms_tensor **out)
 {
     if (gradient->last && ms_storage_references(logits->storage) == 1)
@@ -152,6 +162,8 @@ static ms_status gradient_place(const ms_op_gradient *gradient, ms_tensor *logit
     return ms_tensor_new(gradient->engine, logits->dtype, logits->dims, logits->shape, out);
 }
 
+/* dlogits[c] = g * share * (exp(logits[c] - log_sum) - (1 if c is the target, else 0)); 0 in rows
+ * that are ignored. */
 static ms_status cross_entropy_backward(ms_op_gradient *gradient)
 {
     ms_tensor *logits = gradient->saved[0], *target = gradient->saved[1],
@@ -186,6 +198,7 @@ const ms_op ms_op_cross_entropy = { .name = "cross_entropy",
 
 /* ------------------------------------------------------------ squared error */
 
+/* loss = mean of (a - b)^2 over all elements. */
 static ms_status mse_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -214,6 +227,7 @@ static ms_status mse_forward(ms_op_call *call)
     return status;
 }
 
+/* da = 2 g (a - b) / count, db = -da; both in one task. */
 static ms_status mse_backward(ms_op_gradient *gradient)
 {
     ms_tensor *a = gradient->saved[0], *b = gradient->saved[1], *g = gradient->gradients[0],

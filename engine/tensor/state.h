@@ -9,6 +9,12 @@
 #include "base/assert.h"
 #include "moonshard/tensor.h"
 
+/* A window on a storage: which element comes first, and how many elements lie between neighbours of
+ * each dimension. Several tensors may share a storage; each holds a reference to it. count,
+ * contiguous and extent follow from shape and strides (derive in tensor.c) and are kept because
+ * every operator asks for them. Strides are never negative; a stride of 0 repeats elements. The
+ * shape never changes; storage, offset and strides change only in ms_tensor_rebase. Host thread
+ * only: tasks get addresses, never a tensor. */
 struct ms_tensor {
     ms_engine *engine;
     ms_storage *storage; /* retained */
@@ -37,9 +43,10 @@ static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t
     *end = *begin + (size_t)tensor->extent * item;
 }
 
-/* Computes the contents of a cast's storage again if dropping its weight's storage has dropped it:
- * takes memory, and casts on the current stream. Nothing happens to any other storage. The version
- * of the cast grows unless the weight is as it was. */
+/* Computes the contents of a cast's storage again if they were dropped together with the storage of
+ * its weight: takes memory, and casts on the current stream. Nothing happens to any other storage.
+ * The version of the cast grows unless the weight is as it was, so that backward notices a weight
+ * that has been stepped in between. */
 ms_status ms_storage_recast(ms_storage *storage);
 
 /* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends
@@ -47,38 +54,43 @@ ms_status ms_storage_recast(ms_storage *storage);
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
                                 ms_tensor **out);
 
-/* The tensor becomes the part of `base` (contiguous, of its dtype, with room) that begins at
- * `offset`, in its own shape; nothing is copied, and what was made as a view of it keeps the old
- * memory. */
+/* Moves the tensor onto `base`: it becomes the part of base (contiguous, of its dtype, with room)
+ * that begins at `offset`, in its own shape. No values are copied, and views that were made of it
+ * keep the old memory. Cannot fail, so that many parameters can be moved together. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
 
-/* Under autocast, for an f32 tensor whose task is yet to be enqueued: a new tensor of the autocast
- * dtype, of the same shape and order in memory, that this task is to write as well, so that a
- * product behind it needs no pass of its own for the cast. NULL where there is nothing to cast.
- * Caller releases, and once the task is enqueued ties it to the tensor with ms_tensor_keep_cast
- * (which takes NULL, too). The cast is dropped with the tensor's storage: see ms_storage_recast. */
+/* Under autocast, for an f32 tensor whose task is yet to be enqueued: makes a second tensor of the
+ * autocast dtype, of the same shape and order in memory, which that task writes too. A product that
+ * uses the tensor next then needs no pass of its own for the cast. *out stays NULL where there is
+ * nothing to cast. Caller releases, and once the task is enqueued ties it to the tensor with
+ * ms_tensor_keep_cast (which takes NULL, too). The cast is dropped with the tensor's storage: see
+ * ms_storage_recast. */
 ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
-/* The same without a word on how the cast was computed: for a window of a cast. */
+/* Makes `cast` the tensor's cast without saying how its values were computed: for a window of a
+ * cast. Lets an earlier cast go. */
 void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast);
 
 typedef struct ms_tensor_state ms_tensor_state;
 
-/* Host buffers of writes that are under way; freed when their task is done, which decides nothing
- * else. */
+/* A host buffer that a task still reads or writes, and the point after which it may be freed. When
+ * that happens depends on how far the device is; nothing else may depend on it. */
 typedef struct ms_staged {
     ms_point point;
     void *buffer;
 } ms_staged;
 
-/* What a cast was computed from, kept with the cast's storage. Both are copies without references:
- * the storages are those of the tie (ms_storage_derive). */
+/* What a cast was computed from, kept with the cast's storage, so that it can be computed again
+ * even when the tensors are gone and only the tape still holds the storage. Both are copies without
+ * references: the storages are kept by the tie between them (ms_storage_derive). */
 typedef struct ms_cast_origin {
     struct ms_cast_origin *next; /* unused ones */
     ms_tensor_state *state;
     ms_tensor weight, cast;
 } ms_cast_origin;
 
+/* The layer's state of an engine (MS_SLOT_TENSOR). Tensors and origins come from chunks and go back
+ * to free lists, as a step makes as many as the step before. */
 struct ms_tensor_state {
     ms_tensor *unused;
     void **chunks;
@@ -86,6 +98,8 @@ struct ms_tensor_state {
     ms_tensor *casts; /* tensors that hold a cast of themselves */
     ms_dtype autocast;
     ms_staged *staged;
+    /* readbacks: those that exist. `staged` has room for each of them, as ms_readback_free cannot
+     * fail. */
     size_t staged_count, staged_capacity, readbacks;
     ms_cast_origin *unused_origins;
     bool meta;  /* new tensors are on "meta" */
@@ -96,7 +110,7 @@ struct ms_tensor_state {
 
 /* The layer's state of an engine, made at first use. */
 ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out);
-/* The tensor, which holds a cast of itself, lets it go. */
+/* Takes the tensor off the list of those that hold a cast, and releases the cast. */
 void ms_tensor_drop_cast(ms_tensor *tensor);
 
 #endif

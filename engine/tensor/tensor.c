@@ -1,4 +1,8 @@
-/* tensor.c: tensors as windows on storages, and the cast that a tensor keeps of itself. */
+/* tensor.c: tensors as windows on storages, and the cast that a tensor keeps of itself.
+ *
+ * A tensor costs one struct from a free list and a reference to a storage; views and aliases are as
+ * cheap as that, so operators make them freely. What a window may reach is checked in one place,
+ * ms_tensor_window. */
 #include "tensor/state.h"
 
 #include <stdio.h>
@@ -6,10 +10,12 @@
 
 #include "tensor/op.h"
 
+/* Tensors that are allocated at once. */
 #define MS_TENSOR_CHUNK 128
 
 /* -------------------------------------------------------- the layer's state */
 
+/* Called when the engine goes. Casts hold references to storages, so they are dropped first. */
 static void state_free(ms_engine *engine, void *object)
 {
     ms_tensor_state *state = object;
@@ -38,6 +44,7 @@ ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out)
     return MS_OK;
 }
 
+/* A tensor of zeros with one reference. Free structs are chained by next_cast. */
 static ms_status struct_take(ms_engine *engine, ms_tensor **out)
 {
     ms_tensor_state *state = NULL;
@@ -75,7 +82,8 @@ static void struct_give(ms_tensor *tensor)
 
 /* ------------------------------------------------------- making and freeing */
 
-/* Fills in what follows from shape and strides. */
+/* Fills in what follows from shape and strides. Dimensions of size 1 are never walked, so their
+ * strides do not count; a tensor without elements is contiguous whatever its strides. */
 static void derive(ms_tensor *tensor)
 {
     tensor->count = ms_shape_count(tensor->dims, tensor->shape);
@@ -90,6 +98,7 @@ static void derive(ms_tensor *tensor)
     tensor->extent = tensor->count ? last + 1 : 0;
 }
 
+/* Row-major. A size of 0 counts as 1, so that all strides stay above 0. */
 static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
 {
     int64_t stride = 1;
@@ -136,6 +145,8 @@ ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const
     return ms_tensor_window(&whole, dims, shape, strides, 0, out);
 }
 
+/* Returns what it was, for callers to put back; a state that cannot be made for want of memory
+ * stays off. */
 bool ms_engine_set_meta(ms_engine *engine, bool on)
 {
     ms_tensor_state *state = NULL;
@@ -153,6 +164,7 @@ bool ms_engine_makes_meta(const ms_engine *engine)
 
 bool ms_tensor_is_meta(const ms_tensor *tensor) { return ms_storage_is_meta(tensor->storage); }
 
+/* The struct comes first: it is given back if the pool has no memory. */
 ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                         ms_tensor **out)
 {
@@ -179,6 +191,8 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     return MS_OK;
 }
 
+/* The list is searched from its head. It is short: it holds the weights of a step, and casts that
+ * tasks wrote along with their results. */
 void ms_tensor_drop_cast(ms_tensor *tensor)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
@@ -190,6 +204,7 @@ void ms_tensor_drop_cast(ms_tensor *tensor)
     ms_tensor_release(cast);
 }
 
+/* The cast is valid as long as the tensor's memory has the version that it has now. */
 void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
@@ -200,8 +215,9 @@ void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
     state->casts = tensor;
 }
 
-/* A window of a tensor that has a cast with the same order in memory has that window of the
- * cast. */
+/* Gives a window of a tensor that has a valid cast the same window of the cast. Without it, the
+ * parts of one weight (queries, keys and values in one matrix) would be cast again, each for
+ * itself. The cast must have the base's order in memory, as the window's strides apply to both. */
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
@@ -216,6 +232,8 @@ static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window
     return MS_OK;
 }
 
+/* offset counts from the base's first element. The window must lie in the storage; it may be larger
+ * than the base. An empty window keeps the base's offset, so that it never points past the end. */
 ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
                            const int64_t *strides, int64_t offset, ms_tensor **out)
 {
@@ -262,6 +280,8 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
     return status;
 }
 
+/* The tensor's cast is of the old memory, so it goes. Natural strides: the part is filled in
+ * row-major order. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;

@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------ windows */
 
-/* First and last byte of a tensor in its storage. */
+/* First and last byte of a tensor in its storage. Only for tensors that have elements. */
 static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
 {
     int64_t size = (int64_t)ms_dtype_bytes(ms_tensor_dtype(tensor)), end = 0;
@@ -19,6 +19,8 @@ static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
     *last = *first + (end + 1) * size - 1;
 }
 
+/* Whether both walk the same elements in the same order: then each position is read before it is
+ * written. */
 static bool same_window(const ms_tensor *a, const ms_tensor *b)
 {
     uint32_t dims = ms_tensor_dims(a);
@@ -32,6 +34,8 @@ static bool same_window(const ms_tensor *a, const ms_tensor *b)
     return true;
 }
 
+/* Decided by the first and last bytes. Interleaved windows (even and odd columns) count as
+ * overlapping although they share nothing: they cost a copy, no error. */
 bool ms_tensor_overlaps(const ms_tensor *out, const ms_tensor *in)
 {
     if (ms_tensor_storage(out) != ms_tensor_storage(in) || ms_tensor_count(out) == 0
@@ -44,6 +48,8 @@ bool ms_tensor_overlaps(const ms_tensor *out, const ms_tensor *in)
     return out_first <= in_last && in_first <= out_last;
 }
 
+/* An empty slice at the end of a dimension would begin past the memory, so it begins at the start.
+ */
 ms_status ms_tensor_slice(ms_tensor *whole, uint32_t dim, int64_t start, int64_t length, bool drop,
                           ms_tensor **out)
 {
@@ -75,6 +81,8 @@ static ms_status enqueue_copy(ms_engine *engine, ms_tensor *from, ms_tensor *to)
                              1, cost);
 }
 
+/* A change of dtype is the elementwise kernel cast, which does its own check for overlaps.
+ * Overlapping memory of one dtype is copied twice, by way of a new tensor. */
 ms_status ms_copy_into(ms_engine *engine, ms_tensor *from, ms_tensor *to)
 {
     if (ms_tensor_count(to) == 0) return MS_OK;
@@ -125,6 +133,7 @@ ms_status ms_op_as_dtype(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, m
 
 /* ---------------------------------------------------------------- constants */
 
+/* The value as an element of the dtype, in the low bytes. */
 static uint64_t bits_of(ms_dtype dtype, double value)
 {
     switch (dtype) {
@@ -136,6 +145,7 @@ static uint64_t bits_of(ms_dtype dtype, double value)
     }
 }
 
+/* Filling writes bit patterns, so one kernel serves all dtypes of a size. */
 ms_status ms_fill_into(ms_engine *engine, ms_tensor *out, double value)
 {
     if (ms_tensor_count(out) == 0) return MS_OK;
@@ -163,7 +173,9 @@ ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int
 
 /* ----------------------------------------------- a function at each position */
 
-/* Arguments and cost of a call whose operands do not overlap the result. */
+/* Arguments and cost of a call whose operands do not overlap the result. Operand k of the call is
+ * operand k + 1 of the loop. Integers compute in 64 bits if neither the result nor an operand is a
+ * float; a FLOP is counted for each element, whatever the function. */
 static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out,
                            ms_elementwise_args *args, ms_task_cost *cost)
 {
@@ -213,6 +225,9 @@ static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
     return false;
 }
 
+/* Operands are copied first where they overlap the result in another window, or where walking them
+ * is slow. A copy is held until the task is enqueued: stream order keeps its memory from being
+ * reused earlier. */
 ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out)
 {
     if (ms_tensor_count(out) == 0) return MS_OK;

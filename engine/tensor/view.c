@@ -1,5 +1,9 @@
 /* view.c: operators that only look at the same memory in another way; reshape copies where no
- * strides can say it. */
+ * strides can say it.
+ *
+ * Views cost the host a struct and the device nothing. An output shares inputs[0]'s storage, so a
+ * write through one is seen through the other. Gradients of views are views of the incoming
+ * gradient where the operator is invertible, and a new tensor otherwise. */
 #include "tensor/reduce.h"
 #include "tensor/values.h"
 
@@ -16,11 +20,13 @@ static ms_status window(ms_op_call *call, uint32_t dims, const int64_t *shape,
     return ms_tensor_window(call->inputs[0], dims, shape, strides, offset, &call->outputs[0]);
 }
 
+/* The dimension of inputs[0] that an attribute names; false if there is none. */
 static bool find_dim(const ms_op_call *call, int32_t dim, uint32_t *out)
 {
     return ms_shape_dim(ms_tensor_dims(call->inputs[0]), dim, out);
 }
 
+/* The error for that. */
 static ms_status no_dim(const ms_op_call *call, int32_t dim)
 {
     return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(dim));
@@ -28,7 +34,8 @@ static ms_status no_dim(const ms_op_call *call, int32_t dim)
 
 /* ------------------------------------------------------------ view, reshape */
 
-/* The asked sizes with -1 worked out. */
+/* The asked sizes, with a size of -1 worked out from the count of elements. It cannot be worked out
+ * where another size is 0: any number would fit. */
 static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
 {
     uint32_t dims = call->attributes.shape.dims;
@@ -87,6 +94,8 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
     return true;
 }
 
+/* reshape copies where no strides can express the shape; view refuses, so that a script that relies
+ * on sharing memory learns that it would not. */
 static ms_status reshape_to(ms_op_call *call, bool may_copy)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -111,7 +120,7 @@ static ms_status reshape_to(ms_op_call *call, bool may_copy)
 static ms_status view_forward(ms_op_call *call) { return reshape_to(call, false); }
 static ms_status reshape_forward(ms_op_call *call) { return reshape_to(call, true); }
 
-/* The gradient in the input's shape: for view, reshape, squeeze and unsqueeze. */
+/* dx is g in the input's shape: for view, reshape, squeeze and unsqueeze. */
 static ms_status shape_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -123,6 +132,8 @@ static ms_status shape_backward(ms_op_gradient *gradient)
 
 /* ---------------------------------------------------- narrow, select, split */
 
+/* `length` positions of one dimension from `start` on, counted from 0; messages count from 1, as
+ * scripts do. */
 static ms_status narrow_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -137,6 +148,7 @@ static ms_status narrow_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, start, length, false, &call->outputs[0]);
 }
 
+/* One position of a dimension, which is dropped from the shape. */
 static ms_status select_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -150,7 +162,7 @@ static ms_status select_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, start, 1, true, &call->outputs[0]);
 }
 
-/* Zeros, and the gradient copied into the slice. */
+/* dx is zeros with g copied into the slice. */
 static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -179,6 +191,7 @@ static ms_status select_backward(ms_op_gradient *gradient)
     return slice_backward(gradient, true);
 }
 
+/* Adjoining slices that cover the dimension, one output each. */
 static ms_status split_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0];
@@ -205,7 +218,8 @@ static ms_status split_forward(ms_op_call *call)
     return status;
 }
 
-/* Whether the gradients already lie in one memory as the parts of a whole do. */
+/* Whether the gradients of all parts have arrived and already are the parts of one tensor in
+ * memory, as attention's backward makes them for the matrix of queries, keys and values. */
 static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
 {
     const ms_tensor *first = gradient->gradients[0];
@@ -221,8 +235,9 @@ static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
     return true;
 }
 
-/* Each part's gradient, or zeros where none arrived, goes into its place of one new tensor: every
- * element is written once. */
+/* dx is the whole of which the gradients are parts: a window on their memory if they adjoin.
+ * Otherwise each part's gradient, or zeros where none arrived, is copied into its place of one new
+ * tensor, so that every element is written once. */
 static ms_status split_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -252,6 +267,7 @@ static ms_status split_backward(ms_op_gradient *gradient)
 
 /* ----------------------------------------------- transpose, permute, expand */
 
+/* Dimension d of the result is dimension order[d] of the input. */
 static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -262,6 +278,7 @@ static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
     return ms_tensor_window(in, ms_tensor_dims(in), shape, strides, 0, out);
 }
 
+/* The order that exchanges the two dimensions of the attributes; it is its own inverse. */
 static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t *order)
 {
     uint32_t a = 0, b = 0;
@@ -291,6 +308,7 @@ static ms_status transpose_backward(ms_op_gradient *gradient)
     return permuted(gradient->gradients[0], order, &gradient->results[0]);
 }
 
+/* The order that the attributes list; false unless each dimension is named once. */
 static bool permute_order(uint32_t dims, const ms_attributes *attributes, uint32_t *order)
 {
     uint32_t seen = 0;
@@ -312,6 +330,7 @@ static ms_status permute_forward(ms_op_call *call)
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
+/* g in the inverse order. */
 static ms_status permute_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX], back[MS_DIMS_MAX] = { 0 };
@@ -321,6 +340,7 @@ static ms_status permute_backward(ms_op_gradient *gradient)
     return permuted(gradient->gradients[0], back, &gradient->results[0]);
 }
 
+/* Repeats dimensions of size 1, and adds leading ones, by strides of 0. -1 keeps a size. */
 static ms_status expand_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -353,6 +373,7 @@ static ms_status expand_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------- squeeze, unsqueeze */
 
+/* Only a dimension of size 1 can be dropped: anything else would lose elements. */
 static ms_status squeeze_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -364,6 +385,7 @@ static ms_status squeeze_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, 0, 1, true, &call->outputs[0]);
 }
 
+/* A new dimension of size 1; its stride is never used. */
 static ms_status unsqueeze_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
