@@ -28,7 +28,7 @@ struct ms_pass {
     ms_engine *engine;
     const ms_pass *outer; /* the one that this runs inside of, or NULL */
     bool inside;          /* what it shares with an outer one is left to that */
-    bool reads_homes;     /* something in it may read where gradients lie, as it was before */
+    bool reads_homes;     /* a node in it may read what homes held before */
     uint64_t visit;
     bool retain;
     ms_node **stack; /* nodes to look at; later all nodes that take part */

@@ -235,6 +235,7 @@ static void meta_free(void *object)
     tape->unused_metas = meta;
 }
 
+/* The meta is the tensor's from now on and goes with it (free_meta). */
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
 {
     if (tensor->meta) {
@@ -313,7 +314,7 @@ bool ms_engine_is_recording(const ms_engine *engine)
 }
 
 /* A result requires a gradient if it has a node, since only calls with such an input are recorded;
- * a leaf requires one if it was told to. */
+ * a leaf requires one if its flag is set. */
 bool ms_tensor_requires_grad(const ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;
@@ -439,6 +440,8 @@ static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
     return MS_OK;
 }
 
+/* Hooks of a result see its gradient before its node runs, hooks of a leaf before it is added up.
+ */
 ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user,
                                 void (*free_user)(void *), uint64_t *id)
 {

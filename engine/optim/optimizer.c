@@ -227,6 +227,7 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
     return status ? status : ms_optimizer_check(engine, step->kind, &step->hyper);
 }
 
+/* NULL for a tensor that is not given. */
 static void *data_of(ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor) : NULL; }
 
 /* Enqueues the checked step; the gradient is contiguous. The cost is estimated as 12
@@ -264,6 +265,7 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
         (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
 }
 
+/* A gradient with gaps is copied; it is not written, so the copy serves. */
 ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step)
 {
     ms_tensor *gradient = NULL;

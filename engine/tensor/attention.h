@@ -8,7 +8,8 @@
 
 #include "tensor/backend.h"
 
-/* The first element, and elements from one batch, head, moment to the next. */
+/* A [batch, heads, time, width] tensor as kernels walk it: the first element, and elements from one
+ * batch, head and moment to the next. data NULL: not given. */
 typedef struct ms_heads {
     void *data;
     int64_t batch, head, time;

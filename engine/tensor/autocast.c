@@ -13,6 +13,7 @@
 #include "tensor/values.h"
 #include "tensor/op.h"
 
+/* f32 turns autocast off. Without memory for the state it stays off. */
 void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
 {
     ms_tensor_state *state = NULL;
@@ -25,6 +26,7 @@ ms_dtype ms_engine_autocast(const ms_engine *engine)
     return state ? state->autocast : MS_F32;
 }
 
+/* Each call of ms_tensor_drop_cast takes the first tensor off the list. */
 void ms_engine_drop_casts(ms_engine *engine)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -104,6 +106,9 @@ static void cast_is_computed(const ms_tensor *weight, const ms_tensor *cast)
                        end, ms_op_cast.name);
 }
 
+/* The weight must be readable: one that is dropped, or refilled and not yet written, is an error
+ * that names it. The copy runs between two calls of ms_tensor_restoring, so the cast's version
+ * stays if the weight's values did. */
 ms_status ms_storage_recast(ms_storage *storage)
 {
     void *how = NULL;

@@ -4,8 +4,9 @@
 
 #include "tensor/backend.h"
 
-/* x [rows, n], contiguous; payload [rows, bytes]. decode: x is f32; sum: x is [n], the rows'
- * sum. */
+/* encode: x [rows, n] of any float dtype to payload [rows, bytes]; error, if not NULL, gets x minus
+ * what the payload decodes to, in x's dtype. decode: payload to x in f32; sum: x is [n], the sum of
+ * the decoded rows. All contiguous. */
 typedef struct ms_codec_args {
     ms_codec codec;
     ms_random random;

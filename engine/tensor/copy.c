@@ -31,6 +31,7 @@ ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source)
 
 /* -------------------------------------------------- clone, contiguous, cast */
 
+/* The result is contiguous and shares nothing with the input. */
 static ms_status clone_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -55,6 +56,7 @@ static ms_status contiguous_forward(ms_op_call *call)
                                        : clone_forward(call);
 }
 
+/* A copy even where the dtype is the same: the caller may write the result. */
 static ms_status cast_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;

@@ -5,7 +5,8 @@
 #include "tensor/backend.h"
 
 /* ids [count]; table [rows, width] and values [count, width], contiguous, one float dtype. Forward:
- * values from table; backward: table is the gradient of the table, values that of the result. */
+ * values from table; backward: table is the gradient of the table, values that of the result. An id
+ * outside of 0 .. rows-1 fails the task. */
 typedef struct ms_embedding_args {
     const void *ids;
     void *table, *values;

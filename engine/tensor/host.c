@@ -168,6 +168,7 @@ ms_status ms_readback_number(ms_readback *readback, double *out)
     return MS_OK;
 }
 
+/* The host has let go: the struct is freed now, or after the copy that writes into it. */
 void ms_readback_free(ms_readback *readback)
 {
     if (!readback) return;

@@ -56,6 +56,7 @@ static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **o
 
 /* ------------------------------------------------------------------ forward */
 
+/* MS_ACTIVATION_NONE is the only other one: linear_check refuses the rest. */
 static bool is_activated(const ms_attributes *attributes)
 {
     return attributes->linear.activation == MS_ACTIVATION_GELU;

@@ -151,6 +151,7 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
 
 /* -------------------------------------------------------------------- views */
 
+/* A view: the last two dimensions exchanged, with their strides. */
 ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -215,7 +216,8 @@ static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_t
     return ms_tensor_window(tensor, dims, shape, strides, 0, out);
 }
 
-/* A new contiguous tensor's memory under another shape of as many elements. */
+/* The memory of a contiguous tensor under another shape of as many elements; used where vectors
+ * become matrices and back. */
 static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape, ms_tensor **out)
 {
     int64_t strides[MS_DIMS_MAX], stride = 1;
@@ -266,7 +268,9 @@ static ms_tensor_info info_of(const ms_tensor *tensor)
     return info;
 }
 
-/* a b into the contiguous out of shape [batch ..., m, n], all of them with as many dimensions. */
+/* a b into the contiguous out of shape [batch ..., m, n]; all have as many dimensions. If the right
+ * operand is a single matrix and the left one covers all batches, the product is made as one of two
+ * matrices, which a library does best. */
 static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out)
 {
     /* One matrix on the right for all batches: the batches are more rows of one large product. */

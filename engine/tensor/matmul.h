@@ -7,7 +7,8 @@
 /* Leading dimensions of the largest tensor; collapsing leaves fewer in most calls. */
 #define MS_MATMUL_BATCH_DIMS (MS_DIMS_MAX - 2)
 
-/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. */
+/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. A
+ * transposed operand is stored as [k, m] or [n, k]; its row is then a row of that. */
 typedef struct ms_gemm_shape {
     int64_t m, n, k;
     int64_t a_row, b_row, c_row; /* elements from one stored row to the next */

@@ -28,7 +28,8 @@ static bool is_sum(const ms_op *op)
     return op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm;
 }
 
-/* Where the inputs stand: x, residual (fused forms), weight, bias. */
+/* Input `index`, or NULL where it is absent. The inputs are x, then residual (fused forms), then
+ * weight, then bias (layer norm). */
 static ms_tensor *input(const ms_op_call *call, uint32_t index)
 {
     return index < call->input_count ? call->inputs[index] : NULL;
@@ -64,6 +65,7 @@ typedef struct parts {
     ms_tensor *sum, *y, *cast, *mean, *scale;
 } parts;
 
+/* Releases what the forward owns; sum and y belong to the call. */
 static void release_parts(parts *p)
 {
     ms_tensor_release(p->x);
@@ -75,6 +77,7 @@ static void release_parts(parts *p)
     ms_tensor_release(p->scale);
 }
 
+/* NULL stays NULL: residual, weight and bias may be absent. */
 static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     return tensor ? ms_op_as_contiguous(engine, tensor, out) : MS_OK;
@@ -150,7 +153,8 @@ typedef struct backward_parts {
     ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias;
 } backward_parts;
 
-/* Gradients that arrived, contiguous; a result that nobody used counts as zeros. */
+/* The gradient of output `index`, contiguous and owned. If none arrived, because nothing used that
+ * output, it is zeros where the kernel needs one, else NULL. */
 static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->outputs[index];
@@ -229,6 +233,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     return MS_OK;
 }
 
+/* One pair of functions serves all four; is_centered and is_sum tell them apart. */
 const ms_op ms_op_layer_norm = { .name = "layer_norm",
                                  .forward = norm_forward,
                                  .backward = norm_backward,

@@ -99,6 +99,7 @@ void ms_op_drop_saved(ms_op_call *call)
     call->saved_count = 0;
 }
 
+/* Without the tape: call.record stays false, so nothing is saved. */
 ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                       bool in_place, ms_tensor *const *inputs, uint32_t input_count,
                       ms_tensor **outputs, uint32_t output_count)
@@ -116,6 +117,8 @@ ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *a
 
 /* ------------------------------------------------------ helpers for forward */
 
+/* Outputs of an in-place call after the first are new tensors. A target with a stride of 0 is
+ * refused: one element stands for several, and which of the results it would keep is undefined. */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
                        const int64_t *shape, ms_tensor **borrowed)
 {
@@ -213,6 +216,7 @@ static void count_write(const ms_tensor_state *state, const ms_tensor *tensor, c
     ms_storage_restore(tensor->storage, begin, end, state->source->storage, from, to, task);
 }
 
+/* exec/ does not know ms_dtype; it has an enumeration of its own with the same numbers. */
 _Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F16
                    && (int)MS_COST_BF16 == (int)MS_BF16,
                "devices know the cost's dtype by its number");

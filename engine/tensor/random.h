@@ -11,8 +11,9 @@ typedef enum ms_random_kind {
     MS_RANDOM_INTEGER
 } ms_random_kind;
 
-/* uniform: a + (b - a) u, kept within least .. greatest, which the dtype holds; normal: a + b z;
- * integer: first .. first + range - 1. */
+/* What fills a contiguous tensor. uniform: a + (b - a) u, kept within least .. greatest, which the
+ * dtype holds; normal: a + b z; integer: first .. first + range - 1. range is unsigned, as that of
+ * all i64 does not fit into i64. */
 typedef struct ms_random_args {
     ms_random random;
     void *out;

@@ -90,7 +90,8 @@ typedef struct reduce_call {
     ms_dtype dtype;
 } reduce_call;
 
-/* Reduces rows of `in` into `out`, which is contiguous. */
+/* Enqueues the reduction of rows of `in` into `out`, which is contiguous. how->dtype is the dtype
+ * of out. */
 static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const ms_rows *rows,
                                 ms_tensor *in, ms_tensor *out)
 {
@@ -202,7 +203,8 @@ static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t firs
     return status;
 }
 
-/* Whether dimension d of a result was repeated to reach its size from that of the operand `to`. */
+/* Whether dimension d of a result was repeated to reach its size from that of the operand `to`, or
+ * is not there in `to`. */
 static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint32_t d)
 {
     uint32_t lead = ms_tensor_dims(result) - to->dims;
@@ -265,7 +267,7 @@ static ms_status every_forward(ms_op_call *call) { return truth_forward(call, MS
 
 /* --------------------------------------------------------- max, min, argmax */
 
-/* Positions of the greatest or least elements, i64, in the reduced shape. */
+/* Positions of the greatest or least elements, i64, into `out` of the reduced shape. */
 static ms_status positions(ms_op_call *call, const reduction *what, bool least, ms_tensor *out)
 {
     ms_tensor *in = NULL;
@@ -494,6 +496,7 @@ static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim,
     return status;
 }
 
+/* As sums, integers are added in i64. */
 static ms_status cumsum_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -572,7 +575,8 @@ static ms_status dot_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------ histogram, quantile */
 
-/* All elements with one stride: the tensor itself or a copy. The caller releases it. */
+/* All elements as one row with a single stride: the tensor itself (retained) or a copy. The caller
+ * releases it. */
 static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int64_t *stride)
 {
     ms_rows rows;

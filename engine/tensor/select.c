@@ -26,6 +26,7 @@ static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, m
     return ms_rows_take(engine, tensor, dim, dim + 1, out, rows);
 }
 
+/* The order of strides in ms_select_args. */
 static void set_strides(int64_t *strides, const ms_rows *rows)
 {
     strides[0] = rows->outer_stride;
@@ -401,8 +402,9 @@ static ms_status topk_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* Values and positions that pass a threshold on the device, and how many were kept. A shape cannot
- * depend on values, so the outputs have `capacity` elements. */
+/* The elements with |x| above a threshold, their positions, and how many were kept. The threshold
+ * is on the device and a shape cannot depend on values, so the outputs have `capacity` elements and
+ * the count is an output too. */
 static ms_status above_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *threshold = call->inputs[1], *out[3] = { NULL, NULL, NULL };

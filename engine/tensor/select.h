@@ -26,7 +26,8 @@ typedef struct ms_topk_args {
     bool largest;
 } ms_topk_args;
 
-/* What passes the threshold, in order of position, at most `capacity`; found: how many. */
+/* The elements with |x| above the threshold, in order of position, at most `capacity`; found: how
+ * many were kept. in has one stride, the results are contiguous. */
 typedef struct ms_above_args {
     const void *in, *threshold;
     void *values;

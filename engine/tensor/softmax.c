@@ -1,4 +1,7 @@
-/* softmax.c: softmax, log_softmax, cross_entropy (probabilities are never stored) and mse_loss. */
+/* softmax.c: softmax, log_softmax, cross_entropy (probabilities are never stored) and mse_loss.
+ *
+ * The operators take any strides: inputs are made contiguous first, so the kernels know rows only.
+ * Classes are the last dimension of logits; leading dimensions are rows. */
 #include "tensor/softmax.h"
 
 #include <string.h>
@@ -73,6 +76,7 @@ static ms_status softmax_backward(ms_op_gradient *gradient)
     return status;
 }
 
+/* Both share forward and backward, which ask call->op which of the two they are. */
 const ms_op ms_op_softmax = { .name = "softmax",
                               .forward = softmax_forward,
                               .backward = softmax_backward,

@@ -108,7 +108,8 @@ static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *stride
     }
 }
 
-/* Checks a new tensor's shape; *out: its bytes. */
+/* Checks a new tensor's shape; *out: its bytes, 0 if a size is 0. The product of the other sizes
+ * must not overflow either: count and strides are computed from them. */
 static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                              size_t *out)
 {
@@ -133,6 +134,9 @@ static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, c
     return MS_OK;
 }
 
+/* A tensor on a storage that exists already. The check of its room is that of a window on a tensor
+ * without dimensions that begins at the storage's first byte; that tensor lives on the stack only.
+ */
 ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                        ms_tensor **out)
 {
@@ -156,6 +160,7 @@ bool ms_engine_set_meta(ms_engine *engine, bool on)
     return before;
 }
 
+/* An engine without tensors has no state yet, and makes tensors with memory. */
 bool ms_engine_makes_meta(const ms_engine *engine)
 {
     const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -294,6 +299,8 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
     ms_storage_release(before);
 }
 
+/* A new window on the same elements, without history: operators save aliases, so that a node does
+ * not hold itself. */
 ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
 {
     return ms_tensor_window(tensor, tensor->dims, tensor->shape, tensor->strides, 0, out);
@@ -332,12 +339,14 @@ bool ms_tensor_is_contiguous(const ms_tensor *tensor) { return tensor->contiguou
 ms_storage *ms_tensor_storage(const ms_tensor *tensor) { return tensor->storage; }
 int64_t ms_tensor_offset(const ms_tensor *tensor) { return tensor->offset; }
 
+/* An address is right until the storage is dropped; tasks get it when they are enqueued. */
 void *ms_tensor_data(const ms_tensor *tensor)
 {
     return (char *)ms_storage_data(tensor->storage)
            + (size_t)tensor->offset * ms_dtype_bytes(tensor->dtype);
 }
 
+/* The version of the parts that the tensor touches: see ms_storage_version. */
 uint64_t ms_tensor_version(const ms_tensor *tensor)
 {
     size_t begin, end;
@@ -345,6 +354,7 @@ uint64_t ms_tensor_version(const ms_tensor *tensor)
     return ms_storage_version(tensor->storage, begin, end);
 }
 
+/* The form of messages: "[2, 3] f32". Cuts off what does not fit. */
 const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes)
 {
     size_t used = 0;

@@ -66,7 +66,8 @@ ms_status ms_tensor_slice(ms_tensor *whole, uint32_t dim, int64_t start, int64_t
 
 /* ------------------------------------------------------------------ copying */
 
-/* Tensors of one dtype that do not overlap. */
+/* Copies between tensors of one dtype that do not overlap, broadcasting `from`. The kernel moves
+ * elements by their size only. */
 static ms_status enqueue_copy(ms_engine *engine, ms_tensor *from, ms_tensor *to)
 {
     ms_copy_args args = { .to = ms_tensor_data(to),
@@ -160,6 +161,7 @@ ms_status ms_fill_into(ms_engine *engine, ms_tensor *out, double value)
                              1, cost);
 }
 
+/* On failure *out is untouched. */
 ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                      double value, ms_tensor **out)
 {

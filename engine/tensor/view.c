@@ -63,8 +63,10 @@ static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
     return MS_OK;
 }
 
-/* Strides with which `shape` walks the tensor in order, if there are any: each run of old
- * dimensions that are contiguous among themselves must hold a whole number of new dimensions. */
+/* The strides with which `shape` walks the tensor in order; false if there are none. From the
+ * innermost dimension outwards, old dimensions that follow each other in memory form a run, and
+ * each run must hold a whole number of new dimensions: a new dimension across the gap between two
+ * runs would have no single stride. */
 static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *shape,
                          int64_t *strides)
 {
@@ -290,6 +292,7 @@ static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t 
     return true;
 }
 
+/* A view with two dimensions exchanged; nothing moves in memory. */
 static ms_status transpose_forward(ms_op_call *call)
 {
     uint32_t order[MS_DIMS_MAX];
@@ -300,6 +303,7 @@ static ms_status transpose_forward(ms_op_call *call)
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
+/* dx is g with the same two dimensions exchanged. */
 static ms_status transpose_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX];
@@ -322,6 +326,7 @@ static bool permute_order(uint32_t dims, const ms_attributes *attributes, uint32
     return seen == (1u << dims) - 1;
 }
 
+/* Dimension d of the result is dimension shape.sizes[d] of the input. */
 static ms_status permute_forward(ms_op_call *call)
 {
     uint32_t order[MS_DIMS_MAX];
