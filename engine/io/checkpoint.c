@@ -14,7 +14,9 @@
 
 /* ---------------------------------------------------------------- snapshots */
 
-/* One tensor of a snapshot. */
+/* One tensor of a snapshot. The snapshot owns name and data. spec.shape points at `shape`, so an
+ * array of copies does not move after it is filled. The hash is taken with the copy, because the
+ * manifest that carries it is composed before anything is written. */
 typedef struct ms_copy {
     char *name;
     void *data;
@@ -23,8 +25,9 @@ typedef struct ms_copy {
     int64_t shape[MS_DIMS_MAX];
 } ms_copy;
 
-/* Copies of tensors in host memory. The host thread takes them; another thread writes and frees
- * them, with a context of its own. */
+/* Copies of tensors in host memory. The host thread takes them, because only it may use tensors.
+ * Writing and freeing need no engine, so another thread can do both while training changes the
+ * tensors. A snapshot belongs to one thread at a time. */
 struct ms_snapshot {
     ms_context context; /* for releasing, on whichever thread */
     uint32_t count;
@@ -32,7 +35,8 @@ struct ms_snapshot {
     ms_copy *copies;
 };
 
-/* Copies a tensor as number i. Blocks until its values are there. */
+/* Copies a tensor as number i. Blocks until its values are there. After an error the copy may hold
+ * its name and its memory already; ms_snapshot_free releases both, as count includes it. */
 static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i,
                                const char *name, ms_tensor *tensor)
 {
@@ -51,6 +55,8 @@ static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint3
     return MS_OK;
 }
 
+/* count is set as soon as both tables exist and before they are filled: their items are zero until
+ * then, so that ms_snapshot_free can release a snapshot of which only a part was taken. */
 ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor *const *tensors,
                           uint32_t count, ms_snapshot **out)
 {
@@ -77,6 +83,8 @@ uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
     return snapshot->copies[index].hash;
 }
 
+/* The context is copied out first, because the snapshot that holds it is the last thing
+ * released. */
 void ms_snapshot_free(ms_snapshot *snapshot)
 {
     if (!snapshot) return;
@@ -103,14 +111,18 @@ static ms_status place(ms_context *context, const char *folder, const char *pref
     return status;
 }
 
+/* A path that cannot be examined counts as absent. Whatever then uses the path reports the
+ * reason. */
 static bool is_folder(ms_context *context, const char *path)
 {
     ms_file_info info;
     return context->os->info(context->os->user, path, &info) == 0 && info.is_directory;
 }
 
-/* What a crash left under a temporary name is removed; what was replaced comes back if the new
- * checkpoint never got its name. */
+/* Undoes what a crash left under one name. A temporary folder was never committed and is removed. A
+ * replaced one is removed if the new checkpoint has its name; otherwise the crash came between the
+ * two renames of commit(), and the old checkpoint gets its name back. Other names, and files,
+ * stay. */
 static ms_status sweep_one(ms_context *context, const char *folder, const char *name)
 {
     bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0,
@@ -131,6 +143,8 @@ static ms_status sweep_one(ms_context *context, const char *folder, const char *
     return status;
 }
 
+/* No checkpoint of this folder may be written or removed meanwhile: its temporary name would be
+ * taken for one that a crash has left. A folder that does not exist yet is swept already. */
 ms_status ms_checkpoint_sweep(ms_context *context, const char *folder)
 {
     ms_names names = { 0 };
@@ -142,6 +156,9 @@ ms_status ms_checkpoint_sweep(ms_context *context, const char *folder)
     return status;
 }
 
+/* Files cannot be removed together with their folder in one step. The rename first takes the name
+ * away, so that a crash while files are removed leaves a temporary folder for the next sweep, and
+ * not a checkpoint that lacks files. */
 ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name)
 {
     char *path = NULL, *temporary = NULL;
@@ -168,6 +185,7 @@ ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const ch
 
 /* ------------------------------------------------------------------ writing */
 
+/* The writer is freed on every path; without its commit it removes its temporary file. */
 static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot, const char *path)
 {
     ms_safetensors_writer *writer = NULL;
@@ -181,6 +199,9 @@ static ms_status write_tensors(ms_context *context, const ms_snapshot *snapshot,
     return status;
 }
 
+/* Fills the temporary folder. Each file is synced by its own commit, and so is the folder that
+ * names it: once this succeeds, only the rename of the folder decides whether the checkpoint
+ * exists. */
 static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, const char *folder,
                              const void *manifest, size_t bytes)
 {
@@ -195,8 +216,10 @@ static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, c
     return status;
 }
 
-/* Gives a whole temporary folder its name. One that has the name already steps aside first, and
- * back if that fails. */
+/* Gives a complete temporary folder its final name. rename() cannot replace a folder that has
+ * files, so an older checkpoint is first renamed to its .old- name, and back if the second rename
+ * fails. A crash between the two renames is mended by sweep_one. The old checkpoint is removed only
+ * after the parent folder was synced: before that, the new name may not survive a crash. */
 static ms_status commit(ms_context *context, const char *temporary, const char *final,
                         const char *aside)
 {
@@ -214,7 +237,9 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
     return status || !replacing ? status : ms_folder_remove(context, aside);
 }
 
-/* Writes one checkpoint under its temporary name and commits it. The folder has been swept. */
+/* Writes one checkpoint under its temporary name and commits it. The folder has been swept, so that
+ * none of the three names is left from a crash. A failure removes the temporary folder; the message
+ * is the one of the failure, whatever the removal says. */
 static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder,
                            const char *name, const void *manifest, size_t bytes)
 {
@@ -244,6 +269,10 @@ ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, 
 
 /* -------------------------------------------------------------- on a thread */
 
+/* A checkpoint that a thread writes. The job owns copies of everything that the thread reads, and
+ * the snapshot. The thread alone writes context.error and status; the host reads them after it has
+ * joined the thread, which orders the accesses. `done` only answers ms_checkpoint_is_done, without
+ * waiting. */
 struct ms_checkpoint_job {
     ms_context context; /* the thread's, until it was joined */
     ms_os_thread *thread;
@@ -254,6 +283,8 @@ struct ms_checkpoint_job {
     atomic_bool done;
 };
 
+/* The thread's function. Errors stay in the job's own context, since the host uses its context at
+ * the same time. */
 static void job_run(void *argument)
 {
     ms_checkpoint_job *job = argument;
@@ -262,6 +293,7 @@ static void job_run(void *argument)
     atomic_store(&job->done, true);
 }
 
+/* The thread must have been joined, or never started. */
 static void job_free(ms_context *context, ms_checkpoint_job *job)
 {
     ms_snapshot_free(job->snapshot);
@@ -284,7 +316,9 @@ static ms_status job_fill(ms_context *context, ms_checkpoint_job *job, const cha
     return MS_OK;
 }
 
-/* Starts the thread. The snapshot becomes the job's only if that succeeds. */
+/* Starts the thread. The job owns the snapshot only if that succeeds. It is put in before the
+ * start, as the thread reads it at once, and taken out after a failure, so that job_free leaves it
+ * to the caller. */
 static ms_status job_begin(ms_context *context, ms_checkpoint_job *job, ms_snapshot *snapshot)
 {
     job->snapshot = snapshot;
@@ -315,6 +349,8 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
 
 bool ms_checkpoint_is_done(const ms_checkpoint_job *job) { return atomic_load(&job->done); }
 
+/* The join never fails, so the job is freed whatever the thread has met, and its error moves to the
+ * caller's context. */
 ms_status ms_checkpoint_wait(ms_context *context, ms_checkpoint_job *job)
 {
     const ms_os *os = context->os;

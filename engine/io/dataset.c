@@ -8,6 +8,8 @@
 
 /* --------------------------------------------------------------- references */
 
+/* The result has one reference, which the caller hands to ms_dataset_of or gives back. A width of 1
+ * is right for bytes and images; token shards set their own. */
 ms_status ms_data_new(ms_context *context, ms_data **out)
 {
     ms_status status = ms_allocate(context, sizeof **out, "a data set", (void **)out);
@@ -18,6 +20,8 @@ ms_status ms_data_new(ms_context *context, ms_data **out)
     return MS_OK;
 }
 
+/* The subtraction is sequentially consistent: whoever releases last sees all that other threads
+ * have done with the data, and may free it. It runs on any thread, hence the data's own context. */
 void ms_data_release(ms_data *data)
 {
     if (data == NULL || atomic_fetch_sub(&data->references, 1) != 1) return;
@@ -27,6 +31,7 @@ void ms_data_release(ms_data *data)
     ms_release(&context, data);
 }
 
+/* A part of data, with one reference of its own. The caller counts its reference to data. */
 static ms_status dataset_new(ms_context *context, ms_data *data, uint64_t first, uint64_t count,
                              ms_dataset **out)
 {
@@ -63,6 +68,8 @@ void ms_dataset_release(ms_dataset *dataset)
 uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
 
+/* The two parts take their references to the data together and last, when nothing can fail any
+ * more. That is why the error path releases `a` as plain memory: it holds no reference yet. */
 ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,
                            ms_dataset **first, ms_dataset **rest)
 {
@@ -91,7 +98,8 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
 
 /* -------------------------------------------------------------------- bytes */
 
-/* Adds bytes [offset, end) of a file behind what there is. */
+/* Appends bytes [offset, end) of a file to the samples. data->width divides their number: callers
+ * have checked it. */
 static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, const char *path,
                              uint64_t offset, uint64_t end)
 {
@@ -102,6 +110,8 @@ static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, 
     return status;
 }
 
+/* Opens a file for reading and gives its size. On failure *file is NULL, which ms_file_close
+ * accepts. */
 static ms_status open_sized(ms_context *context, const char *path, ms_file **file, uint64_t *bytes)
 {
     ms_status status = ms_file_open(context, path, MS_FILE_READ, file);
@@ -123,8 +133,9 @@ static ms_status append_whole_file(ms_context *context, ms_data *data, const cha
     return status;
 }
 
-/* All files below a path, each once, in the order of whole paths: names are sorted within each
- * folder. */
+/* Appends all files below a path, each once. Names are sorted within each folder, so the order of
+ * the bytes does not depend on the file system. A link to a parent would recurse for ever; the
+ * depth limit turns that into an error. */
 static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth)
 {
     ms_file_info info;
@@ -148,6 +159,8 @@ static ms_status append_path(ms_context *context, ms_data *data, const char *pat
     return status;
 }
 
+/* No byte at all is an error: an empty data set would fail later, in the loader, without the
+ * path. */
 ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count,
                            ms_dataset **out)
 {
@@ -172,6 +185,7 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
 
 #define SHARD_HEADER 1024 /* llm.c: 256 numbers of 32 bits: magic, version, count of tokens */
 
+/* Where the tokens of a shard lie in its file, in bytes, and the bytes of one token. */
 typedef struct ms_shard {
     uint64_t begin, end;
     uint32_t width;
@@ -182,12 +196,14 @@ static uint32_t little_endian(const uint8_t *at)
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-/* Formats of token shards, by their first four bytes: llm.c's. They have SHARD_HEADER bytes before
- * the tokens. */
+/* A format of token shards with a header, recognised by its first four bytes. Both known ones are
+ * llm.c's: tokens of 16 bits for GPT-2's vocabulary, of 32 bits for larger ones. SHARD_HEADER bytes
+ * come before the tokens. */
 typedef struct ms_shard_format {
     uint32_t magic, version, width;
 } ms_shard_format;
 
+/* NULL if no format has this magic number. */
 static const ms_shard_format *find_format(uint32_t magic)
 {
     static const ms_shard_format known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
@@ -196,7 +212,8 @@ static const ms_shard_format *find_format(uint32_t magic)
     return NULL;
 }
 
-/* A shard with a header must have the format's version and the size that its tokens need. */
+/* A shard with a header must have the format's version and exactly the size that its number of
+ * tokens needs: a truncated download is an error here, not a shorter data set. */
 static ms_status check_shard(ms_context *context, const char *path, uint64_t bytes,
                              const ms_shard_format *format, const uint8_t *header, ms_shard *out)
 {
@@ -215,8 +232,9 @@ static ms_status check_shard(ms_context *context, const char *path, uint64_t byt
     return MS_OK;
 }
 
-/* Where the tokens of a shard are. A file without one of the magic numbers is nanoGPT's: nothing
- * but tokens of two bytes. */
+/* Finds the tokens of a shard. A file without one of the magic numbers is taken for nanoGPT's
+ * format, which has no header: tokens of two bytes. Such a file of fewer than 12 bytes is legal;
+ * its header stays zero, which is no magic number. */
 static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path,
                                    uint64_t bytes, ms_shard *out)
 {
@@ -237,6 +255,8 @@ static ms_status read_shard_header(ms_context *context, ms_file *file, const cha
     return MS_OK;
 }
 
+/* All shards of a data set have one width: the samples are a single array that the loader
+ * indexes. */
 static ms_status append_shard(ms_context *context, ms_data *data, const char *path)
 {
     ms_file *file = NULL;

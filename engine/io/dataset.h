@@ -6,7 +6,8 @@
 
 #include "io/path.h"
 
-/* The memory that data sets share. */
+/* The memory that data sets share. It is filled by one thread before the first data set refers to
+ * it, and is constant from then on, so readers need no lock. Only `references` changes. */
 typedef struct ms_data {
     ms_context context; /* for releasing it, on whichever thread that happens */
     atomic_uint references;
@@ -17,12 +18,15 @@ typedef struct ms_data {
     uint32_t width, rows, columns;
 } ms_data;
 
+/* A range of data. A split makes two of them without a copy. Each holds one reference to its
+ * data. */
 struct ms_dataset {
     ms_data *data;
     atomic_uint references;
     uint64_t first, count; /* which part of data this is */
 };
 
+/* Empty data with one reference. */
 ms_status ms_data_new(ms_context *context, ms_data **out);
 void ms_data_release(ms_data *data);
 /* Takes the data over if it succeeds. */

@@ -18,6 +18,10 @@ void ms_file_close(ms_context *context, ms_file *file)
     if (file != NULL) context->os->close(context->os->user, file);
 }
 
+/* The system may move fewer bytes than asked for, so this loops until all have come. A file that
+ * ends too early was truncated while it was read, or its header lies: MS_ERROR_CORRUPT, with the
+ * byte. The activity marks tell the deadlock detection that a rank blocked in a read is still at
+ * work. */
 ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer,
                        size_t bytes, uint64_t offset)
 {
@@ -44,7 +48,8 @@ ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, co
         int64_t count = context->os->write(context->os->user, file, (const char *)data + done,
                                            bytes - done, offset + done);
         ms_activity_end(context->activity);
-        /* A write that moves nothing and gives no reason would otherwise go on for ever. */
+        /* A write that moves nothing and gives no reason counts as an error; the loop would never
+         * end. */
         if (count <= 0)
             return ms_fail_os(context, count < 0 ? (int)count : -EIO, "cannot write", path);
         done += (size_t)count;
@@ -52,6 +57,8 @@ ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, co
     return MS_OK;
 }
 
+/* Concurrent appenders would make `before` wrong, and the cut after a failure would remove their
+ * records. Therefore only one process may append. */
 ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, const void *data,
                          size_t bytes)
 {
@@ -60,12 +67,15 @@ ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, c
     int error = os->size(os->user, file, &before);
     if (error) return ms_fail_os(context, error, "cannot tell the size of", path);
     ms_status status = ms_file_write(context, file, path, data, bytes, before);
-    /* What came through before a disk was full would stand in front of the next record. Devices
-     * have no size to cut: there nothing is left. */
+    /* Bytes that were written before the disk was full would precede the next record, so they are
+     * cut off. A device has no size; the cut fails there, and that is ignored. */
     if (status) (void)os->resize(os->user, file, before);
     return status;
 }
 
+/* The limit bounds the memory that a hostile or wrong file can take; it is compared with the size
+ * before anything is allocated. One more byte holds the zero that lets callers treat the content as
+ * a string. */
 ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit, void **out,
                            size_t *bytes)
 {
@@ -95,6 +105,8 @@ ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit
 
 /* ------------------------------------------------------------------ writing */
 
+/* A file that is written under a temporary name in the final one's folder, since a rename is atomic
+ * only within one file system. */
 struct ms_writer {
     ms_context *context;
     ms_file *file;
@@ -106,8 +118,9 @@ ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out)
 {
     ms_writer *writer = NULL;
     char suffix[64];
-    /* Process and time tell apart the temporary names of all who write this path; who meets one all
-     * the same fails instead of mixing. */
+    /* Process and time make the temporary name unique among all writers of this path. If it exists
+     * all the same, MS_FILE_EXCLUSIVE makes this writer fail, so that two writers never share a
+     * file. */
     snprintf(suffix, sizeof suffix, ".tmp-%" PRId64 "-%" PRIx64,
              context->os->process_id(context->os->user),
              context->os->monotonic_ns(context->os->user));
@@ -136,6 +149,10 @@ ms_status ms_writer_write(ms_writer *writer, const void *data, size_t bytes, uin
     return ms_file_write(writer->context, writer->file, writer->path, data, bytes, offset);
 }
 
+/* The order is what makes it durable. First the content is synced: a rename that reaches the disk
+ * before the content would show an empty file after a crash. Then the name is replaced in one step.
+ * Then the folder is synced, as the new name is its content. If that last step fails, the file has
+ * its new name but may not keep it. */
 ms_status ms_writer_commit(ms_writer *writer)
 {
     ms_context *context = writer->context;
@@ -152,6 +169,7 @@ ms_status ms_writer_commit(ms_writer *writer)
     return ms_folder_sync_of(context, writer->path);
 }
 
+/* After a commit `made` is false, and only memory is released. */
 void ms_writer_free(ms_writer *writer)
 {
     if (writer == NULL) return;
@@ -176,7 +194,8 @@ ms_status ms_file_write_atomic(ms_context *context, const char *path, const void
 
 /* ------------------------------------------------------------------ locking */
 
-/* What the holder has written into its lock, for a message; unreadable is no failure of its own. */
+/* Reads what the holder wrote into its lock file, for the error message. A file that cannot be read
+ * gives an empty text: the lock itself was tested by the system, not by this text. */
 static void read_holder(ms_context *context, ms_file *file, char *text, size_t bytes)
 {
     int64_t count = context->os->read(context->os->user, file, text, bytes - 1, 0);
@@ -184,6 +203,8 @@ static void read_holder(ms_context *context, ms_file *file, char *text, size_t b
     text[strcspn(text, "\n")] = 0;
 }
 
+/* The system drops the lock when the file is closed or the process ends, however it ends. So the
+ * file is never removed, and a crash leaves nothing to clean up. */
 ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out)
 {
     const ms_os *os = context->os;

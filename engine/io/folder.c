@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Zero bytes give an address too, so that NULL always means a lack of memory. Alignment 64 is one
+ * cache line. */
 ms_status ms_bytes_new(ms_context *context, size_t bytes, const char *what, void **out)
 {
     void *data = context->os->allocate(context->os->user, bytes != 0 ? bytes : 1, 64);
@@ -39,7 +41,9 @@ ms_status ms_path_join(ms_context *context, const char *folder, const char *name
     return join(context, folder, length > 0 && folder[length - 1] == '/' ? "" : "/", name, out);
 }
 
-/* Neither overlong forms nor surrogates nor beyond U+10FFFF. */
+/* Refuses overlong forms, surrogates and code points beyond U+10FFFF, as RFC 3629 demands: one text
+ * must not have two spellings. The zero that ends the text is no continuation byte, so a character
+ * that is cut off is refused without reading past the end. */
 size_t ms_text_character(const char *characters)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
@@ -61,6 +65,8 @@ size_t ms_text_character(const char *characters)
     return bytes;
 }
 
+/* Control characters are refused because names go into messages and terminals: an escape sequence
+ * in a file must not reach them. */
 bool ms_text_is_name(const char *text, size_t longest)
 {
     size_t length = strlen(text);
@@ -84,11 +90,13 @@ ms_status ms_names_add(ms_context *context, ms_names *names, const char *name)
     return status;
 }
 
+/* Order of bytes, which no locale changes: every rank must see the same order. */
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* qsort must not be given NULL, which an empty list has. */
 void ms_names_sort(ms_names *names)
 {
     if (names->count > 1) qsort(names->items, names->count, sizeof *names->items, compare_names);
@@ -103,6 +111,8 @@ void ms_names_free(ms_context *context, ms_names *names)
 
 /* ------------------------------------------------------------------ folders */
 
+/* Makes the parents from left to right by cutting a copy of the path after each part. Several ranks
+ * may make the same folder at once: whoever comes second finds it there, which is success. */
 ms_status ms_folder_make(ms_context *context, const char *path)
 {
     const ms_os *os = context->os;
@@ -128,6 +138,8 @@ ms_status ms_folder_make(ms_context *context, const char *path)
     return status;
 }
 
+/* What the table's list function calls back with. Its callback cannot return an error, so the first
+ * one is kept here and the remaining names are dropped. */
 typedef struct ms_listing {
     ms_context *context;
     ms_names names;
@@ -140,6 +152,8 @@ static void add_entry(void *to, const char *name)
     if (!listing->status) listing->status = ms_names_add(listing->context, &listing->names, name);
 }
 
+/* Names are collected apart and handed over at the end, so that `out` is unchanged after an error.
+ * Only the new names are sorted; the names that `out` had stay before them. */
 ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out)
 {
     ms_listing listing = { .context = context };
@@ -159,6 +173,8 @@ ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out)
     return status;
 }
 
+/* Not recursive on purpose: only folders that hold nothing but files are made here, and a wrong
+ * path must not remove a tree. */
 ms_status ms_folder_remove(ms_context *context, const char *path)
 {
     const ms_os *os = context->os;
@@ -177,6 +193,8 @@ ms_status ms_folder_remove(ms_context *context, const char *path)
     return status;
 }
 
+/* A created, renamed or removed name is durable only after its folder was synced; syncing the file
+ * does not write the folder. */
 ms_status ms_folder_sync(ms_context *context, const char *path)
 {
     ms_file *folder = NULL;
@@ -187,6 +205,8 @@ ms_status ms_folder_sync(ms_context *context, const char *path)
     return error ? ms_fail_os(context, error, "cannot sync the folder", path) : MS_OK;
 }
 
+/* The folder is the path up to its last slash: the root if that is the first character, the current
+ * folder if there is none. */
 ms_status ms_folder_sync_of(ms_context *context, const char *path)
 {
     char *folder = NULL;

@@ -8,6 +8,8 @@
 /* Limit of a file and of its inflated size: deflate expands up to a thousandfold. */
 #define IDX_BYTES_MAX (UINT64_C(1) << 31)
 
+/* zlib's memory comes from the table, as all other memory does, so that tests can make each
+ * allocation fail. */
 static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 {
     const ms_os *os = ((ms_context *)context)->os;
@@ -17,7 +19,10 @@ static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 
 static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
 
-/* Expands into *data, which grows, until the data ends or zlib reports something: *result. */
+/* Expands into *data, which grows, until the data ends or zlib reports something; that code is
+ * *result. The size is not known in advance: gzip stores it modulo 2^32 and a hostile file may lie.
+ * Therefore the limit is checked before every step. *data belongs to the caller, also after an
+ * error. */
 static ms_status inflate_into(ms_context *context, const char *path, z_stream *stream,
                               uint8_t **data, int *result)
 {
@@ -35,7 +40,8 @@ static ms_status inflate_into(ms_context *context, const char *path, z_stream *s
     return MS_OK;
 }
 
-/* Whether the stream ended where its bytes do. */
+/* Accepts only a stream that is complete and fills the file. A checksum error arrives here as a
+ * result other than Z_STREAM_END, with zlib's message. */
 static ms_status check_end(ms_context *context, const char *path, const z_stream *stream,
                            int result)
 {
@@ -49,13 +55,15 @@ static ms_status check_end(ms_context *context, const char *path, const z_stream
                    problem);
 }
 
-/* Expands one gzip member; what follows it is refused. */
+/* Expands one gzip member. Bytes after it are refused: MNIST's files have none, and they would be
+ * lost silently. */
 static ms_status inflate_all(ms_context *context, const char *path, const uint8_t *packed,
                              size_t packed_bytes, uint8_t **out, size_t *bytes)
 {
     z_stream stream = { .zalloc = zlib_allocate, .zfree = zlib_release, .opaque = context };
     uint8_t *data = NULL;
     int result;
+    /* 16 + MAX_WBITS asks zlib for gzip's header and checksum. */
     if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK)
         return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     stream.next_in = (uint8_t *)(uintptr_t)packed; /* zlib only reads it */
@@ -87,7 +95,9 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
     return MS_OK;
 }
 
-/* The header of an idx file of unsigned bytes: its sizes, and how many values follow. */
+/* The header of an idx file: two zero bytes, the type (8: unsigned bytes), the number of
+ * dimensions, then each size as 32 bits, big-endian. The product of the sizes must be the rest of
+ * the file; it is computed with a check for overflow, as the sizes come from the file. */
 static ms_status check_idx(ms_context *context, const char *path, const uint8_t *data, size_t bytes,
                            uint32_t dims, uint32_t sizes[3], size_t *values)
 {
@@ -109,7 +119,8 @@ static ms_status check_idx(ms_context *context, const char *path, const uint8_t 
     return MS_OK;
 }
 
-/* Reads the values of an idx file of unsigned bytes with `dims` dimensions. */
+/* Reads the values of an idx file of unsigned bytes with `dims` dimensions. The values move to the
+ * start of the memory, so that the data set can release it by the address that it has. */
 static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, uint32_t sizes[3],
                           uint8_t **out)
 {
@@ -127,6 +138,8 @@ static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, 
     return MS_OK;
 }
 
+/* data->samples and data->labels belong to data from the moment they are set: one release undoes
+ * every error. */
 ms_status ms_dataset_images(ms_context *context, const char *images, const char *labels,
                             ms_dataset **out)
 {

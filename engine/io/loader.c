@@ -12,14 +12,20 @@
 #include "base/thread.h"
 
 #define SLOTS 3 /* one in the host's hands, two ahead */
-/* With more windows than this, one window is given up so that the offset can be chosen freely. */
+/* With more windows than this, an epoch gives up one window, so that its offset can be chosen
+ * within a whole window. With fewer, one window would be too large a part of the data. */
 #define OFFSET_WINDOWS 16
 
+/* A batch that the thread has filled, and the state after it. The state goes with the batch, so
+ * that ms_loader_get_state counts the batches handed out and not those prepared ahead. */
 typedef struct ms_prepared {
     void *x, *y;
     ms_loader_state after;
 } ms_prepared;
 
+/* options, windows, x_row and y_row are constant. seed and state change on the host while no thread
+ * runs, and state also in ms_loader_next, after the thread has copied it. Slots, filled, taken,
+ * stop and the bell are shared with the thread; see the first lines of this file. */
 struct ms_loader {
     ms_context context; /* of the host side, for memory */
     ms_dataset *dataset;
@@ -38,7 +44,8 @@ struct ms_loader {
 
 /* -------------------------------------------------------------------- order */
 
-/* A number below `bound`, the same for the same arguments. */
+/* A number below `bound`, the same for the same arguments on every machine. The upper half of the
+ * 128-bit product replaces a modulo; its bias is below bound / 2^64. */
 static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_t bound)
 {
     uint32_t numbers[4];
@@ -47,9 +54,12 @@ static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_
     return (uint64_t)(((unsigned __int128)random * bound) >> 64);
 }
 
-/* A permutation of 0 .. count-1 without a table: a Feistel network over the next power of four,
- * whose rounds are philox; what falls outside is sent through again until it lies inside, which
- * takes fewer than four turns on average. */
+/* The image of `index` under a permutation of 0 .. count-1, without a table: memory does not grow
+ * with the data, and any position can be computed on its own, which lets a loader resume anywhere.
+ * It is a Feistel network of six rounds of philox over the next power of four; a Feistel network is
+ * a bijection for every round function. A result outside the range is sent through again until it
+ * lies inside (cycle walking), which stays a bijection and takes fewer than four turns on
+ * average. */
 static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t index)
 {
     uint32_t half = 1;
@@ -69,14 +79,15 @@ static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t 
     return index;
 }
 
-/* Where the windows of an epoch begin: with shuffling somewhere new each time, so that no border
- * between windows stays one. */
+/* Where the windows of an epoch begin. With shuffling each epoch has another offset, so that the
+ * borders between windows fall on different tokens and every pair of neighbours is learned. */
 static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
 {
     uint64_t room = loader->dataset->count - 1 - loader->windows * loader->options.length;
     return loader->options.shuffle ? draw_below(loader->seed, epoch, 0, room + 1) : 0;
 }
 
+/* Which sample stands at a position of the epoch's order. */
 static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t position)
 {
     return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position)
@@ -85,6 +96,8 @@ static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t posi
 
 /* ------------------------------------------------------------------ filling */
 
+/* Tokens as i64, the type of indices. Bytes are put together one by one: files are little-endian,
+ * the machine need not be, and a shard's tokens need not be aligned. */
 static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int64_t *to)
 {
     if (width == 1) {
@@ -100,6 +113,8 @@ static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int6
                           | (uint32_t)from[4 * i + 2] << 16 | (uint32_t)from[4 * i + 3] << 24);
 }
 
+/* Writes one sample. For tokens, y is x one token later, which is why a sample needs length + 1
+ * tokens. For images, x is scaled from 0 .. 255 to 0 .. 1. */
 static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y)
 {
     const ms_dataset *dataset = loader->dataset;
@@ -117,8 +132,8 @@ static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position,
     widen_tokens(data->samples + (begin + 1) * data->width, data->width, loader->options.length, y);
 }
 
-/* Rows first .. first+rows-1 of the batch that begins at state; a batch goes on in the next epoch
- * where one ends. */
+/* Writes rows first .. first+rows-1 of the batch that begins at `state`. A batch may cross the end
+ * of an epoch; its remaining rows come from the next one, so every batch is full. */
 static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first, uint32_t rows,
                  void *x, void *y)
 {
@@ -129,6 +144,8 @@ static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first,
     }
 }
 
+/* The state after one batch. It moves by the whole batch of all ranks, so the state is the same on
+ * each of them and does not depend on the number of ranks. */
 static ms_loader_state advance(const ms_loader *loader, ms_loader_state state)
 {
     uint64_t at = state.position + loader->options.batch;
@@ -139,6 +156,10 @@ static ms_loader_state advance(const ms_loader *loader, ms_loader_state state)
 
 /* ------------------------------------------------------------------- thread */
 
+/* The thread: fills slots in turn, starting from loader->state, which the host does not change
+ * before the first batch is filled. The bell is read before the conditions, so that a ring between
+ * the test and the wait is not lost. The store to `filled` publishes the slot: it comes after all
+ * writes to it. */
 static void prepare(void *argument)
 {
     ms_loader *loader = argument;
@@ -160,6 +181,8 @@ static void prepare(void *argument)
     }
 }
 
+/* After this the host may write everything. Batches prepared ahead are lost; the next start makes
+ * them again from the state. */
 static void stop_thread(ms_loader *loader)
 {
     const ms_os *os = loader->context.os;
@@ -170,6 +193,8 @@ static void stop_thread(ms_loader *loader)
     loader->thread = NULL;
 }
 
+/* The slots' memory is taken once and kept when the thread is stopped and started again. An error
+ * leaves what it has taken to ms_loader_free or to the next attempt. */
 static ms_status start_thread(ms_context *context, ms_loader *loader)
 {
     const ms_os *os = context->os;
@@ -193,7 +218,8 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
 
 /* ------------------------------------------------------------------- public */
 
-/* What the caller asked for, before the data set is looked at. */
+/* Checks the options that depend on the data only by its kind. A batch must divide by the ranks:
+ * with parts of different sizes, a mean over ranks would not be the mean over the batch. */
 static ms_status check_options(ms_context *context, bool tokens, const ms_loader_options *options)
 {
     if (!tokens && options->length)
@@ -215,7 +241,7 @@ static ms_status check_options(ms_context *context, bool tokens, const ms_loader
     return MS_OK;
 }
 
-/* The samples of an epoch. */
+/* The samples of an epoch: images, or windows of `length` tokens that do not overlap. */
 static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
                                const ms_loader_options *options, uint64_t *windows)
 {
@@ -237,6 +263,8 @@ static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
     return MS_OK;
 }
 
+/* Takes no memory for batches and starts no thread; the first ms_loader_next does. A loader that is
+ * only used by ms_loader_batch needs neither. */
 ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loader_options *given,
                         ms_loader **out)
 {
@@ -296,6 +324,9 @@ uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype
     return tokens ? 2 : 3;
 }
 
+/* Asking for a batch gives back the slot of the last one: the store to `taken` lets the thread fill
+ * it. A forked child has the loader's memory, but no thread that would ever fill a slot; the
+ * comparison of process numbers turns that endless wait into an error. */
 ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
 {
     ms_status status = loader->thread ? MS_OK : start_thread(context, loader);
@@ -337,6 +368,8 @@ ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader)
                    loader->windows, options->length, options->ranks);
 }
 
+/* Fills on the caller's thread and reads only what is constant and the seed, so it can be used
+ * while the thread prepares batches. Validation uses it to visit each sample once. */
 ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index,
                           ms_batch *out)
 {
@@ -363,6 +396,8 @@ ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t
 
 ms_loader_state ms_loader_get_state(const ms_loader *loader) { return loader->state; }
 
+/* The number of samples stands for the data set's identity: a position means something only with
+ * the same windows. The seed comes with the state, since the order depends on it. */
 ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state)
 {
     if (state.samples != loader->windows || state.position >= loader->windows)

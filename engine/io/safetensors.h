@@ -4,6 +4,9 @@
 
 #include "moonshard/io.h"
 
+/* One dtype of the format: its name in files ("F32"), its name in messages and Lua ("f32"), the
+ * bytes of an element, and the engine's dtype. MS_DTYPES marks one that cannot be loaded; its size
+ * must be known all the same, as the ranges of all tensors in a file are checked. */
 typedef struct ms_safetensors_dtype {
     const char *name, *word; /* in files; in ours */
     uint32_t bytes;

@@ -1,7 +1,7 @@
 /* safetensors_read.c: reading safetensors: 8 bytes of header length, a JSON header, then the
  * tensors' bytes without gaps.
  *
- * The header comes from anywhere. It is scanned once, with memory for the tables alone, and
+ * The file is not trusted. Its header is scanned once, with memory for the tables alone, and
  * everything in it is checked against the file's size before it is used. */
 #include "io/path.h"
 
@@ -21,7 +21,8 @@ const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { "U16", "u16", 2, MS_U16 },
     { "U8", "u8", 1, MS_U8 },
     { "BOOL", "bool", 1, MS_BOOL },
-    /* Known, so that the other tensors of such a file can be used. */
+    /* Dtypes that the engine lacks: a file that has such tensors can be opened for its other
+     * ones. */
     { "F64", "f64", 8, MS_DTYPES },
     { "I16", "i16", 2, MS_DTYPES },
     { "I8", "i8", 1, MS_DTYPES },
@@ -34,10 +35,14 @@ const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { NULL, NULL, 0, MS_DTYPES },
 };
 
+/* One pair of the metadata. Both strings lie in the header's memory. */
 typedef struct ms_pair {
     char *key, *value;
 } ms_pair;
 
+/* A reader. Once open has succeeded, everything in it is constant, so several threads may read
+ * tensors at once, each with its own context for errors. Names, metadata and dtype names point into
+ * `header`, and shapes into `sizes`; both live as long as the reader. */
 struct ms_safetensors {
     ms_context context; /* for memory and for closing, whichever thread does it */
     ms_file *file;
@@ -50,9 +55,11 @@ struct ms_safetensors {
     uint32_t count;
 };
 
+/* MS_ERROR_CORRUPT with a message whose last conversion is the file's path. */
 #define corrupt(context, file, ...) ms_fail(context, MS_ERROR_CORRUPT, __VA_ARGS__, (file)->path)
 
-/* What the scanner met, with the byte of the file. */
+/* The scanner's problem as an error. The header begins at byte 8 of the file, so that is added to
+ * the scanner's position. */
 static ms_status malformed(ms_context *context, const ms_safetensors *file, const ms_scan *scan)
 {
     return corrupt(context, file, "the header, byte %zu: %s: '%s'",
@@ -61,12 +68,15 @@ static ms_status malformed(ms_context *context, const ms_safetensors *file, cons
 
 /* --------------------------------------------------------------- one tensor */
 
-/* An entry as it stands in the header; members are NULL or -1 until they were met. */
+/* A tensor's entry as the header gives it, before any check. Members are NULL or -1 until they are
+ * met, so that a missing one and a repeated one are both recognised. */
 typedef struct ms_raw {
     char *dtype;
     int64_t dims, begin, end;
 } ms_raw;
 
+/* Appends the sizes to the common list, which may move as it grows; entries get their pointers only
+ * in place_shapes. */
 static ms_status scan_shape(ms_context *context, ms_safetensors *file, ms_scan *scan,
                             const char *name, ms_raw *raw)
 {
@@ -86,7 +96,8 @@ static ms_status scan_shape(ms_context *context, ms_safetensors *file, ms_scan *
     return scan->problem ? malformed(context, file, scan) : MS_OK;
 }
 
-/* One member of an entry; ones that nobody knows are passed over. */
+/* Reads one member of an entry. Unknown members are skipped, as later versions of the format may
+ * add some. A member that appears twice is an error: two readers could pick different ones. */
 static ms_status scan_member(ms_context *context, ms_safetensors *file, ms_scan *scan,
                              const char *name, ms_raw *raw)
 {
@@ -113,6 +124,8 @@ static ms_status scan_member(ms_context *context, ms_safetensors *file, ms_scan 
     return scan->problem ? malformed(context, file, scan) : MS_OK;
 }
 
+/* Finds the dtype by its name in files. An unknown name is an error for the whole file, since
+ * without its size the ranges cannot be checked. */
 static ms_status find_dtype(ms_context *context, const ms_safetensors *file, const char *name,
                             ms_safetensors_entry *entry, uint64_t *width)
 {
@@ -128,9 +141,9 @@ static ms_status find_dtype(ms_context *context, const ms_safetensors *file, con
                    file->path);
 }
 
-/* The bytes of an entry's tensor; false if no file can have as many. As in ms_tensor_new, sizes of
- * 0 are left out of the product at first: they would hide that the others are too large for
- * strides. */
+/* The bytes of an entry's tensor; false if the product overflows 63 bits, which no file can have.
+ * As in ms_tensor_new, sizes of 0 are left out of the product at first: they would hide that the
+ * other sizes are too large for strides. */
 static bool count_bytes(const ms_safetensors_entry *entry, const int64_t *sizes, uint64_t width,
                         uint64_t *bytes)
 {
@@ -145,7 +158,9 @@ static bool count_bytes(const ms_safetensors_entry *entry, const int64_t *sizes,
     return true;
 }
 
-/* Turns what stands in the header into an entry; data: where the header ends. */
+/* Turns a raw entry into one that can be trusted; `data` is the byte at which the header ends. Its
+ * shape is still the last of file->sizes. That the range lies inside the file is left to
+ * check_ranges, which sees all entries. */
 static ms_status check_entry(ms_context *context, const ms_safetensors *file, const ms_raw *raw,
                              uint64_t data, ms_safetensors_entry *entry)
 {
@@ -173,7 +188,8 @@ static ms_status check_entry(ms_context *context, const ms_safetensors *file, co
     return MS_OK;
 }
 
-/* One tensor's entry in the header: its name has been read, its members follow. */
+/* Reads one tensor's entry after its name. The count is raised only at the end, so file->count
+ * never includes an entry that was not checked. */
 static ms_status scan_entry(ms_context *context, ms_safetensors *file, ms_scan *scan,
                             const char *name, uint64_t data)
 {
@@ -201,6 +217,7 @@ static ms_status scan_entry(ms_context *context, ms_safetensors *file, ms_scan *
     return status;
 }
 
+/* Reads the member __metadata__: pairs of strings and nothing else, by the format's rules. */
 static ms_status scan_metadata(ms_context *context, ms_safetensors *file, ms_scan *scan)
 {
     bool first = true;
@@ -220,6 +237,8 @@ static ms_status scan_metadata(ms_context *context, ms_safetensors *file, ms_sca
 
 /* ------------------------------------------------------------- whole header */
 
+/* Order of the tensors' bytes in the file. An empty tensor precedes the tensor that begins at the
+ * same byte; the other order would look like an overlap. */
 static int compare_offsets(const void *a, const void *b)
 {
     const ms_safetensors_entry *x = a, *y = b;
@@ -238,8 +257,9 @@ static int compare_pairs(const void *a, const void *b)
     return strcmp(((const ms_pair *)a)->key, ((const ms_pair *)b)->key);
 }
 
-/* Tensors must fill the file from the header's end to its own without gap or overlap: nothing is
- * hidden, and nothing counts twice. */
+/* Requires that the tensors fill the file from the header's end to the file's end without gap or
+ * overlap: a gap could hide data, and an overlap would make a small file claim more memory than it
+ * has. In order of offsets, one pass shows both. */
 static ms_status check_ranges(ms_context *context, ms_safetensors *file, uint64_t data,
                               uint64_t end)
 {
@@ -261,7 +281,9 @@ static ms_status check_ranges(ms_context *context, ms_safetensors *file, uint64_
     return MS_OK;
 }
 
-/* Sorts by name, where names that stand twice lie side by side. */
+/* Sorts entries and metadata by name, where names that occur twice are neighbours.
+ * ms_safetensors_find needs the order of the entries. It runs after check_ranges, which sorts by
+ * offset. */
 static ms_status check_names(ms_context *context, ms_safetensors *file)
 {
     if (file->count > 1) qsort(file->entries, file->count, sizeof *file->entries, compare_entries);
@@ -278,7 +300,8 @@ static ms_status check_names(ms_context *context, ms_safetensors *file)
     return MS_OK;
 }
 
-/* Gives the entries their shapes. Until all were read the list of sizes may move. */
+/* Gives the entries their shapes. It runs once all sizes were read, as the list may move until
+ * then, and before the entries are sorted, while they are in the order of the sizes. */
 static void place_shapes(ms_safetensors *file)
 {
     const int64_t *sizes = file->sizes;
@@ -288,8 +311,9 @@ static void place_shapes(ms_safetensors *file)
     }
 }
 
-/* Scans the header's text, which lies in file->header. data and end: where it ends in the file, and
- * where the file does. */
+/* Scans the text in file->header. `data` is the byte of the file at which the header ends, and
+ * `end` the size of the file. The first byte must be '{' without white space before it, as the
+ * format demands. */
 static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t length,
                              uint64_t data, uint64_t end)
 {
@@ -316,7 +340,8 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
     return status ? status : check_names(context, file);
 }
 
-/* The first 8 bytes: the length of the header, which must fit the file and our limit. */
+/* Reads the first 8 bytes: the header's length, little-endian. It must fit the file and our limit
+ * before memory is taken for it. */
 static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t end,
                              uint64_t *length)
 {
@@ -338,6 +363,8 @@ static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t
     return MS_OK;
 }
 
+/* The header gets one more byte for a zero at its end: the scanner stops there without comparing
+ * positions. */
 static ms_status read_header(ms_context *context, ms_safetensors *file)
 {
     uint64_t end, length = 0, begin = 8;
@@ -356,6 +383,7 @@ static ms_status read_header(ms_context *context, ms_safetensors *file)
 
 /* ------------------------------------------------------------------- public */
 
+/* One close undoes every error: it accepts a reader of which only a part was made. */
 ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetensors **out)
 {
     ms_safetensors *file = NULL;
@@ -392,6 +420,7 @@ const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32
     return &file->entries[index];
 }
 
+/* A binary search: entries are sorted by name once the file is open. */
 const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, const char *name)
 {
     ms_safetensors_entry key = { .name = name };
@@ -408,6 +437,8 @@ bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const c
     return true;
 }
 
+/* The range was checked at open. A file that was truncated since then gives MS_ERROR_CORRUPT, since
+ * it is read and not mapped. */
 ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,
                               const ms_safetensors_entry *entry, void *buffer)
 {
@@ -415,6 +446,8 @@ ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,
                         entry->offset);
 }
 
+/* The values pass through host memory, because a device may have its own. The hash covers the
+ * file's bytes, so it is taken before booleans are normalised. */
 ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
                               const ms_safetensors_entry *entry, uint64_t *hash, ms_tensor **out)
 {
@@ -425,13 +458,13 @@ ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
         return ms_fail(context, MS_ERROR_UNSUPPORTED,
                        "tensor '%.200s' is %s with %u dimensions, which cannot be loaded: '%s'",
                        entry->name, entry->dtype_name, entry->dims, file->path);
-    /* Without data only the shape counts, and nothing is read. */
+    /* An engine without values needs only the shape; the file's data are not read. */
     bool values = !ms_engine_is_sim(engine);
     ms_status status =
         values ? ms_bytes_new(context, (size_t)entry->bytes, entry->name, (void **)&data) : MS_OK;
     if (!status && values) status = ms_safetensors_read(context, file, entry, data);
     if (!status && values && hash) *hash = ms_hash(data, (size_t)entry->bytes, 0);
-    /* Kernels count on booleans being 0 or 1. */
+    /* A file may hold any byte for true; kernels count on 0 or 1. */
     for (uint64_t i = 0; !status && values && entry->dtype == MS_BOOL && i < entry->bytes; i++)
         data[i] = data[i] != 0;
     if (!status) status = ms_tensor_new(engine, entry->dtype, entry->dims, entry->shape, &tensor);

@@ -9,11 +9,15 @@
 
 #include "io/safetensors.h"
 
+/* Where a tensor goes in the file. Offsets count from the end of the header until write_header has
+ * written it, and from the start of the file afterwards. */
 typedef struct ms_place {
     uint64_t offset, bytes;
     bool written;
 } ms_place;
 
+/* A file being written. All places are fixed when it is made, so tensors can be written in any
+ * order. The context is borrowed and must outlive the writer. */
 struct ms_safetensors_writer {
     ms_context *context;
     ms_writer *writer;
@@ -21,6 +25,7 @@ struct ms_safetensors_writer {
     ms_place *places; /* by index of the specs */
 };
 
+/* A spec and its index among the caller's, which sorting would lose. */
 typedef struct ms_ordered {
     const ms_safetensors_spec *spec;
     uint32_t index;
@@ -28,8 +33,9 @@ typedef struct ms_ordered {
 
 static size_t spec_width(const ms_safetensors_spec *spec) { return ms_dtype_bytes(spec->dtype); }
 
-/* Wide dtypes first, so that every tensor is aligned to its elements; then by name, so that the
- * file depends on nothing else. */
+/* Order of the tensors in the file. Wide dtypes come first, so that every tensor is aligned to its
+ * elements, as the header is padded to 8 bytes. Within a width the order is by name, so that the
+ * caller's order does not change the file. */
 static int compare_specs(const void *a, const void *b)
 {
     const ms_safetensors_spec *x = ((const ms_ordered *)a)->spec,
@@ -38,6 +44,7 @@ static int compare_specs(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+/* The search ends because the table has every dtype of the engine. */
 static const char *file_dtype(ms_dtype dtype)
 {
     const ms_safetensors_dtype *known = ms_safetensors_dtypes;
@@ -45,6 +52,7 @@ static const char *file_dtype(ms_dtype dtype)
     return known->name;
 }
 
+/* Refuses names that our own reader would refuse, while nothing has been written. */
 static ms_status check_spec(ms_context *context, const char *path, const ms_safetensors_spec *spec)
 {
     if (!ms_text_is_name(spec->name, MS_SAFETENSORS_NAME_MAX)
@@ -86,6 +94,8 @@ static void put_number(ms_header *header, uint64_t number)
     put_text(header, text);
 }
 
+/* A JSON string. Only quotes, backslashes and control characters need escapes; the rest is UTF-8
+ * and is copied. */
 static void put_string(ms_header *header, const char *text)
 {
     char escape[8];
@@ -101,6 +111,9 @@ static void put_string(ms_header *header, const char *text)
     put_text(header, "\"");
 }
 
+/* Writes the member __metadata__; the comma after it is put_entry's. metadata has 2 * pairs
+ * strings: keys at even indices, values at odd ones. Text that is not UTF-8 would make the file
+ * invalid JSON. */
 static ms_status put_metadata(ms_header *header, const char *path, const char *const *metadata,
                               uint32_t pairs)
 {
@@ -137,7 +150,9 @@ static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64
     put_text(header, "]}");
 }
 
-/* Where each tensor goes, and its entry in the header. */
+/* Gives each tensor its place, in the order of `order`, and adds its entry to the header. The
+ * product of the sizes is not checked for overflow: the shapes must be ones that tensors can
+ * have. */
 static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *order, const char *path,
                            ms_header *header)
 {
@@ -155,7 +170,9 @@ static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *orde
     return MS_OK;
 }
 
-/* Writes the header, padded with spaces to 8 bytes, and moves the tensors behind it. */
+/* Writes the length and the header, padded with spaces to a multiple of 8 so that the data are
+ * aligned, and adds both to the tensors' offsets. The limits are those of our reader: a file that
+ * it would refuse is never begun. */
 static ms_status write_header(ms_safetensors_writer *writer, const char *path, ms_header *header)
 {
     put_text(header, "}");
@@ -175,13 +192,14 @@ static ms_status write_header(ms_safetensors_writer *writer, const char *path, m
     return status;
 }
 
-/* Equal names of one width lie side by side; those of different widths do not, so all names are
- * sorted once more. */
+/* Order by name alone. compare_specs separates equal names of different widths, so duplicates are
+ * searched in this order. */
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(((const ms_ordered *)a)->spec->name, ((const ms_ordered *)b)->spec->name);
 }
 
+/* Refuses duplicate names, then leaves the specs in the file's order. */
 static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *order,
                             uint32_t count)
 {
@@ -195,7 +213,8 @@ static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *o
     return MS_OK;
 }
 
-/* Sorts the tensors, gives each its place, and writes the header to a new file. */
+/* Sorts the tensors, places them, and writes the header to a new file. The file is made last, so
+ * that wrong arguments leave nothing on disk. */
 static ms_status begin_file(ms_safetensors_writer *writer, const char *path, ms_ordered *order,
                             const char *const *metadata, uint32_t pairs)
 {
@@ -251,6 +270,8 @@ ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, co
     return status;
 }
 
+/* A tensor that was not written would be a hole of zeros in a valid file, so it is an error. Empty
+ * tensors have no bytes to write. */
 ms_status ms_safetensors_commit(ms_safetensors_writer *writer)
 {
     for (uint32_t i = 0; i < writer->count; i++)
@@ -269,7 +290,7 @@ void ms_safetensors_free(ms_safetensors_writer *writer)
     ms_release(context, writer);
 }
 
-/* Fills the specs of tensors; the bytes of the largest. */
+/* Fills the specs of tensors. Returns the bytes of the largest. */
 static size_t describe(const char *const *names, ms_tensor *const *tensors, uint32_t count,
                        ms_safetensors_spec *specs)
 {
@@ -285,7 +306,8 @@ static size_t describe(const char *const *names, ms_tensor *const *tensors, uint
     return largest;
 }
 
-/* One tensor at a time passes through `buffer`, which has room for the largest. */
+/* Reads each tensor into `buffer`, which has room for the largest, and writes it. Each read blocks
+ * until the tensor has its value. */
 static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *tensors,
                                uint32_t count, void *buffer)
 {
@@ -298,6 +320,7 @@ static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *
     return ms_safetensors_commit(writer);
 }
 
+/* Host memory is one buffer of the size of the largest tensor, not the sum of all. */
 ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
                               ms_tensor *const *tensors, uint32_t count,
                               const char *const *metadata, uint32_t pairs)

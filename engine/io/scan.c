@@ -7,6 +7,8 @@
 
 #define DEPTH_MAX 100 /* of values that are skipped */
 
+/* Keeps the first problem: those that follow it are its consequences. Always false, for use in a
+ * return. */
 static bool fail(ms_scan *scan, const char *problem)
 {
     if (!scan->problem) scan->problem = problem;
@@ -20,6 +22,8 @@ static void skip_space(ms_scan *scan)
         scan->at++;
 }
 
+/* After a problem the answer is always false, so a caller may check for problems at the end of a
+ * chain. */
 bool ms_scan_is(ms_scan *scan, char expected)
 {
     skip_space(scan);
@@ -28,6 +32,8 @@ bool ms_scan_is(ms_scan *scan, char expected)
     return true;
 }
 
+/* The message names all that the grammar allows at this point: where a list may close, it may also
+ * go on with a comma. */
 bool ms_scan_character(ms_scan *scan, char expected)
 {
     if (ms_scan_is(scan, expected)) return true;
@@ -47,6 +53,8 @@ bool ms_scan_end(ms_scan *scan)
     return scan->at == scan->end || fail(scan, "the end expected");
 }
 
+/* A comma right before the closing character is refused by what follows: after a comma the caller
+ * reads an item. */
 bool ms_scan_more(ms_scan *scan, char close, bool *first)
 {
     if (scan->problem) return false;
@@ -69,7 +77,8 @@ static int digit_of(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Four hexadecimal digits. */
+/* Reads four hexadecimal digits. The zero at the end of the text is no digit, so this never reads
+ * past it. */
 static bool read_unit(ms_scan *scan, uint32_t *unit)
 {
     *unit = 0;
@@ -81,6 +90,7 @@ static bool read_unit(ms_scan *scan, uint32_t *unit)
     return true;
 }
 
+/* Writes a code point as UTF-8 in its shortest form; returns the end. */
 static char *put_character(char *to, uint32_t code)
 {
     if (code < 0x80) {
@@ -102,7 +112,10 @@ static char *put_character(char *to, uint32_t code)
     return to;
 }
 
-/* Behind "\u". Its six or twelve characters are always more than the bytes that they stand for. */
+/* Decodes what follows "\u". Characters beyond U+FFFF are two escapes, a high and a low surrogate;
+ * half a pair is refused, as it has no UTF-8. A zero byte is refused because it would end the C
+ * string. The result is never longer than its six or twelve characters, so decoding in place is
+ * safe. */
 static bool read_escaped_unit(ms_scan *scan, char **to)
 {
     uint32_t unit, low = 0;
@@ -121,6 +134,8 @@ static bool read_escaped_unit(ms_scan *scan, char **to)
     return true;
 }
 
+/* Decodes one escape after its backslash. `c` is tested before strchr, which would find the zero
+ * that ends its string. */
 static bool read_escape(ms_scan *scan, char **to)
 {
     static const char from[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
@@ -133,6 +148,8 @@ static bool read_escape(ms_scan *scan, char **to)
     return true;
 }
 
+/* Decodes the string where it stands: `to` never passes scan->at, since no escape is shorter than
+ * what it means. The text before scan->at is overwritten by this. */
 bool ms_scan_string(ms_scan *scan, char **text)
 {
     if (!ms_scan_is(scan, '"')) return fail(scan, "a string expected");
@@ -161,6 +178,8 @@ bool ms_scan_string(ms_scan *scan, char **text)
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+/* Integers only: fractions, exponents, signs and leading zeros are refused, the last as JSON
+ * demands. */
 bool ms_scan_size(ms_scan *scan, int64_t *value)
 {
     skip_space(scan);
@@ -216,6 +235,8 @@ static bool skip_scalar(ms_scan *scan)
                                                    : fail(scan, "a value expected");
 }
 
+/* Skips any value, without recursion: the stack of closing characters is a fixed array, so a
+ * hostile nesting ends in an error and not in a stack overflow. */
 bool ms_scan_skip(ms_scan *scan)
 {
     char close[DEPTH_MAX] = ""; /* of the lists and objects that we are in */
@@ -232,7 +253,7 @@ bool ms_scan_skip(ms_scan *scan)
             if (!skip_scalar(scan)) return false;
             first = false;
         }
-        /* To the next item, out of as many lists as end here. */
+        /* Goes to the next item, and leaves as many lists and objects as end here. */
         while (depth > 0 && !ms_scan_more(scan, close[depth - 1], &first)) {
             if (scan->problem) return false;
             depth--;
