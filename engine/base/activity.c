@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Writes the line as a sequence lock: the version is odd while the text changes. There is one
+ * writer, the host thread, so the version needs no atomic addition. */
 static void write_line(ms_activity *activity, const char *line)
 {
     uint32_t version = atomic_load_explicit(&activity->version, memory_order_relaxed);
@@ -18,6 +20,8 @@ void ms_activity_host(ms_activity *activity, int32_t thread)
     if (activity) atomic_store(&activity->thread, thread);
 }
 
+/* Runs at every call of the host, so the count avoids a locked instruction: only the host writes
+ * `calls`, and a plain load and store suffice. Readers only compare it with earlier values. */
 void ms_activity_call(ms_activity *activity, const char *line)
 {
     if (!activity) return;
@@ -26,6 +30,7 @@ void ms_activity_call(ms_activity *activity, const char *line)
     if (line) write_line(activity, line);
 }
 
+/* Several threads count here, which takes an atomic addition. No data depends on the order. */
 void ms_activity_done(ms_activity *activity)
 {
     if (activity) atomic_fetch_add_explicit(&activity->done, 1, memory_order_relaxed);
@@ -36,6 +41,8 @@ void ms_activity_begin(ms_activity *activity)
     if (activity) atomic_fetch_add(&activity->busy, 1);
 }
 
+/* `done` rises before `busy` falls, so a long call that has ended has always counted as
+ * progress. */
 void ms_activity_end(ms_activity *activity)
 {
     if (!activity) return;
@@ -43,11 +50,15 @@ void ms_activity_end(ms_activity *activity)
     atomic_fetch_sub(&activity->busy, 1);
 }
 
+/* Numbers the question, so that an answer to an older one is not taken for an answer to this
+ * one. */
 uint32_t ms_activity_ask(ms_activity *activity)
 {
     return atomic_fetch_add(&activity->asked, 1) + 1;
 }
 
+/* May run in a signal handler, so it uses lock-free atomics only. `place` is written first: a
+ * reader that sees the question heard also sees the place. */
 void ms_activity_hear(ms_activity *activity, ms_whereabouts place)
 {
     if (!activity) return;
@@ -55,6 +66,8 @@ void ms_activity_hear(ms_activity *activity, ms_whereabouts place)
     atomic_store(&activity->heard, atomic_load(&activity->asked));
 }
 
+/* Writes `answered` last: a reader that sees the number then reads this line or a later one. False:
+ * the last question has been answered already. */
 bool ms_activity_answer(ms_activity *activity, const char *line)
 {
     if (!activity) return false;
@@ -66,6 +79,8 @@ bool ms_activity_answer(ms_activity *activity, const char *line)
     return true;
 }
 
+/* Runs in any process that maps the record. The values are read one after the other and are not of
+ * one moment; they are hints. */
 void ms_activity_read(const ms_activity *activity, ms_activity_state *out)
 {
     memset(out, 0, sizeof *out);
@@ -75,8 +90,8 @@ void ms_activity_read(const ms_activity *activity, ms_activity_state *out)
     out->answered = atomic_load(&activity->answered);
     out->place = (ms_whereabouts)atomic_load(&activity->place);
     out->thread = atomic_load(&activity->thread);
-    /* A line that is being written is left out: the writer may have been stopped in the middle of
-     * it. */
+    /* The number of tries is limited because the writer may have been stopped in the middle of the
+     * line. The line is left empty then. */
     for (int tries = 0; tries < 100; tries++) {
         uint32_t before = atomic_load(&activity->version);
         if (before & 1) continue;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+/* Zeroed, so that an object whose making fails half way can be released by its normal function.
+ * Alignment 128 keeps two such objects from sharing a cache line or a pair of lines. */
 ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void **out)
 {
     const ms_os *os = context->os;
@@ -21,6 +23,8 @@ void ms_release(ms_context *context, void *pointer)
     if (pointer != NULL) context->os->release(context->os->user, pointer);
 }
 
+/* New items are zero. Alignment 16 is what reallocate can keep. On failure *items and *capacity are
+ * unchanged, so the caller's array stays valid. */
 ms_status ms_grow(ms_context *context, void **items, size_t *capacity, size_t need,
                   size_t item_bytes)
 {

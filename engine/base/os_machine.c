@@ -11,7 +11,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-/* Reads the beginning of a small file as text; false if there is none. */
+/* Reads the beginning of a small file as text; false if it cannot be read. These files have no
+ * useful size, so one read must do. */
 static bool read_text(const char *path, char *text, size_t bytes)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -23,7 +24,8 @@ static bool read_text(const char *path, char *text, size_t bytes)
     return true;
 }
 
-/* Quota over period, rounded up; "max" is no limit. */
+/* cpu.max: quota over period, rounded up. "max" is no number and means no limit. Rounding down
+ * would leave a part of the quota unused, and make a quota below one core zero. */
 static void limit_cores(const char *text, ms_machine *machine)
 {
     unsigned long long quota, period;
@@ -32,6 +34,7 @@ static void limit_cores(const char *text, ms_machine *machine)
     if (cores >= 1 && cores < machine->cores) machine->cores = (uint32_t)cores;
 }
 
+/* memory.max: bytes, or "max" for no limit. */
 static void limit_memory(const char *text, ms_machine *machine)
 {
     unsigned long long bytes;
@@ -39,8 +42,9 @@ static void limit_memory(const char *text, ms_machine *machine)
         machine->memory_bytes = bytes;
 }
 
-/* A limit may stand at any level between this process' group and the root, so all of them are
- * asked. */
+/* Lowers cores and memory to the limits of the cgroup (version 2). A limit may be set at any level
+ * between this process' group and the root, so each level is read. Without cgroups, or in version
+ * 1, nothing changes. */
 static void limit_by_cgroup(ms_machine *machine)
 {
     char groups[4096], path[4352], text[64];
@@ -61,6 +65,8 @@ static void limit_by_cgroup(ms_machine *machine)
     }
 }
 
+/* The processor's name, for reports only. /proc/cpuinfo has no "model name" on some architectures;
+ * then it is "unknown". */
 static void find_model(ms_machine *machine)
 {
     char text[4096];

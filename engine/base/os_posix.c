@@ -45,6 +45,8 @@ static void os_release(void *user, void *pointer)
     free(pointer);
 }
 
+/* Address space without pages or access. MAP_NORESERVE keeps a large reservation from counting as
+ * memory in use; a stray access to it is a fault instead of a new page. */
 static void *os_reserve(void *user, size_t bytes)
 {
     (void)user;
@@ -53,6 +55,7 @@ static void *os_reserve(void *user, size_t bytes)
     return address == MAP_FAILED ? NULL : address;
 }
 
+/* Makes the range accessible; the kernel adds zeroed pages when they are first touched. */
 static int os_commit(void *user, void *address, size_t bytes, bool huge)
 {
     (void)user;
@@ -62,6 +65,7 @@ static int os_commit(void *user, void *address, size_t bytes, bool huge)
     return 0;
 }
 
+/* Gives back address space and pages, for private and shared mappings alike. */
 static void os_unreserve(void *user, void *address, size_t bytes)
 {
     (void)user;
@@ -70,6 +74,8 @@ static void os_unreserve(void *user, void *address, size_t bytes)
 
 /* -------------------------------------------------------------------- files */
 
+/* The descriptor is closed on exec, so that ranks and readers that are started from here do not
+ * inherit it. Mode 0666 and the process' umask give the permissions. */
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
     (void)user;
@@ -96,6 +102,8 @@ static int os_open(void *user, const char *path, int flags, ms_file **out)
     return 0;
 }
 
+/* pread has no file position, so threads can share one open file. A call that a signal interrupts
+ * before it has moved a byte is repeated. */
 static int64_t os_read(void *user, ms_file *file, void *buffer, size_t bytes, uint64_t offset)
 {
     (void)user;
@@ -115,12 +123,16 @@ static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t by
     return count < 0 ? -errno : count;
 }
 
+/* Not repeated after a failure: the kernel may have dropped the dirty pages and then report success
+ * for data that are lost. */
 static int os_sync(void *user, ms_file *file)
 {
     (void)user;
     return fsync(file->descriptor) == 0 ? 0 : -errno;
 }
 
+/* flock() belongs to the open file, so a second open in this process is refused too; the locks of
+ * fcntl() would allow it. */
 static int os_lock(void *user, ms_file *file)
 {
     (void)user;
@@ -136,6 +148,7 @@ static int os_size(void *user, ms_file *file, uint64_t *bytes)
     return 0;
 }
 
+/* Cuts the file at `bytes` or extends it with zeros. */
 static int os_resize(void *user, ms_file *file, uint64_t bytes)
 {
     (void)user;
@@ -182,6 +195,8 @@ static int os_make_directory(void *user, const char *path)
     return mkdir(path, 0777) == 0 ? 0 : -errno;
 }
 
+/* Entries come in the file system's order. `entry` must not fail; the caller collects its own
+ * errors. */
 static int os_list(void *user, const char *path, void (*entry)(void *to, const char *name),
                    void *to)
 {
@@ -202,6 +217,7 @@ static int os_list(void *user, const char *path, void (*entry)(void *to, const c
 
 /* ------------------------------------------------------------ shared memory */
 
+/* Wraps a descriptor. The file owns it once this succeeds. */
 int ms_os_file_of(int descriptor, ms_file **out)
 {
     ms_file *file = malloc(sizeof *file);
@@ -211,6 +227,8 @@ int ms_os_file_of(int descriptor, ms_file **out)
     return 0;
 }
 
+/* A memory file without a name in any folder: nothing is left when its last user ends, however it
+ * ends. The name only shows in /proc. Its pages come when they are touched or populated. */
 static int os_shared_create(void *user, const char *name, uint64_t bytes, ms_file **out)
 {
     (void)user;
@@ -222,6 +240,8 @@ static int os_shared_create(void *user, const char *name, uint64_t bytes, ms_fil
     return error;
 }
 
+/* Programs that are started from here inherit the descriptor under its number, or no longer do. The
+ * flag belongs to this process' descriptor, not to the file. */
 static int os_shared_share(void *user, ms_file *file, bool inherit)
 {
     (void)user;
@@ -229,6 +249,8 @@ static int os_shared_share(void *user, ms_file *file, bool inherit)
     return fcntl(file->descriptor, F_SETFD, flags) == 0 ? file->descriptor : -errno;
 }
 
+/* The rank's end: takes over an inherited descriptor and keeps it from the programs that the rank
+ * starts. */
 static int os_shared_adopt(void *user, int descriptor, ms_file **out)
 {
     (void)user;
@@ -236,6 +258,7 @@ static int os_shared_adopt(void *user, int descriptor, ms_file **out)
     return ms_os_file_of(descriptor, out);
 }
 
+/* MAP_NORESERVE: a mapping may be larger than memory, since only its populated parts are used. */
 static void *os_shared_map(void *user, ms_file *file, uint64_t bytes)
 {
     (void)user;
@@ -244,8 +267,9 @@ static void *os_shared_map(void *user, ms_file *file, uint64_t bytes)
     return address == MAP_FAILED ? NULL : address;
 }
 
-/* Kernels before 5.14 know no such advice; there the file's pages are taken without mapping
- * them. */
+/* Takes the pages of a range now. Touching a page when memory is used up would be a SIGBUS in the
+ * middle of a task; here it is an error with a message. Kernels before 5.14 answer EINVAL to this
+ * advice; fallocate then takes the file's pages without mapping them. */
 static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t offset,
                               uint64_t bytes)
 {
@@ -263,7 +287,9 @@ static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t
     return errno == ENOSPC ? -ENOMEM : -errno;
 }
 
-/* Locks of this kind belong to the process, although all ranks share the open file. */
+/* Locks one byte of the file. Locks of fcntl() belong to the process, although all ranks share the
+ * open file, and the kernel drops them when the process ends, however it ends: this is how other
+ * ranks notice a death. Closing any descriptor of the file drops them too. */
 static int os_shared_claim(void *user, ms_file *file, uint64_t place)
 {
     (void)user;
@@ -273,6 +299,7 @@ static int os_shared_claim(void *user, ms_file *file, uint64_t place)
     return fcntl(file->descriptor, F_SETLK, &lock) ? -errno : 0;
 }
 
+/* F_GETLK reports a lock of another process only, so a process does not see its own claims. */
 static int os_shared_is_claimed(void *user, ms_file *file, uint64_t place)
 {
     (void)user;
@@ -306,6 +333,8 @@ static uint64_t os_realtime_ns(void *user)
 
 /* --------------------------------------------------------- threads, process */
 
+/* A thread and what it runs. The starter owns it until the join frees it, so it outlives the
+ * thread, which reads it. */
 struct ms_os_thread {
     pthread_t thread;
     pid_t process; /* a forked child has this record, but not the thread */
@@ -313,6 +342,8 @@ struct ms_os_thread {
     void *argument;
 };
 
+/* All threads of the engine flush denormals, so that a kernel gives the same bits on each of
+ * them. */
 static void *thread_main(void *argument)
 {
     ms_os_thread *self = argument;
@@ -321,7 +352,8 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Signals stay with the host program's threads: a new thread inherits a mask that blocks all. */
+/* A new thread inherits the mask of its starter, so all signals are blocked around the start:
+ * handlers of the host program and of Lua run on the host program's threads only. */
 static int os_thread_start(void *user, const char *name, void (*run)(void *), void *argument,
                            ms_os_thread **out)
 {
@@ -347,6 +379,8 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
     return 0;
 }
 
+/* In a forked child the thread does not exist, and pthread_join would wait for ever; only the
+ * record is freed. */
 static void os_thread_join(void *user, ms_os_thread *thread)
 {
     (void)user;
@@ -354,6 +388,8 @@ static void os_thread_join(void *user, ms_os_thread *thread)
     free(thread);
 }
 
+/* `core` counts the cores that this process may use, since their system numbers need not begin at 0
+ * under an affinity mask. -EINVAL: there are not so many. */
 static int os_thread_pin(void *user, ms_os_thread *thread, uint32_t core)
 {
     (void)user;
@@ -375,6 +411,7 @@ static int os_machine(void *user, ms_machine *out)
     return ms_os_machine(out);
 }
 
+/* getrandom may give fewer bytes than asked for, or be interrupted, for long requests. */
 static int os_entropy(void *user, void *buffer, size_t bytes)
 {
     (void)user;
@@ -398,6 +435,8 @@ static const char *os_environment(void *user, const char *name)
     return getenv(name);
 }
 
+/* The functions ignore `user`: this table has no state, so it is constant and any thread may use
+ * it. */
 const ms_os *ms_os_posix(void)
 {
     static const ms_os table = {

@@ -12,6 +12,9 @@
 
 #define MS_FILES_MOST 160 /* of one message; the system allows 253 */
 
+/* SOCK_SEQPACKET keeps the borders of messages, as datagrams do, and has connections, so that the
+ * end of a peer is noticed. A path that does not fit the address is an error: a shortened one would
+ * name another socket. */
 static int open_socket(const char *path, struct sockaddr_un *address)
 {
     *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
@@ -32,6 +35,8 @@ static int connect_to(const char *path)
     return error;
 }
 
+/* Takes over a descriptor, or passes on the negative error in its place. On failure the descriptor
+ * is closed. */
 static int give(int descriptor, ms_file **out)
 {
     int error = descriptor < 0 ? descriptor : ms_os_file_of(descriptor, out);
@@ -45,7 +50,8 @@ int ms_os_socket_connect(void *user, const char *path, ms_file **out)
     return give(connect_to(path), out);
 }
 
-/* Removes a socket at which nobody listens any more; another kind of file is not touched. */
+/* Removes a socket that a crash has left. Only a refused connection shows that it has no listener;
+ * a live listener and a file of another kind are -EADDRINUSE and stay. */
 static int remove_stale(const char *path)
 {
     struct stat what;
@@ -57,6 +63,7 @@ static int remove_stale(const char *path)
     return unlink(path) == 0 ? 0 : -errno;
 }
 
+/* The socket is made before the old path is removed, and every error closes it again. */
 int ms_os_socket_listen(void *user, const char *path, ms_file **out)
 {
     (void)user;
@@ -77,6 +84,9 @@ int ms_os_socket_listen(void *user, const char *path, ms_file **out)
     return error;
 }
 
+/* Waits until there is something to receive or to accept. poll counts milliseconds; one is added so
+ * that a short timeout does not become a busy loop. A signal gives -EAGAIN, and the caller decides
+ * whether time is left. */
 static int wait_readable(int descriptor, uint64_t timeout_ns)
 {
     struct pollfd wait = { .fd = descriptor, .events = POLLIN };
@@ -87,6 +97,8 @@ static int wait_readable(int descriptor, uint64_t timeout_ns)
     return errno == EINTR ? -EAGAIN : -errno;
 }
 
+/* The kernel names the peer's user (SO_PEERCRED). Another user is refused here, whatever the
+ * permissions of the path: a message may carry files that grant access to a rank's memory. */
 int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out)
 {
     (void)user;
@@ -103,6 +115,9 @@ int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_f
     return -EACCES;
 }
 
+/* One sendmsg is one message, whole or not at all, and the descriptors travel with it; the kernel
+ * duplicates them, so the sender may close its own. MSG_NOSIGNAL: a closed peer is an error and not
+ * SIGPIPE. */
 int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t bytes,
                       ms_file *const *files, uint32_t count)
 {
@@ -132,8 +147,9 @@ int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t b
     return (size_t)sent == bytes ? 0 : -EIO;
 }
 
-/* The files of a message, at most `most`; what is beyond is closed, and all are where one cannot be
- * kept. */
+/* Takes the descriptors that came with a message, at most `most`. Those that cannot be kept are
+ * closed, as the kernel has opened them in this process already. A message or a list of descriptors
+ * that was cut off is -EMSGSIZE. Files taken before an error are the caller's. */
 static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uint32_t *count)
 {
     int error = 0;
@@ -153,6 +169,8 @@ static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uin
     return error;
 }
 
+/* MSG_CMSG_CLOEXEC closes received descriptors on exec from the start, so a fork between two calls
+ * leaks none. */
 int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes,
                              uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
 {

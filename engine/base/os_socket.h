@@ -5,6 +5,8 @@
 
 #include "moonshard/base.h"
 
+/* Files, folders, shared memory and sockets are all one descriptor here. The table that opened it
+ * closes it. */
 struct ms_file {
     int descriptor;
 };

@@ -29,6 +29,7 @@ const char *ms_status_name(ms_status status)
     return (unsigned)status < sizeof names / sizeof *names ? names[status] : "unknown";
 }
 
+/* -1 means that a number does not apply; 0 would name rank 0. */
 static void error_clear(ms_error *error)
 {
     memset(error, 0, sizeof *error);
@@ -60,6 +61,8 @@ ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...
     return status;
 }
 
+/* Groups errno by what a caller can do about it. Whatever has no remedy of its own is MS_ERROR_IO,
+ * with the system's text in the message. */
 static ms_status status_from_errno(int error)
 {
     switch (error) {
@@ -85,6 +88,8 @@ static ms_status status_from_errno(int error)
     }
 }
 
+/* EWOULDBLOCK is a lock that another process holds; strerror would call it a resource that is
+ * temporarily unavailable. */
 ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, const char *path)
 {
     int error = errno_negative < 0 ? -errno_negative : EIO;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+/* A hash table from text to id and an array from id to text. Ids are given in order from 1 and are
+ * never freed, so a task may carry one for as long as the table lives. The table has no lock. */
 struct ms_strings {
     ms_context *context;
     /* Indexed by id - 1. Each text has its own allocation, so that its address never changes. */
@@ -22,6 +24,8 @@ ms_status ms_strings_new(ms_context *context, ms_strings **out)
     return MS_OK;
 }
 
+/* The texts are const for everybody else; the union gives the pointer back its type without a cast
+ * that drops const. */
 void ms_strings_free(ms_strings *strings)
 {
     if (!strings) return;
@@ -38,7 +42,8 @@ void ms_strings_free(ms_strings *strings)
     ms_release(strings->context, strings);
 }
 
-/* The slot that holds the text, or the empty one where it belongs. */
+/* The slot that holds the text, or the empty one where it belongs. Linear probing ends because at
+ * most half of the slots are in use. */
 static size_t strings_find(const ms_strings *strings, const char *text, size_t bytes)
 {
     size_t mask = strings->slot_count - 1, at = (size_t)ms_hash(text, bytes, 0) & mask;
@@ -49,7 +54,8 @@ static size_t strings_find(const ms_strings *strings, const char *text, size_t b
     return at;
 }
 
-/* Keeps at most half of the slots in use. */
+/* Makes room for one more text with at most half of the slots in use. After a failure the old slots
+ * are still in place. */
 static ms_status strings_widen(ms_strings *strings)
 {
     if (strings->slot_count != 0 && (strings->count + 1) * 2 <= strings->slot_count) return MS_OK;
@@ -70,6 +76,8 @@ static ms_status strings_widen(ms_strings *strings)
     return MS_OK;
 }
 
+/* All that can fail comes before the count is raised and the slot filled, so a failure leaves a
+ * valid table: it may be wider, or its array larger, than needed. */
 ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, uint32_t *id)
 {
     const char *end = memchr(text, '\0', bytes);
@@ -97,6 +105,7 @@ ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, ui
     return MS_OK;
 }
 
+/* An unknown id gives "", so that a trace record of an unnamed task needs no special case. */
 const char *ms_strings_get(const ms_strings *strings, uint32_t id)
 {
     return id != 0 && id <= strings->count ? strings->texts[id - 1] : "";

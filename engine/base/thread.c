@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* False only after a timeout. A changed word, a signal and a wake all count as woken: callers look
+ * at their condition again in any case. */
 static bool futex_wait(ms_word *word, int operation, uint32_t expected, uint64_t timeout_ns)
 {
     struct timespec limit = { .tv_sec = (time_t)(timeout_ns / 1000000000u),
@@ -17,6 +19,7 @@ static bool futex_wait(ms_word *word, int operation, uint32_t expected, uint64_t
     return result == 0 || errno != ETIMEDOUT;
 }
 
+/* The kernel reads the count as an int, in which UINT32_MAX would be negative. */
 static void futex_wake(ms_word *word, int operation, uint32_t count)
 {
     int most = count > INT32_MAX ? INT32_MAX : (int)count;
@@ -33,21 +36,23 @@ bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns)
     return futex_wait(word, FUTEX_WAIT, expected, timeout_ns);
 }
 void ms_futex_wake_shared(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE, count); }
-/* Never written: only its address counts. */
+/* Its address names the thread. It is never written or read. */
 static _Thread_local const char mark;
 const void *ms_thread_mark(void) { return &mark; }
 
 void ms_yield(void) { sched_yield(); }
 
 /* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most
- * doubles the worst wait, and two threads that spin on one core only keep each other from
- * working. */
+ * doubles the worst wait (the argument of ski rental). With more threads than cores a spinning
+ * thread keeps the thread that it waits for from running, so it sleeps at once. */
 ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper)
 {
     if (threads > cores) return (ms_spin){ .nanoseconds = 0 };
     return (ms_spin){ .nanoseconds = helper ? 50000 : 20000 };
 }
 
+/* The system call is made only while a thread sleeps. All sleepers are woken, as they may wait for
+ * different reasons. */
 void ms_bell_ring(ms_bell *bell)
 {
     /* Both orders are sequentially consistent, here and in ms_bell_wait: either this thread sees
@@ -78,6 +83,9 @@ static bool spin_until_rung(ms_bell *bell, uint32_t seen, ms_spin spin)
     return false;
 }
 
+/* If the bell rings between the load and the system call, the kernel finds a value other than
+ * `seen` and returns at once. Leaving `sleepers` raised too long costs a ringer one needless system
+ * call and no more. */
 void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
 {
     if (spin.nanoseconds != 0 && spin_until_rung(bell, seen, spin)) return;
@@ -87,6 +95,8 @@ void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
     atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
 }
 
+/* On x86 two bits of MXCSR: results that are denormal become zero, and so do denormal inputs. On
+ * ARM the bit FZ of FPCR does both. */
 void ms_thread_flush_denormals(void)
 {
 #if defined(__x86_64__)

@@ -49,6 +49,7 @@ typedef struct ms_spin {
  * little more; a thread that shares its core does not spin. */
 ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper);
 
+/* `rings` is the futex word. `sleepers` counts the threads in or near the system call. */
 typedef struct ms_bell {
     ms_word rings, sleepers;
 } ms_bell;
@@ -58,9 +59,9 @@ static inline uint32_t ms_bell_read(ms_bell *bell)
 {
     return atomic_load_explicit(&bell->rings, memory_order_acquire);
 }
-/* Wakes all who wait. What was written before is seen by them. */
+/* Wakes all waiting threads. They see what was written before the ring. */
 void ms_bell_ring(ms_bell *bell);
-/* Returns when the bell has rung since `seen` was read, or for no reason. */
+/* Returns once the bell has rung since `seen` was read, or earlier for no reason. */
 void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin);
 
 /* Sets flush-to-zero for the calling thread's float arithmetic: denormals cost a hundred cycles and
