@@ -14,8 +14,12 @@
 
 #include "tensor/attention.h"
 
+/* A block of keys that is cut by the diagonal is computed in parts of 16 keys: smaller ones would
+ * leave too few sums for a product, larger ones would compute more scores that are hidden. A tile
+ * has four blocks of queries, which share the packing of keys and values. */
 enum { LANES = MS_QUERY_LANES, KEY_BLOCK = 64, KEY_PART = 16, TILE_BLOCKS = 4 };
 
+/* What the tiles of one task share; constant while they run, but for no_memory. */
 typedef struct job {
     const ms_attention_args *args;
     const ms_attention_kernels *kernels;
@@ -25,6 +29,7 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
+/* `padded`: n rounded up to a multiple of `to`. */
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -48,7 +53,8 @@ static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t hea
 
 /* -------------------------------------------------------------------- packs */
 
-/* Takes `floats` of the scratch. */
+/* Takes `floats` numbers from the start of the remaining scratch. forward_floats and
+ * backward_floats state the sum of what is taken. */
 static float *take(float **room, int64_t floats)
 {
     float *taken = *room;
@@ -56,6 +62,8 @@ static float *take(float **room, int64_t floats)
     return taken;
 }
 
+/* Packs rows of a head as left operands. Rows from count to `all` are zero, so that products may
+ * compute whole tiles. */
 static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
                       int64_t count, int64_t all, float *to)
 {
@@ -64,7 +72,8 @@ static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t he
                           count, all, a->width, to);
 }
 
-/* As pairs of rows; f32 has no pairs. */
+/* Packs rows so that two of them form a pair, as an operand whose sum goes over rows. f32 has no
+ * pairs; its rows serve both purposes. */
 static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
                        int64_t count, int64_t all, float *to)
 {
@@ -91,12 +100,13 @@ static void unpack(const job *j, const float *from, int64_t count, const float *
 
 /* ------------------------------------------------------------------- blocks */
 
-/* Queries query .. query + count - 1 of a head. */
+/* Queries first .. first + count - 1 of one head of one batch; count is at most LANES. */
 typedef struct queries {
     int64_t batch, head, first, count;
 } queries;
 
-/* How many keys the queries before `end` see. */
+/* How many keys the queries before `end` see. With causal attention the last query sees all keys,
+ * so an earlier one sees as many fewer as it stands before the end. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end)
 {
     return a->causal ? a->keys - a->queries + end : a->keys;
@@ -106,8 +116,9 @@ static int64_t keys_seen(const job *j, const queries *q)
     return keys_for(j->args, q->first + q->count);
 }
 
-/* The part of a block that begins `begin` keys behind key `key`; false where none is left. A block
- * that all queries see has one part. */
+/* The part of a block that begins `begin` keys after key `key`; false where none is left. A block
+ * that all queries see is one part. Lanes below part->begin see nothing of the part; rounding down
+ * to 16 keeps whole vectors, whose hidden lanes the mask covers. */
 static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores,
                     ms_score_block *part)
 {
@@ -127,7 +138,8 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
     return true;
 }
 
-/* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). */
+/* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). The scale is
+ * applied later, inside the exponential, which saves a pass. */
 static void score(const job *j, const ms_score_block *part, const float *keys, const float *columns,
                   float *to)
 {
@@ -145,7 +157,7 @@ static void score(const job *j, const ms_score_block *part, const float *keys, c
 }
 
 /* to[width, queries] += the transpose of packed steps of keys, times a right operand made of the
- * part's scores. */
+ * part's scores: the output of forward, and the gradient of queries. */
 static void add_to_columns(const job *j, const ms_score_block *part, const float *steps,
                            const float *right, float *to)
 {
@@ -164,7 +176,7 @@ static void add_to_columns(const job *j, const ms_score_block *part, const float
 }
 
 /* to[keys of the part, width] += a left operand made of the part's scores, times packed steps of
- * queries. */
+ * queries: the gradients of values and keys. */
 static void add_to_rows(const job *j, const ms_score_block *part, const float *left,
                         const float *steps, float *to)
 {
@@ -185,14 +197,16 @@ static void add_to_rows(const job *j, const ms_score_block *part, const float *l
 
 /* ------------------------------------------------------------------ forward */
 
-/* A block of queries on its way: its columns packed, its result [width, queries], and per query the
- * greatest score and the total. */
+/* A block of queries between the first and the last block of keys: its packed columns, its
+ * unnormalised result [width, queries], and per query the greatest scaled score so far and the sum
+ * of exponentials relative to it. */
 typedef struct progress {
     queries q;
     float *columns, *out, *most, *total;
 } progress;
 
-/* Shared by the blocks of a tile. */
+/* Scratch that the blocks of a tile use in turn: the packed keys and values of the current block of
+ * keys, its scores, and rows for transposing. */
 typedef struct forward_room {
     float *keys, *values, *scores, *steps, *rows;
 } forward_room;
@@ -203,6 +217,8 @@ static int64_t forward_floats(const job *j)
     return TILE_BLOCKS * block + 2 * KEY_BLOCK * j->units + 2 * KEY_BLOCK * LANES + LANES * j->wide;
 }
 
+/* A greatest score of -infinity and a total of 0 are the state before the first key; `shrink`
+ * handles the first change without a NaN. */
 static void begin_queries(const job *j, progress *p, float *rows, float **room)
 {
     const queries *q = &p->q;
@@ -219,7 +235,9 @@ static void begin_queries(const job *j, progress *p, float *rows, float **room)
     }
 }
 
-/* The softmax so far goes on by one block of keys. */
+/* Extends the softmax by one block of keys (Milakov and Gimelshein 2018, online softmax): the new
+ * greatest score is found first, what was summed so far is scaled to it, then the block is added.
+ * All scores are masked before the first exponential, since the maximum must cover every part. */
 static void forward_block(const job *j, const progress *p, const forward_room *r, int64_t key)
 {
     ms_score_block part;
@@ -237,6 +255,8 @@ static void forward_block(const job *j, const progress *p, const forward_room *r
     }
 }
 
+/* Divides by the totals while the result is unpacked. The logarithm of the sum is what backward
+ * needs to compute the probabilities again from the scores. */
 static void finish_queries(const job *j, const progress *p, float *rows)
 {
     const ms_attention_args *a = j->args;
@@ -253,7 +273,9 @@ static void finish_queries(const job *j, const progress *p, float *rows)
                   q->first);
 }
 
-/* Up to 256 queries of a head, so that each block of keys is packed for all of them at once. */
+/* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
+ * limit is the last block's, which sees the most; part_at leaves out what earlier blocks do not
+ * see. */
 static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -290,13 +312,14 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* ----------------------------------------------------------------- backward */
 
-/* One group of a batch: its keys and values packed whole, and the sums of their gradients. */
+/* Keys and values of one group of one batch, packed whole because every block of queries needs all
+ * of them, and the f32 sums of their gradients. */
 typedef struct group_room {
     float *k_rows, *v_rows, *k_steps, *dk, *dv;
 } group_room;
 
-/* One block of queries: queries and incoming gradients as columns and steps, what is known of each
- * query, and one block of scores. */
+/* One block of queries: queries and incoming gradients as columns and as steps, the logarithm of
+ * the sum and the offset of each query, and one block of scores with its gradient. */
 typedef struct query_room {
     float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores,
         *change;
@@ -334,7 +357,8 @@ static void divide_room(const job *j, float *room, group_room *g, query_room *r)
     else r->units = (ms_score_units){ r->scores, r->change, r->change };
 }
 
-/* Columns and steps of 64 rows. */
+/* Packs 64 rows both as columns and as steps. In f32 the rows are the steps, so they are packed
+ * there directly. */
 static void pack_queries(const job *j, const queries *q, const ms_heads *h, float *rows,
                          float *columns, float *steps)
 {
@@ -344,8 +368,8 @@ static void pack_queries(const job *j, const queries *q, const ms_heads *h, floa
     j->kernels->transpose(rows, j->units, LANES, j->units, columns, LANES);
 }
 
-/* One part: its scores again, and what they add to the gradients of queries, keys and values. `at`
- * counts from key `key`. */
+/* Computes the scores of one part again, which costs less than to store them all, and adds to the
+ * gradients of queries, keys and values. `at` counts from key `key`. */
 static void backward_part(const job *j, const ms_score_block *part, const group_room *g,
                           const query_room *r, int64_t key, int64_t at)
 {
@@ -361,6 +385,9 @@ static void backward_part(const job *j, const ms_score_block *part, const group_
     add_to_columns(j, part, g->k_steps + in_units(j, begin) * j->wide, units.d_steps, r->dq);
 }
 
+/* offset = dot(dout, out) per query is the sum over keys of p * dp, which the softmax's gradient
+ * subtracts. Unused lanes get zeros in log_sum and offset; their queries and gradients are packed
+ * as zeros, so they add nothing. */
 static void backward_block(const job *j, const queries *q, const group_room *g, const query_room *r)
 {
     const ms_attention_args *a = j->args;
@@ -382,8 +409,8 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     unpack(j, r->rows, q->count, NULL, &a->dq, q->batch, q->head, q->first);
 }
 
-/* One group of one batch: all query heads that share its keys and values, so that nobody else adds
- * to their gradients. */
+/* One group of one batch: all query heads that share its keys and values. No other tile adds to
+ * their gradients, so no lock is needed and the order of additions is fixed. */
 static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -414,6 +441,8 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* -------------------------------------------------------------------- tasks */
 
+/* Pairs need the instruction and a compute type of bf16; otherwise operands are f32. The tiles
+ * follow from the shape alone. */
 static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, bool backward)
 {
     const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));

@@ -40,6 +40,8 @@ typedef struct ms_score_units {
     float *p_rows, *d_rows, *d_steps;
 } ms_score_units;
 
+/* Inner loops over one block. None of them allocates; blocks, packed operands and sums are the
+ * caller's scratch. */
 typedef struct ms_attention_kernels {
     bool has_pairs; /* else `pairs` is false everywhere */
     void (*multiply)(bool pairs, const ms_unit_product *product);

@@ -6,6 +6,8 @@
 
 #include "tensor/cpu/random.h"
 
+/* What the tiles of one task share. A unit is one block of one row; where decoding adds up all
+ * rows, a unit is one block of every row, so that one thread writes each output. */
 typedef struct job {
     const ms_codec_args *args;
     const ms_codec_kernels *kernels;
@@ -15,7 +17,7 @@ typedef struct job {
     _Atomic bool no_memory;
 } job;
 
-/* A tile has 16 Ki numbers at least. */
+/* Tiles of at least 16384 numbers, at most 64, by shape alone. */
 static uint32_t tiles_for(int64_t units, int64_t numbers)
 {
     int64_t tiles = numbers / 16384;
@@ -24,7 +26,8 @@ static uint32_t tiles_for(int64_t units, int64_t numbers)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
-/* Where block `block` of a row begins, its length, and its place in the payload. */
+/* Where a block begins in its row, its length, and where its scale and codes lie in the payload. A
+ * row's payload has all scales first, then all codes; bare codecs have no scales. */
 typedef struct place {
     int64_t first, n;
     uint8_t *scale, *codes;
@@ -43,8 +46,9 @@ static place place_of(const job *j, int64_t row, int64_t block)
     return p;
 }
 
-/* A number from [0, 1) for each of a block's. Whole groups are drawn, so that a block's numbers
- * depend on its place alone. */
+/* One number from [0, 1) for each element of a block. Whole groups of random numbers are drawn, so
+ * that a block's numbers depend on its place alone and not on the tile that codes it. NULL when
+ * there is no memory. */
 static float *draw(const job *j, ms_thread *thread, int64_t unit)
 {
     size_t group =
@@ -60,6 +64,7 @@ static float *draw(const job *j, ms_thread *thread, int64_t unit)
     return u;
 }
 
+/* The scale is copied by bytes, since a payload's address need not be aligned to a float. */
 static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
@@ -81,6 +86,7 @@ static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* Decodes one block of one row; with `add` it is added to what `out` holds. */
 static void decode_one(const job *j, int64_t row, int64_t block, bool add, float *out)
 {
     place p = place_of(j, row, block);
@@ -89,6 +95,8 @@ static void decode_one(const job *j, int64_t row, int64_t block, bool add, float
     j->kernels->decode[j->args->codec.kind](p.codes, p.n, scale, add, out + p.first);
 }
 
+/* With `sum` the rows are added in order of row for each block, so the order of additions is the
+ * same on every rank. */
 static void decode_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -125,7 +133,7 @@ static ms_task_result encode_run(ms_run *run, void *arguments)
     return run_tiles(run, arguments, encode_tile);
 }
 
-/* No rows: their sum is 0. */
+/* The sum of no rows is 0; no tile would write it. */
 static ms_task_result decode_run(ms_run *run, void *arguments)
 {
     const ms_codec_args *args = arguments;

@@ -5,6 +5,7 @@
 #include "tensor/codec.h"
 #include "tensor/cpu/isa.h"
 
+/* Loops over one block of a row, which has one scale. They are indexed by the codec's kind. */
 typedef struct ms_codec_kernels {
     /* n numbers of `dtype` to *scale (not written by bare codecs) and packed codes; u: a number
      * from [0, 1) for each, or NULL: to nearest; error: NULL, or what the codes leave. */

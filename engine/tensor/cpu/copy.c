@@ -7,6 +7,7 @@
 
 #define BLOCK 16 /* side of a transposed block: 16 rows of one cache line of f32 */
 
+/* One copy; operand 0 of the loop is the target, operand 1 the source. */
 typedef struct copy_work {
     const ms_copy_args *args;
     int64_t count;
@@ -17,6 +18,7 @@ typedef struct copy_work {
 
 /* --------------------------------------------------------------- row by row */
 
+/* A tile may begin and end within a row. */
 static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -41,8 +43,9 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* --------------------------------------------------------------- transposed */
 
-/* to[r * to_row + c] = from[r + c * from_column]: through a block in the first-level cache, so that
- * both sides are walked along lines. */
+/* Defines to[r * to_row + c] = from[r + c * from_column] for one element size. A block of 16 x 16
+ * goes through a buffer on the stack: both tensors are then read and written along cache lines,
+ * where a plain loop would touch one element per line of one of them. */
 #define TRANSPOSE(type, name)                                                                \
     static void name(type *to, int64_t to_row, const type *from, int64_t from_column,        \
                      int64_t rows, int64_t columns)                                          \
@@ -61,8 +64,8 @@ TRANSPOSE(uint16_t, transpose_2)
 TRANSPOSE(uint32_t, transpose_4)
 TRANSPOSE(uint64_t, transpose_8)
 
-/* A strip: BLOCK rows at one position of the outer dimensions, which are all but `down` and the
- * innermost. */
+/* Copies one strip: BLOCK rows, all columns, at one position of the outer dimensions, which are all
+ * but `down` and the innermost. */
 static void strip(const copy_work *work, int64_t index)
 {
     const ms_copy_args *args = work->args;
@@ -89,6 +92,7 @@ static void strip(const copy_work *work, int64_t index)
     else transpose_1(to, to_row, from, column, rows, columns);
 }
 
+/* The unit of tiles of a transposed copy. */
 static int64_t strips_of(const copy_work *work)
 {
     const ms_loop *loop = &work->args->loop;
@@ -105,8 +109,8 @@ static void transpose_tile(void *context, uint32_t index, ms_thread *thread)
     for (int64_t i = begin; i < end; i++) strip(work, i);
 }
 
-/* Blocks pay where the target is contiguous along the innermost dimension and the source along
- * another one. */
+/* The dimension to transpose with, or -1. Blocks pay where the target is contiguous along the
+ * innermost dimension and the source along another one, and both have at least 4 elements. */
 static int32_t transposed_dimension(const ms_loop *loop)
 {
     uint32_t inner = loop->dims - 1;
@@ -117,6 +121,8 @@ static int32_t transposed_dimension(const ms_loop *loop)
     return -1;
 }
 
+/* A source that is contiguous along another dimension is transposed in blocks; all other copies go
+ * row by row. */
 static ms_task_result copy_run(ms_run *run, void *arguments)
 {
     const ms_copy_args *args = arguments;
@@ -140,6 +146,7 @@ typedef struct fill_work {
     uint32_t tiles;
 } fill_work;
 
+/* The low bytes of `bits` are one element. Contiguous zeros take memset, the fastest store. */
 static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_t n)
 {
     uint8_t one[8];

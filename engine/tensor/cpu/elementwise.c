@@ -5,12 +5,16 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
-/* One buffer of MS_CHUNK elements of the computing type (f32 uses half of it). */
+/* One buffer of MS_CHUNK elements of the computing type: i64 for integers, f32 for floats (which
+ * use half of it). It lives on the stack and stays in the first-level cache. */
 typedef union stage {
     int64_t whole[MS_CHUNK];
     float real[MS_CHUNK];
 } stage;
 
+/* One elementwise task, constant while tiles run. `direct` says for each operand, and direct_out
+ * for the result, whether kernels may use the tensor's own memory: it has the computing type and is
+ * contiguous in the innermost dimension. */
 typedef struct work {
     const ms_elementwise_args *args;
     const ms_elementwise_kernels *kernels;
@@ -21,7 +25,8 @@ typedef struct work {
     bool direct[3], direct_out; /* of the computing type, contiguous in the innermost dimension */
 } work;
 
-/* To i64 as the conversions do it: what it cannot hold becomes its bound. */
+/* A number as i64, as the conversions do it: values beyond i64 become its bounds, and NaN becomes
+ * 0. */
 static int64_t whole_number(double value)
 {
     if (value != value) return 0;
@@ -30,7 +35,8 @@ static int64_t whole_number(double value)
     return (int64_t)value;
 }
 
-/* Copies n elements of operand k, from the cursor on, one behind the other. */
+/* Copies n elements of operand k, from the cursor on, into contiguous memory. They may span several
+ * rows. The cursor is passed by value, so the caller's stays where it is. */
 static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void *from, size_t size,
                    void *to, int64_t n)
 {
@@ -46,7 +52,7 @@ static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void
     }
 }
 
-/* The reverse, for the result. */
+/* The reverse of gather, for the result. */
 static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size, const void *from,
                     int64_t n)
 {
@@ -61,8 +67,8 @@ static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size
     }
 }
 
-/* n elements of operand k (1 .. 3) in the computing type: where they lie if that will do, else in
- * `to`. */
+/* n elements of operand k (1 .. 3) in the computing type: in the tensor itself if it is direct and
+ * the elements lie in one row, else in `to`. */
 static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, int64_t n, stage *to)
 {
     const ms_elementwise_args *args = w->args;
@@ -89,7 +95,8 @@ static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, i
     return to;
 }
 
-/* Puts n results, which lie in `from`, where they belong. */
+/* Converts n results, which lie in `from`, to the output's dtype and stores them. Where the output
+ * is contiguous, the conversion writes it directly. */
 static void result(const work *w, const ms_cursor *cursor, const void *from, int64_t n)
 {
     const ms_elementwise_args *args = w->args;
@@ -112,6 +119,8 @@ static void compute(const work *w, void *out, const void *const in[3], int64_t n
     else w->kernels->f32[args->kernel](out, in[0], in[1], in[2], (size_t)n, &w->scalars);
 }
 
+/* Computes n elements, at most MS_CHUNK unless everything is direct. Inputs are staged before the
+ * output is written, so an output that is also an input works in place. */
 static void chunk(const work *w, const ms_cursor *cursor, const void *const splat[3], int64_t n)
 {
     const ms_elementwise_args *args = w->args;
@@ -128,7 +137,8 @@ static void chunk(const work *w, const ms_cursor *cursor, const void *const spla
     if (!out_direct) result(w, cursor, bare ? in[0] : out, n);
 }
 
-/* Operands that are one number everywhere are spread out once per tile. */
+/* Fills a chunk with an operand that has one value everywhere, once per tile: kernels then need no
+ * form for scalars. */
 static void spread(const work *w, uint32_t k, stage *to)
 {
     const ms_elementwise_args *args = w->args;
@@ -144,6 +154,7 @@ static void spread(const work *w, uint32_t k, stage *to)
     }
 }
 
+/* A plain number, or a tensor that is broadcast along every dimension. */
 static bool is_constant(const ms_elementwise_args *args, uint32_t k)
 {
     if (args->in_dtype[k] == MS_NUMBER) return true;
@@ -152,6 +163,7 @@ static bool is_constant(const ms_elementwise_args *args, uint32_t k)
     return true;
 }
 
+/* Without staging a chunk can be as long as the row, which spares the overhead of cutting it. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -189,6 +201,7 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* The bytes that decide the number of tiles leave out constants, which are read once. */
 static ms_task_result elementwise_run(ms_run *run, void *arguments)
 {
     const ms_elementwise_args *args = arguments;

@@ -5,12 +5,14 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/elementwise.h"
 
+/* The scalar attributes of an operator in both computing types, converted once per task. */
 typedef struct ms_elementwise_scalars {
     float value, high;
     int64_t whole_value, whole_high;
 } ms_elementwise_scalars;
 
-/* Operands beyond the kernel's own number are not read. out may be one of them. */
+/* One kernel on n contiguous elements. Operands beyond the kernel's own number are not read. out
+ * may be one of the operands. */
 typedef void (*ms_elementwise_f32)(float *out, const float *a, const float *b, const float *c,
                                    size_t n, const ms_elementwise_scalars *scalars);
 typedef void (*ms_elementwise_i64)(int64_t *out, const int64_t *a, const int64_t *b,

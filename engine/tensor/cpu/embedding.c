@@ -11,6 +11,8 @@
 /* A tile's part of a 16-bit table is summed in f32 in pieces of this size. */
 enum { SUM_FLOATS = 1 << 18 };
 
+/* What the tiles of one task share. `bad` is the lowest bad position, kept by compare and exchange,
+ * so that the error does not depend on threads. */
 typedef struct job {
     const ms_embedding_args *args;
     const ms_embedding_kernels *kernels;
@@ -20,6 +22,8 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
+/* Copies and additions are cheap, so a tile has at least 32768 elements. At most 16, since each
+ * tile of backward reads all ids. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 32768;
@@ -35,6 +39,7 @@ static int64_t id_at(const ms_embedding_args *args, int64_t position)
                                      : ((const uint16_t *)args->ids)[position];
 }
 
+/* A bad id is remembered and skipped; the task fails after the last tile. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -68,8 +73,8 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-/* Rows begin .. end - 1 of the table, in f32: each tile looks at all ids and adds those that are
- * its own, in their order. */
+/* Sums the gradients of rows begin .. end - 1 of the table in f32. It reads all ids and adds those
+ * in its range, in order of position: no atomics, and the same bits for any number of threads. */
 static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 {
     const ms_embedding_args *args = j->args;
@@ -83,6 +88,8 @@ static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
     }
 }
 
+/* An f32 table is summed in place. A 16-bit table is summed in f32 scratch and rounded once; it is
+ * done in pieces to bound the scratch, at the cost of reading the ids once per piece. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
@@ -106,6 +113,7 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* Tiles divide the table and not the ids, so each row has one writer. */
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_embedding_args *args = arguments;

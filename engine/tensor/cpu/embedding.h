@@ -5,6 +5,7 @@
 #include "moonshard/tensor.h"
 #include "tensor/cpu/isa.h"
 
+/* Rows of any float dtype added to f32 rows of the same length. */
 typedef struct ms_embedding_kernels {
     /* to[i] += from[i] */
     void (*add)(float *to, ms_dtype dtype, const void *from, int64_t n);

@@ -18,18 +18,20 @@
 enum { MS_GEMM_SCRATCH = 3 };
 
 typedef struct ms_gemm ms_gemm; /* the library's state of an engine */
+/* How to compute one shape, or one kind of shapes. Immutable once it is made, which is why threads
+ * need no lock to share it. */
 typedef struct ms_gemm_plan ms_gemm_plan;
 
 /* The library's state of the engine, made at first use and freed with the engine. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out);
-/* Whether the library computes these dtypes on this processor; f32 to f32 always. Others are
- * converted by who calls. */
+/* Whether the library computes these dtypes on this processor; f32 to f32 always. The caller
+ * converts others to f32 and back. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out);
 /* A plan for a shape that is supported, m, n and k above 0. Borrowed. */
 ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
                           const ms_gemm_plan **out);
-/* Any thread; shape is the one that the plan was made for. false when there is no memory. bias is
- * NULL unless the shape has one. */
+/* Runs a plan on any thread. `shape` is the one that the plan was made for. False when there is no
+ * memory for scratch. bias is NULL unless the shape has one. */
 bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
                  const void *a, const void *b, const float *bias, void *c);
 /* f32 without a plan of its own, for blocks of a few hundred rows and columns and for long sums; k

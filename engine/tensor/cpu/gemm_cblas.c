@@ -9,6 +9,8 @@
 
 #include "tensor/state.h"
 
+/* A CBLAS has no state that an engine could own and nothing to prepare: the struct only gives the
+ * slot of the engine an object, and the plan gives callers an address that is not NULL. */
 struct ms_gemm {
     int unused;
 };
@@ -18,9 +20,9 @@ struct ms_gemm_plan {
 
 const char *ms_gemm_library(void) { return "CBLAS"; }
 
-/* OpenBLAS starts threads of its own unless told not to; other libraries follow their environment.
- * The setting belongs to the whole process: there is no other, and two pools of threads on the same
- * cores would be worse for the host too. */
+/* Makes OpenBLAS compute on the calling thread; other libraries follow their environment. Tiles run
+ * on the engine's own threads already, and a second pool on the same cores would slow both down.
+ * The setting belongs to the whole process, as OpenBLAS has no other. */
 static void run_alone(void)
 {
     void (*set_threads)(int);
@@ -48,12 +50,15 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
+/* The interface of CBLAS has f32 and f64 only. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     (void)gemm;
     return in == MS_F32 && out == MS_F32;
 }
 
+/* Refuses sizes that do not fit the int of the CBLAS interface; a cast would compute another
+ * product without a word. */
 ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
                           const ms_gemm_plan **out)
 {
@@ -79,6 +84,7 @@ void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, co
                 (int)s->a_row, b, (int)s->b_row, keep, c, (int)s->c_row);
 }
 
+/* The bias is written to c first, and the product is added to it: CBLAS knows no bias. */
 bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
                  const void *a, const void *b, const float *bias, void *c)
 {

@@ -13,7 +13,8 @@
 
 /* --------------------------------------------- what differs between 2 and 3 */
 
-/* A description of memory: a struct in version 2, an object in version 3. */
+/* A description of memory: a struct in version 2, an object in version 3. Zeroed, it can be freed
+ * in both, so one exit frees descriptions that were never made. */
 typedef struct description {
     dnnl_memory_desc_t value;
 } description;
@@ -75,6 +76,8 @@ static size_t description_bytes(const dnnl_memory_desc_t *d)
 
 /* -------------------------------------------------------------------- state */
 
+/* A primitive of the library, which is compiled code, or NULL for dnnl_sgemm. It holds no data of a
+ * run, so any number of threads execute it at once. */
 struct ms_gemm_plan {
     ms_gemm_shape key;
     const ms_gemm *gemm;
@@ -82,6 +85,8 @@ struct ms_gemm_plan {
     size_t scratch_bytes;
 };
 
+/* The library's state of one engine. Only the host thread adds plans; tasks get the address of a
+ * plan, which never moves, and do not look at the table. */
 struct ms_gemm {
     dnnl_engine_t engine;
     /* OpenMP's settings of the calling thread, where oneDNN brings an OpenMP along: it must not
@@ -104,9 +109,9 @@ const char *ms_gemm_library(void)
         DNNL_VERSION_PATCH);
 }
 
-/* The user's cap on instruction sets holds for oneDNN too. Its setting belongs to the whole process
- * and can only be made before first use; so it is touched only when there is a cap, and an engine
- * made later in the same process may find it already decided. */
+/* Applies the user's cap on instruction sets to oneDNN. Its setting belongs to the whole process
+ * and can only be made before first use, so it is left alone without a cap, and an engine made
+ * later in the same process may find it decided. */
 static void cap_isa(const ms_engine *engine)
 {
     static const dnnl_cpu_isa_t caps[] = { dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2,
@@ -115,6 +120,7 @@ static void cap_isa(const ms_engine *engine)
     if (ms_engine_isa_is_capped(engine)) dnnl_set_max_cpu_isa(caps[ms_engine_isa(engine)]);
 }
 
+/* Asking makes the library's state, since the answer is known only after the cap was applied. */
 const char *ms_engine_blas_isa(ms_engine *engine)
 {
     ms_gemm *gemm;
@@ -132,6 +138,7 @@ const char *ms_engine_blas_isa(ms_engine *engine)
     }
 }
 
+/* Runs when the engine ends, after its streams have finished, so no thread executes a plan. */
 static void gemm_free(ms_engine *engine, void *state)
 {
     ms_gemm *gemm = state;
@@ -146,6 +153,8 @@ static void gemm_free(ms_engine *engine, void *state)
     ms_release(context, gemm);
 }
 
+/* get_threads and set_threads are looked up at run time, because oneDNN may be built with OpenMP or
+ * without; both are NULL without it. */
 static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
 {
     void *made;
@@ -171,6 +180,7 @@ static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
+/* The state is made at the first product: programs without one never initialise the library. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
 {
     ms_gemm *gemm = ms_engine_get(engine, MS_SLOT_PLANS);
@@ -181,8 +191,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
-/* Without AVX-512 oneDNN has no bf16 at all; with it but without the dot product it converts as it
- * goes, as we would. */
+/* f32 always. bf16 needs AVX-512: without it oneDNN has no bf16. With AVX-512 but without the bf16
+ * dot product the library converts block by block, as convert_part would. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     if (in == MS_F32) return out == MS_F32;
@@ -191,9 +201,11 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 
 /* -------------------------------------------------------------------- plans */
 
-/* Sizes made at run time cost a few percent of speed, and save a plan for each length of a text
- * that grows token by token: so only shapes of the kind that training repeats get plans of their
- * own. Small f32 products go through dnnl_sgemm, which costs least. */
+/* How a product is computed; decided by the shape alone. PLAN_SGEMM: a call of dnnl_sgemm, which
+ * costs least for small f32 products. PLAN_EXACT: a primitive for this shape, which is fastest.
+ * PLAN_GENERAL: a primitive whose sizes come at run time, a few percent slower, which saves a plan
+ * for each length of a text that grows token by token. Sizes that are multiples of 16 are taken for
+ * those that training repeats. */
 typedef enum plan_kind { PLAN_SGEMM, PLAN_EXACT, PLAN_GENERAL } plan_kind;
 
 /* A weight's gradient, the sum over tokens of a's row times b's. The library packs blocks of both
@@ -210,6 +222,8 @@ typedef enum stretches { STRETCHES_NONE, STRETCHES_IN_PLACE, STRETCHES_COPIED } 
  * which copies pay and stay small. */
 enum { STRETCH = 128, COPIED = 256, STRETCH_COLUMNS = 1024, COPIED_LEAST = 64, COPIED_MOST = 4096 };
 
+/* The kind of summation for a weight's gradient, and none for every other product. It depends on
+ * shape and library only, since it decides the order of additions. */
 static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
     if (s->in != MS_F32 || s->bias || !s->a_transposed || s->b_transposed) return STRETCHES_NONE;
@@ -234,7 +248,8 @@ static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 
 static dnnl_data_type_t type_of(uint8_t dtype) { return dtype == MS_BF16 ? dnnl_bf16 : dnnl_f32; }
 
-/* rows x columns, stored transposed or not. */
+/* Describes a matrix of rows x columns; `row` is the distance between stored rows, which are its
+ * columns if it is transposed. */
 static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row,
                             bool transposed, dnnl_data_type_t type)
 {
@@ -250,7 +265,8 @@ typedef struct descriptions {
     description a, b, c, bias;
 } descriptions;
 
-/* The bias is one row. */
+/* Describes the operands of a shape. The bias is one row, which the library adds to every row of c.
+ * False when there is no memory; descriptions_free is right in either case. */
 static bool describe(descriptions *d, const ms_gemm_shape *s)
 {
     return describe_matrix(&d->a, s->m, s->k, s->a_row, s->a_transposed, type_of(s->in))
@@ -267,6 +283,8 @@ static void descriptions_free(descriptions *d)
     description_free(&d->bias);
 }
 
+/* Makes the primitive of a plan. `s` is the plan's key, in which sizes may be left to run time.
+ * What the library needs only while it makes a primitive is freed on every path. */
 static dnnl_status_t make_primitive(ms_gemm *gemm, const ms_gemm_shape *s, ms_gemm_plan *plan)
 {
     descriptions d = { 0 };
@@ -302,7 +320,8 @@ done:
     return status;
 }
 
-/* The host thread may use OpenMP for itself: its setting comes back. */
+/* Makes a primitive with OpenMP set to one thread, as its code may depend on the setting, and
+ * restores the setting afterwards: the host program may use OpenMP itself. */
 static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *shape,
                                           ms_gemm_plan *plan)
 {
@@ -313,8 +332,9 @@ static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *sh
     return status;
 }
 
-/* What plans are told apart by: the sizes only if the plan is for these alone. Zeroed first, so
- * that padding compares equal. */
+/* What distinguishes plans: the sizes only for an exact plan, and nothing for dnnl_sgemm, whose one
+ * plan serves all shapes. The key is hashed and compared as bytes, so it is zeroed first to give
+ * padding a value. */
 static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
 {
     ms_gemm_shape key;
@@ -336,7 +356,8 @@ static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
     return key;
 }
 
-/* The slot of this key, or the empty one where it belongs. */
+/* The slot of this key, or the empty one where it belongs. Linear probing ends because the table is
+ * at most half full. */
 static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
 {
     size_t mask = gemm->slot_count - 1, at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
@@ -346,7 +367,7 @@ static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
     return at;
 }
 
-/* Keeps the table at most half full. */
+/* Makes room for one more plan with the table at most half full. A failure leaves the old table. */
 static ms_status widen(ms_context *context, ms_gemm *gemm)
 {
     if (gemm->slot_count != 0 && (gemm->count + 1) * 2 <= gemm->slot_count) return MS_OK;
@@ -363,6 +384,8 @@ static ms_status widen(ms_context *context, ms_gemm *gemm)
     return MS_OK;
 }
 
+/* Looks the plan up or makes it; nothing is registered before everything has succeeded. A plan is
+ * never freed before the engine, because enqueued tasks hold its address. */
 ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
                           const ms_gemm_plan **out)
 {
@@ -399,8 +422,8 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 
 /* --------------------------------------------------------------------- runs */
 
-/* One call of the library, over k of the products of a sum. Fails only for sizes that an operator
- * has refused before. */
+/* One call of the library, over k of the products of a sum. It fails only for sizes that the
+ * operators have refused, so its status is dropped. */
 static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add,
                      float *c)
 {
@@ -411,6 +434,8 @@ static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const fl
                      s->c_row);
 }
 
+/* The OpenMP setting is made on every call because it belongs to the calling thread, which may run
+ * tiles for the first time. */
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b,
                  float *c)
 {
@@ -423,16 +448,19 @@ void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, co
                  s->accumulate || k > 0, c);
 }
 
-/* A distance between rows that keeps them in different sets of the caches. */
+/* A distance between copied rows that is an odd multiple of 16 floats, one cache line: neighbouring
+ * rows then start in different sets of the caches. */
 static int64_t copied_row(int64_t n) { return (n + 31) / 32 * 32 + 16; }
 
+/* Packs rows at the distance copied_row(columns). */
 static void copy_rows(const float *from, int64_t row, int64_t rows, int64_t columns, float *to)
 {
     for (int64_t i = 0; i < rows; i++)
         memcpy(to + i * copied_row(columns), from + i * row, (size_t)columns * sizeof *to);
 }
 
-/* In stretches of k, of which both operands are copied first. false when there is no memory. */
+/* Sums in stretches of k whose operands are copied first; why is said at `stretches`. False when
+ * there is no memory for the copies. */
 static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thread *thread,
                             const float *a, const float *b, float *c)
 {
@@ -453,7 +481,9 @@ static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thre
     return true;
 }
 
-/* A memory object; counts in *made, so that what exists can be destroyed. */
+/* Makes a memory object for one argument and counts it in *made, so that the exit destroys exactly
+ * those that exist. The library takes inputs by a pointer that is not const, but only reads
+ * them. */
 static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl_engine_t engine,
                  const void *data, int *made)
 {
@@ -468,7 +498,9 @@ static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl
     return true;
 }
 
-/* Objects are made at each call (about 150 ns each): they cannot be shared between threads. */
+/* Runs a primitive. Memory objects and the stream are made at each call, about 150 ns each, because
+ * threads cannot share them. The stream is waited for: the task must not end before its result
+ * exists. */
 static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
                     const void *a, const void *b, const float *bias, void *c)
 {
@@ -504,6 +536,8 @@ done:
     return done;
 }
 
+/* The kind of summation is asked for again, as plans of dnnl_sgemm do not record it; it gives the
+ * same answer as at the time of the plan. */
 bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
                  const void *a, const void *b, const float *bias, void *c)
 {

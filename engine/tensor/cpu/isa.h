@@ -37,6 +37,7 @@
     }
 #endif
 
+/* Lanes of one register of the instruction set that this file is compiled for. */
 #if defined(__AVX512F__)
 #define MS_PART_LANES 16
 #elif defined(__AVX2__)

@@ -7,10 +7,13 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
+/* Rows whose sums are made in f32 before they join the f64 totals, and the most tiles: each has two
+ * vectors of scratch. */
 enum { BLOCK_ROWS = 64, TILES_MAX = 16 };
 
 /* --------------------------------------------------------------- activation */
 
+/* The activation is elementwise, so its tiles are ranges of elements. */
 typedef struct activation_job {
     const ms_activation_args *args;
     const ms_linear_kernels *kernels;
@@ -38,6 +41,8 @@ static ms_task_result activation_run(ms_run *run, void *arguments)
 
 /* ----------------------------------------------------------------- gradient */
 
+/* The gradient of the bias is the sum of all rows. Each tile has totals and sums of its own in the
+ * scratch of the thread that runs the task. */
 typedef struct gradient_job {
     const ms_linear_gradient_args *args;
     const ms_linear_kernels *kernels;
@@ -46,7 +51,8 @@ typedef struct gradient_job {
     float *sums;    /* [tiles][width]: of one block of rows */
 } gradient_job;
 
-/* Tiles by shape: 64 KiB of f32 at least are worth another thread's attention. */
+/* Tiles by shape: at least 16384 elements (64 KiB of f32) each, below which waking a helper costs
+ * more than it saves. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
@@ -55,6 +61,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
+/* One pass computes the gradient before the activation and the column sums, so the incoming
+ * gradient is read from memory once. */
 static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -76,7 +84,8 @@ static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
-/* The tiles' totals added up in their order, rounded once. */
+/* Adds the tiles' totals in their order and rounds once, to f32 and then to the bias's dtype. The
+ * first tile's sums serve as the staging memory; they are not needed any more. */
 static void put_bias(const gradient_job *j, const ms_convert_kernels *convert)
 {
     int64_t width = j->args->width;

@@ -5,8 +5,9 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/linear.h"
 
-/* activate: elements begin .. end - 1. gradient: rows begin .. end - 1, their sums added to `sums`
- * (f32, NULL: not wanted). */
+/* activate: elements begin .. end - 1. gradient: rows begin .. end - 1; their column sums are added
+ * to `sums` (f32), or left out where it is NULL. Callers pass few rows at a time, so that f32 sums
+ * stay accurate. */
 typedef struct ms_linear_kernels {
     void (*activate)(const ms_activation_args *args, int64_t begin, int64_t end);
     void (*gradient)(const ms_linear_gradient_args *args, int64_t begin, int64_t end, float *sums);

@@ -8,6 +8,8 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/gemm.h"
 
+/* What the tiles of one product share. Tiles only read it, except for `failed`, which any of them
+ * may set: the task reports the failure after the last tile. */
 typedef struct job {
     const ms_matmul_args *args;
     const ms_convert_kernels *convert;
@@ -16,10 +18,13 @@ typedef struct job {
 
 /* ------------------------------------------------------------ by conversion */
 
-/* Blocks whose f32 copies stay in cache; the sum over k goes on in the block of the result. */
+/* Blocks of a product whose operands are converted to f32 first, small enough that the copies are
+ * still in a cache when they are multiplied: the result takes 128 KiB, the copies of a and b 256
+ * and 512 KiB. The sum over k goes on in the f32 block of the result, so cutting k costs no
+ * precision. */
 enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 256, BLOCK_DEPTH = 512 };
 
-/* rows x columns of a stored matrix, packed in f32. */
+/* Packs rows x columns of a stored matrix as f32. `row` is the distance between stored rows. */
 static void widen(const job *j, ms_dtype dtype, const void *from, int64_t row, int64_t rows,
                   int64_t columns, float *to)
 {
@@ -29,7 +34,8 @@ static void widen(const job *j, ms_dtype dtype, const void *from, int64_t row, i
                                   (size_t)columns);
 }
 
-/* A block of a or b, as it is stored: [row, column] counts in the operand, rows x columns of it. */
+/* Packs rows x columns of an operand from [row, column] on, in the orientation in which it is
+ * stored: the product then uses the same transposition as the caller asked for. */
 static void widen_block(const job *j, const void *from, int64_t row_distance, bool transposed,
                         int64_t row, int64_t column, int64_t rows, int64_t columns, float *to)
 {
@@ -40,9 +46,11 @@ static void widen_block(const job *j, const void *from, int64_t row_distance, bo
     else widen(j, dtype, first, row_distance, rows, columns, to);
 }
 
+/* Blocks at the edge of a matrix are smaller. */
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* One block of the result; block is its f32 sum, then it is rounded once. */
+/* Computes one block of the result. `block` holds its f32 sum, which starts as the bias and is
+ * rounded to the output dtype once, after the last part of k. */
 static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, const void *b,
                           const float *bias, char *c, int64_t row, int64_t column, float *block,
                           float *a_wide, float *b_wide)
@@ -76,6 +84,8 @@ static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, c
                                   block + i * columns, (size_t)columns);
 }
 
+/* A product in a dtype that the library lacks. The order of the blocks of k depends on the shape
+ * only, and so do the bits. False when there is no memory. */
 static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread, const void *a,
                          const void *b, const float *bias, char *c)
 {
@@ -95,7 +105,10 @@ static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread
 
 /* -------------------------------------------------------------------- tiles */
 
-/* Part `part` of one batch. */
+/* Computes part `part` of one batch: some of its rows, or some of its columns where
+ * args->split_columns is set. All parts but the last have the size in args->shape; the last has a
+ * plan of its own, as plans may depend on the size. Without a plan the product is computed by
+ * conversion. */
 static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char *a, const char *b,
                      char *c)
 {
@@ -120,6 +133,8 @@ static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char 
     return ms_gemm_run(plan, &s, thread, a, b, bias, c);
 }
 
+/* A tile is one part of a group of batches. The batch index is decomposed into coordinates, since
+ * broadcast operands have stride 0 in some batch dimensions and no single stride would do. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -145,6 +160,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* The number of tiles comes with the arguments, made on the host from the shape alone, so the bits
+ * do not depend on the number of threads. */
 static ms_task_result matmul_run(ms_run *run, void *arguments)
 {
     const ms_matmul_args *args = arguments;

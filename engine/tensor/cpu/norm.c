@@ -6,7 +6,8 @@
 
 #include "tensor/cpu/convert.h"
 
-/* Tiles by shape: 64 KiB of f32 at least are worth another thread's attention. */
+/* Tiles by shape: at least 16384 elements (64 KiB of f32) each, below which waking a helper costs
+ * more than it saves. At most 16, since backward adds up one pair of vectors per tile. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
@@ -15,6 +16,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
+/* `partial` belongs to the thread that runs the task; each tile adds to its own pair of vectors, so
+ * no two threads write the same memory. */
 typedef struct job {
     const void *args;
     const ms_norm_kernels *kernels;
@@ -40,6 +43,8 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* Both vectors are cleared even if only one is wanted; a NULL tells the kernel which to leave
+ * out. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -54,7 +59,8 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
                          dweight, dbias);
 }
 
-/* The tiles' sums added up in their order, into the first one. */
+/* Adds the tiles' sums in their order into the first one and rounds once. The number of tiles
+ * depends on the shape, so the bits do not depend on threads. */
 static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype, void *out,
                     const ms_convert_kernels *convert)
 {
@@ -67,6 +73,8 @@ static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype,
     convert->from_f32[dtype](out, total, (size_t)width);
 }
 
+/* The scratch holds the sums of all tiles, in f32 whatever the dtype of the weight, so that
+ * rounding happens once. */
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_norm_backward_args *args = arguments;

@@ -5,8 +5,8 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/norm.h"
 
-/* Rows begin .. end - 1. backward adds the gradients of weight and bias of these rows to f32
- * vectors, where those are not NULL. */
+/* Rows begin .. end - 1. backward adds what these rows contribute to the gradients of weight and
+ * bias to f32 vectors, where those are not NULL; the caller clears them. */
 typedef struct ms_norm_kernels {
     void (*forward)(const ms_norm_args *args, int64_t begin, int64_t end);
     void (*backward)(const ms_norm_backward_args *args, int64_t begin, int64_t end, float *dweight,

@@ -6,6 +6,7 @@
 
 #include "tensor/cpu/convert.h"
 
+/* What the tiles of one task share. Matrices are independent, and the work on one is serial. */
 typedef struct job {
     const ms_orthonormalize_args *args;
     const ms_orthonormalize_kernels *kernels;
@@ -13,9 +14,12 @@ typedef struct job {
     _Atomic bool no_memory;
 } job;
 
+/* Rows that are turned at once, so that their cache lines stay in the first-level cache while every
+ * column takes its element of each. */
 #define ROWS 64 /* turned at once: their lines stay in the nearest cache */
 
-/* Rows to columns, or back. */
+/* Turns a matrix of n x r into r contiguous columns of f32, or back: the kernel's dot products then
+ * run along memory. */
 static void turn(const job *j, char *matrix, float *columns, float *rows, bool back)
 {
     int64_t n = j->args->n, r = j->args->r;

@@ -1,10 +1,11 @@
-/* orthonormalize.h: inner loops on one matrix whose columns lie one behind the other. */
+/* orthonormalize.h: inner loops on one matrix whose columns are stored one after the other. */
 #ifndef MOONSHARD_TENSOR_CPU_ORTHONORMALIZE_H
 #define MOONSHARD_TENSOR_CPU_ORTHONORMALIZE_H
 
 #include "tensor/cpu/isa.h"
 #include "tensor/orthonormalize.h"
 
+/* One matrix, stored as r columns of n contiguous f32 each, made orthonormal in place. */
 typedef struct ms_orthonormalize_kernels {
     /* columns: r of n numbers each. */
     void (*columns)(float *columns, int64_t n, int64_t r, float eps);

@@ -1,6 +1,10 @@
 /* plan.c: the plans of a product on the CPU, made when it is enqueued. */
 #include "tensor/cpu/gemm.h"
 
+/* Runs on the host thread: making a plan allocates and may generate code, which a task must not do.
+ * Two plans at most, as all parts but the last have the same shape. With k = 0 there is nothing to
+ * multiply, and without support the product is computed by conversion; both leave the plans
+ * NULL. */
 ms_status ms_cpu_plan_matmul(ms_engine *engine, ms_matmul_args *args)
 {
     ms_gemm *gemm = NULL;

@@ -5,6 +5,7 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
+/* One draw. A number depends on seed, step, draw and position only, never on the tile. */
 typedef struct random_work {
     const ms_random_args *args;
     const ms_random_kernels *kernels;
@@ -12,8 +13,9 @@ typedef struct random_work {
     uint32_t tiles;
 } random_work;
 
-/* Range / 2^64 of a 64-bit draw; its two halves are the same lane of two draws that differ in the
- * counter's highest bit. */
+/* An integer as the upper half of range * a 64-bit draw (Lemire 2019, without the rejection, whose
+ * bias is below range / 2^64). The two halves of the draw are the same lane of two draws that
+ * differ in the counter's highest bit. */
 static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, int64_t *out)
 {
     uint64_t high = ms_random_high(args->random);
@@ -33,6 +35,8 @@ static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, 
     }
 }
 
+/* Other dtypes are drawn in f32 and rounded, so they are the same numbers as in f32, up to
+ * rounding. */
 static void random_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -70,6 +74,7 @@ static ms_task_result random_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* Dropout draws its mask again in backward from the same counter, so no mask is stored. */
 typedef struct dropout_work {
     const ms_dropout_args *args;
     const ms_random_kernels *kernels;
@@ -77,6 +82,7 @@ typedef struct dropout_work {
     uint32_t tiles;
 } dropout_work;
 
+/* The mask depends on the position of an element in the tensor, so tiles may be cut anywhere. */
 static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;

@@ -14,6 +14,9 @@
 #define PART (64 * 1024) /* elements of a row that one thread takes */
 #define WIDTH 512        /* columns that are reduced together */
 
+/* How one reduction is cut. A unit is what one tile step computes: a part of a row, or a part of a
+ * strip of columns. With several parts per result, `partial` holds their values and `finish` joins
+ * them. */
 typedef struct reduce_work {
     const ms_reduce_args *args;
     const ms_reduce_kernels *kernels;
@@ -29,8 +32,8 @@ typedef union block {
     int64_t whole[MS_REDUCE_BLOCK];
 } block;
 
-/* n elements of a dtype, `stride` apart, as contiguous f32: where they are if that will do, else in
- * `to`. */
+/* n elements of a dtype, `stride` apart, as contiguous f32. The result points at the input itself
+ * where it is contiguous f32, else at `to`, which has room for a block. */
 static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from,
                                int64_t stride, int64_t n, float *to)
 {
@@ -45,6 +48,7 @@ static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype
     return to;
 }
 
+/* As real_block, in i64. */
 static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dtype,
                                   const void *from, int64_t stride, int64_t n, int64_t *to)
 {
@@ -55,6 +59,7 @@ static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dt
     return to;
 }
 
+/* The first element of a row. Rows are numbered by (outer, inner), inner changing faster. */
 static const void *row_start(const ms_rows *rows, const void *in, ms_dtype dtype, int64_t row)
 {
     int64_t at = row / rows->inner * rows->outer_stride + row % rows->inner * rows->inner_stride;
@@ -68,12 +73,14 @@ static const void *step(const void *from, int64_t elements, ms_dtype dtype)
 
 /* -------------------------------------------------------------- f32 results */
 
+/* The value that changes nothing when it is joined; also the result over no elements. */
 static double identity(uint8_t kind)
 {
     if (kind == MS_REDUCE_GREATEST) return -INFINITY;
     return kind == MS_REDUCE_LEAST ? INFINITY : 0;
 }
 
+/* Joins two partial results. NaN wins over every extreme, as it does inside the kernels. */
 static double joined(uint8_t kind, double a, double b)
 {
     if (kind < MS_REDUCE_GREATEST) return a + b;
@@ -81,6 +88,8 @@ static double joined(uint8_t kind, double a, double b)
     return (kind == MS_REDUCE_LEAST) == (a < b) ? a : b;
 }
 
+/* Writes one result: divided for means, then the root for norms. sqrt is exact to the last bit,
+ * which pow is not, so the usual norm does not use pow. */
 static void put(const reduce_work *work, int64_t index, double value)
 {
     const ms_reduce_args *args = work->args;
@@ -93,7 +102,7 @@ static void put(const reduce_work *work, int64_t index, double value)
         1);
 }
 
-/* Elements begin .. end-1 of a row. */
+/* Elements begin .. end-1 of a row, block by block: f32 inside a block, f64 between blocks. */
 static double reduce_row(const reduce_work *work, int64_t row, int64_t begin, int64_t end)
 {
     const ms_reduce_args *args = work->args;
@@ -116,7 +125,8 @@ static double reduce_row(const reduce_work *work, int64_t row, int64_t begin, in
     return total;
 }
 
-/* Units are parts of rows. */
+/* Units are whole rows, or parts of PART elements where rows are long. A unit's place says what it
+ * adds, so the tile that computes it does not matter. */
 static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -132,7 +142,10 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
-/* Rows begin .. end-1 of `width` neighbouring columns, into totals. */
+/* Rows begin .. end-1 of `width` neighbouring columns, into totals. f32 sums cover MS_REDUCE_ROWS
+ * rows and are then added to the f64 totals. Other dtypes are converted four rows at a time, which
+ * is what the kernel joins before it touches its sums: the order of additions is the same for all
+ * dtypes. */
 static void reduce_columns(const reduce_work *work, const void *from, int64_t begin, int64_t end,
                            int64_t width, double *totals)
 {
@@ -194,7 +207,8 @@ static void column_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
-/* Joins the parts of each result in order; `far` apart in partial, results `near` apart. */
+/* Joins the parts of each result in order of position. In `partial` the parts of one result are
+ * `far` apart, and results are `near` apart. */
 static void finish(const reduce_work *work, int64_t near, int64_t far)
 {
     int64_t results = work->args->rows.outer * work->args->rows.inner;
@@ -208,6 +222,8 @@ static void finish(const reduce_work *work, int64_t near, int64_t far)
 
 /* ---------------------------------------------------------- integer results */
 
+/* Integers add exactly and wrap, so order does not matter; the sum is unsigned because signed
+ * overflow is undefined in C. */
 static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
 {
     const ms_reduce_args *args = work->args;
@@ -255,8 +271,9 @@ static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
     return units < tiles ? (uint32_t)units : tiles;
 }
 
-/* How the work is cut. Few columns of many rows are split by rows too, so that several threads have
- * something to do. */
+/* Decides how the work is cut, from the shape alone; true for columns. Neighbouring columns are
+ * reduced together where they are contiguous and the reduced dimension is not. Few columns of many
+ * rows are also split by rows, so that several threads have work. */
 static bool cut(reduce_work *work)
 {
     const ms_rows *rows = &work->args->rows;
@@ -282,6 +299,8 @@ static bool cut(reduce_work *work)
     return columns;
 }
 
+/* The scratch for partial results belongs to the thread that runs the task; helpers write their
+ * units' places in it. */
 static ms_task_result reduce_run(ms_run *run, void *arguments)
 {
     const ms_reduce_args *args = arguments;
@@ -317,8 +336,9 @@ typedef struct arg_work {
     uint32_t tiles;
 } arg_work;
 
-/* Whole blocks are compared first; only a block that holds a new best is looked through. The lowest
- * position wins, NaN over all. */
+/* Finds the position of the greatest (or least) element. Blocks are reduced first, which
+ * vectorises; only a block with a better value is searched. The lowest position wins, because a
+ * later block must be strictly better. The first NaN wins over everything and ends the search. */
 static int64_t find_real(const arg_work *work, const void *from)
 {
     const ms_reduce_arg_args *args = work->args;
@@ -389,6 +409,7 @@ static ms_task_result reduce_arg_run(ms_run *run, void *arguments)
 
 /* ---------------------------------------------------------- cumulative sums */
 
+/* Rows of a cumulative sum are independent of each other; within a row the work is serial. */
 typedef struct cumsum_work {
     const ms_cumsum_args *args;
     const ms_convert_kernels *convert;
@@ -396,7 +417,8 @@ typedef struct cumsum_work {
     uint32_t tiles;
 } cumsum_work;
 
-/* One row, block by block; f64 keeps the error of a long sum below that of one f32 operation. */
+/* One row, block by block. The running sum is f64, whose error over a long row stays below that of
+ * one f32 addition. A reverse sum walks blocks and elements from the end. */
 static void cumsum_row(const cumsum_work *work, int64_t row)
 {
     const ms_cumsum_args *args = work->args;
@@ -454,6 +476,7 @@ static ms_task_result cumsum_run(ms_run *run, void *arguments)
 
 /* ---------------------------------------------------------------- histogram */
 
+/* Each tile counts in bins of its own, so that counting needs no atomics. */
 typedef struct histogram_work {
     const ms_histogram_args *args;
     const ms_convert_kernels *convert;
@@ -461,6 +484,8 @@ typedef struct histogram_work {
     uint32_t tiles;
 } histogram_work;
 
+/* The test is written so that NaN fails it. The product may round up to `bins` for values next to
+ * `high`, hence the last bin's bound. */
 static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -485,6 +510,8 @@ static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* At most 8 tiles: each one's bins are cleared and added up, which must stay cheap next to
+ * counting. */
 static ms_task_result histogram_run(ms_run *run, void *arguments)
 {
     const ms_histogram_args *args = arguments;

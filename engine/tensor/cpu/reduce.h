@@ -8,6 +8,8 @@
 #define MS_REDUCE_BLOCK 2048 /* elements that are added in f32; blocks are added in f64 */
 #define MS_REDUCE_ROWS 32    /* likewise, of a column */
 
+/* Inner loops by kind of reduction. They work in f32 within a block; callers join blocks in f64, so
+ * the error of a long sum does not grow with its length. */
 typedef struct ms_reduce_kernels {
     /* All of x[0 .. n-1] to one number; n <= MS_REDUCE_BLOCK, and above 0 for the greatest and the
      * least. */

@@ -7,6 +7,7 @@
 
 #include "tensor/attention.h"
 
+/* What the tiles of one task share. A tile is a range of moments, for all batches and heads. */
 typedef struct job {
     const ms_rotary_args *args;
     const ms_attention_kernels *kernels;
@@ -14,15 +15,16 @@ typedef struct job {
     atomic_bool no_memory;
 } job;
 
-/* Cosines and sines of one moment in f64, and of one step; each moment follows from the one before
- * by a rotation, whose error grows by 1e-16 a step, far below what f32 shows. */
+/* Cosines and sines of the current moment in f64, and of one step. Each moment follows from the one
+ * before by a rotation, which costs four products in place of two transcendental functions. Its
+ * error grows by about 1e-16 a step, far below what f32 shows. */
 typedef struct angles {
     double *cosine, *sine, *step_cosine, *step_sine;
     float *cosine_f32, *sine_f32;
 } angles;
 
-/* The angle of pair k from one position to the next; formulas and their source: ms_rotary_scaling
- * in moonshard/tensor.h. */
+/* The angle by which pair k turns from one position to the next. ms_rotary_scaling in
+ * moonshard/tensor.h gives the formulas and their sources. */
 static double frequency(const ms_rotary_args *args, int64_t k)
 {
     const ms_rotary_scaling *scaling = &args->scaling;
@@ -36,6 +38,8 @@ static double frequency(const ms_rotary_args *args, int64_t k)
     return smooth >= 1.0 ? plain : (1.0 - smooth) * stretched + smooth * plain;
 }
 
+/* The angles of the first moment of a tile, computed directly. The number of tiles depends on the
+ * shape alone, and so does where the rotations start. */
 static void start(const ms_rotary_args *args, const angles *a, int64_t time)
 {
     for (int64_t k = 0; k < args->width / 2; k++) {
@@ -47,7 +51,7 @@ static void start(const ms_rotary_args *args, const angles *a, int64_t time)
     }
 }
 
-/* Gives the present moment's values and goes on to the next. */
+/* Rounds the current moment's values to f32 and rotates to the next moment. */
 static void advance(const angles *a, int64_t half)
 {
     for (int64_t k = 0; k < half; k++) {
@@ -64,6 +68,7 @@ static const void *element(const ms_heads *h, int64_t at, uint8_t dtype)
     return (const char *)h->data + (size_t)at * ms_dtype_bytes((ms_dtype)dtype);
 }
 
+/* The angles of a moment are computed once and used for all batches and heads. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;

@@ -16,7 +16,8 @@ typedef uint16_t ms_vh __attribute__((vector_size(2 * MS_LANES)));
 typedef uint16_t ms_vh_any __attribute__((vector_size(2 * MS_LANES), aligned(2), may_alias));
 
 #if defined(__AVX512F__)
-/* gcc 12 makes two halves of these conversions. */
+/* bf16 is the upper half of an f32, so widening is a shift. These are intrinsics because gcc 12
+ * compiles the generic form below into two halves of a register. */
 MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h)
 {
     return (ms_vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
@@ -41,6 +42,7 @@ MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
     return __builtin_convertvector(bits >> 16, ms_vh);
 }
 #endif
+/* Exact on every path. The hardware converts 8 lanes at a time without AVX-512. */
 MS_VECTOR ms_vf ms_v_from_f16(ms_vh h)
 {
     ms_vf v;
@@ -62,6 +64,8 @@ MS_VECTOR ms_vf ms_v_from_f16(ms_vh h)
 #endif
     return v;
 }
+/* Rounds to nearest even, which the instruction is told explicitly, so the thread's rounding mode
+ * does not matter. */
 MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
 {
     ms_vh h;
@@ -118,8 +122,8 @@ MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms
     }
 }
 
-/* A function body for each dtype, so that the dtype is a constant inside: `call` uses the constant
- * D. */
+/* Runs `call` with D, the dtype as a compile-time constant, so that each dtype gets a loop without
+ * branches on it. */
 #define MS_ROW_SWITCH(dtype, call)       \
     do {                                 \
         if ((dtype) == MS_F32) {         \

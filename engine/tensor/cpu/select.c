@@ -20,6 +20,8 @@ static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 
 /* ------------------------------------------------------- gather and scatter */
 
+/* One gather or scatter. `width` is the number of columns of a unit of scatter. Tiles only ever set
+ * `outside` to 1, so a relaxed store is enough; the end of the task orders it before the read. */
 typedef struct select_work {
     const ms_select_args *args;
     int64_t units, width;
@@ -37,6 +39,8 @@ static int64_t index_at(const ms_select_args *args, int64_t outer, int64_t k, in
     return ((const uint16_t *)args->index)[at];
 }
 
+/* An index outside is skipped and remembered: nothing is read or written there, and the task fails
+ * afterwards. */
 static bool usable(select_work *work, int64_t index)
 {
     if (index >= 0 && index < work->args->rows.n) return true;
@@ -44,7 +48,8 @@ static bool usable(select_work *work, int64_t index)
     return false;
 }
 
-/* The first index outside, found again in order, so that the message does not depend on threads. */
+/* Fails the task with the first index outside. It is searched again in order of position, so that
+ * the message does not depend on which thread met one first. */
 static ms_task_result select_result(ms_run *run, const select_work *work)
 {
     const ms_select_args *args = work->args;
@@ -69,7 +74,8 @@ static void copy_one(void *to, const void *from, size_t size)
     else *(uint8_t *)to = *(const uint8_t *)from;
 }
 
-/* Units are (outer, k). Whole rows are copied at once where all of a row has one index. */
+/* Units are (outer, k). Where one index serves a whole row (its stride is 0, as in a lookup of
+ * rows), the row is copied at once. */
 static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -101,6 +107,8 @@ static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* Unsigned addition wraps, as integers of the engine do; signed overflow would be undefined. 16-bit
+ * floats are refused by the operator. */
 static void add_one(ms_dtype dtype, void *to, const void *from)
 {
     switch (dtype) {
@@ -112,7 +120,8 @@ static void add_one(ms_dtype dtype, void *to, const void *from)
     }
 }
 
-/* Units are (outer, some columns): no two of them write to the same place. */
+/* Units are (outer, some columns). All k of a column belong to one unit, so two threads never write
+ * to the same place and additions happen in order of position. */
 static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -144,6 +153,7 @@ static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* The bytes that decide the number of tiles include 8 for each index. */
 static ms_task_result select_run(ms_run *run, const ms_select_args *args, bool scatter, bool add)
 {
     const ms_rows *rows = &args->rows;
@@ -172,6 +182,7 @@ static ms_task_result scatter_add_run(ms_run *run, void *arguments)
 
 /* --------------------------------------------------------------------- topk */
 
+/* An element of the heap: its key and its position. */
 typedef struct candidate {
     int64_t key, index;
 } candidate;
@@ -184,7 +195,9 @@ typedef struct topk_work {
     int no_memory;
 } topk_work;
 
-/* Integers in the order of the numbers; both zeros are equal, NaN is above all. */
+/* An integer in the order of the numbers. The bits of positive floats ascend with the value; those
+ * of negative ones descend, so the magnitude is negated. Both zeros are equal, and NaN is above
+ * all. */
 static int64_t order_of(float x)
 {
     if (x != x) return INT64_MAX;
@@ -193,13 +206,15 @@ static int64_t order_of(float x)
     return bits < 0 ? -(int64_t)(bits & 0x7fffffff) : bits;
 }
 
-/* Whether a comes after b in the result: lower key, or the same and further back. */
+/* Whether a comes after b in the result: a lower key, or the same key at a higher position. The
+ * order is total, so the result does not depend on the heap's history. */
 static bool worse(candidate a, candidate b)
 {
     return a.key < b.key || (a.key == b.key && a.index > b.index);
 }
 
-/* The worst of the heap is at its root; puts it right from `at` on. */
+/* Restores the heap from `at` downwards. The worst element is at the root, where the next better
+ * one replaces it. */
 static void sift(candidate *heap, int64_t count, int64_t at)
 {
     candidate moved = heap[at];
@@ -211,6 +226,8 @@ static void sift(candidate *heap, int64_t count, int64_t at)
     heap[at] = moved;
 }
 
+/* Keeps the k best seen so far. The first k are only collected; the heap is built once they are
+ * complete, in O(k). */
 static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
 {
     if (*count < k) {
@@ -223,6 +240,8 @@ static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
     }
 }
 
+/* One pass over the row with O(n log k) comparisons at worst. The values are copied from the input
+ * and not converted back, so they keep their bits. */
 static void topk_row(const topk_work *work, int64_t row, candidate *heap)
 {
     const ms_topk_args *args = work->args;
@@ -264,6 +283,7 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
     }
 }
 
+/* The heap is in the scratch of the thread that runs the tile, so tiles share nothing. */
 static void topk_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     topk_work *work = context;
@@ -292,6 +312,7 @@ static ms_task_result topk_run(ms_run *run, void *arguments)
 
 /* -------------------------------------------------------------------- above */
 
+/* One search for elements above a threshold. `write` says which of the two passes runs. */
 typedef struct above_work {
     const ms_above_args *args;
     const ms_convert_kernels *convert;
@@ -301,7 +322,9 @@ typedef struct above_work {
     bool write;
 } above_work;
 
-/* First pass: counts per tile. Second: counts hold where each tile's results begin. */
+/* Two passes, because a tile must know where its results begin. The first counts the results of
+ * each tile; the second writes them from counts[tile] on, where the caller has put the sums of the
+ * earlier tiles. Positions come out in ascending order for any number of threads. */
 static void above_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -331,6 +354,8 @@ static void above_tile(void *context, uint32_t tile, ms_thread *thread)
     if (!work->write) work->counts[tile] = to;
 }
 
+/* Results beyond the capacity are dropped, the last positions first; the rest of the outputs is
+ * zeroed so that they depend on the input alone. */
 static ms_task_result above_run(ms_run *run, void *arguments)
 {
     const ms_above_args *args = arguments;
@@ -371,7 +396,8 @@ static float median(float a, float b, float c)
     return least < c ? c : least;
 }
 
-/* The k-th smallest of x, which is reordered so that nothing greater stands before it. No NaN. */
+/* The k-th smallest of x, which is reordered so that no element before it is greater (Hoare's
+ * quickselect). x has no NaN, with which the inner loops would leave the range. */
 static float select_kth(float *x, int64_t n, int64_t k)
 {
     int64_t low = 0, high = n - 1;
@@ -394,6 +420,8 @@ static float select_kth(float *x, int64_t n, int64_t k)
     return x[k];
 }
 
+/* Linear interpolation between the two neighbours of position q (n - 1). Any NaN makes the result
+ * NaN. The element after the k-th is the least of those that the selection has left after it. */
 static ms_task_result quantile_run(ms_run *run, void *arguments)
 {
     const ms_quantile_args *args = arguments;
@@ -421,7 +449,7 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
         int64_t k = (int64_t)position;
         double low = select_kth(x, args->count, k), high = low;
         if (k + 1 < args->count) {
-            high = x[k + 1]; /* the least of those behind */
+            high = x[k + 1]; /* the least of those after it */
             for (int64_t i = k + 2; i < args->count; i++) high = x[i] < high ? x[i] : high;
         }
         double share = position - (double)k;

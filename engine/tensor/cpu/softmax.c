@@ -8,7 +8,8 @@
 
 #include "tensor/cpu/convert.h"
 
-/* Exponentials are dear: 32 KiB of f32 are worth another thread's attention. */
+/* Tiles of at least 8192 elements (32 KiB of f32), at most 16: an exponential costs enough that so
+ * few already pay for waking a helper. The number depends on the shape alone. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 8192;
@@ -17,6 +18,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
+/* What the tiles of one task share. bad_row is the lowest row with a bad target, kept by compare
+ * and exchange, so that the error does not depend on threads. */
 typedef struct job {
     const void *args;
     const ms_softmax_kernels *kernels;
@@ -46,6 +49,8 @@ static void softmax_backward_rows(const job *j, int64_t begin, int64_t end)
     j->kernels->backward(j->args, begin, end);
 }
 
+/* Rows are independent, so a tile takes a range of outer positions, for every dimension of the
+ * softmax. */
 static ms_task_result softmax_run(ms_run *run, const ms_softmax_args *args,
                                   void (*body)(const job *, int64_t, int64_t))
 {
@@ -76,6 +81,7 @@ static int64_t target_at(const ms_cross_entropy_args *args, int64_t row)
                                         : ((const uint16_t *)args->target)[row];
 }
 
+/* One logit as f32, exactly as the kernels widen it. */
 static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_t at)
 {
     if (args->dtype == MS_F32) return ((const float *)row)[at];
@@ -83,6 +89,8 @@ static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_
     return args->dtype == MS_BF16 ? ms_float_from_bf16(half) : ms_float_from_f16(half);
 }
 
+/* loss = log(sum(exp(x))) - x[target]. Ignored rows have a loss of 0, and log_sum 0, which backward
+ * does not read. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -107,7 +115,8 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
-/* The rows' losses added up in their order, in f64: no order of threads can show in the result. */
+/* Adds the losses of the rows in their order, in f64, so the result does not depend on threads. The
+ * mean is over the rows that are not ignored; args->share keeps what backward multiplies with. */
 static void reduce_losses(const ms_cross_entropy_args *args, const float *losses)
 {
     double sum = 0.0, counted = 0.0;
@@ -121,6 +130,9 @@ static void reduce_losses(const ms_cross_entropy_args *args, const float *losses
     if (args->reduction != MS_REDUCE_NONE) *args->loss = (float)(mean ? sum / counted : sum);
 }
 
+/* Without a reduction the losses are the output itself. With one they are scratch, one number per
+ * row, so that they can be added in order. The task fails before the loss is written if a target is
+ * bad. */
 static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
 {
     const ms_cross_entropy_args *args = arguments;
@@ -151,8 +163,8 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* (softmax - one at the target) * factor, read and written row by row: the logits may be the place
- * of the gradient. */
+/* The gradient is (softmax - one at the target) * factor. A row is read before it is written, so
+ * the gradient may take the place of the logits. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -194,6 +206,8 @@ static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
 
 enum { MSE_BLOCK = 4096 }; /* elements whose sum is made in f32 before it joins the f64 total */
 
+/* On one thread: two reads and a subtraction per element are bound by memory. Blocks are summed in
+ * f32 and joined in f64, in order. */
 static ms_task_result mse_run(ms_run *run, void *arguments)
 {
     const ms_mse_args *args = arguments;
@@ -211,6 +225,8 @@ static ms_task_result mse_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* d(mean of (a - b)^2) = 2 (a - b) / count, with the opposite sign for b. The factor is made in
+ * f64. */
 static ms_task_result mse_backward_run(ms_run *run, void *arguments)
 {
     const ms_mse_args *args = arguments;

@@ -5,6 +5,7 @@
 #include "tensor/cpu/isa.h"
 #include "tensor/softmax.h"
 
+/* Rows are contiguous in any float dtype; sums are f32. */
 typedef struct ms_softmax_kernels {
     /* Outer positions begin .. end - 1. */
     void (*forward)(const ms_softmax_args *args, int64_t begin, int64_t end);

@@ -37,6 +37,8 @@ typedef struct ms_cursor {
     int64_t at[MS_DIMS_MAX], offset[MS_LOOP_OPERANDS];
 } ms_cursor;
 
+/* The cursor of the element that is `position` steps into the loop, counted in order of the last
+ * dimension first. It divides once per dimension, so tiles use it once and then advance. */
 static inline void ms_cursor_set(const ms_loop *loop, int64_t position, ms_cursor *cursor)
 {
     memset(cursor, 0, sizeof *cursor);
@@ -54,7 +56,9 @@ static inline int64_t ms_cursor_row(const ms_loop *loop, const ms_cursor *cursor
     return loop->shape[loop->dims - 1] - cursor->at[loop->dims - 1];
 }
 
-/* Moves on by count elements of the row; at its end to the next row. */
+/* Moves on by `count` elements of the row; at its end to the start of the next row. `count` must
+ * not exceed ms_cursor_row. After the last element the first coordinate equals its size, and the
+ * cursor must not be used. */
 static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int64_t count)
 {
     uint32_t d = loop->dims - 1;
@@ -69,8 +73,9 @@ static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int
     }
 }
 
-/* n elements of `size` bytes, all equal to the first, which is there already: by copying what is
- * done, up to blocks of 4 KiB. */
+/* Repeats the first element, which is written already, n times in all. Each copy doubles what is
+ * there, up to blocks of 4 KiB: memcpy is fast with long blocks, and the source stays in the
+ * first-level cache. */
 static inline void ms_repeat(void *to, int64_t n, size_t size)
 {
     size_t bytes = (size_t)n * size, done = size;
@@ -82,7 +87,8 @@ static inline void ms_repeat(void *to, int64_t n, size_t size)
     }
 }
 
-/* n elements of `size` bytes (1, 2, 4 or 8), steps in elements. */
+/* Copies n elements of `size` bytes (1, 2, 4 or 8); steps in elements. Elements move as unsigned
+ * integers, so every bit pattern survives, signalling NaNs included. */
 static inline void ms_copy_strided(void *to, int64_t to_step, const void *from, int64_t from_step,
                                    int64_t n, size_t size)
 {

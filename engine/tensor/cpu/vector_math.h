@@ -37,7 +37,7 @@ MS_VECTOR void ms_v_store(float *p, ms_vf v) { *(ms_vf_any *)p = v; }
         x, x, x, x \
     }
 #endif
-/* Bit for bit, whatever they are the bits of. */
+/* x in every lane, bit for bit, whatever the bits mean. */
 MS_VECTOR ms_vf ms_v_splat(float x) { return (ms_vf)MS_EACH(x); }
 MS_VECTOR ms_vi ms_v_splat_int(int32_t x) { return (ms_vi)MS_EACH(x); }
 /* 0, 1, 2 ... */
@@ -105,6 +105,7 @@ MS_VECTOR ms_vf ms_v_select(ms_vi mask, ms_vf a, ms_vf b)
 {
     return (ms_vf)((mask & (ms_vi)a) | (~mask & (ms_vi)b));
 }
+/* Clears the sign bit, so it works on zeros, infinities and NaN. */
 MS_VECTOR ms_vf ms_v_abs(ms_vf x) { return (ms_vf)((ms_vi)x & 0x7fffffff); }
 MS_VECTOR ms_vf ms_v_copysign(ms_vf size, ms_vf sign)
 {
@@ -169,6 +170,7 @@ MS_VECTOR float ms_v_sum64(ms_sum64 sums)
     return ms_v_sum(sums.of[0]);
 }
 
+/* The greatest lane; NaN if any lane is NaN. */
 MS_VECTOR float ms_v_reduce_max(ms_vf v)
 {
     ms_fours x = { .whole = v };

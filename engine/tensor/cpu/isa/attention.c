@@ -17,6 +17,8 @@ MS_VECTOR int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 /* ----------------------------------------------------------------- products */
 
+/* sum + a * b per lane. A pair adds two products of bf16 to one f32 sum in one instruction, which
+ * is only reached where the instruction set has it. */
 MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 {
 #if defined(__AVX512BF16__)
@@ -26,7 +28,9 @@ MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
     return sum + a * b;
 }
 
-/* rows x vectors sums stay in registers. */
+/* One tile of rows x vectors sums, which stay in registers over the whole depth. `pairs`, `rows`
+ * and `vectors` are constants after inlining, so the loops over them vanish and the array becomes
+ * registers. */
 MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const ms_unit_product *p,
                     int64_t row, int64_t column)
 {
@@ -46,8 +50,8 @@ MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const m
         ms_v_store(c + i * c_row + v * MS_LANES, sum[i][v]);
 }
 
-/* All rows of some columns. Few columns take more rows at a time: as many sums as it takes to hide
- * how long an addition takes. */
+/* All rows of some columns. With few columns more rows are taken at a time: enough independent sums
+ * are needed to hide the latency of a multiply-add. */
 MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
                           const ms_unit_product *p, int64_t column)
 {
@@ -57,6 +61,8 @@ MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
     if (row < p->rows) tile(pairs, 2, vectors, p, row, column);
 }
 
+/* Columns are a multiple of 16. With AVX-512 the widest tiles come first and the rest takes one
+ * tile of 48, 32 or 16. */
 MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
 {
     int64_t column = 0;
@@ -105,20 +111,23 @@ MS_VECTOR void store_pairs(float *to, ms_vf v) { ms_v_store(to, v); }
 MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second) { return first + second; }
 #endif
 
+/* MS_LANES elements of a row of n, from i on; lanes after the end are 0, so padded width adds
+ * nothing to a product. */
 MS_VECTOR ms_vf row_part(const ms_dtype D, const void *row, int64_t i, int64_t n)
 {
     return i + MS_LANES <= n ? ms_row_get(D, row, (size_t)i)
                              : ms_row_get_part(D, row, (size_t)i, (size_t)n, 0.0f);
 }
 
-/* Rows of a head lie far apart (all heads of a moment, and often queries, keys and values, lie
- * between them), and no processor guesses which comes next. What is asked for behind the last row
- * is never read. */
+/* Prefetches a row. The rows of a head are far apart, with the other heads of the moment between
+ * them, and hardware prefetchers do not follow such distances. An address after the last row is
+ * only prefetched, never read. */
 MS_VECTOR void fetch(const char *row, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
+/* FETCH_ROWS ahead of the row that is packed, which gives memory time to answer. */
 MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row,
                             int64_t count, int64_t all, int64_t width, float *to)
 {
@@ -135,6 +144,8 @@ MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from
     if (count < all) __builtin_memset(to, 0, (size_t)((all - count) * units) * sizeof *to);
 }
 
+/* The functions in the table choose the dtype, and pairs or not, once per call; the loops above
+ * have both as constants. */
 static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row, int64_t count,
                       int64_t all, int64_t width, float *to)
 {
@@ -142,6 +153,7 @@ static void pack_rows(bool pairs, ms_dtype dtype, const void *from, int64_t row,
     else MS_ROW_SWITCH(dtype, pack_rows_as(false, D, from, row, count, all, width, to));
 }
 
+/* A missing second row of the last pair counts as zeros. */
 MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, int64_t count,
                              int64_t all, int64_t width, float *to)
 {
@@ -163,6 +175,7 @@ static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t co
     MS_ROW_SWITCH(dtype, pack_steps_as(D, from, row, count, all, width, to));
 }
 
+/* The prefetch asks for the line to be written, as the store would have to read it first. */
 MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count,
                          int64_t width, const float *factor, char *to, int64_t row)
 {
@@ -194,6 +207,7 @@ typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
 #define FRONT(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
 #define BACK(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
 
+/* Blocks of 4 x 4 by shuffles of 128-bit vectors, which every instruction set has. */
 static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
                       int64_t to_row)
 {
@@ -220,14 +234,15 @@ MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row)
     return b->scores + row * MS_QUERY_LANES;
 }
 
-/* Lanes from q on that do not see this key: all ones. */
+/* A mask of the lanes from q on that do not see this key: lane q sees key row if row < seen + q *
+ * step. The comparison is in f32, exact for the small numbers of a block. */
 MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
 {
     float step = (float)b->step;
     return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
 }
 
-/* The first key that some lane from q on does not see. */
+/* The rows that all lanes from q on see. The mask is needed only for the rows after them. */
 MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
 {
     int64_t n = b->seen + q * b->step;
@@ -235,6 +250,8 @@ MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
     return n > b->rows ? b->rows : n;
 }
 
+/* Two maxima alternate over the clear rows, so that one need not wait for the other. NaN scores are
+ * passed over here and come out of the exponentials. */
 static void mask(const ms_score_block *b, float *most)
 {
     const ms_vf least = ms_v_splat(LEAST);
@@ -255,6 +272,8 @@ static void mask(const ms_score_block *b, float *most)
     }
 }
 
+/* Most blocks leave the maximum unchanged, so vectors without a change are skipped. In a first
+ * block `before` is -infinity and the factor exp(-infinity) is 0, times sums that are 0. */
 static void shrink(const float *before, const float *now, float *total, float *out, int64_t width)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
@@ -270,6 +289,8 @@ static void shrink(const float *before, const float *now, float *total, float *o
     }
 }
 
+/* Two keys at a time: they form a pair, and two sums hide the latency of the addition. A hidden
+ * score is -infinity, whose exponential is 0. */
 MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most,
                                float *total, float *steps)
 {
@@ -300,6 +321,7 @@ static void exponentials(bool pairs, const ms_score_block *b, const float *most,
     else exponentials_as(false, b, most, total, steps);
 }
 
+/* log_sum = most + log(total) stays finite where the sum of exponentials itself would overflow. */
 static void finish(const float *most, float *total, float *log_sum)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
@@ -311,7 +333,8 @@ static void finish(const float *most, float *total, float *log_sum)
 
 /* ----------------------------------------------------------------- backward */
 
-/* Two keys at a time, because their gradients are a pair as right operand. */
+/* p is computed from the score and log_sum. Hidden lanes are set to 0, as the scores are not masked
+ * in backward. Two keys at a time, because their gradients are a pair of the right operand. */
 MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change,
                            const float *log_sum, const float *offset, const ms_score_units *units)
 {
@@ -351,6 +374,7 @@ static void gradient(bool pairs, const ms_score_block *b, float *change, const f
     else gradient_as(false, b, change, log_sum, offset, units);
 }
 
+/* Rows are in any float dtype; sums are f32. */
 MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a,
                            int64_t a_row, const char *b, int64_t b_row, float *offset)
 {
@@ -371,6 +395,8 @@ static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a,
 
 /* ------------------------------------------------------------------- rotary */
 
+/* Element j forms a pair with element j + width / 2 (the layout of GPT-NeoX). Backward turns by the
+ * negative angle, since the inverse of a rotation is its transpose. */
 MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float *cosine,
                           const float *sine, size_t half, bool back)
 {

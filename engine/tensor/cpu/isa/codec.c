@@ -14,8 +14,8 @@
 #define LEAST 1e-35f
 #define MOST 0x1.fffffcp127f /* a scale of it times its greatest code is a float */
 
-/* Of the floats of 8 and 4 bits: bits of the mantissa, the exponent of the least normal number as
- * f32 has it, the greatest number. */
+/* The floats of 8 bits (E4M3) and of 4 bits (E2M1): bits of the mantissa, the exponent of the least
+ * normal number as f32 stores it, and the greatest number. */
 typedef struct small_float {
     int mantissa, least, greatest;
 } small_float;
@@ -34,6 +34,8 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
  * number. For |x| < 2^22. */
 #define WHOLE 12582912.0f
 
+/* To nearest, or stochastically: floor(x + u) with u from [0, 1) rounds up with the probability of
+ * the fraction, so the expected value is x. */
 MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
 {
     if (u == NULL) return (x + WHOLE) - WHOLE;
@@ -45,9 +47,13 @@ MS_VECTOR ms_vf keep_within(ms_vf x, float most)
 {
     return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most));
 }
+/* The low bits of a whole number, negative ones in two's complement. */
 MS_VECTOR ms_vu whole_bits(ms_vf whole) { return (ms_vu)(whole + WHOLE); }
 
-/* Codes of numbers that were divided by their scale. */
+/* Codes of numbers that were divided by their scale. A number is rounded to a multiple of its step,
+ * which is 2^(exponent - mantissa bits), and never below the step of subnormals. Then the exponent
+ * is rebased to the small format. Rounding up may carry into the next exponent, which the bit
+ * arithmetic carries along. */
 MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
 {
     ms_vu sign = (ms_vu)x >> 31;
@@ -68,6 +74,7 @@ MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
     return code | sign << (f.mantissa == 3 ? 7 : 3);
 }
 
+/* Exact: every small float is an f32. Subnormals are a count of the smallest step. */
 MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
 {
     int width = f.mantissa == 3 ? 7 : 3;
@@ -81,6 +88,8 @@ MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
     return (ms_vf)((ms_vu)value | sign);
 }
 
+/* Integers are symmetric, -127 .. 127 and -7 .. 7 (stored with an offset of 8), so that negation is
+ * exact. A sign is 1 where the sign bit is clear. */
 MS_VECTOR ms_vu encode_lanes(const ms_codec_kind K, ms_vf x, const float *u)
 {
     if (K == MS_CODEC_INT8) return whole_bits(keep_within(round_lanes(x, u), 127.0f)) & 0xffu;
@@ -101,7 +110,8 @@ MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
 
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
-/* count codes, 16 or the last few, from the lowest bit on; bits past them are 0. */
+/* Packs count codes, 16 or the last few of a block, from the lowest bit on. Bits after them are 0,
+ * so that the bytes depend on the numbers alone. */
 MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to)
 {
     union {
@@ -146,7 +156,8 @@ MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
 
 /* ------------------------------------------------------------------- blocks */
 
-/* The greatest |x| of a block, or NaN if one is not finite: bits of sizes order as the sizes do. */
+/* The greatest |x| of a block, or NaN if one is not finite: size - size is 0 for finite numbers
+ * only. */
 MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
 {
     ms_vf most = ms_v_splat(0.0f);
@@ -163,6 +174,7 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
     return ms_v_reduce_max(most);
 }
 
+/* The mean of |x| * factor over a block. */
 MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
 {
     ms_vf total = ms_v_splat(0.0f);
@@ -173,8 +185,8 @@ MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
     return ms_v_sum(total) / (float)n;
 }
 
-/* The mean |x| of a block, or NaN if one is not finite. Sums that are too great for a float are
- * made of smaller numbers. */
+/* The mean |x| of a block, or NaN if one is not finite. Where the sum overflows, it is made once
+ * more of numbers that are smaller by 2^64. */
 MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
 {
     float mean = mean_of(D, x, n, 1.0f);
@@ -184,6 +196,9 @@ MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
     return (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f;
 }
 
+/* One pass for the scale, one for the codes. A block that is not finite gets a scale of NaN, so
+ * that decoding shows it; a bare codec has no scale and cannot. `error` receives what the codes
+ * leave of each number, for error feedback. */
 MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec,
                             const void *x, size_t n, const float *u, float *scale, uint8_t *codes,
                             void *error)
@@ -215,6 +230,7 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     }
 }
 
+/* A block may end within a byte; only count codes are read and stored. */
 MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t n, float scale,
                             bool add, float *out)
 {

@@ -39,7 +39,8 @@ static void i64_copy_back(void *out, const int64_t *in, size_t n)
     memmove(out, in, n * sizeof *in);
 }
 
-/* Without the branch of ms_bf16_from_float, so that it becomes vector code. */
+/* Rounds like ms_bf16_from_float, but computes both cases and selects, so that the compiler can
+ * vectorise the loop. */
 static inline uint16_t bf16_bits(float value)
 {
     uint32_t bits = ms_bits_from_float(value);
@@ -78,8 +79,8 @@ static inline void f16_load(float *out, const uint16_t *in) { *out = ms_float_fr
 static inline void f16_store(uint16_t *out, const float *in) { *out = ms_f16_from_float(*in); }
 #endif
 
-/* The rest of fewer than F16_LANES elements goes through the portable functions, which round the
- * same way. */
+/* The last elements, fewer than F16_LANES, go through the portable functions, which give the same
+ * values. */
 static void f16_to_f32(float *out, const void *from, size_t n)
 {
     const uint16_t *in = from;
@@ -95,7 +96,8 @@ static void f16_from_f32(void *to, const float *in, size_t n)
     for (; i < n; i++) out[i] = ms_f16_from_float(in[i]);
 }
 
-/* 2^63 is the first f32 that i64 does not hold; what C leaves undefined is defined here. */
+/* Truncates to i64. 2^63 is the first f32 above the range; values outside are undefined in C and
+ * become the bounds here, and NaN becomes 0. */
 static inline int64_t whole(float x)
 {
     if (x != x) return 0;

@@ -36,6 +36,8 @@
 #define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
 #define THREE(name, formula) KERNEL(name, FETCH, FETCH, formula)
 
+/* 1 where the mask is set, else 0; `keep` gives x in place of 1. Masks and bits replace products,
+ * which would make NaN of 0 times infinity. */
 MS_VECTOR ms_vf truth(ms_vi mask) { return (ms_vf)(mask & (ms_vi)ms_v_splat(1.0f)); }
 MS_VECTOR ms_vf keep(ms_vi mask, ms_vf x) { return (ms_vf)(mask & (ms_vi)x); }
 MS_VECTOR ms_vf sign(ms_vf x)
@@ -44,12 +46,17 @@ MS_VECTOR ms_vf sign(ms_vf x)
     return truth(ms_v_less(zero, x)) - truth(ms_v_less(x, zero));
 }
 
+/* gelu(x) = x * gate(x) with the normal distribution function as gate: 0.5 (1 + erf(x / sqrt
+ * 2)). */
 MS_VECTOR ms_vf gelu_erf_gate(ms_vf x) { return 0.5f + 0.5f * ms_v_erf(x * 0.7071067812f); }
+/* gate(x) + x * density(x), where the density is exp(-x^2 / 2) / sqrt(2 pi). From |x| = 16 on the
+ * slope is 0 or 1; the bound keeps x^2 finite. */
 MS_VECTOR ms_vf gelu_erf_slope(ms_vf x)
 {
     x = ms_v_lesser(ms_v_splat(16.0f), ms_v_greater(ms_v_splat(-16.0f), x));
     return gelu_erf_gate(x) + x * 0.3989422804f * ms_v_exp(-0.5f * x * x);
 }
+/* silu(x) = x * sigmoid(x), and sigmoid' = sigmoid (1 - sigmoid). */
 MS_VECTOR ms_vf silu_slope(ms_vf x)
 {
     ms_vf gate = ms_v_sigmoid(x);
@@ -70,6 +77,8 @@ MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
     return keep(ms_v_differ(x, ms_v_splat(0.0f)) & ms_v_differ(y, ms_v_splat(0.0f)), z);
 }
 
+/* One line per kernel: its name and its formula. A maximum or minimum of two equal numbers gives
+ * half of the gradient to each. */
 ONE(cast, a)
 ONE(neg, -a)
 ONE(exp, ms_v_exp(a))
@@ -141,6 +150,7 @@ THREE(p_norm_backward, c *p_norm_slope(a, b, s->value))
 #define C pc[i]
 #define U(x) ((uint64_t)(x))
 
+/* By repeated squaring, modulo 2^64. */
 static inline uint64_t whole_power(int64_t base, int64_t exponent)
 {
     uint64_t power_of_base = (uint64_t)base, result = 1;
@@ -149,7 +159,7 @@ static inline uint64_t whole_power(int64_t base, int64_t exponent)
     return result;
 }
 
-/* The lower bound wins where low > high. */
+/* The upper bound wins where low > high, as in the f32 kernel. */
 static inline int64_t clamped(int64_t value, int64_t low, int64_t high)
 {
     int64_t at_least = value < low ? low : value;

@@ -3,6 +3,7 @@
 
 #include "tensor/cpu/row.h"
 
+/* Sums stay in f32 whatever the dtype of the rows, so that many small gradients are not lost. */
 MS_VECTOR void add_row(const ms_dtype D, float *to, const void *from, size_t n)
 {
     size_t i = 0;

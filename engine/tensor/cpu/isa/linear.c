@@ -1,4 +1,4 @@
-/* linear.c: gelu behind a linear layer's product, and the pass over its gradient. */
+/* linear.c: gelu after a linear layer's product, and the pass over its gradient. */
 #include "tensor/cpu/linear.h"
 
 #include "tensor/cpu/gelu.h"
@@ -19,6 +19,8 @@ static size_t bytes_of(ms_dtype dtype) { return dtype == MS_F32 ? 4 : 2; }
 
 /* --------------------------------------------------------------- activation */
 
+/* gelu(x) = x * gate(x). The cast is written in the same pass, which saves reading the result
+ * again. */
 MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C, const void *x,
                             void *y, void *cast, size_t n)
 {
@@ -53,8 +55,8 @@ static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
 
 /* ----------------------------------------------------------------- gradient */
 
-/* Up to four rows at once, so that the sums are fetched and put back less often; they are added in
- * their order all the same. */
+/* Up to four rows at once, so that the sums are loaded and stored a quarter as often. Rows are
+ * added one after the other, so the order of additions is the same as with one row at a time. */
 typedef struct band {
     const char *g, *before;
     char *out;
@@ -62,6 +64,8 @@ typedef struct band {
     float *sums;
 } band;
 
+/* g * slope(before) where there is an activation, and the sums over rows. The end of the rows is
+ * done row by row, since a partial vector needs the slow path. */
 MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dtype O, const band *b,
                                 size_t width)
 {
@@ -106,6 +110,8 @@ MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype 
     }
 }
 
+/* Combinations: gradient, input of the activation, result. Those without a loop of their own give
+ * the same numbers and take longer. */
 static void gradient(const ms_linear_gradient_args *a, int64_t begin, int64_t end, float *sums)
 {
     ms_dtype d1 = (ms_dtype)a->g_dtype;

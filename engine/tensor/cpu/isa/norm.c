@@ -4,7 +4,8 @@
 
 #include "tensor/cpu/row.h"
 
-/* Lane i of a part of `width`: whether it is inside. */
+/* Clears the lanes from `lanes` on. Past the end of a row x is 0, but x - mean is not, and would
+ * count in the variance. */
 MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 {
     for (size_t i = lanes; i < MS_LANES; i++) v[i] = 0.0f;
@@ -13,8 +14,8 @@ MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 
 /* ------------------------------------------------------------------ forward */
 
-/* s = x + residual, rounded to its dtype as it is stored, because that is what the norm and its
- * gradient see. Returns the sum of s. */
+/* s = x + residual, rounded to its dtype as it is stored, because the norm and its gradient see the
+ * stored value. Without a residual s is x. Returns the sum of s. */
 MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
                         const char *residual, char *sum)
 {
@@ -39,6 +40,8 @@ MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
     return ms_v_sum(total);
 }
 
+/* The sum of squared deviations, in a second pass over the row: E(x^2) - E(x)^2 in one pass would
+ * lose all digits where the mean is large. */
 MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float mean)
 {
     size_t i = 0;
@@ -54,6 +57,8 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
     return ms_v_sum(total);
 }
 
+/* y = (s - mean) * scale * weight + bias, and the same once more in the dtype of `cast`, while the
+ * row is in registers. */
 MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y,
                          void *cast, float mean, float scale)
 {
@@ -75,6 +80,8 @@ MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s,
     }
 }
 
+/* RMS norm is the case of a mean of 0, for which the first pass runs only if there is a residual to
+ * add. */
 MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t begin, int64_t end)
 {
     size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
@@ -97,6 +104,7 @@ MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t beg
     }
 }
 
+/* The dtype is chosen once per call and not per row. */
 static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
 {
     MS_ROW_SWITCH(args->dtype, forward_rows(D, args, begin, end));
@@ -105,7 +113,7 @@ static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
 /* ----------------------------------------------------------------- backward */
 
 /* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row,
- * and what the row adds to the gradients of weight and bias. */
+ * one per lane. */
 typedef struct row_sums {
     ms_vf g, gh;
 } row_sums;
@@ -117,6 +125,8 @@ MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
     sums->gh += g * h;
 }
 
+/* The first pass of backward: the two sums of the row, and what the row adds to the gradients of
+ * weight and bias, which are left out where NULL. */
 MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
                            const void *gradient, float mean, float scale, float *dweight,
                            float *dbias)
@@ -143,8 +153,9 @@ MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, con
     return sums;
 }
 
-/* dx = scale * (g - mean of g - h * mean of g h); without centering the mean of g does not come
- * in. */
+/* The second pass: dx = scale * (g - mean of g - h * mean of g h), which follows from
+ * differentiating through mean and variance. Without centering the mean of g is 0. `add` is the
+ * gradient that reaches the sum by another way. */
 MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
                          const void *gradient, const void *add, void *dx, float mean, float scale,
                          float g_mean, float gh_mean)
@@ -167,6 +178,7 @@ MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const
     }
 }
 
+/* h is computed again from s, mean and scale, which costs less than to store it. */
 MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, int64_t begin,
                              int64_t end, float *dweight, float *dbias)
 {

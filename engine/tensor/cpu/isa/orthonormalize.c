@@ -1,9 +1,10 @@
 /* orthonormalize.c: the modified Gram-Schmidt process: each column is divided by its norm, then its
- * share is taken out of the columns behind it. */
+ * share is taken out of the later columns. */
 #include "tensor/cpu/orthonormalize.h"
 
 #include "tensor/cpu/vector_math.h"
 
+/* 64 partial sums, so that the bits are the same on every instruction set. */
 MS_VECTOR float dot(const float *a, const float *b, size_t n)
 {
     ms_sum64 total = { { { 0 } } };
@@ -18,6 +19,9 @@ MS_VECTOR float dot(const float *a, const float *b, size_t n)
     return ms_v_sum64(all);
 }
 
+/* The modified process: the share is taken out of all later columns at once, which loses far less
+ * orthogonality in f32 than to subtract from the original column. eps keeps a column of zeros
+ * finite; with an eps of 0 it stays zero. */
 static void columns(float *columns, int64_t n, int64_t r, float eps)
 {
     size_t length = (size_t)n;

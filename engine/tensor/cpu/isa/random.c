@@ -27,6 +27,8 @@
 #define PRODUCT(a, b) (((a)&0xffffffffu) * ((b)&0xffffffffu))
 #endif
 typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
+/* 16 words, one of each of 16 blocks, as lanes, as one vector, or as the parts that a register
+ * holds. */
 typedef union words16 {
     uint32_t lane[MS_LANES];
     ms_vu whole;
@@ -86,8 +88,8 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 #define PAIRS(a, b, half) (ms_part_f) _mm_unpack##half##_pd((__m128d)(a), (__m128d)(b))
 #endif
 
-/* Words 0 .. 3 of 16 blocks, in the order of the blocks: 64 elements, of which the first n are
- * wanted. */
+/* Stores words 0 .. 3 of 16 blocks in the order of the blocks: 64 elements, of which the first n
+ * are wanted. It is a transposition of 4 x 4 lanes within each register. */
 MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
 {
     float all[MS_RANDOM_GROUP], *to = n >= MS_RANDOM_GROUP ? out : all;
@@ -115,13 +117,13 @@ MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
     for (size_t i = 0; to == all && i < n; i++) out[i] = all[i];
 }
 
-/* In [0, 1), with 24 bits. */
+/* A number in [0, 1) with 24 bits, as many as an f32 holds exactly. */
 MS_VECTOR ms_vf unit(ms_vu bits)
 {
     return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f;
 }
-/* In (0, 1], down to 2^-33: the upper and the lower half are exact, so their sum is rounded
- * once. */
+/* A number in (0, 1], down to 2^-33: 0 is excluded because its logarithm is taken. The upper and
+ * the lower half are exact, so their sum is rounded once. */
 MS_VECTOR ms_vf positive_unit(ms_vu bits)
 {
     ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)) * 1.52587890625e-05f;
@@ -129,6 +131,8 @@ MS_VECTOR ms_vf positive_unit(ms_vu bits)
     return upper + lower;
 }
 
+/* Rounding of the product and the sum can reach the upper bound; the result is clamped to [least,
+ * greatest]. */
 static void uniform(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     const ms_vf least = ms_v_splat(args->least), greatest = ms_v_splat(args->greatest);
@@ -143,8 +147,9 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
     }
 }
 
-/* Box and Muller 1958: two normal numbers from two uniform ones; words 0 and 1 make elements 0 and
- * 1 of a block, 2 and 3 the others. */
+/* Box and Muller 1958: radius sqrt(-2 log u) and angle 2 pi v give two independent normal numbers
+ * from two uniform ones. Words 0 and 1 make elements 0 and 1 of a block, words 2 and 3 the
+ * others. */
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
@@ -161,6 +166,8 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
     }
 }
 
+/* An element is kept if its draw is not below the threshold. The factor is selected by a mask: the
+ * scale or 0. */
 static void dropout(float *out, const float *in, size_t n, uint64_t position,
                     const ms_dropout_args *args)
 {

@@ -4,8 +4,8 @@
 
 #include "tensor/cpu/vector_math.h"
 
-/* What a lane takes in, from x and y (MS_LANES each) and the power p. Terms of sums are 0 for 0, so
- * a last part may be padded. */
+/* Defines what a lane adds to a sum or compares, from x and y (MS_LANES each) and the power p.
+ * Terms of sums are 0 for 0, so the last part of a row may be padded with zeros. */
 #define TERM(name, formula)                                \
     MS_VECTOR ms_vf term_##name(ms_vf x, ms_vf y, float p) \
     {                                                      \

@@ -7,7 +7,8 @@
 
 /* ----------------------------------------------------------- parts of a row */
 
-/* NaN is left to the exponentials: it comes out of their sum. */
+/* The greatest element, which is subtracted before the exponentials so that they cannot overflow.
+ * NaN is passed over: it comes out of the sum of exponentials. */
 MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
 {
     size_t i = 0;
@@ -17,8 +18,8 @@ MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
     return ms_v_reduce_max(most);
 }
 
-/* The end of a row goes to the first two sums, so that all stay in registers; bits may differ
- * between instruction sets. */
+/* The sum of exp(x - most). The end of a row is added to the first two sums, so that all sums stay
+ * in registers; bits may differ between instruction sets. Padding of -infinity adds 0. */
 MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
 {
     size_t i = 0;
@@ -34,7 +35,7 @@ MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float m
 
 MS_VECTOR float one_log(float x) { return ms_v_log(ms_v_splat(x))[0]; }
 
-/* out = exp(row - shift) * factor, or row - shift */
+/* exp(v - shift) * factor, or v - shift for the logarithm. */
 MS_VECTOR ms_vf spread_lanes(ms_vf v, float shift, float factor, bool logarithm)
 {
     return logarithm ? v - shift : ms_v_exp_normal(v - shift) * factor;
@@ -54,6 +55,8 @@ MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shi
 
 /* -------------------------------------------------- softmax, last dimension */
 
+/* Three passes over a row that is in cache after the first. The log-softmax subtracts the logarithm
+ * of the sum and never takes the logarithm of a rounded quotient, which could be 0. */
 MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
 {
     size_t n = (size_t)a->n;
@@ -78,7 +81,8 @@ MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, siz
     return ms_v_sum(total);
 }
 
-/* softmax: y (g - sum); log-softmax: g - exp(y) sum */
+/* The gradient: softmax y (g - sum), log-softmax g - exp(y) sum. Both need only the output y, so
+ * the input is not kept. */
 MS_VECTOR ms_vf backward_lanes(ms_vf y, ms_vf g, ms_vf total, bool logarithm)
 {
     return logarithm ? g - ms_v_exp_normal(y) * total : y * (g - total);
@@ -100,7 +104,8 @@ MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const vo
 
 /* ------------------------------------------------ softmax, other dimensions */
 
-/* Neighbouring columns at once, each a softmax of its own; fewer at the end of a row. */
+/* Neighbouring columns at once, each lane a softmax of its own. At the end of a row fewer lanes are
+ * read; the unused ones hold zeros and are not stored. */
 MS_VECTOR ms_vf column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
 {
     size_t i = row * inner + lane;
@@ -115,6 +120,7 @@ MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, s
     else ms_row_put_part(D, at, i, row * inner + inner, v);
 }
 
+/* Each lane computes the softmax of its column, so nothing is added across lanes. */
 MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y,
                                size_t lane)
 {
@@ -184,6 +190,7 @@ static void backward(const ms_softmax_args *args, int64_t begin, int64_t end)
 
 /* ------------------------------------------------------------ cross entropy */
 
+/* most + log(sum(exp(x - most))), which is finite wherever x is. */
 MS_VECTOR float log_sum_row(const ms_dtype D, const void *row, size_t n)
 {
     float most = row_max(D, row, n);
@@ -197,6 +204,7 @@ static float log_sum(ms_dtype dtype, const void *row, int64_t n)
     return result;
 }
 
+/* May write in place: each vector is read before it is written. */
 static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, float factor, void *out)
 {
     MS_ROW_SWITCH(dtype, row_spread(D, row, (size_t)n, shift, factor, false, out));
@@ -204,6 +212,7 @@ static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, floa
 
 /* ------------------------------------------------------------ squared error */
 
+/* Callers limit n, which bounds the error of the f32 sum. */
 MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size_t n)
 {
     size_t i = 0;
