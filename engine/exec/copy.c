@@ -2,7 +2,8 @@
  * flag, and functions of the host; and the host memory that copies are best made from. */
 #include "exec/engine.h"
 
-/* A copy, or the check of a flag, on its way to the device. */
+/* A copy, or the check of a flag, between the call and the device. It lives on the stack of the
+ * call: devices copy what they need. */
 typedef struct ms_transfer {
     const ms_storage *storage; /* bytes [offset, offset + bytes) of it */
     size_t offset, bytes;
@@ -11,12 +12,14 @@ typedef struct ms_transfer {
     const char *message;
 } ms_transfer;
 
-/* The device's memory: known once the enqueue is allowed, since a dropped storage has none. */
+/* The device's memory. It is asked for only when the launch is handed over: ms_stream_hand_over has
+ * refused dropped storages by then, and a refill changes the address. */
 static char *memory_of(const ms_transfer *transfer)
 {
     return transfer->storage->data + transfer->offset;
 }
 
+/* The functions `hand_...` are what ms_stream_hand_over calls once the launch has its number. */
 static void hand_copy_in(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *copy = what;
@@ -36,6 +39,8 @@ static void hand_fail_if(ms_stream *stream, const ms_launch *launch, const void 
                                     check->message);
 }
 
+/* Enqueues a transfer as one access to the bytes of a storage. A dropped or vacant storage is
+ * refused before a number is taken, so the stream is unchanged. */
 static ms_status enqueue(ms_stream *stream, const char *name, uint8_t kind, ms_storage *storage,
                          size_t offset, uint8_t mode, ms_hand hand, ms_transfer *transfer,
                          ms_point *out)
@@ -74,6 +79,7 @@ ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *fla
                    NULL);
 }
 
+/* The call goes to the device as the caller gave it; the device copies it. */
 static void hand_call(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     stream->engine->device->call(stream, launch, what);
@@ -91,6 +97,9 @@ ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call, const ms_a
     return ms_stream_hand_over(stream, &launch, call->kind, hand_call, call, out);
 }
 
+/* Reads while the host waits, and enqueues nothing: the writers are awaited and the device reads at
+ * once. Readers need not be awaited, as they change nothing. The engine is checked first, so that a
+ * value that a failure left undefined is not read as if it were one. */
 ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes)
 {
     ms_engine *engine = storage->engine;
@@ -106,6 +115,8 @@ ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t
 
 /* -------------------------------------------------------------- host memory */
 
+/* A device that copies faster from special memory (pinned, for a GPU) allocates it; for others
+ * plain memory is as good. */
 ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, void **out)
 {
     const ms_device *device = engine->device;

@@ -47,9 +47,9 @@ typedef struct ms_mark {
     void *own;   /* for devices that keep an object, such as an event */
 } ms_mark;
 
-/* A check for tests that tasks touch nothing but what they declare (poison.h): for devices whose
- * memory the host can read and write. Around the enqueueing of one task, and when a storage gets
- * memory or gives it back. *aside is `before`'s, for `after`. */
+/* A check for tests that tasks touch only what they declare (poison.h), for devices whose memory
+ * the host can read and write. `before` and `after` run around the enqueueing of one task, `fill`
+ * when a storage gets memory or gives it back. *aside is what `before` hands to `after`. */
 typedef struct ms_poison {
     ms_status (*before)(ms_engine *engine, const ms_access *accesses, uint32_t count, void **aside);
     ms_status (*after)(ms_engine *engine, const char *task, const ms_access *accesses,

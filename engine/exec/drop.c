@@ -12,6 +12,8 @@
 
 /* ------------------------------------------------------ dropping, refilling */
 
+/* Storages derived from this one (casts) are dropped with it: they hold its values once more, and
+ * the drop is to free those as well. The recursion is as deep as the chain of derivations. */
 static void drop(ms_storage *storage, uint32_t owner)
 {
     ms_storage_vacate(storage);
@@ -23,6 +25,9 @@ static void drop(ms_storage *storage, uint32_t owner)
         if (one->block) drop(one, owner);
 }
 
+/* Every error comes before the drop, so a failed call leaves the memory in place. Tasks that are
+ * enqueued keep their addresses: the pool hands the block out in stream order, after its last
+ * use. */
 ms_status ms_storage_drop(ms_storage *storage, const char *owner)
 {
     ms_engine *engine = storage->engine;
@@ -41,6 +46,8 @@ ms_status ms_storage_drop(ms_storage *storage, const char *owner)
     return status;
 }
 
+/* After a refill all parts are vacant: reading one is an error until it is written. The cells know
+ * the users of the new block, so a first write on any stream waits for them. */
 ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
 {
     ms_engine *engine = storage->engine;
@@ -77,6 +84,7 @@ bool ms_storage_is_meta(const ms_storage *storage) { return storage->meta; }
 
 /* ----------------------------------------------------------------- touching */
 
+/* The count of vacant parts answers for most storages without a look at the parts. */
 bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->vacant || begin == end) return false;
@@ -93,6 +101,8 @@ ms_status ms_storage_check(const ms_storage *storage, size_t begin, size_t end, 
     return ms_hazard_refuse(storage, task);
 }
 
+/* Reports problems as flags and makes no message: an enqueue with many accesses asks each of them,
+ * and only one refusal needs a text. */
 uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_t mode,
                            ms_access *out)
 {
@@ -106,6 +116,8 @@ uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_
 
 /* ---------------------------------------------------------------- restoring */
 
+/* Whether the bytes are all of the part. A restore of a part of a part leaves the rest as it was,
+ * so it cannot bring the whole part back to a known state. */
 static bool covers(const ms_storage *storage, const ms_part *part, size_t begin, size_t end)
 {
     size_t index = (size_t)(part - storage->parts);
@@ -114,11 +126,15 @@ static bool covers(const ms_storage *storage, const ms_part *part, size_t begin,
     return begin <= from && to <= end;
 }
 
+/* The same range of the same storage, whatever its version. */
 static bool same_bytes(ms_source a, ms_source b)
 {
     return a.storage == b.storage && a.begin == b.begin && a.end == b.end;
 }
 
+/* A part keeps its version only if the same bytes of the same source restored it before, nothing
+ * has written it since, and the source has the version it had then. Otherwise the restore is a
+ * write. storage->writes rises at most once, as one restore is one write. */
 void ms_storage_restore(ms_storage *storage, size_t begin, size_t end, const ms_storage *source,
                         size_t source_begin, size_t source_end, const char *task)
 {

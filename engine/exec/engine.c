@@ -25,6 +25,7 @@ ms_strings *ms_engine_strings(ms_engine *engine) { return engine->strings; }
 ms_random ms_engine_random(const ms_engine *engine) { return engine->random; }
 void ms_engine_set_random(ms_engine *engine, ms_random random) { engine->random = random; }
 
+/* Each draw gets a number of its own in the step, so two operators never use the same counters. */
 ms_random ms_engine_draw(ms_engine *engine)
 {
     ms_random now = engine->random;
@@ -37,6 +38,8 @@ void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot)
     return engine->slots[slot].object;
 }
 
+/* A layer above keeps its state in the slot that it owns. Objects are destroyed from the highest
+ * slot to the lowest, while streams still exist: see ms_engine_free. */
 void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
                    void (*destroy)(ms_engine *, void *))
 {
@@ -44,6 +47,7 @@ void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
     engine->slots[slot].destroy = destroy;
 }
 
+/* Stays off on a device that cannot check. */
 void ms_engine_set_poison(ms_engine *engine, bool on)
 {
     engine->poison = on && engine->device->poison;
@@ -51,6 +55,8 @@ void ms_engine_set_poison(ms_engine *engine, bool on)
 
 const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }
 
+/* Looked up by the family's name once and kept, as every operator asks on every call. A layer
+ * without a table for the family is a mistake of the build. */
 const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
                                     const ms_kernels *const *tables)
 {

@@ -30,22 +30,26 @@
 
 /* ----------------------------------------------------------------- storages */
 
-/* reads comes last, since it is most of the cell and is not cleared: an entry means something only
- * where `readers` has the stream's bit. */
+/* The hazards of a range of a storage: the last write, and the last read of each stream since.
+ * `reads` comes last and is not cleared, as it is most of the cell: an entry is valid only where
+ * `readers` has the stream's bit. */
 typedef struct ms_cell {
     ms_point writer;                /* last write */
     uint32_t readers;               /* bit per stream that has read since the last write */
     uint64_t reads[MS_STREAMS_MAX]; /* last read by each of them */
 } ms_cell;
 
-/* What a part was restored from last: bytes of a storage, at a version. */
+/* What a part was restored from last: bytes of a storage, at a version. The storage is named by its
+ * serial number and not by its address, since a freed struct is used again. */
 typedef struct ms_source {
     uint64_t storage; /* its serial number; 0: never restored */
     size_t begin, end;
     uint64_t version;
 } ms_source;
 
-/* A part of a storage whose writes are counted together: a parameter, or the whole storage. */
+/* A part of a storage whose writes are counted together: a parameter, or the whole storage.
+ * Versions serve backward, which compares them with those it has saved; cells serve ordering, and
+ * there may be fewer of them. */
 typedef struct ms_part {
     uint64_t version;  /* number of the storage's write that was the last here */
     uint64_t recorded; /* number of the last write here that the tape recorded */
@@ -64,8 +68,9 @@ typedef struct ms_pool ms_pool;
 /* The address of a dropped storage: no machine has memory there, with any offset. */
 #define MS_DROPPED_ADDRESS ((char *)(uintptr_t)0x5ead000000000000u)
 
-/* A storage is dropped while `block` is NULL; then `data` is MS_DROPPED_ADDRESS, and the storage
- * counts for nothing in the engine's memory. */
+/* A piece of a pool's memory, or the place of one: a storage is dropped while `block` is NULL.
+ * `data` is then MS_DROPPED_ADDRESS, and the storage does not count in the engine's memory. Host
+ * thread only; reference counted. */
 struct ms_storage {
     ms_engine *engine;
     ms_storage *previous, *next; /* all live storages; next also links the free list of structs */
@@ -104,15 +109,20 @@ struct ms_storage {
 _Static_assert(MS_STREAMS_MAX <= 32, "ms_cell.readers has 32 bits");
 _Static_assert(MS_STEPS_AHEAD_MAX > 1, "a step may run while the next one is enqueued");
 
+/* The clock of a stream from number seq on. */
 typedef struct ms_clock_change {
     uint64_t seq;
     uint64_t clock[MS_STREAMS_MAX];
 } ms_clock_change;
 
+/* Numbers first .. last of a stream. */
 typedef struct ms_interval {
     uint64_t first, last;
 } ms_interval;
 
+/* What the core knows of a stream; its threads or queues belong to the device. The failure is the
+ * only part that another thread writes: `failed` is stored after `error` is complete, so whoever
+ * sees it may read `error`. */
 struct ms_stream {
     /* host */
     ms_engine *engine;
@@ -135,6 +145,8 @@ struct ms_stream {
 
 /* --------------------------------------------------------------------- pool */
 
+/* A range of a pool's arena, in use or free. All blocks of an arena form a list by address without
+ * gaps, so that a freed one finds its neighbours. */
 struct ms_block {
     ms_block *before, *after;  /* neighbours by address */
     ms_block *previous, *next; /* free list of a bin, or of unused structs */
@@ -143,7 +155,9 @@ struct ms_block {
     uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
 };
 
-/* The engine's own pool, or one over memory that a layer above has brought (ms_arena). */
+/* The engine's own pool, or one over memory that a layer above has brought (ms_arena). The arena
+ * only grows at its top; freed blocks go to bins by size. All decisions are made on the host
+ * thread. */
 struct ms_pool {
     ms_engine *engine;
     char *base; /* of the reserved range; in sim a number that is never used */
@@ -162,6 +176,9 @@ struct ms_pool {
 
 /* ------------------------------------------------------------------- engine */
 
+/* One engine. Everything belongs to the host thread, except what is atomic; `owner` names that
+ * thread for assertions. The pools, storages, streams and trace records that are listed here are
+ * freed by ms_engine_free in an order of its own. */
 struct ms_engine {
     ms_context context;
     const ms_device *device;
@@ -182,7 +199,7 @@ struct ms_engine {
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];
-    _Atomic uint16_t stream_count; /* grows behind its stream: workers may look at those below it */
+    _Atomic uint16_t stream_count; /* raised after its stream is entered */
     ms_stream *current;
     _Atomic uint32_t failed;                           /* some stream has failed */
     void (*on_failure)(ms_engine *, const ms_error *); /* set before the first task that can fail */

@@ -5,11 +5,13 @@
 
 /* ------------------------------------------------------------------- events */
 
+/* An event is a remembered point and nothing in the device, so it costs no work on the stream. */
 struct ms_event {
     ms_engine *engine;
     ms_point point;
 };
 
+/* The point is the stream's last number, so the event covers all that is enqueued there by now. */
 ms_status ms_event_record(ms_stream *stream, ms_event **out)
 {
     void *memory = NULL;
@@ -35,6 +37,7 @@ void ms_event_free(ms_event *event)
 
 /* ------------------------------------------------------------------ futures */
 
+/* A value and the point at which it is ready. The future holds one reference to the value. */
 struct ms_future {
     ms_engine *engine;
     ms_value value;
@@ -71,6 +74,7 @@ void ms_future_release(ms_future *future)
 
 ms_point ms_future_point(const ms_future *future) { return future->ready; }
 
+/* The stream waits, not the host; the value may be used on that stream at once. */
 ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed)
 {
     ms_status status = ms_stream_wait(stream, future->ready);
@@ -78,6 +82,7 @@ ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed)
     return status;
 }
 
+/* The host waits; an error of the tasks before the point comes out here. */
 ms_status ms_future_sync(ms_future *future, void **borrowed)
 {
     ms_status status = ms_point_sync(future->engine, future->ready);
@@ -87,13 +92,16 @@ ms_status ms_future_sync(ms_future *future, void **borrowed)
 
 /* --------------------------------------------------------- in-flight limits */
 
-/* Released acquisitions form a FIFO; over the limit, the stream that acquires waits for the oldest
- * of them. */
+/* A released acquisition: its bytes count against the limit until a stream has waited for its
+ * point. */
 typedef struct ms_held {
     ms_point point;
     uint64_t bytes;
 } ms_held;
 
+/* Acquisitions are open until they are released, then held in a ring, oldest first. Whoever would
+ * exceed the limit waits on its stream for the oldest held one: the host never blocks, and the
+ * order of the waits depends on calls only. */
 struct ms_inflight {
     ms_engine *engine;
     char name[32];
@@ -103,6 +111,8 @@ struct ms_inflight {
     size_t first, count, capacity;
 };
 
+/* A limit of 0 could never admit anything, so it is refused here and not at the first
+ * acquisition. */
 ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, uint64_t bytes,
                           ms_inflight **out)
 {
@@ -129,6 +139,8 @@ void ms_inflight_free(ms_inflight *inflight)
     ms_release(&inflight->engine->context, inflight);
 }
 
+/* What is only open cannot be waited for, as its end has no point yet, so running into it is an
+ * error and not a deadlock. Waits that were taken before an error stay taken; they do no harm. */
 ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes)
 {
     ms_engine *engine = inflight->engine;
@@ -159,6 +171,8 @@ ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t
     return MS_OK;
 }
 
+/* The ring is allocated at first use. It needs limit_count places at most, because acquire removes
+ * before it adds. */
 ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t bytes)
 {
     ms_engine *engine = inflight->engine;

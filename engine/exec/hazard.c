@@ -8,8 +8,9 @@
 
 #include <string.h>
 
-/* The clock that `of` had at number seq: the newest remembered change at or before it. What fell
- * out of the log only costs extra waits. */
+/* The clock that `of` had at number seq: the newest remembered change at or before it, or NULL.
+ * Older changes fall out of the log, which costs extra waits and never correctness: clocks only
+ * grow, so knowing less means waiting more. */
 static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)
 {
     uint32_t kept = of->log_count < MS_CLOCK_LOG ? of->log_count : MS_CLOCK_LOG;
@@ -20,6 +21,8 @@ static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)
     return NULL;
 }
 
+/* Called once a wait is enqueued on `into`, whose number the change carries. What `of` was after at
+ * seq, `into` is after from now on, so waits that follow from it need not be enqueued. */
 void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
 {
     MS_ASSERT(into != of && seq <= of->enqueued);
@@ -34,11 +37,12 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
     memcpy(change->clock, into->clock, streams * sizeof *change->clock);
 }
 
+/* The intervals ascend, so the search is binary. */
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 {
     const ms_stream *stream = engine->streams[point.stream];
     size_t low = 0, high = stream->spoiled_count;
-    while (low < high) { /* the first that ends at or behind the point */
+    while (low < high) { /* the first that ends at or after the point */
         size_t middle = low + (high - low) / 2;
         if (stream->spoiled[middle].last < point.seq) low = middle + 1;
         else high = middle;
@@ -55,6 +59,8 @@ bool ms_storage_spoiled(const ms_storage *storage)
     return false;
 }
 
+/* One message for each reason a storage cannot be touched: on "meta", vacant after its first
+ * refill, vacant after a drop, dropped. Each says who caused it and where. */
 ms_status ms_hazard_refuse(const ms_storage *storage, const char *task)
 {
     ms_engine *engine = storage->engine;
@@ -86,7 +92,9 @@ ms_status ms_hazard_refuse(const ms_storage *storage, const char *task)
                           *dropped ? dropped : "the engine");
 }
 
-/* Makes `stream` wait for number seq of `of`, unless it is already after it. */
+/* Makes `stream` wait for number seq of `of`, unless its clock says that it is after it already. In
+ * strict mode a missing wait is an error; calls that come from a script line get their waits even
+ * then. */
 static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq,
                        const ms_storage *storage)
 {
@@ -104,6 +112,9 @@ static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_
     return ms_stream_wait_seq(stream, engine->streams[of], seq);
 }
 
+/* Every access waits for the last writer of its cells; a write also waits for the readers since.
+ * Dropped storages are refused first, so that no wait is enqueued for a task that will not be. A
+ * read of what a failure has skipped is an error, as its value is undefined. */
 ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses,
                            uint32_t count)
 {
@@ -138,6 +149,8 @@ ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access 
     return MS_OK;
 }
 
+/* A write ends all earlier uses of the cell: it came after them, so whoever waits for the write
+ * waits for them too. That is why its readers are cleared. */
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count)
 {
     for (uint32_t a = 0; a < count; a++) {
@@ -159,6 +172,8 @@ void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses,
     }
 }
 
+/* The pool stores the result with a freed block. A stream's entry is the greatest number over the
+ * cells, which covers all of its earlier uses. */
 void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
                     uint64_t uses[MS_STREAMS_MAX])
 {

@@ -2,11 +2,14 @@
  * time, so a list that is given up stays until its marks are passed. */
 #include "exec/engine.h"
 
+/* A mark and where it was set last. */
 typedef struct ms_mark_item {
     ms_mark mark;
     ms_point point; /* where it was set last; seq 0: not yet */
 } ms_mark_item;
 
+/* A list of marks whose addresses devices hold until they are passed; so it is never moved, and
+ * freed only then. */
 struct ms_marks {
     ms_engine *engine;
     ms_marks *next; /* in engine->given_up */
@@ -14,6 +17,8 @@ struct ms_marks {
     ms_mark_item items[];
 };
 
+/* Closes the first `count` marks, all or those that were opened before an error, and frees the
+ * list. */
 static void close_marks(ms_marks *marks, uint32_t count)
 {
     ms_engine *engine = marks->engine;
@@ -22,6 +27,7 @@ static void close_marks(ms_marks *marks, uint32_t count)
     ms_release(&engine->context, marks);
 }
 
+/* A mark that was never set counts as passed. */
 static bool all_passed(const ms_marks *marks)
 {
     for (uint32_t i = 0; i < marks->count; i++)
@@ -29,7 +35,8 @@ static bool all_passed(const ms_marks *marks)
     return true;
 }
 
-/* Frees those lists that were given up and are passed. */
+/* Frees the lists that were given up and are passed. It runs when lists are made and given up, so
+ * their number stays small without a thread of its own. */
 static void sweep(ms_engine *engine)
 {
     ms_marks **at = &engine->given_up;
@@ -42,6 +49,7 @@ static void sweep(ms_engine *engine)
     }
 }
 
+/* Streams have finished, so no device can write a mark any more. */
 void ms_marks_close(ms_engine *engine)
 {
     while (engine->given_up) {
@@ -73,6 +81,7 @@ ms_status ms_marks_new(ms_engine *engine, uint32_t count, ms_marks **out)
     return MS_OK;
 }
 
+/* The list joins engine->given_up, since a stream may still have to pass one of its marks. */
 void ms_marks_free(ms_marks *marks)
 {
     if (!marks) return;
@@ -81,6 +90,7 @@ void ms_marks_free(ms_marks *marks)
     sweep(marks->engine);
 }
 
+/* A mark is enqueued without hazards: it touches no storage. */
 ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream)
 {
     ms_engine *engine = marks->engine;
@@ -111,6 +121,7 @@ ms_point ms_marks_point(const ms_marks *marks, uint32_t index)
     return marks->items[index].point;
 }
 
+/* Reaching the point orders the device's write of the time before this read. */
 bool ms_marks_time(const ms_marks *marks, uint32_t index, uint64_t *ns)
 {
     const ms_mark_item *item = &marks->items[index];

@@ -21,6 +21,8 @@ static ms_isa best_isa(void)
 #endif
 }
 
+/* A cap lowers the instruction set and never raises it above what the machine has. That a cap was
+ * given is kept, since libraries with a setting for the whole process are touched only then. */
 static ms_status choose_isa(ms_engine *engine, const char *cap)
 {
     engine->isa = best_isa();
@@ -35,6 +37,7 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
                           "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
 }
 
+/* own_device goes before the name: tests bring a device that no list has. */
 static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
 {
     static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_sim };
@@ -53,6 +56,8 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
                           options->device_index, engine->device->name, count);
 }
 
+/* The device opens after the strings and the pool, which it may use, and before the first stream.
+ * is_open tells ms_engine_free whether there is a device to close after an error. */
 static ms_status configure(ms_engine *engine, const ms_engine_options *options)
 {
     const ms_os *os = engine->context.os;
@@ -90,6 +95,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     return status;
 }
 
+/* An error is returned through `error`, as there is no engine whose context could hold it. */
 ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_engine **out)
 {
     ms_engine_options defaults = { 0 };
@@ -113,6 +119,10 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
     return status;
 }
 
+/* The order matters. First all work ends, so that nothing touches what is freed. Then the layers'
+ * objects go, from the highest slot to the lowest, as upper layers use lower ones. Then streams and
+ * their threads, and marks. The device closes before its memory is given back, and storages before
+ * the pool that their blocks lie in. */
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;

@@ -19,8 +19,9 @@
 #define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
 #define MS_PRESSURE_MIN (64ull << 20)
 
-/* Four bins for each power of two: every block of a higher bin is larger than every block of a
- * lower one. */
+/* The bin of a size. Four bins for each power of two: every block of a higher bin is larger than
+ * every block of a lower one, so a search that starts in the bin of a request has to compare sizes
+ * in that bin only. */
 static uint32_t bin_of(uint64_t size)
 {
     uint32_t log = 63u - (uint32_t)__builtin_clzll(size | MS_POOL_ALIGN);
@@ -28,12 +29,16 @@ static uint32_t bin_of(uint64_t size)
     return bin < MS_POOL_BINS ? bin : MS_POOL_BINS - 1u;
 }
 
+/* The engine's own pool takes its memory from the device. */
 static int commit_private(void *user, void *address, uint64_t bytes)
 {
     ms_engine *engine = user;
     return engine->device->commit(engine, address, bytes);
 }
 
+/* Reserves address space for the limit and nothing more, so that the arena never moves: addresses
+ * stay valid for the life of a storage. The range is a little larger than the limit, as commits are
+ * rounded up to whole pieces. */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
 {
     ms_pool *pool = &engine->pool;
@@ -60,6 +65,8 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
         (unsigned long long)limit);
 }
 
+/* Frees the structs of blocks by the chunk; blocks that are still in use need no treatment of their
+ * own. */
 static void pool_close(ms_pool *pool)
 {
     ms_context *context = &pool->engine->context;
@@ -76,10 +83,14 @@ void ms_pool_close(ms_engine *engine)
     pool_close(pool);
 }
 
+/* A pool over memory that a layer above has brought, such as a symmetric heap. It shares the
+ * counters of live and peak memory with the engine's pool. */
 struct ms_arena {
     ms_pool pool;
 };
 
+/* The caller keeps the memory and commits it through `commit`; the arena must be freed before the
+ * memory is. */
 ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_function commit,
                        void *user, ms_arena **out)
 {
@@ -122,6 +133,8 @@ ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_
 
 /* ------------------------------------------------------------ block structs */
 
+/* Makes sure of `count` unused structs. It comes before anything changes, so that taking and
+ * splitting a block cannot fail half way. */
 static ms_status reserve_structs(ms_pool *pool, uint32_t count)
 {
     ms_engine *engine = pool->engine;
@@ -163,6 +176,8 @@ static void struct_give(ms_pool *pool, ms_block *block)
 
 /* --------------------------------------------------------------- free lists */
 
+/* Adds at the head of the bin: among the first blocks, which find_covered scans, are those freed
+ * last. */
 static void list_add(ms_pool *pool, ms_block *block)
 {
     MS_ASSERT(block->freed && block->offset + block->size <= pool->top);
@@ -181,6 +196,9 @@ static void list_remove(ms_pool *pool, ms_block *block)
     if (block->next) block->next->previous = block->previous;
 }
 
+/* Whether the stream is after all former uses of the block. Its own uses are in order by
+ * themselves. Only clocks are read and never what has run, so the answer is the same in every
+ * run. */
 static bool covered(const ms_stream *stream, const ms_block *block)
 {
     for (uint32_t i = 0; i < stream->engine->stream_count; i++)
@@ -188,8 +206,9 @@ static bool covered(const ms_stream *stream, const ms_block *block)
     return true;
 }
 
-/* The smallest covered block of at least `size` among the first of its bin; else one of the next
- * bin that has any. */
+/* The smallest covered block of at least `size` among the first MS_POOL_SCAN of its bin, else one
+ * of the next bin that has any. Equal sizes are decided by address, which keeps the choice the same
+ * in every run and packs the arena from below. */
 static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint64_t size)
 {
     for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++) {
@@ -207,6 +226,8 @@ static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint
     return NULL;
 }
 
+/* The block that was freed longest ago, whose uses are the likeliest to be over. The limit on
+ * scanning does not hold here, since a miss would be an error. */
 static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 {
     ms_block *oldest = NULL;
@@ -218,8 +239,8 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 
 /* ----------------------------------------------------------- taking, giving */
 
-/* New memory at the top of the arena; NULL where the limit or the machine says no. A free block
- * there is used up first. */
+/* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
+ * block at the top is extended in place of leaving a hole below the new block. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
     ms_engine *engine = pool->engine;
@@ -256,6 +277,8 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
     return last;
 }
 
+/* Cuts the block to `size` and frees the rest, which inherits the uses and the time of the whole. A
+ * rest below MS_POOL_SPLIT stays with the block: such small blocks would only fill the bins. */
 static void split(ms_pool *pool, ms_block *block, uint64_t size)
 {
     if (block->size - size < MS_POOL_SPLIT) return;
@@ -280,7 +303,8 @@ typedef struct owner {
     uint64_t bytes;
 } owner;
 
-/* One pass, however many storages there are; lines beyond OWNERS are left out. */
+/* Adds up live bytes by script line in one pass, with a fixed table, since this runs when memory is
+ * used up. Lines beyond OWNERS are left out. */
 static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
 {
     for (const ms_storage *one = engine->storages; one; one = one->next) {
@@ -295,7 +319,7 @@ static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
     }
 }
 
-/* The error says what was asked, what there is, and which script lines hold most of it. */
+/* The error: what was asked for, what there is, and which script lines hold most of it. */
 static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
 {
     owner all[OWNERS] = { { 0 } };
@@ -324,6 +348,9 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
                           (unsigned long long)m.limit, owners);
 }
 
+/* Follows the order of choice at the top of this file. `live` counts the bytes that were asked for
+ * and not the block's, so the peak does not depend on how the arena is cut. Structs come first; a
+ * wait that fails puts the block back. */
 ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
                        uint64_t uses[MS_STREAMS_MAX])
 {
@@ -367,7 +394,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     return MS_OK;
 }
 
-/* Other is the free neighbour after block. */
+/* Joins a block with the free neighbour after it. Uses are joined by their maximum: whoever takes
+ * the result must be after the users of both. */
 static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
 {
     block->size += other->size;
@@ -379,6 +407,8 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
     struct_give(pool, other);
 }
 
+/* Gives a block back without waiting: it keeps the last use of each stream, and the next taker is
+ * put after them. Free neighbours are joined at once, so no two free blocks are adjacent. */
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
 {
     MS_ASSERT(!block->freed && ms_on_host(pool->engine));
@@ -412,6 +442,8 @@ bool ms_engine_under_pressure(const ms_engine *engine)
     return engine->memory.live > engine->memory_mark;
 }
 
+/* The next mark is half as much again as what is live now, so that the host's collector runs in
+ * proportion to the growth of memory. */
 void ms_engine_relieved(ms_engine *engine)
 {
     uint64_t mark = engine->memory.live + engine->memory.live / 2;

@@ -7,6 +7,9 @@
 
 #define MS_STORAGE_CHUNK 128
 
+/* Takes a struct from the free list, which is refilled by the chunk: storages come and go with
+ * every operator, and a struct costs no allocation. All is zeroed but the reads of its own cell,
+ * which an empty set of readers makes invalid. */
 static ms_status struct_take(ms_engine *engine, ms_storage **out)
 {
     if (!engine->unused_storages) {
@@ -31,7 +34,8 @@ static ms_status struct_take(ms_engine *engine, ms_storage **out)
     return MS_OK;
 }
 
-/* Cells share an allocation with their ends, parts with theirs. */
+/* Frees the arrays of a storage that was split. Cells and their ends share one allocation, and so
+ * do parts and theirs. */
 static void free_split(ms_storage *storage)
 {
     ms_context *context = &storage->engine->context;
@@ -39,6 +43,7 @@ static void free_split(ms_storage *storage)
     if (storage->parts != &storage->whole) ms_release(context, storage->parts);
 }
 
+/* Storages that are still referenced are freed too: their engine ends. */
 void ms_storages_close(ms_engine *engine)
 {
     for (ms_storage *storage = engine->storages; storage; storage = storage->next)
@@ -54,7 +59,8 @@ ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
     return ms_storage_new_in(&stream->engine->pool, stream, bytes, out);
 }
 
-/* A new storage with one reference among the live ones, all but its memory. */
+/* Makes a zeroed struct a live storage with one reference and one cell and part; its memory is the
+ * caller's business. */
 static void enlist(ms_engine *engine, ms_pool *pool, size_t bytes, ms_storage *storage)
 {
     storage->engine = engine;
@@ -93,6 +99,7 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     return MS_OK;
 }
 
+/* A storage that is born dropped: it takes no memory until a refill. */
 ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out)
 {
     MS_ASSERT(ms_on_host(engine));
@@ -113,6 +120,8 @@ ms_storage *ms_storage_retain(ms_storage *storage)
     return storage;
 }
 
+/* Gives the block back with the last uses of all cells. The address is replaced by one that faults,
+ * so that a stale use is found at once. */
 void ms_storage_vacate(ms_storage *storage)
 {
     ms_engine *engine = storage->engine;
@@ -125,7 +134,8 @@ void ms_storage_vacate(ms_storage *storage)
     storage->data = MS_DROPPED_ADDRESS;
 }
 
-/* Ends the tie between a storage and its origin. */
+/* Ends the tie between a derived storage and its origin, and frees the description of how it was
+ * derived. Both storages stay. */
 static void untie(ms_storage *storage)
 {
     if (storage->derived_previous) storage->derived_previous->derived_next = storage->derived_next;
@@ -137,6 +147,7 @@ static void untie(ms_storage *storage)
     storage->free_how = NULL;
 }
 
+/* A tie without a reference: either storage may be released first. */
 void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how,
                        void (*free_how)(void *how))
 {
@@ -155,6 +166,8 @@ ms_storage *ms_storage_origin(const ms_storage *storage, void **how)
     return storage->origin;
 }
 
+/* The memory goes back first, while the cells that know its last uses still exist. Tasks that are
+ * enqueued may still use the memory: the pool orders its next user after them. */
 void ms_storage_release(ms_storage *storage)
 {
     MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
@@ -171,7 +184,9 @@ void ms_storage_release(ms_storage *storage)
     engine->unused_storages = storage;
 }
 
-/* Where the cells of these parts end; returns how many there are. */
+/* Where the cells of these parts end; returns how many there are, at most MS_CELLS_MAX. A cell ends
+ * with a part, so one part never has two cells. With too many parts neighbours share a cell, which
+ * costs false dependencies and no error. */
 static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_ends[MS_CELLS_MAX])
 {
     size_t total = ends[parts - 1], begin = 0,
@@ -183,6 +198,8 @@ static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_e
     return cells;
 }
 
+/* Only before the first use: earlier uses could not be attributed to cells. Both allocations come
+ * before the first change, so a failure leaves the storage whole. */
 ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts)
 {
     ms_engine *engine = storage->engine;
@@ -224,6 +241,7 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t par
     return MS_OK;
 }
 
+/* Linear: a storage has few cells, and most have one. */
 void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
                       uint16_t *count)
 {
@@ -245,8 +263,8 @@ ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine
 
 /* -------------------------------------------------------------------- parts */
 
-/* The parts that bytes [begin, end) lie in. A storage of one part has no ends to look up: nothing
- * is compared then. */
+/* The parts that bytes [begin, end) lie in, by binary search for the first. A storage of one part
+ * has no ends to look up: nothing is compared then. */
 ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
@@ -262,6 +280,7 @@ ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t e
     return (ms_part_range){ storage->parts + low, storage->parts + (last > low ? last : low) };
 }
 
+/* The newest write to any part of the range. */
 uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t version = 0;
@@ -277,6 +296,7 @@ void ms_part_settle(ms_storage *storage, ms_part *part)
     part->vacant = false;
 }
 
+/* The version is the number of the write, so versions of one storage are unique and ascend. */
 void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_t script)
 {
     ms_part_settle(storage, part);
@@ -285,6 +305,8 @@ void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_
     part->script = script;
 }
 
+/* One call counts as one write for all parts that it covers. Task names are static strings, so only
+ * the pointer is kept. */
 void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);
@@ -350,6 +372,8 @@ bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end
 bool ms_storage_is_home(const ms_storage *storage) { return storage->home; }
 void ms_storage_set_home(ms_storage *storage) { storage->home = true; }
 
+/* One point per stream, its last use, which covers the earlier ones. Also former users of the
+ * memory count, as a new storage takes over their points. */
 uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, ms_point *out)
 {
     uint64_t uses[MS_STREAMS_MAX];
@@ -362,6 +386,8 @@ uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end, m
     return count;
 }
 
+/* One point per stream: of several cells that one stream wrote, the last write covers the
+ * others. */
 uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end, ms_point *out)
 {
     uint16_t first, cells;

@@ -7,6 +7,8 @@
 
 /* ------------------------------------------------------------------- making */
 
+/* Streams are found by name and live as long as the engine. The count is raised last, because
+ * workers read it and may look at every stream below it. */
 ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
@@ -67,6 +69,7 @@ ms_point ms_stream_last(const ms_stream *stream)
     return (ms_point){ .stream = stream->index, .seq = stream->enqueued };
 }
 
+/* Before any work only, as devices fix the priority of a queue when it is made or first used. */
 ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority)
 {
     ms_engine *engine = stream->engine;
@@ -99,6 +102,8 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
 
 /* --------------------------------------------------------------- enqueueing */
 
+/* A wait takes a number of its own. A wait that follows from the clock is left out: it would cost a
+ * slot and a wakeup. The clock is merged after the device has the wait. */
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
 {
     MS_ASSERT(ms_on_host(stream->engine) && seq <= of->enqueued);
@@ -118,6 +123,7 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
     return MS_OK;
 }
 
+/* A point that is not enqueued yet is refused; waiting for it could deadlock. */
 ms_status ms_stream_wait(ms_stream *stream, ms_point point)
 {
     ms_engine *engine = stream->engine;
@@ -129,6 +135,10 @@ ms_status ms_stream_wait(ms_stream *stream, ms_point point)
     return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
 }
 
+/* The order: all that can fail comes before the number is taken, so a failed enqueue leaves the
+ * stream as it was, but for waits, which do no harm. Then hazards remember the task, and the device
+ * gets it last. `failed` is read relaxed: it only makes the host look sooner at an error that it
+ * would find at the next sync. */
 ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind, ms_hand hand,
                               const void *what, ms_point *out)
 {
@@ -190,6 +200,10 @@ double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
 /* ---------------------------------------------------------- errors, syncing */
 
+/* One thread at a time reports for a stream: its worker, or the host in a forked child, where there
+ * is no worker. `failed` is stored last, with sequential consistency, so a reader that sees it sees
+ * the complete error. The engine's flag comes after the stream's: whoever sees it finds a failed
+ * stream. on_failure hears of causes only, not of streams that failed because of another. */
 void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint32_t script)
 {
     ms_engine *engine = stream->engine;
@@ -203,6 +217,8 @@ void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint
     atomic_store(&engine->failed, 1);
 }
 
+/* A failure after of_seq does not concern the waiting stream: what it waits for was computed. The
+ * cause's message and script line are carried on, with the status MS_ERROR_ABORTED. */
 void ms_stream_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)
 {
     if (!ms_stream_has_failed(of) || of->failed_seq > of_seq) return;
@@ -213,9 +229,9 @@ void ms_stream_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, 
 
 bool ms_stream_has_failed(const ms_stream *stream) { return atomic_load(&stream->failed); }
 
-/* What the failed stream skipped was never written: remembered, so that reading it later is an
- * error. Without memory for that, what was written since the failure before counts as skipped,
- * too. */
+/* Remembers the numbers that the failure skipped: what they should have written is undefined, and
+ * reading it later is an error. Without memory for a new interval the last one is extended, which
+ * also condemns values that were written in between: safe, and no second error. */
 static void mark_spoiled(ms_stream *stream)
 {
     size_t count = stream->spoiled_count;
@@ -227,6 +243,8 @@ static void mark_spoiled(ms_stream *stream)
             (ms_interval){ .first = stream->failed_seq, .last = stream->enqueued };
 }
 
+/* Awaits all streams first: after that no worker runs, so errors can be read and cleared without a
+ * race. The first cause in order of streams is reported. */
 void ms_streams_report(ms_engine *engine)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
@@ -263,6 +281,8 @@ void ms_engine_on_failure(ms_engine *engine, void (*told)(ms_engine *engine, con
     engine->on_failure = told;
 }
 
+/* The acquire pairs with the store in ms_stream_fail. A failure is reported once; afterwards the
+ * engine can be used again. */
 ms_status ms_engine_check(ms_engine *engine)
 {
     if (!atomic_load_explicit(&engine->failed, memory_order_acquire)) return MS_OK;
@@ -272,6 +292,7 @@ ms_status ms_engine_check(ms_engine *engine)
 
 void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
 
+/* Raw waiting, without a check for errors: it may run while one is being reported. */
 void ms_engine_await(ms_stream *stream, uint64_t seq)
 {
     ms_engine *engine = stream->engine;
@@ -301,6 +322,8 @@ ms_status ms_stream_sync(ms_stream *stream)
     return await(stream->engine, stream, stream->enqueued);
 }
 
+/* The check comes after the wait, since the awaited task may be the one that fails. A point that an
+ * earlier failure skipped has no value, also when that failure was reported long ago. */
 ms_status ms_point_sync(ms_engine *engine, ms_point point)
 {
     if (point.seq == 0) return ms_engine_check(engine);
@@ -329,6 +352,9 @@ ms_status ms_engine_sync(ms_engine *engine)
     return MS_OK;
 }
 
+/* Remembers where each stream is, and awaits where it was `ahead` steps ago: the host can be that
+ * many steps ahead of the device and no more. The ring has room for the most, so the entry read is
+ * never the one just written unless ahead is 0. */
 ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead)
 {
     if (ahead >= MS_STEPS_AHEAD_MAX) ahead = MS_STEPS_AHEAD_MAX - 1;

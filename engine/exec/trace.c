@@ -8,6 +8,8 @@
 
 #define MS_TRACE_CHUNK 4096
 
+/* Records come in chunks that never move, as workers write times into them later. Without memory
+ * the task runs untraced; a trace never makes a program fail. */
 ms_trace_record *ms_trace_add(ms_engine *engine)
 {
     size_t chunk = engine->trace_count / MS_TRACE_CHUNK;
@@ -29,6 +31,8 @@ ms_trace_record *ms_trace_add(ms_engine *engine)
     return record;
 }
 
+/* Records of an earlier trace are used again, so all work that may write to them is awaited
+ * first. */
 ms_status ms_trace_start(ms_engine *engine)
 {
     /* Workers may still write into records of an earlier trace. */
@@ -39,6 +43,7 @@ ms_status ms_trace_start(ms_engine *engine)
     return MS_OK;
 }
 
+/* The sync makes all times complete before the records are read. */
 ms_status ms_trace_stop(ms_engine *engine)
 {
     engine->tracing = false;
@@ -47,6 +52,8 @@ ms_status ms_trace_stop(ms_engine *engine)
 
 void ms_trace_step(ms_engine *engine, int64_t step) { engine->trace_step = (uint64_t)(step + 1); }
 
+/* Returns the label before, for ms_trace_relabel: labels nest like calls. The text is formatted
+ * only while tracing. */
 uint32_t ms_trace_label(ms_engine *engine, const char *format, ...)
 {
     uint32_t before = engine->trace_label;

@@ -14,6 +14,8 @@
 
 /* ----------------------------------------------------------- what a task sees */
 
+/* A thread that runs tasks: a stream's worker or a helper. Scratch belongs to it, grows to the
+ * largest request and is kept, so tasks need no allocation in the long run. */
 struct ms_thread {
     ms_engine *engine;
     uint32_t index;
@@ -25,6 +27,7 @@ struct ms_thread {
 
 typedef struct ms_team ms_team;
 
+/* One execution of a task; it lives on the stack of ms_cpu_call. */
 struct ms_run {
     ms_thread *thread;
     ms_team *team; /* NULL: all tiles run on this thread */
@@ -43,9 +46,11 @@ void ms_thread_close(ms_thread *thread);
 
 /* -------------------------------------------------------------------- helpers */
 
-/* The helpers of one engine. A task opens a job; helpers join it while tiles are left. The ticket
- * decides who is in: generation, an open bit, and how many joined. A helper that has not joined
- * when the tiles are gone is not waited for. */
+/* The helpers of one engine, for one task at a time. A task opens a job, and helpers join it while
+ * tiles are left. The ticket decides who takes part: a generation, an open bit, and how many have
+ * joined, changed in one atomic step. A helper that has not joined when the job closes is not
+ * waited for, so a sleeping helper never delays a task. Words that different threads write often
+ * are on cache lines of their own. */
 struct ms_team {
     ms_engine *engine;
     uint32_t helper_count;
@@ -64,6 +69,7 @@ struct ms_team {
     ms_word quit;
 };
 
+/* The device's state in an engine. */
 typedef struct ms_cpu {
     ms_team *team;
     ms_spin spin;    /* of stream workers */
@@ -77,12 +83,16 @@ void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *con
 
 /* -------------------------------------------------------------------- streams */
 
+/* A byte per cell that the task declares, touched by the worker so that the thread sanitizer sees a
+ * missing wait as a data race. */
 typedef struct ms_canary {
     volatile char *byte;
     uint16_t count;
     uint8_t mode;
 } ms_canary;
 
+/* One number of a stream's ring. Arguments are copied into it, so an enqueue allocates nothing and
+ * the caller's may end with the call. */
 typedef struct ms_slot {
     /* One of these is not NULL: a task, a mark, or a wait for number wait_seq of `wait`. */
     const ms_task *task;
@@ -98,6 +108,9 @@ typedef struct ms_slot {
 #endif
 } ms_slot;
 
+/* A stream's worker: a ring with one producer, the host, and one consumer, the worker. `head` and
+ * `done` are the only words that both need for every number, and lie on cache lines of their
+ * own. */
 typedef struct ms_cpu_stream {
     ms_stream *stream;
     ms_os_thread *thread;

@@ -6,6 +6,8 @@
 
 /* -------------------------------------------------------------------- opening */
 
+/* The engine's state must be set before the helpers start, because they read it through the
+ * engine. */
 static ms_status cpu_open(ms_engine *engine, void **state)
 {
     void *memory = NULL;
@@ -26,6 +28,8 @@ static void cpu_close(ms_engine *engine, void *state)
     ms_release(&engine->context, state);
 }
 
+/* The thread starts last and finds a complete worker. The worker reads its ring only from number 1
+ * on, which the host publishes after this returns. */
 static ms_status cpu_stream_open(ms_stream *stream, void **state)
 {
     ms_engine *engine = stream->engine;
@@ -58,6 +62,8 @@ static ms_status cpu_stream_open(ms_stream *stream, void **state)
     return MS_OK;
 }
 
+/* The worker finishes what is published before it ends; the join orders its last writes before the
+ * release. */
 static void cpu_stream_close(ms_stream *stream, void *state)
 {
     ms_context *context = &stream->engine->context;
@@ -71,6 +77,9 @@ static void cpu_stream_close(ms_stream *stream, void *state)
 
 /* -------------------------------------------------------------------- working */
 
+/* The slot of the next number. The ring has MS_STREAM_DEPTH slots; if the slot's former number is
+ * not done, the host blocks until it is. The acquire orders the worker's last reads of the slot
+ * before the host's writes. */
 static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
 {
     ms_cpu_stream *worker = ms_cpu_stream_of(stream);
@@ -98,6 +107,7 @@ static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t cou
 }
 #endif
 
+/* All fields are written before publishing, which hands the slot to the worker. */
 static void cpu_run(ms_stream *stream, const ms_launch *launch)
 {
     ms_slot *slot = slot_of(stream, launch->seq);
@@ -115,6 +125,7 @@ static void cpu_run(ms_stream *stream, const ms_launch *launch)
     ms_worker_publish(ms_cpu_stream_of(stream), launch->seq);
 }
 
+/* A wait is a slot like a task: the stream's own thread blocks in it. */
 static void cpu_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_slot *slot = slot_of(stream, wait->seq);
@@ -127,6 +138,7 @@ static void cpu_wait(ms_stream *stream, const ms_wait *wait)
     ms_worker_publish(ms_cpu_stream_of(stream), wait->seq);
 }
 
+/* The worker writes the time when it reaches the slot. */
 static void cpu_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
     ms_slot *slot = slot_of(stream, seq);
@@ -144,13 +156,14 @@ static uint64_t cpu_mark_ns(const ms_engine *engine, const ms_mark *mark)
     return mark->ns;
 }
 
+/* The acquire makes what the task has written visible to the caller. */
 static bool cpu_reached(const ms_stream *stream, uint64_t seq)
 {
     return atomic_load_explicit(&ms_cpu_stream_of(stream)->done, memory_order_acquire) >= seq;
 }
 
-/* In a forked child there are no workers, and nothing more will ever be done: waiting is an error
- * of the stream. */
+/* In a forked child there are no workers, so nothing more will ever be done: a wait becomes an
+ * error of the stream in place of a deadlock. */
 static void fail_forked(ms_stream *stream)
 {
     ms_error error = { .status = MS_ERROR_STATE, .rank = -1, .bucket = -1, .collective = -1 };
@@ -160,8 +173,8 @@ static void fail_forked(ms_stream *stream)
     ms_stream_fail(stream, atomic_load(&ms_cpu_stream_of(stream)->done) + 1, &error, 0);
 }
 
-/* The host mostly has nothing else to do, but shares its core with the helpers: it spins only a
- * moment. */
+/* The host blocks. It has mostly nothing else to do but shares its core with the helpers, so it
+ * spins for 2 us only. host_awaits tells the deadlock detection what it waits for. */
 static void cpu_await(ms_stream *stream, uint64_t seq)
 {
     const ms_engine *engine = stream->engine;
@@ -177,6 +190,10 @@ static void cpu_await(ms_stream *stream, uint64_t seq)
     atomic_store(&worker->host_awaits, 0);
 }
 
+/* Runs on any thread, while others go on; `moves` lets the caller see whether something has changed
+ * between two looks. Still means: the host is blocked, every stream with work waits for another
+ * stream whose number is not reached, or is among the `waiting` tasks that the caller knows to be
+ * blocked. */
 static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     bool blocked = false;
@@ -207,6 +224,7 @@ static void *cpu_reserve(ms_engine *engine, uint64_t bytes)
     return engine->context.os->reserve(engine->context.os->user, bytes);
 }
 
+/* Huge pages: tensors are large and walked in order, and fewer misses of the TLB pay. */
 static int cpu_commit(ms_engine *engine, void *address, uint64_t bytes)
 {
     return engine->context.os->commit(engine->context.os->user, address, bytes, true);
@@ -233,6 +251,7 @@ static void cpu_disown(ms_engine *engine, void *base, uint64_t bytes)
     (void)bytes;
 }
 
+/* The memory of the machine, or the limit of its cgroup. */
 static uint64_t cpu_capacity(const ms_engine *engine)
 {
     ms_machine machine = { 0 };

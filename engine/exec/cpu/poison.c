@@ -11,7 +11,7 @@
 
 #define MS_POISON 0xff
 
-/* Whether the task may touch this storage, or no task can: it has no memory. */
+/* Whether a storage is left alone: the task declares it, or it has no memory. */
 static bool is_spared(const ms_access *accesses, uint32_t count, const ms_storage *storage)
 {
     if (!storage->block) return true;
@@ -20,18 +20,21 @@ static bool is_spared(const ms_access *accesses, uint32_t count, const ms_storag
     return false;
 }
 
+/* Streams are drained without a check for errors, since the values must be in place in any case. */
 static void await_all(ms_engine *engine)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
         ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
 }
 
+/* After all work has ended, since the block's former users may still run. */
 static void fill(ms_storage *storage)
 {
     await_all(storage->engine);
     memset(storage->data, MS_POISON, storage->bytes);
 }
 
+/* The copies are in the order of the list of storages, which does not change before put_back. */
 static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_t count,
                            void **aside)
 {
@@ -51,6 +54,8 @@ static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_
     return MS_OK;
 }
 
+/* Every storage gets its values back, also after a violation was found, so that the program can go
+ * on. */
 static ms_status put_back(ms_engine *engine, const char *task, const ms_access *accesses,
                           uint32_t count, void *aside)
 {

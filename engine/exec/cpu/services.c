@@ -18,6 +18,8 @@ static void run(ms_stream *stream, const ms_launch *launch, const ms_task *task,
 
 /* ------------------------------------------------------------------- copies */
 
+/* Small copies carry their bytes, so the caller's memory is free at once. copy_out leaves `data`
+ * out of its arguments. */
 typedef struct ms_copy_args {
     void *to;
     const void *from; /* NULL: the bytes are in `data` */
@@ -27,6 +29,7 @@ typedef struct ms_copy_args {
 
 _Static_assert(sizeof(ms_copy_args) <= MS_TASK_ARGS_MAX, "small copies travel inside their task");
 
+/* `from` NULL means that the bytes travel in the arguments. */
 static ms_task_result run_copy(ms_run *task, void *arguments)
 {
     (void)task;
@@ -64,6 +67,8 @@ void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, con
 
 /* -------------------------------------------------------------------- flags */
 
+/* The flag is read when the task runs, in stream order. The texts are not copied and must outlive
+ * the task. */
 typedef struct ms_flag_args {
     const float *flag;
     const char *name, *message;
@@ -92,6 +97,7 @@ void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *fla
 
 /* ----------------------------------------------------------- host functions */
 
+/* The function reports through its own buffer, since it knows nothing of the engine's errors. */
 static ms_task_result run_call(ms_run *task, void *arguments)
 {
     const ms_host_call *call = arguments;

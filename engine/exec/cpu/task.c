@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A task that fails without a message gets one, and one that calls ms_run_fail has failed whatever
+ * it returns. */
 ms_task_result ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
                            ms_error *error)
 {
@@ -18,6 +20,8 @@ ms_isa ms_run_isa(const ms_run *run) { return run->thread->engine->isa; }
 ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
 ms_error *ms_run_error(ms_run *run) { return run->error; }
 
+/* Keeps the first failure. Room for the script line is left at the end of the message; the host
+ * adds it when it reports. */
 void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
 {
     if (run->failed) return;
@@ -34,6 +38,8 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
     va_end(list);
 }
 
+/* Returns after the last tile. Tiles run in any order and on any threads, so each must write its
+ * own part of the result. */
 void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context)
 {
     if (run->team) {
@@ -45,6 +51,8 @@ void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *cont
 
 /* ------------------------------------------------------------------ scratch */
 
+/* Grows by whole pages and never shrinks. A larger request allocates before it releases, so a
+ * failure leaves the old memory; the contents are not kept. */
 void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
 {
     if (slot >= MS_SCRATCH_SLOTS) return NULL;
@@ -61,6 +69,7 @@ void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
 
 uint32_t ms_thread_index(const ms_thread *thread) { return thread->index; }
 
+/* The thread has ended or never ran: scratch belongs to it until then. */
 void ms_thread_close(ms_thread *thread)
 {
     const ms_os *os = thread->engine->context.os;

@@ -4,6 +4,8 @@
 #define MS_TICKET_OPEN ((uint64_t)1 << 31)
 #define MS_TICKET_JOINED (MS_TICKET_OPEN - 1)
 
+/* Tiles are taken one by one from a counter, so a slow thread takes fewer. The order is relaxed
+ * because the ticket and `finished` order the data of a job. */
 static void take_tiles(ms_team *team, ms_thread *thread)
 {
     for (;;) {
@@ -13,6 +15,10 @@ static void take_tiles(ms_team *team, ms_thread *thread)
     }
 }
 
+/* A helper joins by a compare and exchange that raises the ticket. It fails if the job has closed
+ * or another helper has joined meanwhile; once it succeeds, the task waits for this helper. A
+ * helper joins each generation at most once. The bell is read before the ticket, so a job that
+ * opens in between is not slept through. */
 static void helper_run(void *argument)
 {
     ms_thread *thread = argument;
@@ -34,6 +40,8 @@ static void helper_run(void *argument)
     }
 }
 
+/* engine->threads counts the worker too, so there is one helper fewer. A team without helpers is
+ * legal and runs all tiles on the worker. */
 ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
 {
     const ms_os *os = engine->context.os;
@@ -78,6 +86,8 @@ ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
     return MS_OK;
 }
 
+/* No job is open any more; helpers see `quit` after the bell. It also frees a team of which only
+ * some threads could be started. */
 void ms_team_close(ms_team *team)
 {
     ms_context *context = &team->engine->context;
@@ -92,7 +102,9 @@ void ms_team_close(ms_team *team)
     ms_release(context, team);
 }
 
-/* Opens a job, works on it, closes it, and waits for those who joined. */
+/* Opens a job, works on it, closes it, and waits for those who joined. The job's fields are written
+ * before the ticket opens, which publishes them. Clearing the open bit returns how many had joined,
+ * and no one can join afterwards. */
 static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
                          ms_thread *thread)
 {
@@ -116,6 +128,8 @@ static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, v
     }
 }
 
+/* One stream at a time uses the team; another one that comes meanwhile computes its tiles alone,
+ * which gives the same result and cannot deadlock. */
 void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
                  ms_thread *thread)
 {

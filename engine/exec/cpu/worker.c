@@ -4,8 +4,9 @@
 
 /* ------------------------------------------------------------------ waiting */
 
-/* A sleeper leaves the lowest number that it waits for in wake_at. The worker rings once when it
- * gets there. */
+/* A sleeper leaves the lowest number that it waits for in wake_at, then looks at `done` once more;
+ * the worker stores `done` and then looks at wake_at. Both are sequentially consistent, so one of
+ * them sees the other, and no wakeup is lost. Workers without sleepers make no system call. */
 void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
 {
     const ms_engine *engine = worker->stream->engine;
@@ -28,6 +29,8 @@ void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
     }
 }
 
+/* The store of `done` publishes all that the task has written. wake_at is cleared before the bell
+ * changes. */
 static void finish(ms_cpu_stream *worker, uint64_t seq)
 {
     atomic_store(&worker->done, seq);
@@ -38,7 +41,9 @@ static void finish(ms_cpu_stream *worker, uint64_t seq)
     ms_futex_wake(&worker->done_bell, UINT32_MAX);
 }
 
-/* Blocks until slot `seq` is published; false when the stream is to end. */
+/* Blocks until slot `seq` is published; false when the stream is to end, after all that was
+ * published has run. It sleeps in the same manner as a bell: `asleep` is set before `head` is read
+ * again, and ms_worker_publish stores `head` before it reads `asleep`. */
 static bool await_work(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
 {
     const ms_engine *engine = worker->stream->engine;
@@ -63,6 +68,8 @@ static bool await_work(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
     }
 }
 
+/* The store of `head` publishes the slots before it. The system call is made only for a worker that
+ * sleeps or is about to. */
 void ms_worker_publish(ms_cpu_stream *worker, uint64_t seq)
 {
     atomic_store(&worker->head, seq);
@@ -71,6 +78,7 @@ void ms_worker_publish(ms_cpu_stream *worker, uint64_t seq)
     ms_futex_wake(&worker->bell, 1);
 }
 
+/* The bell changes in any case, so that a worker that is about to sleep does not. */
 void ms_worker_quit(ms_cpu_stream *worker)
 {
     atomic_store(&worker->quit, 1);
@@ -94,6 +102,8 @@ static void touch_canaries(const ms_slot *slot)
 #endif
 }
 
+/* A pending task is called again until it is done: it polls for something outside, such as another
+ * rank. */
 static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
 {
     ms_team *team = ms_cpu_of(worker->stream->engine)->team;
@@ -106,6 +116,8 @@ static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
     if (result == MS_TASK_FAILED) ms_stream_fail(worker->stream, seq, &worker->error, slot->script);
 }
 
+/* stands_at shows the deadlock detection what this stream waits for, while it waits. A failure of
+ * the other stream is carried over afterwards. */
 static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
 {
     ms_cpu_stream *of = ms_cpu_stream_of(slot->wait);
@@ -118,6 +130,8 @@ static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
     ms_stream_fail_after(worker->stream, seq, slot->wait, slot->wait_seq);
 }
 
+/* Waits and marks are passed on a failed stream too, and tasks are skipped: other streams and the
+ * host that wait for its numbers must go on. Every number counts as done. */
 void ms_worker_run(void *argument)
 {
     ms_cpu_stream *worker = argument;

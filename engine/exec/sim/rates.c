@@ -27,6 +27,8 @@ _Static_assert(MS_LEVELS_MAX == 8, "ms_rates_problem says so");
 static bool is_positive(double value) { return isfinite(value) && value > 0; }
 static bool is_duration(double value) { return isfinite(value) && value >= 0; }
 
+/* NULL if the rates can be used. Levels must ascend, since the search for a level takes the first
+ * that holds all ranks. */
 const char *ms_rates_problem(const ms_rates *rates)
 {
     for (int i = 0; i < MS_COST_DTYPES; i++)
@@ -50,8 +52,9 @@ const char *ms_rates_problem(const ms_rates *rates)
     return NULL;
 }
 
-/* A collective works at the pace of the outermost level that its ranks span. Its messages take
- * rounds in which the number of ranks that know something doubles. */
+/* A collective works at the pace of the outermost level that its ranks span. Its latency is that of
+ * a tree: log2(ranks) rounds of messages, and twice as many for an all-reduce, which gathers and
+ * then spreads. */
 static double collective_ns(const ms_rates *rates, const ms_task_cost *cost)
 {
     const ms_level_rate *level = rates->levels;
@@ -63,7 +66,8 @@ static double collective_ns(const ms_rates *rates, const ms_task_cost *cost)
     return rounds * level->latency_ns + (double)cost->wire_bytes * 1e9 / level->bytes_per_s;
 }
 
-/* Work inside a rank is bound by arithmetic or by memory, whichever takes longer. */
+/* The roofline model: work inside a rank is bound by arithmetic or by memory, whichever takes
+ * longer. */
 double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost)
 {
     if (cost->ranks > 1) return collective_ns(rates, cost);

@@ -14,19 +14,22 @@
 
 #include <string.h>
 
-/* Addresses are numbers that nobody reads at. */
+/* Addresses are numbers: no memory is ever read or written at them. */
 #define MS_SIM_BASE ((uintptr_t)1 << 40)
 #define MS_SIM_BYTES (UINT64_MAX >> 8)
 
+/* The host's clock. Times are f64 nanoseconds, so that short calls do not round to nothing. */
 typedef struct ms_sim {
     double host_ns;
 } ms_sim;
 
+/* A stream's clock and when its last numbers end. */
 typedef struct ms_sim_stream {
     double now_ns;                /* when its last work ends */
     double ends[MS_STREAM_DEPTH]; /* of number seq: [(seq - 1) % MS_STREAM_DEPTH] */
 } ms_sim_stream;
 
+/* Rates are checked here, as a division by zero would only show as an infinite time. */
 static ms_status sim_open(ms_engine *engine, void **state)
 {
     const char *problem = ms_rates_problem(&engine->rates);
@@ -50,7 +53,8 @@ static void sim_stream_close(ms_stream *stream, void *state)
 
 static double later(double a, double b) { return a > b ? a : b; }
 
-/* When that number of the stream ends; 0 for what ended before the host's time. */
+/* When that number of the stream ends; 0 for numbers that fell out of the ring, which ended before
+ * the host's time. */
 static double end_of(const ms_stream *stream, uint64_t seq)
 {
     const ms_sim_stream *clock = stream->device_state;
@@ -58,7 +62,8 @@ static double end_of(const ms_stream *stream, uint64_t seq)
     return clock->ends[(seq - 1) % MS_STREAM_DEPTH];
 }
 
-/* Number seq of the stream is enqueued, cannot begin before `ready`, and takes `ns`. */
+/* Enqueues number seq, which cannot begin before `ready` and takes `ns`. The host's clock goes
+ * first: enqueueing costs its time too. */
 static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
 {
     ms_sim *sim = stream->engine->device_state;
@@ -75,6 +80,7 @@ static void sim_run(ms_stream *stream, const ms_launch *launch)
     advance(stream, launch->seq, 0, ms_rates_ns(&stream->engine->rates, &launch->cost));
 }
 
+/* A wait takes no time of its own; it only delays the stream until the other number has ended. */
 static void sim_wait(ms_stream *stream, const ms_wait *wait)
 {
     advance(stream, wait->seq, end_of(wait->of, wait->of_seq), 0);
@@ -93,7 +99,8 @@ static uint64_t sim_mark_ns(const ms_engine *engine, const ms_mark *mark)
     return mark->ns;
 }
 
-/* The host need not wait for anything, and all work is done; its clock says when it would be. */
+/* All that is enqueued counts as done, so nothing blocks; sim_await moves the host's clock to where
+ * it would be. */
 static bool sim_reached(const ms_stream *stream, uint64_t seq) { return stream->enqueued >= seq; }
 
 static void sim_await(ms_stream *stream, uint64_t seq)
@@ -104,6 +111,7 @@ static void sim_await(ms_stream *stream, uint64_t seq)
 
 /* ------------------------------------------------------------------- values */
 
+/* Copies move no bytes, and cost the time that the rates give for them. */
 static void sim_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                         size_t bytes)
 {
@@ -122,6 +130,7 @@ static void sim_copy_out(ms_stream *stream, const ms_launch *launch, void *host,
     sim_run(stream, launch);
 }
 
+/* Values do not exist; zeros keep a program that reads one deterministic. */
 static void sim_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     (void)engine;
@@ -146,6 +155,7 @@ static void sim_call(ms_stream *stream, const ms_launch *launch, const ms_host_c
 
 /* ------------------------------------------------------------------- memory */
 
+/* The pool works with these addresses as numbers and never uses memory at them. */
 static void *sim_reserve(ms_engine *engine, uint64_t bytes)
 {
     (void)engine;
